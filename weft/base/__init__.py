@@ -1,0 +1,1 @@
+"""Values that every part of Weft shares. Imports nothing of Weft and no torch."""

@@ -1,0 +1,122 @@
+"""One step as a frozen value: what the planner decided and all that the runner needs to know.
+
+Plain integers (numpy, read-only). A plan is executed whole, in order, on one stream. Rows of one token (decodes) come
+first. "Nothing there" is told by positions alone, never by an index: where `start` lies in the first cell no
+checkpoint exists, and whatever index stands in `read_slot` is not looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+class Frozen:
+    """Makes every array of a dataclass read-only at birth."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling(Frozen):
+    """How the sampled rows of a plan choose their next token; one entry per sampled row."""
+
+    temperature: Floats  # 0 is greedy
+    top_k: Ints  # 0 is off
+    top_p: Floats  # 1 is off
+    min_p: Floats  # 0 is off
+    uniform: Floats  # the random number of this row and position, in [0, 1)
+    top_logprobs: Ints  # how many alternatives to report
+    repetition_penalty: Floats  # 1 is off
+    presence_penalty: Floats  # 0 is off
+    frequency_penalty: Floats  # 0 is off
+    # Tokens that penalties look at: history of penalised rows, as (sampled row, token, was it generated).
+    history_row: Ints
+    history_token: Ints
+    history_generated: Ints
+    # Additions to logits, minus infinity bans: (sampled row, token, value).
+    bias_row: Ints
+    bias_token: Ints
+    bias_value: Floats
+    all_greedy: bool  # no row needs anything but an argmax
+    wants_logprobs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Captures(Frozen):
+    """Every state that a plan writes: the only source of snapshot indices.
+
+    `position` is a grid position in (start, end] of row `row`; its state goes to slot `slot`.
+    """
+
+    row: Ints
+    position: Ints
+    slot: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Frozen):
+    number: int
+    seat: Ints  # [rows] line of the token board
+    start: Ints  # [rows] first position to compute
+    end: Ints  # [rows] one past the last
+    tokens: Ints  # [sum(end - start)] the rows' tokens, packed
+    from_board: Ints  # [rows] 1: the row's first token is the one last sampled for its seat
+    read_slot: Ints  # [rows] checkpoint at the grid position at or before `start`
+    tail: Ints  # [rows]
+    page_table: Ints  # [rows, cells] pages of cells 0, 1, ...
+    window_table: Ints  # [rows, window cells] window pages of cells window_first, window_first + 1, ...
+    window_first: Ints  # [rows]
+    captures: Captures
+    sampled: Ints  # [sampled rows] rows that sample a token after their last position
+    sampling: Sampling
+    # Prompt tokens to score: the logits at packed index `score_index` tell the probability of `score_token`.
+    score_index: Ints
+    score_token: Ints
+    score_top: int
+    # Units freed since the last plan, by kind; filled with NaN before the step in paranoid mode, else empty.
+    poison: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        Frozen.__post_init__(self)
+        assert (self.start < self.end).all(), "every row computes at least one token"
+        assert len(self.tokens) == int((self.end - self.start).sum())
+
+    @property
+    def rows(self) -> int:
+        return len(self.start)
+
+    @property
+    def decode_rows(self) -> int:
+        """How many leading rows compute exactly one token."""
+        single = (self.end - self.start) == 1
+        return int(single.sum()) if single.all() else int(np.argmin(single))
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities: of the chosen tokens and of the likeliest ones."""
+
+    chosen: Floats  # [n]
+    top_token: Ints  # [n, k]
+    top_logprob: Floats  # [n, k]
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """What a landed flight brings home, in the order of `plan.sampled` and `plan.score_index`."""
+
+    tokens: Ints  # [sampled rows]
+    sampled_scores: Scores | None
+    prompt_scores: Scores | None

@@ -1,0 +1,1 @@
+"""Operations on packed batches: each a readable PyTorch reference in `extend` form."""

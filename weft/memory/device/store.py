@@ -1,0 +1,97 @@
+"""The tensors behind the ledger: one flat buffer, and a view of it for every layer.
+
+All layers of a page, state or tail lie side by side, so moving one is one copy. Unit `i` of a kind starts at byte
+`i * unit_bytes[kind]`, whatever slab it is in; which indices are in use is the arena's business, not ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from weft.memory.kinds import Kind, unit_bytes
+from weft.memory.spec import AttentionMemory, MemorySpec, Part, RecurrentMemory, aligned
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionView:
+    """Keys and values of one layer, by page: [pages, cell, kv_heads, head_dim]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentView:
+    """Checkpoints and tails of one layer, by part name.
+
+    state[name]: [slots, *shape]    tail[name]: [tails, ring, *shape], position p at index p % ring
+    """
+
+    state: dict[str, torch.Tensor]
+    tail: dict[str, torch.Tensor]
+
+
+View = AttentionView | RecurrentView
+
+
+class Store:
+    """Owns the buffer. `views[i]` belongs to `spec.memories[i]`."""
+
+    def __init__(self, spec: MemorySpec, budget_bytes: int, device: torch.device | str = "cpu") -> None:
+        self.spec = spec
+        self.unit_bytes = unit_bytes(spec)
+        self.buffer = torch.zeros(budget_bytes, dtype=torch.uint8, device=device)
+        self.views = self._carve()
+
+    def poison(self, kind: str, index: int) -> None:
+        """Fill a freed unit with NaN (paranoid mode): whoever reads it shows it."""
+        size = self.unit_bytes[Kind(kind)]
+        # A run of 0xff bytes is a NaN in every floating type that we store.
+        self.buffer[index * size : (index + 1) * size].fill_(0xFF)
+
+    def unit(self, kind: Kind, index: int) -> torch.Tensor:
+        """The bytes of one unit: what travels to other tiers and machines."""
+        size = self.unit_bytes[kind]
+        return self.buffer[index * size : (index + 1) * size]
+
+    def _strided(self, kind: Kind, offset_bytes: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        """All units of a kind as [units, *shape], each `offset_bytes` into its unit."""
+        typed = self.buffer.view(DTYPES[dtype])
+        item = typed.element_size()
+        units = len(self.buffer) // self.unit_bytes[kind]
+        inner = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+        return typed.as_strided((units, *shape), (self.unit_bytes[kind] // item, *inner), offset_bytes // item)
+
+    def _carve(self) -> tuple[View, ...]:
+        used = dict.fromkeys(Kind, 0)
+
+        def take(kind: Kind, shape: tuple[int, ...], dtype: str, size: int) -> torch.Tensor:
+            tensor = self._strided(kind, used[kind], shape, dtype)
+            used[kind] += size
+            return tensor
+
+        def carve_attention(memory: AttentionMemory) -> AttentionView:
+            kind = Kind.PAGE if memory.window is None else Kind.WINDOW
+            shape = (self.spec.cell, memory.kv_heads, memory.head_dim)
+            half = memory.bytes_per_token * self.spec.cell // 2
+            keys, values = (take(kind, shape, memory.dtype, half) for _ in range(2))
+            return AttentionView(keys, values, memory.window)
+
+        def carve_recurrent(memory: RecurrentMemory) -> RecurrentView:
+            def ring(part: Part) -> tuple[int, ...]:
+                return (self.spec.ring(memory, part), *part.shape)
+
+            size = self.spec.part_bytes
+            state = {p.name: take(Kind.STATE, p.shape, p.dtype, aligned(p.bytes)) for p in memory.state}
+            tail = {p.name: take(Kind.TAIL, ring(p), p.dtype, size(memory, p)) for p in memory.tail}
+            return RecurrentView(state, tail)
+
+        return tuple(
+            carve_attention(m) if isinstance(m, AttentionMemory) else carve_recurrent(m) for m in self.spec.memories
+        )

@@ -1,0 +1,120 @@
+"""What a model must remember, told by its layers in plain numbers.
+
+A mixer declares one memory. From all of them follow the bytes of a page, a window page, a state and a tail; nothing
+else of Weft asks what kind of layer a model has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from weft.base.grid import CELL, cells_covering
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a state, or of a tail per remembered token."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMemory:
+    """Keys and values of one attention layer; with a window, only of the last `window` tokens."""
+
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    window: int | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentMemory:
+    """A recurrent layer: `state` is one checkpoint, `tail` what each token of the open cell leaves behind.
+
+    `conv_width` is the width of its causal convolution: the part "conv" of the state holds the width - 1 inputs before
+    the checkpoint, and the tail's part "conv" is a shorter ring than the others.
+    """
+
+    state: tuple[Part, ...]
+    tail: tuple[Part, ...]
+    conv_width: int
+
+
+Memory = AttentionMemory | RecurrentMemory
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySpec:
+    """All memories of a model, in the order of its mixers.
+
+    `draft_room` is by how many tokens a tail may be rolled back beyond the open cell.
+    """
+
+    memories: tuple[Memory, ...]
+    cell: int = CELL
+    draft_room: int = 0
+
+    def ring(self, memory: RecurrentMemory, part: Part) -> int:
+        """How many tokens a tail keeps of a part; token at position p lies at index p % ring."""
+        kept = memory.conv_width - 1 if part.name == "conv" else self.cell
+        return kept + self.draft_room
+
+    def part_bytes(self, memory: RecurrentMemory, part: Part) -> int:
+        return aligned(part.bytes * self.ring(memory, part))
+
+    @property
+    def window(self) -> int | None:
+        """The longest sliding window: what window pages must cover."""
+        windows = [m.window for m in self.memories if isinstance(m, AttentionMemory) and m.window is not None]
+        return max(windows, default=None)
+
+    @property
+    def window_cells(self) -> int:
+        """Window pages that a resume point keeps behind itself."""
+        return cells_covering(self.window - 1, self.cell) if self.window else 0
+
+    def attention_bytes(self, windowed: bool) -> int:
+        own = [m for m in self.memories if isinstance(m, AttentionMemory) and (m.window is not None) == windowed]
+        return sum(m.bytes_per_token * self.cell for m in own)
+
+    @property
+    def page_bytes(self) -> int:
+        return self.attention_bytes(windowed=False)
+
+    @property
+    def window_page_bytes(self) -> int:
+        return self.attention_bytes(windowed=True)
+
+    @property
+    def state_bytes(self) -> int:
+        own = [m for m in self.memories if isinstance(m, RecurrentMemory)]
+        return sum(aligned(part.bytes) for m in own for part in m.state)
+
+    @property
+    def tail_bytes(self) -> int:
+        own = [m for m in self.memories if isinstance(m, RecurrentMemory)]
+        return sum(self.part_bytes(m, part) for m in own for part in m.tail)
+
+    @property
+    def conv_width(self) -> int:
+        """The width of the model's convolutions (one per model), 1 without any."""
+        return max((m.conv_width for m in self.memories if isinstance(m, RecurrentMemory)), default=1)
