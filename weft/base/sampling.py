@@ -1,0 +1,93 @@
+"""How a request wants its tokens chosen and when it wants to stop; checked at birth, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weft.base.errors import RequestError
+
+MAX_STOPS = 16
+MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise RequestError(f"{name} must be a number from {low} to {high}, got {value!r}")
+
+
+def _count(name: str, value: int | None, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise RequestError(f"{name} must be an integer from {low} to {high}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Parameters of one request.
+
+    temperature 0 is greedy; top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties 0 are off.
+    `logprobs` asks for the log-probability of each sampled token and of that many likeliest ones (0: only the sampled);
+    `prompt_logprobs` the same for the tokens of the prompt. `seed` gives the same text whatever else is in the batch.
+    """
+
+    max_tokens: int = 256
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            if isinstance(value, str | int):
+                value = (value,)
+            object.__setattr__(self, name, tuple(value))
+        _count("max_tokens", self.max_tokens, 0, 1 << 24)
+        _count("min_tokens", self.min_tokens, 0, max(self.max_tokens, 0))
+        _within("temperature", self.temperature, 0.0, 100.0)
+        _count("top_k", self.top_k, 0, 1 << 24)
+        _within("top_p", self.top_p, 1e-6, 1.0)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _count("seed", self.seed, -(1 << 63), (1 << 63) - 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _count(name, getattr(self, name), 0, MAX_LOGPROBS)
+        self._check_stops()
+        self._check_bias()
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOPS:
+            raise RequestError(f"stop takes at most {MAX_STOPS} strings, got {len(self.stop)}")
+        if any(not isinstance(text, str) or not 0 < len(text) <= 1024 for text in self.stop):
+            raise RequestError("stop must hold strings of 1 to 1024 characters")
+        if len(self.stop_token_ids) > MAX_STOPS:
+            raise RequestError(f"stop_token_ids takes at most {MAX_STOPS} ids, got {len(self.stop_token_ids)}")
+        for token in self.stop_token_ids:
+            _count("stop_token_ids", token, 0, 1 << 31)
+
+    def _check_bias(self) -> None:
+        if self.logit_bias is None:
+            return
+        if not isinstance(self.logit_bias, Mapping) or len(self.logit_bias) > MAX_BIASES:
+            raise RequestError(f"logit_bias must map at most {MAX_BIASES} token ids to numbers")
+        for token, value in self.logit_bias.items():
+            _count("logit_bias's token id", token, 0, 1 << 31)
+            _within(f"logit_bias[{token}]", value, -100.0, 100.0)
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))

@@ -1,0 +1,1 @@
+"""The parts that families are woven from."""

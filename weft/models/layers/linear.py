@@ -1,0 +1,47 @@
+"""Matrix products, alone or several of the checkpoint's in one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from weft.models.model import Source
+
+
+class Linear(nn.Module):
+    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
+
+    def forward(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n outputs"]:
+        return F.linear(x, self.weight, self.bias)
+
+
+class PackedLinear(Linear):
+    """Matrices that read the same input, as one product: `parts` maps their names in the checkpoint to their outputs.
+
+    The names are siblings of this module: `qkv = PackedLinear(h, {"q_proj": 8, "k_proj": 4, "v_proj": 4})` inside
+    `self_attn` is filled from `self_attn.q_proj.weight` and so on.
+    """
+
+    def __init__(self, inputs: int, parts: dict[str, int], bias: bool = False) -> None:
+        super().__init__(inputs, sum(parts.values()), bias)
+        self.parts = parts
+
+    def split(self, x: Float[Tensor, "*n inputs"]) -> tuple[Tensor, ...]:
+        return self(x).split(list(self.parts.values()), dim=-1)
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        siblings = prefix.rstrip(".").rpartition(".")[0]
+        siblings = siblings + "." if siblings else ""
+        first = 0
+        for name, outputs in self.parts.items():
+            yield Source(f"{siblings}{name}.weight", self.weight[first : first + outputs])
+            if self.bias is not None:
+                yield Source(f"{siblings}{name}.bias", self.bias[first : first + outputs])
+            first += outputs
