@@ -5,7 +5,7 @@ A family builds modules out of `layers/`, lists its mixers in order, and each mi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -18,10 +18,15 @@ from weft.memory.spec import Memory
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A tensor of the checkpoint and the part of a parameter that it fills (a view, possibly transposed)."""
+    """A tensor of the checkpoint and the part of a parameter that it fills (a view, possibly transposed).
+
+    `transform` is applied to the checkpoint's tensor before it is copied and keeps its shape: a factor folded into a
+    weight, rows in another order, a decay rate out of its logarithm.
+    """
 
     name: str
     target: Tensor
+    transform: Callable[[Tensor], Tensor] | None = None
 
 
 class Mixer(nn.Module):
