@@ -1,0 +1,46 @@
+"""The engine's settings, all decided: no `None` that means "choose for me" and no "auto"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.base.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """`depth` is how many flights may be in the air while the next step is planned: 0 or 1.
+
+    `order` is "fcfs" (first come) or "prefix" (longest reusable prefix first, aging). `eviction` is "value", "lru" or
+    "flops". `capture_every` is the spacing of snapshots in tokens; 0 leaves it to the cost of a state. `paranoid`
+    audits every step, checks every plan, and fills freed memory with NaN.
+    """
+
+    memory_bytes: int
+    max_sequences: int = 64
+    max_tokens_per_step: int = 2048
+    max_length: int = 4096
+    depth: int = 0
+    cache: bool = True
+    order: str = "fcfs"
+    eviction: str = "value"
+    capture_every: int = 0
+    paranoid: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "max_sequences", "max_tokens_per_step", "max_length"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} must be at least 1, got {getattr(self, name)}")
+        choices = {"depth": (0, 1), "order": ("fcfs", "prefix"), "eviction": ("value", "lru", "flops")}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                known = ", ".join(map(str, allowed))
+                raise OptionError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
+        if self.max_tokens_per_step < self.max_sequences:
+            raise OptionError(
+                f"max_tokens_per_step ({self.max_tokens_per_step}) must be at least max_sequences "
+                f"({self.max_sequences}), so that every running sequence can decode in a step"
+            )
+        if self.capture_every < 0:
+            raise OptionError(f"capture_every must not be negative, got {self.capture_every}")

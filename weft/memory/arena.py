@@ -1,0 +1,124 @@
+"""One budget of bytes, cut into equal slabs; a slab holds units of one kind and comes back when it is empty.
+
+Counts owners of every unit and frees at zero; knows nothing of what units are for. Unit `i` of a kind lies at byte
+`i * unit_bytes[kind]`; a slab offers the units that lie wholly inside it, so one stride reaches every unit of a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heappop, heappush
+
+from weft.base.errors import OptionError
+from weft.memory.kinds import Kind
+
+MAX_MULTIPLE = 16
+
+
+def units_in_slab(slab: int, slab_bytes: int, size: int) -> range:
+    """Indices of the units of `size` bytes that lie wholly inside a slab.
+
+    >>> units_in_slab(0, 10, 3), units_in_slab(1, 10, 3)
+    (range(0, 3), range(4, 6))
+    """
+    return range(-(-slab * slab_bytes // size), (slab + 1) * slab_bytes // size)
+
+
+def choose_slab_bytes(unit_bytes: Mapping[Kind, int], budget_bytes: int) -> int:
+    """A multiple of the largest unit that wastes little of the others, and leaves enough slabs to share out.
+
+    >>> choose_slab_bytes({Kind.PAGE: 64, Kind.STATE: 96}, 100_000) % 96
+    0
+    """
+    largest = max(unit_bytes.values())
+
+    def waste(multiple: int) -> float:
+        slab = multiple * largest
+        # Placement repeats after `size` slabs; sixteen tell enough.
+        return max(1 - sum(len(units_in_slab(i, slab, u)) for i in range(16)) * u / (16 * slab) for u in unit_bytes.values())
+
+    few = max(1, budget_bytes // (32 * largest))
+    return min(range(1, min(MAX_MULTIPLE, few) + 1), key=lambda m: (round(waste(m), 2), m)) * largest
+
+
+class Arena:
+    def __init__(self, unit_bytes: Mapping[Kind, int], budget_bytes: int, remember_freed: bool = False) -> None:
+        self.unit_bytes = dict(unit_bytes)
+        self.slab_bytes = choose_slab_bytes(unit_bytes, budget_bytes)
+        self.slabs = budget_bytes // self.slab_bytes
+        if self.slabs < len(unit_bytes):
+            need = self.slab_bytes * len(unit_bytes)
+            raise OptionError(f"memory of {budget_bytes} bytes is too small for this model: it needs at least {need}")
+        self.owners: dict[Kind, dict[int, int]] = {kind: {} for kind in unit_bytes}
+        self.freed: list[tuple[str, int]] = []
+        self._remember_freed = remember_freed
+        self._empty = list(range(self.slabs))
+        self._kind_of: list[Kind | None] = [None] * self.slabs
+        self._free_units: list[list[int]] = [[] for _ in range(self.slabs)]
+        self._live = [0] * self.slabs
+        # Slabs with room, lowest first, so that high ones drain. May name a slab that has filled or moved on.
+        self._with_room: dict[Kind, list[int]] = {kind: [] for kind in unit_bytes}
+
+    def take(self, kind: Kind) -> int | None:
+        """A free unit, owned once, or nothing if there is none."""
+        slab = self._slab_with_room(kind)
+        if slab is None:
+            return None
+        unit = self._free_units[slab].pop()
+        self._live[slab] += 1
+        self.owners[kind][unit] = 1
+        return unit
+
+    def share(self, kind: Kind, unit: int) -> None:
+        self.owners[kind][unit] += 1
+
+    def release(self, kind: Kind, unit: int) -> None:
+        """Give up one ownership; the last one frees the unit."""
+        owners = self.owners[kind]
+        owners[unit] -= 1
+        if owners[unit]:
+            return
+        del owners[unit]
+        if self._remember_freed:
+            self.freed.append((kind.value, unit))
+        slab = unit * self.unit_bytes[kind] // self.slab_bytes
+        self._live[slab] -= 1
+        if self._live[slab] == 0:
+            self._kind_of[slab] = None
+            heappush(self._empty, slab)
+            return
+        if not self._free_units[slab]:
+            heappush(self._with_room[kind], slab)
+        self._free_units[slab].append(unit)
+
+    def used(self, kind: Kind) -> int:
+        return len(self.owners.get(kind, ()))
+
+    @property
+    def used_slabs(self) -> int:
+        return self.slabs - len(self._empty)
+
+    def slabs_for(self, kind: Kind, units: int) -> int:
+        """Slabs that surely hold `units` of a kind."""
+        if not units:
+            return 0
+        size = self.unit_bytes[kind]
+        surely = self.slab_bytes // size if self.slab_bytes % size == 0 else max(1, self.slab_bytes // size - 1)
+        return -(-units // surely)
+
+    def _slab_with_room(self, kind: Kind) -> int | None:
+        candidates = self._with_room[kind]
+        while candidates:
+            slab = candidates[0]
+            if self._kind_of[slab] is kind and self._free_units[slab]:
+                return slab
+            heappop(candidates)
+        while self._empty:
+            slab = heappop(self._empty)
+            units = units_in_slab(slab, self.slab_bytes, self.unit_bytes[kind])
+            if units:
+                self._kind_of[slab] = kind
+                self._free_units[slab] = list(reversed(units))
+                heappush(candidates, slab)
+                return slab
+        return None

@@ -1,0 +1,94 @@
+"""The trie of cells: what has been computed and is still here, and where a sequence may resume.
+
+A node is one cell under a chained key, with its page. Because keys are chained, one dictionary holds the whole trie,
+and because only leaves are cut, a present node has all its ancestors: the deepest match is found by bisection.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence as Sequence_
+
+from weft.memory.keys import Key
+
+
+class Node:
+    """A cached cell. `depth` counts cells from the root, itself included; `pins` counts leases whose path ends here."""
+
+    __slots__ = ("children", "depth", "hits", "key", "page", "parent", "pins", "resume", "stamp", "used")
+
+    def __init__(self, key: Key, parent: Node | None, page: int | None, used: int) -> None:
+        self.key = key
+        self.parent = parent
+        self.depth: int = parent.depth + 1 if parent else 1
+        self.page = page
+        self.children = 0
+        self.pins = 0
+        self.resume: ResumePoint | None = None
+        self.used = used
+        self.hits = 0
+        self.stamp = 0
+
+
+class ResumePoint:
+    """What makes a node a place to start from: its checkpoint and the window pages behind it, kept as a unit.
+
+    `window` holds the pages of the last cells up to and including the node's own, as many as the window can see.
+    """
+
+    __slots__ = ("hits", "node", "slot", "stamp", "used", "window")
+
+    def __init__(self, node: Node, slot: int | None, window: tuple[int, ...], used: int) -> None:
+        self.node = node
+        self.slot = slot
+        self.window = window
+        self.used = used
+        self.hits = 0
+        self.stamp = 0
+
+
+class Trie:
+    def __init__(self) -> None:
+        self.nodes: dict[Key, Node] = {}
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def deepest(self, keys: Sequence_[Key]) -> Node | None:
+        """The node of the longest prefix of `keys` that is present."""
+        # Present keys come first: the first absent one is where "absent" turns true.
+        depth = bisect_left(range(len(keys)), True, key=lambda i: keys[i] not in self.nodes)
+        return self.nodes[keys[depth - 1]] if depth else None
+
+    def insert(self, key: Key, parent: Node | None, page: int | None, used: int) -> Node:
+        assert key not in self.nodes
+        node = Node(key, parent, page, used)
+        self.nodes[key] = node
+        if parent:
+            parent.children += 1
+        return node
+
+    def cut(self, node: Node) -> None:
+        """Remove a leaf."""
+        assert node.children == 0 and node.pins == 0 and node.resume is None
+        del self.nodes[node.key]
+        if node.parent:
+            node.parent.children -= 1
+
+
+def path(node: Node | None) -> list[Node]:
+    """The nodes from the root to `node`, in order."""
+    nodes: list[Node] = []
+    while node:
+        nodes.append(node)
+        node = node.parent
+    nodes.reverse()
+    return nodes
+
+
+def resume_at_or_above(node: Node | None) -> ResumePoint | None:
+    while node:
+        if node.resume:
+            return node.resume
+        node = node.parent
+    return None
