@@ -1,0 +1,292 @@
+"""The sampler against plain definitions, one row at a time, in float64 and without tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.base.plan import Captures, Plan, Sampling
+from weft.runner.choices import prepare
+from weft.runner.sampler import sample, score
+
+VOCAB = 40
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Row:
+    """One row's wishes, in words that the plain definition and the plan are both made from."""
+
+    logits: np.ndarray
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    uniform: float = 0.5
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    prompt: list[int] = field(default_factory=list)
+    answer: list[int] = field(default_factory=list)
+    board: int | None = None
+    bias: dict[int, float] = field(default_factory=dict)
+
+
+def ints(values) -> np.ndarray:
+    return np.array(list(values), dtype=np.int32)
+
+
+def floats(values) -> np.ndarray:
+    return np.array(list(values), dtype=np.float32)
+
+
+def sampling_of(rows: list[Row]) -> Sampling:
+    seen = [(i, t, 0) for i, r in enumerate(rows) for t in r.prompt]
+    seen += [(i, t, 1) for i, r in enumerate(rows) for t in r.answer]
+    bias = [(i, t, v) for i, r in enumerate(rows) for t, v in r.bias.items()]
+    return Sampling(
+        temperature=floats(r.temperature for r in rows),
+        top_k=ints(r.top_k for r in rows),
+        top_p=floats(r.top_p for r in rows),
+        min_p=floats(r.min_p for r in rows),
+        uniform=floats(r.uniform for r in rows),
+        top_logprobs=ints(0 for _ in rows),
+        repetition_penalty=floats(r.repetition for r in rows),
+        presence_penalty=floats(r.presence for r in rows),
+        frequency_penalty=floats(r.frequency for r in rows),
+        history_row=ints(i for i, _, _ in seen),
+        history_token=ints(t for _, t, _ in seen),
+        history_generated=ints(g for _, _, g in seen),
+        bias_row=ints(i for i, _, _ in bias),
+        bias_token=ints(t for _, t, _ in bias),
+        bias_value=floats(v for _, _, v in bias),
+        all_greedy=False,
+        wants_logprobs=False,
+    )
+
+
+def plan_of(rows: list[Row]) -> Plan:
+    """A step of one-token rows whose seats are their numbers in reverse."""
+    n = len(rows)
+    none = ints([])
+    return Plan(
+        number=0,
+        seat=ints(range(n - 1, -1, -1)),
+        start=ints([5] * n),
+        end=ints([6] * n),
+        tokens=ints([0] * n),
+        from_board=ints(r.board is not None for r in rows),
+        read_slot=ints([0] * n),
+        tail=ints([0] * n),
+        page_table=np.zeros((n, 1), np.int32),
+        window_table=np.zeros((n, 0), np.int32),
+        window_first=ints([0] * n),
+        captures=Captures(none, none, none),
+        sampled=ints(range(n)),
+        sampling=sampling_of(rows),
+        score_index=none,
+        score_token=none,
+        score_top=0,
+    )
+
+
+def choose(rows: list[Row]) -> list[int]:
+    plan = plan_of(rows)
+    board = torch.tensor([r.board or 0 for r in reversed(rows)])
+    logits = torch.from_numpy(np.stack([r.logits for r in rows]).astype(np.float32))
+    return sample(logits, prepare(plan, logits.shape[-1], CPU), board).tolist()
+
+
+def plain_logits(row: Row) -> np.ndarray:
+    """Penalties and bias by definition."""
+    logits = row.logits.astype(np.float64).copy()
+    answer = row.answer + ([] if row.board is None else [row.board])
+    for token in set(row.prompt + answer):
+        logits[token] = logits[token] / row.repetition if logits[token] > 0 else logits[token] * row.repetition
+    for token in set(answer):
+        logits[token] -= row.presence + row.frequency * answer.count(token)
+    for token, value in row.bias.items():
+        logits[token] += value
+    return logits
+
+
+def plain_distribution(row: Row) -> np.ndarray:
+    """What a row draws from, by definition."""
+    logits = plain_logits(row)
+    if row.temperature == 0:
+        return np.eye(len(logits))[int(np.argmax(logits))]
+    weights = np.exp((logits - logits.max()) / row.temperature)
+    kept = [t for t in np.argsort(-weights, kind="stable") if weights[t] >= row.min_p * weights.max()]
+    kept = kept[: row.top_k or None]
+    total, mass, nucleus = weights[kept].sum(), 0.0, []
+    for token in kept:
+        if row.top_p < 1 and mass >= row.top_p * total:
+            break
+        nucleus.append(token)
+        mass += weights[token]
+    result = np.zeros(len(logits))
+    result[nucleus] = weights[nucleus] / weights[nucleus].sum()
+    return result
+
+
+def numbers(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high).map(lambda x: float(np.float32(x)))
+
+
+@st.composite
+def rows(draw) -> Row:
+    seed = draw(st.integers(0, 2**32 - 1))
+    token = st.integers(0, VOCAB - 1)
+    off_or = lambda off, strategy: draw(st.one_of(st.just(off), strategy))  # noqa: E731
+    return Row(
+        logits=np.random.default_rng(seed).normal(0, 3, VOCAB).astype(np.float32),
+        temperature=off_or(0.0, numbers(0.05, 5)),
+        top_k=off_or(0, st.integers(1, VOCAB + 5)),
+        top_p=off_or(1.0, numbers(0.01, 0.99)),
+        min_p=off_or(0.0, numbers(0.01, 1)),
+        uniform=draw(st.integers(0, 2**24 - 1)) / 2**24,
+        repetition=off_or(1.0, numbers(0.5, 2)),
+        presence=off_or(0.0, numbers(-2, 2)),
+        frequency=off_or(0.0, numbers(-2, 2)),
+        prompt=draw(st.lists(token, max_size=6)),
+        answer=draw(st.lists(token, max_size=6)),
+        board=draw(st.one_of(st.none(), token)),
+        bias=draw(st.dictionaries(token, st.one_of(st.just(-np.inf), numbers(-50, 50)), max_size=4)),
+    )
+
+
+def is_right(row: Row, token: int) -> bool:
+    """Whether the token is the inverse of the row's cumulative distribution at its random number, give or take rounding
+    of that number and of what the filters keep."""
+    probable = plain_distribution(row)
+    upper = probable.cumsum()[token]
+    return upper - probable[token] - 2e-5 <= row.uniform <= upper + 2e-5 and probable[token] > 0
+
+
+def is_borderline(row: Row) -> bool:
+    """Whether rounding may change what the filters keep, or who is likeliest."""
+    small, large = (plain_distribution(shaken(row, by)) for by in (-1e-5, 1e-5))
+    return bool(((small > 0) != (large > 0)).any())
+
+
+def shaken(row: Row, by: float) -> Row:
+    top_p = row.top_p if row.top_p == 1 else row.top_p * (1 + by)
+    return replace(row, top_p=top_p, min_p=min(1.0, row.min_p * (1 + by)))
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(rows(), min_size=1, max_size=5))
+def test_every_row_draws_from_its_plain_definition(batch):
+    for row, token in zip(batch, choose(batch)):
+        assert is_borderline(row) or is_right(row, token)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(rows(), min_size=2, max_size=7), st.randoms())
+def test_company_and_order_change_nothing_for_a_row(batch, random):
+    alone = [choose([row])[0] for row in batch]
+    assert choose(batch) == alone
+    order = list(range(len(batch)))
+    random.shuffle(order)
+    assert choose([batch[i] for i in order]) == [alone[i] for i in order]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_company_changes_nothing_for_a_large_vocabulary(threads):
+    """Large enough for PyTorch to split a row between threads and for the sampler to work in chunks."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        random = np.random.default_rng(0)
+        batch = [
+            Row(random.normal(0, 2, 100_000), uniform=u, top_k=k, top_p=p, temperature=t)
+            for u, k, p, t in [(0.3, 0, 1.0, 1.0), (0.99, 50, 0.9, 0.7), (0.5, 0, 0.95, 1.3), (0.1, 0, 1.0, 0.0)]
+        ]
+        assert choose(batch) == [choose([row])[0] for row in batch]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {},
+        {"temperature": 0.6},
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"top_k": 12, "top_p": 0.9, "min_p": 0.02, "temperature": 1.5},
+        {"repetition": 1.5, "prompt": [1, 2, 3], "answer": [3, 4]},
+        {"presence": 1.0, "frequency": 0.5, "prompt": [1], "answer": [3, 3, 4], "board": 3},
+        {"bias": {7: -np.inf, 8: 2.0}},
+    ],
+    ids=str,
+)
+def test_many_draws_follow_the_distribution(wishes):
+    """The draws of evenly spread random numbers have the right frequencies (inverse transform sampling)."""
+    logits = np.random.default_rng(3).normal(0, 2, VOCAB).astype(np.float32)
+    count = 4000
+    batch = [Row(logits, uniform=(i + 0.5) / count, **wishes) for i in range(count)]
+    frequency = np.bincount(choose(batch), minlength=VOCAB) / count
+    np.testing.assert_allclose(frequency, plain_distribution(batch[0]), atol=1.01 / count)
+
+
+def test_random_numbers_draw_by_chance():
+    """Chi-square of 20,000 independent draws: 39 degrees of freedom, 5 standard deviations."""
+    random = np.random.default_rng(5)
+    logits = random.normal(0, 1, VOCAB).astype(np.float32)
+    batch = [Row(logits, uniform=u) for u in random.random(20_000, dtype=np.float32)]
+    seen = np.bincount(choose(batch), minlength=VOCAB)
+    expected = plain_distribution(batch[0]) * len(batch)
+    assert ((seen - expected) ** 2 / expected).sum() < 39 + 5 * np.sqrt(2 * 39)
+
+
+def test_the_extremes_of_the_random_number_stay_within_the_kept_tokens():
+    logits = np.random.default_rng(1).normal(0, 1, VOCAB)
+    for uniform in (0.0, float(np.nextafter(np.float32(1), np.float32(0)))):
+        for wishes in ({}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}, {"bias": {0: -np.inf, VOCAB - 1: -np.inf}}):
+            row = Row(logits, uniform=uniform, **wishes)
+            assert plain_distribution(row)[choose([row])[0]] > 0
+
+
+def test_a_tiny_temperature_is_greedy_and_does_not_overflow():
+    logits = np.random.default_rng(1).normal(0, 30, VOCAB).astype(np.float32)
+    assert choose([Row(logits, temperature=1e-38, uniform=0.999)]) == [int(logits.argmax())]
+
+
+def test_top_k_of_one_is_greedy_even_among_equals():
+    logits = np.zeros(VOCAB, np.float32)
+    logits[[11, 23]] = 4.0
+    assert choose([Row(logits, top_k=1, uniform=0.99)]) == [11]
+
+
+def test_rows_that_are_not_numbers_harm_nobody():
+    good = Row(np.random.default_rng(1).normal(0, 1, VOCAB), top_p=0.9, uniform=0.7)
+    bad = Row(np.full(VOCAB, np.nan), top_p=0.9, uniform=0.7)
+    banned = Row(np.zeros(VOCAB), bias=dict.fromkeys(range(VOCAB), -np.inf))
+    chosen = choose([bad, good, banned])
+    assert chosen[1] == choose([good])[0]
+    assert all(0 <= token < VOCAB for token in chosen)
+
+
+def test_scores_are_log_probabilities_of_the_raw_logits():
+    logits = torch.from_numpy(np.random.default_rng(2).normal(0, 3, (5, VOCAB)).astype(np.float32))
+    chosen = torch.tensor([0, 3, 7, 11, 39])
+    own, top_token, top_logprob = score(logits, chosen, 4)
+    plain = logits.double().log_softmax(-1)
+    torch.testing.assert_close(own.double(), plain[range(5), chosen], rtol=0, atol=1e-5)
+    assert top_token.tolist() == plain.argsort(-1, descending=True)[:, :4].tolist()
+    torch.testing.assert_close(top_logprob.double(), plain.gather(-1, top_token), rtol=0, atol=1e-5)
+
+
+def test_equal_scores_are_ranked_by_token_whatever_number_is_asked_for():
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 5] = 1
+    for top in (1, 3, 20):
+        assert score(logits, torch.tensor([0, 0]), top)[1].tolist() == [[5, 0, 1, 2, 3, 4, *range(6, 20)][:top]] * 2
+    assert score(logits, torch.tensor([0, 0]), 0)[1].shape == (2, 0)

@@ -1,0 +1,1 @@
+"""Plans into tensors, one forward, and the choice of tokens. Executes; decides nothing."""
