@@ -35,7 +35,9 @@ def choose_slab_bytes(unit_bytes: Mapping[Kind, int], budget_bytes: int) -> int:
     def waste(multiple: int) -> float:
         slab = multiple * largest
         # Placement repeats after `size` slabs; sixteen tell enough.
-        return max(1 - sum(len(units_in_slab(i, slab, u)) for i in range(16)) * u / (16 * slab) for u in unit_bytes.values())
+        return max(
+            1 - sum(len(units_in_slab(i, slab, u)) for i in range(16)) * u / (16 * slab) for u in unit_bytes.values()
+        )
 
     few = max(1, budget_bytes // (32 * largest))
     return min(range(1, min(MAX_MULTIPLE, few) + 1), key=lambda m: (round(waste(m), 2), m)) * largest

@@ -70,7 +70,9 @@ class Trie:
 
     def cut(self, node: Node) -> None:
         """Remove a leaf."""
-        assert node.children == 0 and node.pins == 0 and node.resume is None
+        assert not node.children
+        assert not node.pins
+        assert node.resume is None
         del self.nodes[node.key]
         if node.parent:
             node.parent.children -= 1

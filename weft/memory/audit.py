@@ -1,0 +1,127 @@
+"""Recounts everything: who owns which unit, and whether a plan may read and write what it names.
+
+For tests and the paranoid mode; slow on purpose and independent of the ledger's own bookkeeping.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from weft.base.grid import first_window_cell, floor_to_grid
+from weft.base.plan import Plan
+from weft.memory.kinds import Kind
+from weft.memory.lease import Lease
+from weft.memory.ledger import Ledger
+from weft.memory.trie import Node
+
+Owners = dict[Kind, Counter[int]]
+
+
+def audit(ledger: Ledger) -> None:
+    """Every page, window page, slot and tail has exactly the owners that the trie and the leases account for."""
+    counted: Owners = {kind: Counter() for kind in ledger.arena.unit_bytes}
+    pins: Counter[bytes] = Counter()
+    for node in ledger.cache.trie.nodes.values():
+        _count_node(ledger, node, counted)
+    for lease in ledger.leases.values():
+        _count_lease(ledger, lease, counted)
+        if lease.node:
+            pins[lease.node.key] += 1
+    for kind, owners in ledger.arena.owners.items():
+        assert counted[kind] == owners, f"owners of {kind}: counted {dict(counted[kind])}, recorded {owners}"
+    for node in ledger.cache.trie.nodes.values():
+        assert node.pins == pins[node.key], f"a node of depth {node.depth} has {node.pins} pins, not {pins[node.key]}"
+    _check_slabs(ledger)
+
+
+def _count_node(ledger: Ledger, node: Node, counted: Owners) -> None:
+    nodes = ledger.cache.trie.nodes
+    assert node.parent is None or nodes.get(node.parent.key) is node.parent, "a node lost its parent"
+    assert node.depth == (node.parent.depth + 1 if node.parent else 1)
+    if node.page is not None:
+        counted[Kind.PAGE][node.page] += 1
+    point = node.resume
+    if point is None:
+        return
+    position = node.depth * ledger.spec.cell
+    if point.slot is not None:
+        counted[Kind.STATE][point.slot] += 1
+        written = ledger.cache.written_for[point.slot]
+        assert written == position, f"the checkpoint of position {position} was written for {written}"
+    if ledger.spec.window:
+        needed = node.depth - first_window_cell(position, ledger.spec.window, ledger.spec.cell)
+        assert len(point.window) == needed, f"a resume point keeps {len(point.window)} window pages, needs {needed}"
+    counted_window = counted.get(Kind.WINDOW)
+    for page in point.window:
+        assert counted_window is not None
+        counted_window[page] += 1
+
+
+def _count_lease(ledger: Ledger, lease: Lease, counted: Owners) -> None:
+    seat, cell = lease.seat, ledger.spec.cell
+    cached, computed, planned = lease.miss.cached, int(ledger.computed[seat]), int(ledger.planned[seat])
+    assert cached <= computed <= planned <= lease.cells * cell, f"{cached} <= {computed} <= {planned} is broken"
+    assert lease.published == (computed // cell if ledger.enabled else 0)
+    if Kind.PAGE in counted:
+        counted[Kind.PAGE].update(ledger.page_table[seat, lease.published : lease.cells].tolist())
+    if Kind.WINDOW in counted:
+        counted[Kind.WINDOW].update(ledger.window_table[seat, lease.window_first : lease.cells].tolist())
+    if lease.tail is not None:
+        counted[Kind.TAIL][lease.tail] += 1
+    if lease.slot is not None:
+        counted[Kind.STATE][lease.slot] += 1
+    for grant in lease.pending:
+        for capture in grant.captures:
+            # The checkpoint that the sequence leaves is held until its flight has landed.
+            left = grant.read_slot if capture.own else capture.slot
+            if left is not None:
+                counted[Kind.STATE][left] += 1
+    if Kind.STATE in counted:
+        position = floor_to_grid(planned, cell)
+        assert (lease.slot is None) == (position == 0), "a sequence holds a checkpoint iff it has left its first cell"
+        assert lease.slot is None or ledger.cache.written_for[lease.slot] == position
+
+
+def _check_slabs(ledger: Ledger) -> None:
+    """Units of different kinds never share a slab."""
+    arena = ledger.arena
+    kind_of: dict[int, Kind] = {}
+    for kind, owners in arena.owners.items():
+        size = arena.unit_bytes[kind]
+        for unit in owners:
+            first, last = unit * size // arena.slab_bytes, ((unit + 1) * size - 1) // arena.slab_bytes
+            assert first == last < arena.slabs, f"{kind} {unit} crosses a slab"
+            assert kind_of.setdefault(first, kind) is kind, f"slab {first} holds {kind_of[first]} and {kind}"
+    assert len(kind_of) == arena.used_slabs
+
+
+def check_plan(plan: Plan, ledger: Ledger) -> None:
+    """A plan reads only checkpoints written for its rows' positions, and writes only what is private to its rows."""
+    cell = ledger.spec.cell
+    published = {node.page for node in ledger.cache.trie.nodes.values()}
+    points = {node.resume.slot for node in ledger.cache.trie.nodes.values() if node.resume}
+    written: set[int] = set()
+    for row in range(plan.rows):
+        start, end = int(plan.start[row]), int(plan.end[row])
+        if Kind.STATE in ledger.arena.unit_bytes and start >= cell:
+            position = ledger.cache.written_for.get(int(plan.read_slot[row]))
+            assert position == floor_to_grid(start, cell), f"row at {start} reads a checkpoint written for {position}"
+        for depth in range(start // cell, -(-end // cell)):
+            if Kind.PAGE in ledger.arena.unit_bytes:
+                page = int(plan.page_table[row, depth])
+                assert page not in published, f"row at {start} writes a published page"
+                assert page not in written, f"two rows write page {page}"
+                written.add(page)
+    _check_captures(plan, ledger, points)
+
+
+def _check_captures(plan: Plan, ledger: Ledger, points: set[int | None]) -> None:
+    cell = ledger.spec.cell
+    captures = plan.captures
+    slots = captures.slot.tolist()
+    assert len(set(slots)) == len(slots), "two captures share a slot"
+    for row, position, slot in zip(captures.row.tolist(), captures.position.tolist(), slots, strict=True):
+        assert position % cell == 0
+        assert int(plan.start[row]) < position <= int(plan.end[row]), "a capture lies outside its row"
+        assert slot not in points, "a published checkpoint would be written"
+        assert ledger.cache.written_for[slot] == position

@@ -1,0 +1,71 @@
+"""What a running sequence holds, and what a step was granted. Values of the ledger, opaque outside `memory/`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.memory.keys import Key
+from weft.memory.misses import Miss
+from weft.memory.trie import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A state that a step writes. `own`: the sequence itself goes on from it; `keep`: others may resume from it."""
+
+    position: int
+    slot: int | None  # None: the model has no recurrent state, only window pages to keep
+    own: bool
+    keep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Memory for tokens [start, end) of a lease, as it was when the plan was made."""
+
+    start: int
+    end: int
+    read_slot: int | None
+    captures: tuple[Capture, ...] = ()
+
+
+class Lease:
+    """Everything one running sequence holds.
+
+    cells:  [0, published) belong to the trie, pinned by `node`   [published, cells) are private
+    slot:   the checkpoint at the grid position at or before the planned length; None in the first cell
+    window: pages of cells [window_first, cells)
+    """
+
+    __slots__ = (
+        "asked",
+        "cells",
+        "junction",
+        "keys",
+        "miss",
+        "node",
+        "pending",
+        "prompt",
+        "published",
+        "seat",
+        "shared",
+        "slot",
+        "tail",
+        "window_first",
+    )
+
+    def __init__(self, seat: int, keys: list[Key], prompt: int, asked: set[int], miss: Miss) -> None:
+        self.seat = seat
+        self.keys = keys
+        self.prompt = prompt
+        self.asked = asked
+        self.miss = miss
+        self.junction = miss.kv_matched if miss.kv_matched > miss.cached else 0
+        self.node: Node | None = None
+        self.shared = 0
+        self.published = 0
+        self.cells = 0
+        self.window_first = 0
+        self.slot: int | None = None
+        self.tail: int | None = None
+        self.pending: list[Grant] = []

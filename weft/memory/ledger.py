@@ -1,0 +1,334 @@
+"""Who owns which memory, and what is remembered: the seam between deciding and remembering.
+
+Five verbs, all in tokens: `match` a prompt with the cache, `open` a lease at its deepest resume point, `advance` it
+over tokens that a plan will compute, `settle` what a landed flight has computed, `close` it. Touches no tensor.
+
+    [0, cached) came with the lease   [cached, computed) is settled   [computed, planned) is in flight
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.base.grid import cells_covering, first_window_cell, floor_to_grid
+from weft.memory.arena import Arena
+from weft.memory.cache import Cache
+from weft.memory.captures import positions_to_capture, spacing
+from weft.memory.keys import Key
+from weft.memory.kinds import Kind, unit_bytes
+from weft.memory.lease import Capture, Grant, Lease
+from weft.memory.misses import Miss, Reason
+from weft.memory.spec import MemorySpec
+from weft.memory.trie import path
+
+
+class Ledger:
+    """The arrays are indexed by seat: what plans are made of, ready to be gathered."""
+
+    def __init__(
+        self,
+        spec: MemorySpec,
+        budget_bytes: int,
+        seats: int,
+        max_length: int,
+        cache: bool = True,
+        eviction: str = "value",
+        capture_every: int = 0,
+        remember_freed: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.enabled = cache
+        self.arena = Arena(unit_bytes(spec), budget_bytes, remember_freed)
+        self.cache = Cache(spec, self.arena, eviction)
+        self.every = capture_every or spacing(spec)
+        self.leases: dict[int, Lease] = {}
+        self._promises: dict[Key, Lease] = {}
+        cells = cells_covering(max_length, spec.cell) + 1
+        self.planned = np.zeros(seats, np.int64)
+        self.computed = np.zeros(seats, np.int64)
+        self.page_table = np.zeros((seats, cells), np.int32)
+        self.window_table = np.zeros((seats, cells), np.int32)
+        self.read_slot = np.zeros(seats, np.int32)
+        self.tail = np.zeros(seats, np.int32)
+
+    # match ----------------------------------------------------------------------------------------------------------
+
+    def match(self, keys: list[Key], limit: int, plain: Key | None = None) -> Miss:
+        """How much of a prompt could be resumed, and why not more. At most `limit` tokens may come from the cache.
+
+        `plain` is the unsalted key of the first cell: it tells a prompt that another tenant sent from a new one.
+        """
+        if not self.enabled:
+            reusable = floor_to_grid(limit, self.spec.cell)
+            return Miss(Reason.CACHE_OFF, 0, 0, reusable, reusable)
+        return self.cache.match(keys, limit, plain)
+
+    def expects(self, keys: list[Key], match: Miss, limit: int) -> bool:
+        """Is a running sequence about to compute more of this prompt than is cached?
+
+        If so it is asked to leave a resume point where the two part, and waiting for it saves the work.
+        """
+        cell = self.spec.cell
+        depth = match.kv_matched // cell
+        while depth < min(limit // cell, len(keys)) and keys[depth] in self._promises:
+            depth += 1
+        lease = self._promises.get(keys[depth - 1]) if depth else None
+        position = depth * cell
+        if lease is None or position <= match.cached:
+            return False
+        if self.cache.point_bytes == 0:
+            return True
+        if position > self.planned[lease.seat]:
+            lease.asked.add(position)
+            return True
+        return any(c.keep and c.position == position for grant in lease.pending for c in grant.captures)
+
+    # open -----------------------------------------------------------------------------------------------------------
+
+    def open(self, seat: int, keys: list[Key], prompt: int, limit: int, asked: Iterable[int] = ()) -> Lease | None:
+        """A lease on everything up to the deepest resume point, or nothing if not even a tail can be had."""
+        assert seat not in self.leases
+        lease = Lease(seat, keys, prompt, set(asked), self.match(keys, limit, plain))
+        self._resume(lease, lease.miss.cached)
+        if Kind.TAIL in self.arena.unit_bytes:
+            tail = self.cache.take(Kind.TAIL)
+            if tail is None:
+                self._let_go(lease)
+                return None
+            lease.tail = self.tail[seat] = tail
+        self.leases[seat] = lease
+        if self.enabled:
+            for key in keys[lease.published : prompt // self.spec.cell]:
+                self._promises.setdefault(key, lease)
+            self.cache.looked_up(lease.miss, plain, keys)
+        return lease
+
+    def _resume(self, lease: Lease, cached: int) -> None:
+        seat, depth = lease.seat, cached // self.spec.cell
+        self.planned[seat] = self.computed[seat] = cached
+        lease.cells = lease.published = lease.shared = lease.window_first = depth
+        if not depth:
+            return
+        node = self.cache.trie.nodes[lease.keys[depth - 1]]
+        if Kind.PAGE in self.arena.unit_bytes:
+            self.page_table[seat, :depth] = [n.page for n in path(node)]
+        lease.node = node
+        slot, window = self.cache.pin(node)
+        lease.slot = slot
+        self.read_slot[seat] = slot or 0
+        if window:
+            lease.window_first = depth - len(window)
+            self.window_table[seat, lease.window_first : depth] = window
+
+    # advance --------------------------------------------------------------------------------------------------------
+
+    def advance(self, lease: Lease, end: int) -> Grant | None:
+        """Memory for the tokens up to `end`, or nothing if it cannot be had; pages already found are kept for a retry."""
+        seat, start = lease.seat, int(self.planned[lease.seat])
+        assert start < end
+        if not self._grow(lease, end):
+            return None
+        captures = self._captures(lease, start, end)
+        if captures is None:
+            return None
+        grant = Grant(start, end, lease.slot, captures)
+        lease.pending.append(grant)
+        for capture in captures:
+            if capture.own:
+                lease.slot = capture.slot
+                self.read_slot[seat] = capture.slot or 0
+        self.planned[seat] = end
+        return grant
+
+    def needs_grant(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these leases need memory or leave a cell by one more token; the others may use `advance_each`."""
+        offset = self.planned[seats] % self.spec.cell
+        return (offset == 0) | (offset == self.spec.cell - 1)
+
+    def advance_each(self, seats: NDArray[np.int64]) -> None:
+        """One more token for leases that stay inside their cell."""
+        self.planned[seats] += 1
+
+    def _grow(self, lease: Lease, end: int) -> bool:
+        """Pages and window pages up to `end`: all or none. What was taken stays with the lease for the next try."""
+        need = cells_covering(end, self.spec.cell)
+        tables = {Kind.PAGE: self.page_table, Kind.WINDOW: self.window_table}
+        while lease.cells < need:
+            taken = []
+            for kind in tables:
+                if kind in self.arena.unit_bytes:
+                    unit = self.cache.take(kind)
+                    if unit is None:
+                        for other, index in taken:
+                            self.arena.release(other, index)
+                        return False
+                    tables[kind][lease.seat, lease.cells] = unit
+                    taken.append((kind, unit))
+            lease.cells += 1
+        return True
+
+    def _captures(self, lease: Lease, start: int, end: int) -> tuple[Capture, ...] | None:
+        """What to write on the way from `start` to `end`. Nothing if the sequence's own checkpoint finds no room."""
+        cell = self.spec.cell
+        if self.cache.point_bytes == 0:
+            return ()
+        last = floor_to_grid(end, cell)
+        stateful = Kind.STATE in self.arena.unit_bytes
+        own_slot = None
+        if last > floor_to_grid(start, cell) and stateful:
+            own_slot = self.cache.take(Kind.STATE)
+            if own_slot is None:
+                return None
+        chosen = []
+        if self.enabled:
+            chosen = positions_to_capture(
+                start, end, prompt=lease.prompt, junction=lease.junction, asked=lease.asked, every=self.every, cell=cell
+            )
+        captures = []
+        for position in chosen:
+            if position == last and own_slot is not None:
+                continue
+            slot = self.cache.take(Kind.STATE, optional=True) if stateful else None
+            if slot is None and stateful:
+                self.cache.skipped(lease.keys, position)
+            else:
+                captures.append(Capture(position, slot, own=False, keep=True))
+        if own_slot is not None:
+            captures.append(Capture(last, own_slot, own=True, keep=last in chosen))
+        for capture in captures:
+            if capture.slot is not None:
+                self.cache.written_for[capture.slot] = capture.position
+        return tuple(captures)
+
+    # settle ---------------------------------------------------------------------------------------------------------
+
+    def settle(self, lease: Lease, grant: Grant, accepted: int) -> None:
+        """The flight of `grant` has landed and its tokens up to `accepted` stand; publish what it wrote for them.
+
+        With `accepted` short of the grant's end the rest is undone: the tail's cursor moves back, states beyond it are
+        freed.
+        """
+        landed = lease.pending.pop(0)
+        assert landed is grant, "flights land in the order of their launch"
+        assert grant.start <= accepted <= grant.end
+        self.computed[lease.seat] = accepted
+        if accepted < grant.end:
+            assert not lease.pending, "cannot undo what a later flight builds upon"
+            self.planned[lease.seat] = accepted
+        if self.enabled:
+            self._publish_cells(lease, accepted)
+        for capture in grant.captures:
+            self._settle_capture(lease, grant, capture, accepted)
+        self._drop_window(lease)
+
+    def settle_each(self, seats: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """Tokens that stayed inside their cells."""
+        self.computed[seats] = ends
+
+    def _publish_cells(self, lease: Lease, accepted: int) -> None:
+        node = lease.node
+        paged = Kind.PAGE in self.arena.unit_bytes
+        for depth in range(lease.published, accepted // self.spec.cell):
+            key = lease.keys[depth]
+            page = int(self.page_table[lease.seat, depth]) if paged else None
+            node = self.cache.publish(key, node, page)
+            if paged:
+                # Someone may have published the same cell first; then theirs is used from now on.
+                self.page_table[lease.seat, depth] = node.page
+            if self._promises.get(key) is lease:
+                del self._promises[key]
+            lease.published = depth + 1
+        if node is not lease.node:
+            assert node is not None
+            node.pins += 1
+            self.cache.unpin(lease.node)
+            lease.node = node
+
+    def _settle_capture(self, lease: Lease, grant: Grant, capture: Capture, accepted: int) -> None:
+        if capture.position > accepted:
+            if capture.own:
+                lease.slot = grant.read_slot
+                self.read_slot[lease.seat] = grant.read_slot or 0
+            self.cache.release_slot(capture.slot)
+            return
+        if capture.keep:
+            self._keep(lease, capture.position, capture.slot)
+        if capture.own:
+            self.cache.release_slot(grant.read_slot)
+        else:
+            self.cache.release_slot(capture.slot)
+
+    def _keep(self, lease: Lease, position: int, slot: int | None) -> None:
+        """Make a resume point of a computed position; its slot and window pages get one more owner."""
+        first = first_window_cell(position, self.spec.window, self.spec.cell) if self.spec.window else 0
+        window: tuple[int, ...] = ()
+        if self.spec.window:
+            assert lease.window_first <= first
+            window = tuple(self.window_table[lease.seat, first : position // self.spec.cell].tolist())
+        self.cache.keep(lease.keys[position // self.spec.cell - 1], slot, window)
+
+    def _drop_window(self, lease: Lease) -> None:
+        """Give back window pages that neither this sequence nor a resume point at its last grid position can see."""
+        if not self.spec.window:
+            return
+        here = floor_to_grid(int(self.computed[lease.seat]), self.spec.cell)
+        first = first_window_cell(here, self.spec.window, self.spec.cell)
+        for depth in range(lease.window_first, first):
+            self.arena.release(Kind.WINDOW, int(self.window_table[lease.seat, depth]))
+        lease.window_first = max(lease.window_first, first)
+
+    # close ----------------------------------------------------------------------------------------------------------
+
+    def close(self, lease: Lease) -> None:
+        """The sequence ends or is preempted. What it computed stays, with its last checkpoint as a resume point."""
+        assert not lease.pending, "a flight still carries this lease"
+        here = floor_to_grid(int(self.computed[lease.seat]), self.spec.cell)
+        if self.enabled and here and self.cache.point_bytes:
+            self._keep(lease, here, lease.slot)
+        for key in lease.keys[lease.published : lease.prompt // self.spec.cell]:
+            if self._promises.get(key) is lease:
+                del self._promises[key]
+        del self.leases[lease.seat]
+        self._let_go(lease)
+
+    def _let_go(self, lease: Lease) -> None:
+        if Kind.PAGE in self.arena.unit_bytes:
+            for page in self.page_table[lease.seat, lease.published : lease.cells].tolist():
+                self.arena.release(Kind.PAGE, page)
+        if Kind.WINDOW in self.arena.unit_bytes:
+            for page in self.window_table[lease.seat, lease.window_first : lease.cells].tolist():
+                self.arena.release(Kind.WINDOW, page)
+        if lease.slot is not None:
+            self.cache.release_slot(lease.slot)
+        if lease.tail is not None:
+            self.arena.release(Kind.TAIL, lease.tail)
+        self.cache.unpin(lease.node)
+
+    # room -----------------------------------------------------------------------------------------------------------
+
+    def fits_alone(self, tokens: int) -> bool:
+        """Could a sequence of this length run if it had all memory to itself?"""
+        cells = cells_covering(tokens, self.spec.cell)
+        units = {
+            Kind.PAGE: cells,
+            Kind.WINDOW: min(cells, self.spec.window_cells + 2),
+            Kind.STATE: 2,
+            Kind.TAIL: 1,
+        }
+        need = sum(self.arena.slabs_for(kind, units[kind]) for kind in self.arena.unit_bytes)
+        return need <= self.arena.slabs
+
+    def private_bytes(self, tokens: int) -> int:
+        """What a sequence must hold beside the cache to compute this many more tokens."""
+        cells = cells_covering(tokens, self.spec.cell) + 1
+        window = min(cells, self.spec.window_cells + 2)
+        sizes = self.arena.unit_bytes
+        return (
+            cells * sizes.get(Kind.PAGE, 0)
+            + window * sizes.get(Kind.WINDOW, 0)
+            + 2 * sizes.get(Kind.STATE, 0)
+            + sizes.get(Kind.TAIL, 0)
+        )

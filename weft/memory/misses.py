@@ -1,0 +1,99 @@
+"""Why a prefix was not reused further: every lookup has an answer, in tokens and in words."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+
+from weft.memory.keys import Key
+
+GHOSTS = 1 << 16
+
+
+class Reason(StrEnum):
+    NOTHING_MORE = "nothing_more"
+    BELOW_GRID = "below_grid"
+    CACHE_OFF = "cache_off"
+    NEVER_COMPUTED = "never_computed"
+    OTHER_SALT = "other_salt"
+    EVICTED = "evicted"
+    STATE_NEVER_KEPT = "state_never_kept"
+    STATE_SKIPPED = "state_skipped"
+    STATE_EVICTED = "state_evicted"
+    SCORES_WANTED = "scores_wanted"
+
+
+SENTENCES = {
+    Reason.NOTHING_MORE: "everything that lies on the grid was reused",
+    Reason.BELOW_GRID: "the prompt is shorter than one cell, the unit of reuse",
+    Reason.CACHE_OFF: "the prefix cache is switched off",
+    Reason.NEVER_COMPUTED: "the next cell was never computed before",
+    Reason.OTHER_SALT: "the same tokens were computed under another salt",
+    Reason.EVICTED: "the next cell was evicted",
+    Reason.STATE_NEVER_KEPT: "pages matched further, but no state was kept there",
+    Reason.STATE_SKIPPED: "pages matched further, but there was no memory for a state when they were computed",
+    Reason.STATE_EVICTED: "pages matched further, but the state there was evicted",
+    Reason.SCORES_WANTED: "log-probabilities of the prompt were asked for, so its tokens had to be computed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """How far a lookup came and what was in the way. All in tokens."""
+
+    reason: Reason
+    cached: int  # resumed here
+    kv_matched: int  # pages matched up to here
+    reusable: int  # the most that could have been reused: the prompt's last grid position
+    tokens_lost: int
+
+    @property
+    def sentence(self) -> str:
+        return SENTENCES[self.reason]
+
+    def for_client(self) -> Miss:
+        """The same without a hint that another tenant sent these tokens."""
+        if self.reason is not Reason.OTHER_SALT:
+            return self
+        return Miss(Reason.NEVER_COMPUTED, self.cached, self.kv_matched, self.reusable, self.tokens_lost)
+
+
+class Ghosts:
+    """A bounded memory of what is gone: keys of evicted cells and states, and of states that found no room."""
+
+    def __init__(self, limit: int = GHOSTS) -> None:
+        self._limit = limit
+        self._gone: OrderedDict[Key, Reason] = OrderedDict()
+
+    def add(self, key: Key, reason: Reason) -> None:
+        self._gone[key] = reason
+        self._gone.move_to_end(key)
+        if len(self._gone) > self._limit:
+            self._gone.popitem(last=False)
+
+    def forget(self, key: Key) -> None:
+        self._gone.pop(key, None)
+
+    def clear(self) -> None:
+        self._gone.clear()
+
+    def reason(self, key: Key, otherwise: Reason) -> Reason:
+        return self._gone.get(key, otherwise)
+
+
+class Tenants:
+    """Which salted key first cells were last seen under, by their unsalted key. Bounded."""
+
+    def __init__(self, limit: int = GHOSTS) -> None:
+        self._limit = limit
+        self._last: OrderedDict[Key, Key] = OrderedDict()
+
+    def add(self, plain: Key, salted: Key) -> None:
+        self._last[plain] = salted
+        self._last.move_to_end(plain)
+        if len(self._last) > self._limit:
+            self._last.popitem(last=False)
+
+    def others(self, plain: Key | None, salted: Key) -> bool:
+        return plain is not None and self._last.get(plain, salted) != salted
