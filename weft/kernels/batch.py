@@ -1,54 +1,74 @@
 """A plan as kernels see it: index tensors, computed once per step on the host and shared by all layers.
 
-Rows are cut at the grid into *pieces*: tokens of one row in one cell. Pieces come in groups of equal treatment (rows of
-one token, and the others), padded to the group's longest piece, and inside a group in ranks: rank 0 holds the first
+For recurrent layers the leading rows of one token (`Decodes`) and the other rows (`Group`) are treated apart. A group's
+rows are cut at the grid into *pieces*: tokens of one row in one cell. Pieces come in ranks: rank 0 holds the first
 piece of every row, rank 1 the second of the rows that have one, ... Rows are ordered by their number of pieces,
 longest first, so the rows of rank c are the first rows of rank c - 1 and a state tensor is advanced by slicing.
+
+What kernels need as plain integers (to take views instead of copies) is here too: they are the plan's own numbers, so
+nobody ever asks the device for them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 
+class OpenCell(NamedTuple):
+    """The cell in which a row starts, on the host."""
+
+    tail: int
+    slot: int | None  # the checkpoint at the cell's start; None in the first cell of a sequence
+    low: int  # ring index of the cell's first token
+    offset: int  # of the row's first new token within the cell
+
+
+class CaptureAt(NamedTuple):
+    """A state to hand out at the end of a piece: the piece's row (counted in its rank) and the slot it goes to."""
+
+    row: int
+    slot: int
+
+
 @dataclass(frozen=True, slots=True)
-class Rank:
-    """The c-th pieces of a group's rows: pieces[low:high], belonging to the group's rows 0 .. high - low."""
-
-    low: int
-    high: int
-    # How many of these rows (the first ones) go on into a further cell.
-    continuing: int
-    # States to hand out at the end of these pieces: rows relative to the rank, and the slots they go to.
-    capture_row: Tensor  # [captures]
-    capture_slot: Tensor  # [captures]
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Pieces of equal treatment, padded to `length` tokens each; offsets are positions within the cell."""
+class Decodes:
+    """The leading rows of one token each, tokens 0 .. rows of the pack."""
 
     rows: int
-    length: int
-    reach: int  # the largest end offset of any piece: keys 0 .. reach of a cell cover all of them
-    token: Tensor  # [pieces, length] packed index of each token; padding points at token 0 of the pack
-    valid: Tensor  # [pieces, length] bool
-    offset: Tensor  # [pieces] offset of the piece's first token; not 0 only in rank 0
-    end_offset: Tensor  # [pieces] one past its last
-    # A piece's place among the keys of its cell: key j is new token j - offset if offset <= j < end_offset, else tail.
-    key_token: Tensor  # [pieces, reach] packed index of new keys, 0 elsewhere
-    key_is_new: Tensor  # [pieces, reach] bool
-    key_is_tail: Tensor  # [pieces of rank 0, reach] bool: j < offset
-    has_tail: bool  # any row starts inside a cell
-    # The rows of rank 0, in order.
-    tail: Tensor  # [rows] tail index
-    ring: Tensor  # [rows, reach] index in a tail ring of `cell` + room tokens of the open cell's offset j
-    read_slot: Tensor  # [rows] checkpoint before the row's first cell
-    has_state: Tensor  # [rows] bool: the row's first cell is not the sequence's first
-    any_state: bool
-    ranks: tuple[Rank, ...]
+    reach: int  # the largest number of tokens in an open cell, the new one included
+    cells: tuple[OpenCell, ...]
+    captures: tuple[CaptureAt, ...]
+    tail: Tensor  # [rows]
+    ring: Tensor  # [rows] ring index of the new token
+    previous: Tensor  # [rows] ring index of the token before it
+    keys: Tensor  # [rows, reach] ring indices of the cell's tokens; after the new one it is repeated
+    opens: Tensor  # [rows] bool: the new token is the first of its cell
+    any_opens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """The c-th pieces of a group's rows, on the columns 0 .. reach of their cells.
+
+    A row's new tokens lie on columns offset .. end_offset; earlier columns are its tail, later ones repeat its last token.
+    Nothing that is computed on a later column is ever used: a row with such columns neither goes on nor is captured.
+    """
+
+    rows: int
+    first: int  # the smallest offset of any piece: outputs are computed on columns first .. reach
+    reach: int  # the largest end offset of any piece
+    continuing: int  # how many of these rows (the first ones) go on into a further cell
+    captures: tuple[CaptureAt, ...]
+    has_tail: bool  # some row starts inside this cell
+    # A rank of one row is a stretch of the pack, and needs none of the index tensors.
+    span: tuple[int, int] | None
+    token: Tensor | None  # [rows * reach] packed index on every column
+    # Outputs on [rows * (reach - first)] that are real, and the packed tokens that they belong to.
+    real: Tensor | None  # [new tokens]
+    real_token: Tensor | None  # [new tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +81,56 @@ class TailWrites:
 
 
 @dataclass(frozen=True, slots=True)
-class Convolution:
-    """Indices of the padded line on which causal convolutions run.
+class Group:
+    """Some rows of several tokens, few enough that what is computed for a rank of them fits into caches."""
 
-    Every row is laid out as its width - 1 earlier inputs followed by its new ones, row after row:
-    [h h h x x x x x | h h h x | ...]
+    rows: int
+    cells: tuple[OpenCell, ...]  # where each row starts
+    ranks: tuple[Rank, ...]
+    writes: TailWrites
+    # For rank 0, if it has a tail and more than one row.
+    tail: Tensor | None  # [rows]
+    ring: Tensor | None  # [rows, reach] ring index of every column of the open cell
+    previous: Tensor | None  # [rows] ring index of the token before the first new one
+    opens: Tensor | None  # [rows] bool: the first new token is the first of its cell
+    is_tail: Tensor | None  # [rows, reach] bool: columns before the first new token
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """Indices of causal convolutions: where the earlier inputs are that a row's first tokens look back on.
+
+    The first `head` tokens of a row (all of a short one) are computed on [rows, width - 1 + head]: the earlier inputs,
+    then the new ones. Every later token sees only new ones of its own row, side by side in the pack.
     """
 
     width: int
-    length: int  # of the line
-    token_at: Tensor  # [tokens] where the packed tokens lie on the line
-    history_at: Tensor  # [rows, width - 1] where the earlier inputs lie
-    # Where the earlier inputs come from: the tail, or the checkpoint before the row's cell, or zeros before position 0.
+    head: int
+    # Earlier inputs come from the tail, or the checkpoint before the row's cell, or are zeros before position 0.
     from_tail: Tensor  # [rows, width - 1] bool
     from_state: Tensor  # [rows, width - 1] bool
-    any_tail: bool
     any_state: bool
     all_tail: bool
-    tail: Tensor  # [rows]
+    tail: Tensor  # [rows, 1]
     tail_ring: Tensor  # [rows, width - 1] index in a ring of width - 1 + room
-    read_slot: Tensor  # [rows]
+    read_slot: Tensor  # [rows, 1]
     state_index: Tensor  # [rows, width - 1] index in the checkpoint's window
-    # Windows to hand out: the width - 1 inputs before each captured position.
-    capture_at: Tensor  # [captures, width - 1] on the line
+    single: bool  # every row is one token
+    body: tuple[int, int] | None  # packed tokens among which some lie behind a row's head
+    # Unless `single`:
+    first_token: Tensor | None  # [rows, head] packed index of a row's first tokens; a shorter row repeats its last
+    real: Tensor | None  # [heads] which of the rows * head outputs are real
+    real_token: Tensor | None  # [heads] and the packed tokens that they belong to
+    # Windows to hand out: the width - 1 inputs before each captured position, new ones or earlier ones of the row.
+    captures: int
     capture_slot: Tensor  # [captures]
+    capture_token: Tensor  # [captures, width - 1] packed index
+    capture_history: Tensor  # [captures, width - 1] index in the rows * (width - 1) earlier inputs
+    capture_is_new: Tensor  # [captures, width - 1] bool
     # Inputs to keep in the tail.
-    keep_at: Tensor  # [kept] on the line
+    keep_token: Tensor  # [kept]
     keep_tail: Tensor  # [kept]
     keep_ring: Tensor  # [kept]
-    single: bool  # every row is one token: the line is [rows, width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +160,7 @@ class Batch:
     host_first: tuple[int, ...]  # packed index of each row's first token
     full: Paging | None
     windowed: Paging | None
-    groups: tuple[Group, ...]  # empty if the model has no recurrent layers
-    tail_writes: TailWrites | None
+    # Of recurrent layers; None and empty if the model has none.
+    decodes: Decodes | None
+    groups: tuple[Group, ...]
     convolution: Convolution | None
