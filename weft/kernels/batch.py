@@ -11,8 +11,8 @@ nobody ever asks the device for them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -164,3 +164,5 @@ class Batch:
     decodes: Decodes | None
     groups: tuple[Group, ...]
     convolution: Convolution | None
+    # What kernels derive from a step once and share among its layers, each under a key of its own.
+    derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)

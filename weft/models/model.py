@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,13 +21,20 @@ from weft.memory.spec import Memory
 class Source:
     """A tensor of the checkpoint and the part of a parameter that it fills (a view, possibly transposed).
 
-    `transform` is applied to the checkpoint's tensor before it is copied and keeps its shape: a factor folded into a
-    weight, rows in another order, a decay rate out of its logarithm.
+    `transform` makes the target's values of the checkpoint's tensor (and of its `companions`, if it has any): a factor
+    folded into a weight, rows in another order, a decay rate out of its logarithm. `shape` is the checkpoint's where it
+    is not the target's; what comes is then reshaped or, if it is smaller, repeated.
     """
 
     name: str
     target: Tensor
-    transform: Callable[[Tensor], Tensor] | None = None
+    transform: Callable[..., Tensor] | None = None
+    shape: tuple[int, ...] | None = None
+    companions: tuple[str, ...] = ()
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        return tuple(self.target.shape) if self.shape is None else self.shape
 
 
 class Mixer(nn.Module):
@@ -37,9 +45,16 @@ class Mixer(nn.Module):
 
 
 class CausalModel(nn.Module):
-    """Tokens in, final hidden states out; `logits` turns some of those into scores over the vocabulary."""
+    """Tokens in, final hidden states out; `logits` turns some of those into scores over the vocabulary.
+
+    A family is constructed from its configuration and the dtype of its activations, inside `weights.build`, which sets
+    torch's default dtype and device: parameters are born with them unless they name their own.
+    """
 
     vocab_size: int
+    # Regular expressions on checkpoint names: (pattern, replacement), applied in order; and names that are not needed.
+    renames: ClassVar[tuple[tuple[str, str], ...]] = ()
+    ignored: ClassVar[tuple[str, ...]] = (r"\.rotary_emb\.inv_freq$",)
 
     def mixers(self) -> list[Mixer]:
         """All mixers in order of construction; numbered on the way."""

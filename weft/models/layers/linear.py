@@ -12,6 +12,16 @@ from torch import Tensor, nn
 from weft.models.model import Source
 
 
+def parent_of(prefix: str) -> str:
+    """The path around a module, with a trailing dot: where its siblings in the checkpoint are.
+
+    >>> parent_of("layers.0.self_attn.qkv."), parent_of("qkv.")
+    ('layers.0.self_attn.', '')
+    """
+    parent = prefix.rstrip(".").rpartition(".")[0]
+    return parent + "." if parent else ""
+
+
 class Linear(nn.Module):
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
@@ -37,8 +47,7 @@ class PackedLinear(Linear):
         return self(x).split(list(self.parts.values()), dim=-1)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
-        siblings = prefix.rstrip(".").rpartition(".")[0]
-        siblings = siblings + "." if siblings else ""
+        siblings = parent_of(prefix)
         first = 0
         for name, outputs in self.parts.items():
             yield Source(f"{siblings}{name}.weight", self.weight[first : first + outputs])

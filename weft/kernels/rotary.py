@@ -1,0 +1,120 @@
+"""Rotary position embeddings: frequencies of every published variant, and the rotation itself.
+
+Frequencies depend on a configuration, angles on a step, so cosines and sines are made once per step and configuration
+and shared by all layers. Pairs are (i, i + half), the layout of published checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+VARIANTS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryKind:
+    """All that angles depend on, beside the position.
+
+    `dynamic` scaling changes nothing within the trained context, which is as far as sequences go here, so it equals
+    `default`. Fields that a variant does not use keep their defaults.
+    """
+
+    size: int  # how many of a head's dimensions turn
+    theta: float = 10000.0
+    variant: str = "default"
+    factor: float = 1.0
+    original_context: int = 0
+    low_frequency: float = 1.0  # llama3
+    high_frequency: float = 4.0  # llama3
+    fast: float = 32.0  # yarn
+    slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn
+    attention_factor: float | None = None  # yarn; None: derived from `factor`
+
+    def __post_init__(self) -> None:
+        assert self.variant in VARIANTS, self.variant
+        assert self.size % 2 == 0, self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and signed sines of a step's positions; the first half of `sine` is negative."""
+
+    cosine: Float[Tensor, "tokens 1 size"]
+    sine: Float[Tensor, "tokens 1 size"]
+
+
+def frequencies(kind: RotaryKind) -> Float[Tensor, " half"]:
+    """Radians per token of each pair of dimensions."""
+    turns = kind.theta ** (torch.arange(0, kind.size, 2, dtype=torch.float32) / kind.size)
+    plain = 1.0 / turns
+    if kind.variant == "linear":
+        return plain / kind.factor
+    if kind.variant == "llama3":
+        return _llama3(kind, plain)
+    if kind.variant == "yarn":
+        return _yarn(kind, plain)
+    return plain
+
+
+def amplitude(kind: RotaryKind) -> float:
+    """What cosines and sines are multiplied by: not 1 only for yarn."""
+    if kind.variant != "yarn":
+        return 1.0
+    if kind.attention_factor is not None:
+        return kind.attention_factor
+    return yarn_scale(kind.factor)
+
+
+def yarn_scale(factor: float, weight: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _llama3(kind: RotaryKind, plain: Tensor) -> Tensor:
+    """Slow pairs are stretched by `factor`, fast ones stay, those between are blended."""
+    turns_in_context = kind.original_context * plain / (2 * math.pi)
+    blend = (turns_in_context - kind.low_frequency) / (kind.high_frequency - kind.low_frequency)
+    blend = blend.clamp(0, 1)
+    return (1 - blend) * plain / kind.factor + blend * plain
+
+
+def _yarn(kind: RotaryKind, plain: Tensor) -> Tensor:
+    """Like llama3, but the ramp is linear in the index of the pair."""
+
+    def index_of(turns: float) -> float:
+        """The (fractional) pair that turns so often in the original context."""
+        return kind.size * math.log(kind.original_context / (turns * 2 * math.pi)) / (2 * math.log(kind.theta))
+
+    low, high = index_of(kind.fast), index_of(kind.slow)
+    if kind.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, kind.size - 1)
+    if low == high:
+        high += 0.001
+    stretched = ((torch.arange(kind.size // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return stretched * plain / kind.factor + (1 - stretched) * plain
+
+
+def make_rotation(
+    positions: Int[Tensor, " tokens"], frequency: Float[Tensor, " half"], scale: float, dtype: torch.dtype
+) -> Rotation:
+    angle = positions.float().unsqueeze(1) * frequency
+    cosine, sine = angle.cos(), angle.sin()
+    if scale != 1.0:
+        cosine, sine = cosine * scale, sine * scale
+    return Rotation(
+        torch.cat((cosine, cosine), -1).to(dtype).unsqueeze(1), torch.cat((-sine, sine), -1).to(dtype).unsqueeze(1)
+    )
+
+
+def rotate(x: Float[Tensor, "tokens heads head_dim"], rotation: Rotation) -> Float[Tensor, "tokens heads head_dim"]:
+    """Turn the first `size` dimensions of every head; the others pass."""
+    size = rotation.cosine.shape[-1]
+    turning = x if size == x.shape[-1] else x[..., :size]
+    turned = torch.addcmul(turning * rotation.cosine, turning.roll(size // 2, -1), rotation.sine)
+    return turned if turning is x else torch.cat((turned, x[..., size:]), -1)

@@ -1,0 +1,73 @@
+"""The frame that families share: embedding, blocks, final norm, head.
+
+Families decide what a block is; this file only strings blocks together.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from weft.kernels.batch import Batch
+from weft.kernels.rotary import Rotation
+from weft.memory.device.store import View
+from weft.models.config import Config
+from weft.models.layers.embedding import Embedding
+from weft.models.layers.linear import Linear
+from weft.models.layers.norm import RMSNorm
+from weft.models.layers.rotary import Rotary
+from weft.models.model import CausalModel
+
+
+class Block(nn.Module):
+    """x + mixer(norm(x)), then x + mlp(norm(x)), under the names of most checkpoints."""
+
+    def __init__(self, mixer: nn.Module, mlp: nn.Module, hidden: int, eps: float, zero_centred: bool = False) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(hidden, eps, zero_centred)
+        self.self_attn = mixer
+        self.post_attention_layernorm = RMSNorm(hidden, eps, zero_centred)
+        self.mlp = mlp
+
+    def forward(
+        self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
+    ) -> Float[Tensor, "tokens hidden"]:
+        x = x + self.self_attn(self.input_layernorm(x), rotation, batch, views)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """Checkpoint names: embed_tokens, layers.N, norm."""
+
+    def __init__(self, embedding: Embedding, layers: list[nn.Module], norm: RMSNorm, rotary: Rotary | None) -> None:
+        super().__init__()
+        self.embed_tokens = embedding
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+        self.rotary = rotary
+
+    def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
+        x = self.embed_tokens(batch.token_ids)
+        rotation = None if self.rotary is None else self.rotary(batch.positions)
+        for layer in self.layers:
+            x = layer(x, rotation, batch, views)
+        return self.norm(x)
+
+
+class DecoderModel(CausalModel):
+    """A decoder and its head, which may be the embedding itself. Checkpoint names: model, lm_head."""
+
+    model: nn.Module
+
+    def __init__(self, config: Config, model: nn.Module, tied: bool) -> None:
+        super().__init__()
+        self.vocab_size = config.integer("vocab_size")
+        self.model = model
+        self.lm_head = None if tied else Linear(config.integer("hidden_size"), self.vocab_size)
+        self.mixers()
+
+    def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
+        return self.model(batch, views)
+
+    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+        return self.model.embed_tokens.scores(hidden) if self.lm_head is None else self.lm_head(hidden)

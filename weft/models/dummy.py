@@ -1,0 +1,43 @@
+"""Random weights from a configuration alone, scaled so that every layer, state and position matters.
+
+Matrices have a standard deviation of 1 / sqrt(inputs). A module whose parameters mean something else (decays, time
+steps, norms per head) says so in `initialise(generator)`.
+"""
+
+from __future__ import annotations
+
+import math
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+
+def fill_randomly(model: nn.Module, seed: int) -> None:
+    """Every module draws from a generator of its own, so a layer's weights do not depend on its neighbours."""
+    with torch.no_grad():
+        for path, module in model.named_modules():
+            parameters = dict(module.named_parameters(recurse=False))
+            buffers = {
+                n: b for n, b in module.named_buffers(recurse=False) if n not in module._non_persistent_buffers_set
+            }
+            own = {**parameters, **buffers}
+            if not own:
+                continue
+            device = next(iter(own.values())).device
+            generator = torch.Generator(device).manual_seed(crc32(f"{seed} {path}".encode()))
+            initialise = getattr(module, "initialise", None)
+            if initialise is not None:
+                initialise(generator)
+                continue
+            for name, tensor in own.items():
+                fill(name, tensor, generator)
+
+
+def fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
+    if tensor.ndim >= 2:
+        tensor.normal_(std=1 / math.sqrt(tensor.shape[-1]), generator=generator)
+    elif name == "weight":
+        tensor.fill_(1.0)
+    else:
+        tensor.normal_(std=0.1, generator=generator)

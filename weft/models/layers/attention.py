@@ -1,0 +1,109 @@
+"""Attention as a mixer: projections, norms and rotation around the paged kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from weft.kernels.attention import attention
+from weft.kernels.batch import Batch
+from weft.kernels.rotary import Rotation, rotate
+from weft.memory.device.store import AttentionView, View
+from weft.memory.spec import AttentionMemory
+from weft.models.layers.linear import Linear, PackedLinear, parent_of
+from weft.models.layers.norm import QueryKeyNorm
+from weft.models.model import Mixer, Source
+
+DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """What an attention layer is made of."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    scale: float | None = None  # of the scores; None: 1 / sqrt(head_dim)
+    window: int | None = None
+    bias: bool = False  # of queries, keys and values
+    output_bias: bool = False
+    norm_eps: float | None = None  # None: queries and keys are not normed
+    norm_zero_centred: bool = False
+    softcap: float | None = None
+    sinks: bool = False
+    gated: bool = False  # the output is multiplied by a sigmoid that `q_proj` brings along, head by head
+
+
+class Attention(Mixer):
+    """Checkpoint names: q_proj, k_proj, v_proj, o_proj, and where present q_norm, k_norm, sinks."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        super().__init__()
+        heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
+        self.shape = shape
+        self.scale = head_dim**-0.5 if shape.scale is None else shape.scale
+        self.memory = AttentionMemory(kv_heads, head_dim, DTYPE_NAMES[shape.dtype], shape.window)
+        sizes = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
+        self.qkv = (
+            GatedProjection(shape.hidden, sizes, shape.bias, heads)
+            if shape.gated
+            else PackedLinear(shape.hidden, sizes, shape.bias)
+        )
+        self.o_proj = Linear(heads * head_dim, shape.hidden, shape.output_bias)
+        self.qk_norm = (
+            QueryKeyNorm(heads, kv_heads, head_dim, shape.norm_eps, shape.norm_zero_centred)
+            if shape.norm_eps is not None
+            else None
+        )
+        self.sinks = nn.Parameter(torch.empty(heads), requires_grad=False) if shape.sinks else None
+
+    def forward(
+        self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
+    ) -> Float[Tensor, "tokens hidden"]:
+        heads, kv_heads, head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
+        turning = heads + kv_heads
+        projected = self.qkv(x).unflatten(-1, (-1, head_dim))
+        queries_keys, values = projected[:, :turning], projected[:, turning : turning + kv_heads]
+        if self.qk_norm is not None:
+            queries_keys = self.qk_norm(queries_keys)
+        if rotation is not None:
+            queries_keys = rotate(queries_keys, rotation)
+        view = views[self.index]
+        assert isinstance(view, AttentionView)
+        queries, keys = queries_keys[:, :heads], queries_keys[:, heads:]
+        mixed = attention(queries, keys, values, batch, view, self.scale, self.shape.softcap, self.sinks)
+        if self.shape.gated:
+            mixed = mixed * projected[:, turning + kv_heads :].sigmoid()
+        return self.o_proj(mixed.flatten(-2))
+
+
+class GatedProjection(PackedLinear):
+    """Queries, keys, values and then gates; in the checkpoint each head's gate follows its query inside `q_proj`."""
+
+    def __init__(self, inputs: int, parts: dict[str, int], bias: bool, heads: int) -> None:
+        super().__init__(inputs, {**parts, "gate": parts["q_proj"]}, bias)
+        self.heads = heads
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        siblings = parent_of(prefix)
+        for source in super().checkpoint_sources(prefix):
+            part, leaf = source.name.removeprefix(siblings).split(".")
+            if part not in ("q_proj", "gate"):
+                yield source
+                continue
+            stored = (2 * source.target.shape[0], *source.target.shape[1:])
+            take = partial(half_of_heads, heads=self.heads, second=part == "gate")
+            yield Source(f"{siblings}q_proj.{leaf}", source.target, take, stored)
+
+
+def half_of_heads(stored: Tensor, heads: int, second: bool) -> Tensor:
+    """The first or second half of every head's rows."""
+    return stored.unflatten(0, (heads, 2, -1))[:, int(second)].flatten(0, 1)

@@ -1,0 +1,28 @@
+"""Tokens to vectors, and vectors to scores over tokens."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class Embedding(nn.Module):
+    """`scale` multiplies the vectors (Gemma, Granite, Falcon-H1); rounded to their dtype, as they were trained."""
+
+    def __init__(self, vocab: int, size: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab, size), requires_grad=False)
+        self.scale = float(torch.tensor(scale, dtype=self.weight.dtype))
+
+    def forward(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n size"]:
+        vectors = F.embedding(tokens, self.weight)
+        return vectors if self.scale == 1.0 else vectors * self.scale
+
+    def scores(self, hidden: Float[Tensor, "n size"]) -> Float[Tensor, "n vocab"]:
+        """What a tied model has for a head."""
+        return F.linear(hidden, self.weight)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        self.weight.normal_(generator=generator)

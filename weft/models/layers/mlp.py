@@ -1,0 +1,64 @@
+"""The part of a block that looks at one token only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from weft.models.layers.linear import Linear, PackedLinear
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+# By the names that configurations give them (`hidden_act`).
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "relu": F.relu,
+    "relu2": squared_relu,
+}
+
+
+class GatedMLP(nn.Module):
+    """down(activation(gate(x)) * up(x)); gate and up are one product. `names` are those of the checkpoint."""
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        activation: str = "silu",
+        bias: bool = False,
+        names: tuple[str, str] = ("gate_proj", "up_proj"),
+    ) -> None:
+        super().__init__()
+        self.gate_up = PackedLinear(hidden, dict.fromkeys(names, inner), bias)
+        self.down_proj = Linear(inner, hidden, bias)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n hidden"]:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down_proj(self.activation(gate).mul_(up))
+
+
+class PlainMLP(nn.Module):
+    """down(activation(up(x))): Nemotron-H."""
+
+    def __init__(self, hidden: int, inner: int, activation: str = "relu2", bias: bool = False) -> None:
+        super().__init__()
+        self.up_proj = Linear(hidden, inner, bias)
+        self.down_proj = Linear(inner, hidden, bias)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n hidden"]:
+        return self.down_proj(self.activation(self.up_proj(x)))

@@ -1,0 +1,76 @@
+"""Norms as layers: they hold the weights, `kernels/norm.py` computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from weft.kernels.norm import gated_rms_norm, rms_norm, rms_norm_heads
+from weft.models.layers.linear import parent_of
+from weft.models.model import Source
+
+
+def one_plus(stored: Tensor) -> Tensor:
+    return stored.float() + 1.0
+
+
+class RMSNorm(nn.Module):
+    """Zero-centred weights (Gemma, Qwen3-Next) are kept as 1 + w, in float32 so that a small w is not lost."""
+
+    def __init__(self, size: int, eps: float, zero_centred: bool = False) -> None:
+        super().__init__()
+        self.eps = eps
+        self.zero_centred = zero_centred
+        dtype = torch.float32 if zero_centred else None
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+
+    def forward(self, x: Float[Tensor, "*n size"]) -> Float[Tensor, "*n size"]:
+        return rms_norm(x, self.weight, self.eps)
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        yield Source(prefix + "weight", self.weight, one_plus if self.zero_centred else None)
+
+
+class QueryKeyNorm(nn.Module):
+    """The norms of queries and keys, head by head, in one pass over both.
+
+    A sibling of `q_norm` and `k_norm` in the checkpoint, each of `head_dim` weights.
+    """
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float, zero_centred: bool = False) -> None:
+        super().__init__()
+        self.eps = eps
+        self.heads = heads
+        self.zero_centred = zero_centred
+        dtype = torch.float32 if zero_centred else None
+        self.weight = nn.Parameter(torch.empty(heads + kv_heads, head_dim, dtype=dtype), requires_grad=False)
+
+    def forward(self, x: Float[Tensor, "tokens heads head_dim"]) -> Float[Tensor, "tokens heads head_dim"]:
+        return rms_norm_heads(x, self.weight, self.eps)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        self.weight.fill_(1.0)
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        siblings = parent_of(prefix)
+        transform = one_plus if self.zero_centred else None
+        shape = (self.weight.shape[1],)
+        yield Source(f"{siblings}q_norm.weight", self.weight[: self.heads], transform, shape)
+        yield Source(f"{siblings}k_norm.weight", self.weight[self.heads :], transform, shape)
+
+
+class GatedRMSNorm(nn.Module):
+    """After a recurrent mixer: norm(x) * silu(gate), or norm(x * silu(gate)) if the gate comes first."""
+
+    def __init__(self, size: int, eps: float, groups: int = 1, gate_first: bool = False) -> None:
+        super().__init__()
+        self.eps = eps
+        self.groups = groups
+        self.gate_first = gate_first
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+
+    def forward(self, x: Float[Tensor, "*n size"], gate: Float[Tensor, "*n size"]) -> Float[Tensor, "*n size"]:
+        return gated_rms_norm(x, gate, self.weight, self.eps, self.groups, self.gate_first)

@@ -1,0 +1,21 @@
+"""The rotary embedding as a layer: called once per step, its result is handed to all mixers that share it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from weft.kernels.rotary import RotaryKind, Rotation, amplitude, frequencies, make_rotation
+
+
+class Rotary(nn.Module):
+    frequency: Tensor
+
+    def __init__(self, kind: RotaryKind, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("frequency", frequencies(kind), persistent=False)
+        self.scale = amplitude(kind)
+        self.dtype = dtype
+
+    def forward(self, positions: Tensor) -> Rotation:
+        return make_rotation(positions, self.frequency, self.scale, self.dtype)

@@ -1,0 +1,44 @@
+"""Which family serves which architecture. Families are imported when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from weft.base.errors import ModelError
+from weft.models.model import CausalModel
+
+# The name in config.json's `architectures` -> (module, class)
+FAMILIES = {
+    "LlamaForCausalLM": ("llama", "Llama"),
+    "MistralForCausalLM": ("mistral", "Mistral"),
+    "Qwen3ForCausalLM": ("qwen3", "Qwen3"),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", "Qwen3Moe"),
+    "Gemma3ForCausalLM": ("gemma3", "Gemma3"),
+    "Gemma3ForConditionalGeneration": ("gemma3", "Gemma3"),
+    "GptOssForCausalLM": ("gpt_oss", "GptOss"),
+    "Lfm2ForCausalLM": ("lfm2", "Lfm2"),
+    "Lfm2MoeForCausalLM": ("lfm2_moe", "Lfm2Moe"),
+    "Qwen3NextForCausalLM": ("qwen3_next", "Qwen3Next"),
+    "Qwen3_5ForCausalLM": ("qwen3_5", "Qwen3_5"),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5", "Qwen3_5"),
+    "Qwen3_5MoeForCausalLM": ("qwen3_5", "Qwen3_5"),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5", "Qwen3_5"),
+    "NemotronHForCausalLM": ("nemotron_h", "NemotronH"),
+    "FalconH1ForCausalLM": ("falcon_h1", "FalconH1"),
+    "GraniteMoeHybridForCausalLM": ("granite_moe_hybrid", "GraniteMoeHybrid"),
+}
+
+
+def family_of(config: Mapping[str, Any]) -> type[CausalModel]:
+    """The class that serves a configuration's architecture."""
+    names = config.get("architectures") or []
+    for name in names:
+        if name in FAMILIES:
+            module, family = FAMILIES[name]
+            return getattr(import_module(f"weft.models.{module}"), family)
+    asked = (
+        f"architecture {', '.join(map(str, names))} is not supported" if names else "config.json names no architectures"
+    )
+    raise ModelError(f"{asked}; known are: {', '.join(sorted(FAMILIES))}")

@@ -1,0 +1,237 @@
+"""From a checkpoint to a model: finds the files, checks every name and shape, then streams tensor by tensor.
+
+Only safetensors are read; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+from weft.base.errors import ModelError
+from weft.models.config import read_config, text_part
+from weft.models.dummy import fill_randomly
+from weft.models.model import CausalModel, Source, sources
+from weft.models.registry import family_of
+
+PATTERNS = ["*.json", "*.safetensors", "tokenizer*", "*.model", "*.txt", "*.jinja"]
+SHOWN = 10
+
+
+def load_model(
+    path: str | Path,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    progress: bool = True,
+    weights: str = "checkpoint",
+    seed: int = 0,
+) -> tuple[CausalModel, dict[str, Any]]:
+    """The model of a folder or hub id, and the configuration of its text part.
+
+    With `weights="dummy"` only the configuration is read (a folder with config.json, or the file itself), and the
+    weights are random, the same for the same seed.
+    """
+    folder = find_checkpoint(path, with_weights=weights != "dummy")
+    config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
+    model = build(config, dtype, device)
+    if weights == "dummy":
+        fill_randomly(model, seed)
+    elif weights == "checkpoint":
+        fill_from(model, folder, config, progress)
+    else:
+        raise ModelError(f"weights must be 'checkpoint' or 'dummy', got {weights!r}")
+    return model, config
+
+
+def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
+    local = Path(path).expanduser()
+    if local.is_dir() or (local.is_file() and local.suffix == ".json" and not with_weights):
+        return local
+    if local.is_file() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+        raise ModelError(f"{path} is neither a folder with a checkpoint nor a hub id such as 'owner/name'")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(path), allow_patterns=PATTERNS if with_weights else ["*.json"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ModelError(f"no folder {path} here, and the hub did not give it: {error}") from error
+
+
+@contextmanager
+def defaults(dtype: torch.dtype, device: torch.device | str) -> Iterator[None]:
+    """Parameters made inside have this dtype and device unless they name their own."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def build(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device | str = "cpu") -> CausalModel:
+    """The model of a configuration, its parameters not yet filled."""
+    family = family_of(config)
+    with defaults(dtype, device):
+        model = family(config, dtype)
+    return model.eval()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a tensor of a checkpoint lies, under which name, and its shape."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = sorted(set(read_config(index).get("weight_map", {}).values()))
+        files = [folder / name for name in names]
+        absent = [file.name for file in files if not file.exists()]
+        if absent:
+            raise ModelError(f"{folder} lacks the files {_some(absent)} that its index names")
+    elif (folder / "model.safetensors").exists():
+        files = [folder / "model.safetensors"]
+    if not files:
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+        hint = "; its pickled weights are not read, convert them to safetensors" if pickled else ""
+        raise ModelError(f"{folder} holds no *.safetensors{hint}")
+    return files
+
+
+def catalogue(files: list[Path], family: type[CausalModel]) -> dict[str, Stored]:
+    """Every tensor that is not ignored, under the family's own name for it."""
+    found: dict[str, Stored] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as reader:
+                for name in reader.keys():  # noqa: SIM118 (not a mapping)
+                    own = name
+                    for pattern, replacement in family.renames:
+                        own = re.sub(pattern, replacement, own)
+                    if any(re.search(pattern, own) for pattern in family.ignored):
+                        continue
+                    if own in found:
+                        raise ModelError(f"{name} and {found[own].name} are both given for {own}")
+                    found[own] = Stored(file, name, tuple(reader.get_slice(name).get_shape()))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file} cannot be read: {error}") from error
+    return found
+
+
+def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progress: bool) -> None:
+    """Fill all parameters; every name and shape is checked before the first byte is copied."""
+    stored = catalogue(checkpoint_files(folder), type(model))
+    wanted = list(sources(model))
+    filling = [s for s in wanted if s.name in stored and all(c in stored for c in s.companions)]
+    check(folder, config, wanted, filling, stored)
+    by_file: dict[Path, list[Source]] = defaultdict(list)
+    for source in filling:
+        by_file[stored[source.name].file].append(source)
+    total = sum(source.target.numel() * source.target.element_size() for source in filling)
+    readers: dict[Path, Any] = {}
+
+    def read(name: str) -> Tensor:
+        entry = stored[name]
+        if entry.file not in readers:
+            readers[entry.file] = safe_open(entry.file, framework="pt")
+        return readers[entry.file].get_tensor(entry.name)
+
+    with tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=not progress) as bar:
+        for group in by_file.values():
+            for source in group:
+                copy(source, [read(name) for name in (source.name, *source.companions)])
+                bar.update(source.target.numel() * source.target.element_size())
+
+
+def copy(source: Source, tensors: list[Tensor]) -> None:
+    values = tensors[0] if source.transform is None else source.transform(*tensors)
+    if values.numel() == source.target.numel():
+        values = values.reshape(source.target.shape)
+    source.target.copy_(values)
+
+
+def check(
+    folder: Path, config: Mapping[str, Any], wanted: list[Source], filling: list[Source], stored: Mapping[str, Stored]
+) -> None:
+    """Raise an error that names what is missing, extra or misshapen."""
+    used = {name for source in filling for name in (source.name, *source.companions)}
+    misshapen = [
+        f"{s.name} is {list(stored[s.name].shape)} and should be {list(s.stored_shape)}"
+        for s in filling
+        if stored[s.name].shape != s.stored_shape
+    ]
+    problems = {
+        "missing": missing(wanted, filling),
+        "not known to this architecture": sorted(set(stored) - used),
+        "misshapen": misshapen,
+    }
+    told = [f"{what}: {_some(names)}" for what, names in problems.items() if names]
+    if told:
+        architecture = ", ".join(config.get("architectures") or ["?"])
+        raise ModelError(f"{folder} does not fit {architecture}. Tensors " + "; ".join(told))
+
+
+def missing(wanted: list[Source], filling: list[Source]) -> list[str]:
+    """Names of what stays unfilled, given that a part of a parameter may be offered whole or in pieces.
+
+    Told as intervals of memory: a source is not needed if a filled one covers it, or filled ones inside add up to it.
+    """
+    filled: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for source in filling:
+        filled[_storage(source)].append((*_interval(source.target), source.target.numel()))
+    unfilled: dict[int, list[tuple[int, int, bool, str]]] = defaultdict(list)
+    names = {source.name for source in filling}
+    for source in wanted:
+        if source.name in names:
+            continue
+        low, high = _interval(source.target)
+        others = filled[_storage(source)]
+        inside = sum(count for a, b, count in others if low <= a and b <= high)
+        covered = any(a <= low and high <= b for a, b, _ in others)
+        if not covered and inside < source.target.numel():
+            unfilled[_storage(source)].append((low, high, inside > 0, source.name))
+    return [name for group in unfilled.values() for name in _outermost(group)]
+
+
+def _outermost(group: list[tuple[int, int, bool, str]]) -> list[str]:
+    """Of alternatives that are all missing, the one to name: the whole if none of its pieces came, else the pieces."""
+
+    def told(entry: tuple[int, int, bool, str]) -> bool:
+        low, high, begun, _ = entry
+        inside = any(low <= a and b <= high and (a, b) != (low, high) for a, b, _, _ in group)
+        whole = any(a <= low and high <= b and (a, b) != (low, high) and not w for a, b, w, _ in group)
+        return not (begun and inside) and not whole
+
+    return [entry[3] for entry in group if told(entry)]
+
+
+def _storage(source: Source) -> int:
+    return source.target.untyped_storage().data_ptr()
+
+
+def _interval(target: Tensor) -> tuple[int, int]:
+    """The elements of its storage that a view spans."""
+    low = target.storage_offset()
+    return low, low + sum((size - 1) * stride for size, stride in zip(target.shape, target.stride())) + 1
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
