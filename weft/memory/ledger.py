@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.grid import cells_covering, first_window_cell, floor_to_grid
+from weft.base.plan import Ints
 from weft.memory.arena import Arena
 from weft.memory.cache import Cache
 from weft.memory.captures import positions_to_capture, spacing
@@ -88,7 +89,15 @@ class Ledger:
 
     # open -----------------------------------------------------------------------------------------------------------
 
-    def open(self, seat: int, keys: list[Key], prompt: int, limit: int, asked: Iterable[int] = ()) -> Lease | None:
+    def open(
+        self,
+        seat: int,
+        keys: list[Key],
+        prompt: int,
+        limit: int,
+        asked: Iterable[int] = (),
+        plain: Key | None = None,
+    ) -> Lease | None:
         """A lease on everything up to the deepest resume point, or nothing if not even a tail can be had."""
         assert seat not in self.leases
         lease = Lease(seat, keys, prompt, set(asked), self.match(keys, limit, plain))
@@ -114,7 +123,7 @@ class Ledger:
             return
         node = self.cache.trie.nodes[lease.keys[depth - 1]]
         if Kind.PAGE in self.arena.unit_bytes:
-            self.page_table[seat, :depth] = [n.page for n in path(node)]
+            self.page_table[seat, :depth] = [n.page or 0 for n in path(node)]
         lease.node = node
         slot, window = self.cache.pin(node)
         lease.slot = slot
@@ -126,7 +135,7 @@ class Ledger:
     # advance --------------------------------------------------------------------------------------------------------
 
     def advance(self, lease: Lease, end: int) -> Grant | None:
-        """Memory for the tokens up to `end`, or nothing if it cannot be had; pages already found are kept for a retry."""
+        """Memory for the tokens up to `end`, or nothing if it cannot be had (pages already found stay for a retry)."""
         seat, start = lease.seat, int(self.planned[lease.seat])
         assert start < end
         if not self._grow(lease, end):
@@ -145,8 +154,9 @@ class Ledger:
 
     def needs_grant(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these leases need memory or leave a cell by one more token; the others may use `advance_each`."""
-        offset = self.planned[seats] % self.spec.cell
-        return (offset == 0) | (offset == self.spec.cell - 1)
+        offset: NDArray[np.int64] = self.planned[seats] % self.spec.cell
+        border: NDArray[np.bool_] = (offset == 0) | (offset == self.spec.cell - 1)
+        return border
 
     def advance_each(self, seats: NDArray[np.int64]) -> None:
         """One more token for leases that stay inside their cell."""
@@ -157,7 +167,7 @@ class Ledger:
         need = cells_covering(end, self.spec.cell)
         tables = {Kind.PAGE: self.page_table, Kind.WINDOW: self.window_table}
         while lease.cells < need:
-            taken = []
+            taken: list[tuple[Kind, int]] = []
             for kind in tables:
                 if kind in self.arena.unit_bytes:
                     unit = self.cache.take(kind)
@@ -224,7 +234,7 @@ class Ledger:
             self._settle_capture(lease, grant, capture, accepted)
         self._drop_window(lease)
 
-    def settle_each(self, seats: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+    def settle_each(self, seats: Ints, ends: Ints) -> None:
         """Tokens that stayed inside their cells."""
         self.computed[seats] = ends
 
@@ -237,7 +247,7 @@ class Ledger:
             node = self.cache.publish(key, node, page)
             if paged:
                 # Someone may have published the same cell first; then theirs is used from now on.
-                self.page_table[lease.seat, depth] = node.page
+                self.page_table[lease.seat, depth] = node.page or 0
             if self._promises.get(key) is lease:
                 del self._promises[key]
             lease.published = depth + 1

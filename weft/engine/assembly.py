@@ -1,0 +1,151 @@
+"""Rows that the planner chose, turned into a frozen plan by gathering from the ledger's arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.base.plan import Captures, Ints, Plan
+from weft.engine.choices import Choices
+from weft.engine.sequence import Sequence
+from weft.memory.kinds import Kind
+from weft.memory.lease import Grant
+from weft.memory.ledger import Ledger
+
+
+@dataclass(slots=True)
+class Rows:
+    """A step in the making. Decodes are arrays of seats; prefill rows come one by one."""
+
+    decode_seats: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    decode_starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    prefills: list[tuple[Sequence, int, int, bool]] = field(default_factory=list)  # start, end, samples
+    grants: dict[int, Grant] = field(default_factory=dict)  # by seat
+
+    @property
+    def tokens(self) -> int:
+        return len(self.decode_seats) + sum(end - start for _, start, end, _ in self.prefills)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A plan and whose rows they are: what settling needs to know, recorded when the plan was made."""
+
+    plan: Plan
+    sequences: list[Sequence]  # by row
+    grants: dict[int, Grant]  # by row
+    plain_rows: NDArray[np.int64]  # rows without a grant
+    scored: tuple[tuple[Sequence, int], ...]  # how many prompt tokens of whom are scored, in order
+
+
+def assemble(number: int, rows: Rows, by_seat: list[Sequence | None], ledger: Ledger, choices: Choices) -> Step:
+    # Rows of one token lead, whatever they are.
+    prefills = sorted(rows.prefills, key=lambda p: p[2] - p[1] > 1)
+    decodes = len(rows.decode_seats)
+    seats = np.concatenate([rows.decode_seats, np.array([p[0].seat for p in prefills], np.int64)])
+    start = np.concatenate([rows.decode_starts, np.array([p[1] for p in prefills], np.int64)])
+    end = np.concatenate([rows.decode_starts + 1, np.array([p[2] for p in prefills], np.int64)])
+    sequences = [s for seat in seats.tolist() if (s := by_seat[seat]) is not None]
+    from_board = np.zeros(len(seats), np.int32)
+    from_board[:decodes] = 1
+    samples = np.concatenate([np.ones(decodes, np.bool_), np.array([p[3] for p in prefills], np.bool_)])
+    sampled = np.flatnonzero(samples)
+    grants = _by_row(rows.grants, seats)
+    tokens = [np.zeros(decodes, np.int32), *(s.known[a:b] for s, a, b, _ in prefills)]
+    score_index, score_token, score_top, scored = _scores(prefills, decodes)
+    page_table, window_table, window_first = _tables(ledger, seats, start, end)
+    plan = Plan(
+        number=number,
+        seat=seats.astype(np.int32),
+        start=start.astype(np.int32),
+        end=end.astype(np.int32),
+        tokens=np.concatenate(tokens),
+        from_board=from_board,
+        read_slot=_read_slots(ledger, seats, grants),
+        tail=ledger.tail[seats],
+        page_table=page_table,
+        window_table=window_table,
+        window_first=window_first,
+        captures=_captures(grants),
+        sampled=sampled.astype(np.int32),
+        sampling=choices.gather(
+            seats[sampled],
+            sequences if len(sampled) == len(sequences) else [sequences[i] for i in sampled.tolist()],
+            start[sampled],
+            from_board[sampled] > 0,
+        ),
+        score_index=score_index,
+        score_token=score_token,
+        score_top=score_top,
+        poison=_drain(ledger.arena.freed),
+    )
+    plain = np.ones(len(seats), np.bool_)
+    plain[list(grants)] = False
+    return Step(plan, sequences, grants, np.flatnonzero(plain), scored)
+
+
+def _by_row(grants: dict[int, Grant], seats: NDArray[np.int64]) -> dict[int, Grant]:
+    if not grants:
+        return {}
+    row_of = {seat: row for row, seat in enumerate(seats.tolist())}
+    return {row_of[seat]: grant for seat, grant in grants.items()}
+
+
+def _drain(freed: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    drained = tuple(freed)
+    freed.clear()
+    return drained
+
+
+def _read_slots(ledger: Ledger, seats: NDArray[np.int64], grants: dict[int, Grant]) -> Ints:
+    """The ledger's array is already past this step where a sequence leaves its cell: the grants tell."""
+    slots = ledger.read_slot[seats]
+    for row, grant in grants.items():
+        slots[row] = grant.read_slot or 0
+    return slots
+
+
+def _captures(grants: dict[int, Grant]) -> Captures:
+    found = [(row, c.position, c.slot) for row, g in grants.items() for c in g.captures if c.slot is not None]
+    table = np.array(found, np.int32).reshape(-1, 3)
+    return Captures(*(np.ascontiguousarray(table[:, i]) for i in range(3)))
+
+
+def _tables(
+    ledger: Ledger, seats: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
+) -> tuple[Ints, Ints, Ints]:
+    cell, kinds = ledger.spec.cell, ledger.arena.unit_bytes
+    cells = -(-end // cell)
+    width = int(cells.max()) if Kind.PAGE in kinds else 0
+    page_table = ledger.page_table[seats, :width]
+    if Kind.WINDOW not in kinds:
+        return page_table, np.zeros((len(seats), 0), np.int32), np.zeros(len(seats), np.int32)
+    assert ledger.spec.window is not None
+    first = np.maximum(0, start - ledger.spec.window + 1) // cell
+    columns = first[:, None] + np.arange(int((cells - first).max()))
+    np.minimum(columns, ledger.window_table.shape[1] - 1, out=columns)
+    return page_table, ledger.window_table[seats[:, None], columns], first.astype(np.int32)
+
+
+def _scores(
+    prefills: list[tuple[Sequence, int, int, bool]], first: int
+) -> tuple[Ints, Ints, int, tuple[tuple[Sequence, int], ...]]:
+    """Prompt tokens to score: the logits at a position tell the probability of the token after it."""
+    index: list[NDArray[np.int64]] = []
+    token: list[NDArray[np.int32]] = []
+    scored, top = [], 0
+    for sequence, start, end, _ in prefills:
+        params, prompt = sequence.request.params, sequence.request.prompt
+        if params.prompt_logprobs is not None:
+            low, high = max(start, len(sequence.report.prompt_scores)), min(end, len(prompt) - 1)
+            if low < high:
+                index.append(np.arange(first + low - start, first + high - start))
+                token.append(prompt[low + 1 : high + 1])
+                scored.append((sequence, high - low))
+                top = max(top, params.prompt_logprobs)
+        first += end - start
+    if not index:
+        return np.zeros(0, np.int32), np.zeros(0, np.int32), 0, ()
+    return np.concatenate(index).astype(np.int32), np.concatenate(token), top, tuple(scored)

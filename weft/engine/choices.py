@@ -1,0 +1,122 @@
+"""How each seat samples, as arrays: filled when a sequence sits down, gathered for every plan.
+
+The random number of a token depends on its request's seed and its index in the answer alone, so the same seed gives
+the same text whatever the batch, the chunking or the number of preemptions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.base.plan import Floats, Ints, Sampling
+from weft.engine.sequence import Sequence
+
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def uniform(seed: NDArray[np.uint64], index: NDArray[np.int64]) -> Floats:
+    """Random numbers in [0, 1), one per (seed, index): SplitMix64 of both.
+
+    >>> import numpy as np
+    >>> u = uniform(np.full(1000, 7, np.uint64), np.arange(1000))
+    >>> bool(0.45 < u.mean() < 0.55), len(set(u.tolist())) > 990
+    (True, True)
+    """
+    with np.errstate(over="ignore"):
+        x = _mix(seed + np.uint64(0x9E3779B97F4A7C15)) + index.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        bits = _mix(x) >> np.uint64(40)
+    return (bits.astype(np.float64) / (1 << 24)).astype(np.float32)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class Choices:
+    def __init__(self, seats: int) -> None:
+        self._floats = {name: np.zeros(seats, np.float32) for name in _FLOATS}
+        self._top_k = np.zeros(seats, np.int32)
+        self._logprobs = np.full(seats, -1, np.int32)
+        self._seed = np.zeros(seats, np.uint64)
+        self._penalised = np.zeros(seats, np.bool_)
+        self._biased = np.zeros(seats, np.bool_)
+        # Samples planned so far, in flight included: the index of the next one.
+        self.sampled = np.zeros(seats, np.int64)
+
+    def sit(self, sequence: Sequence) -> None:
+        seat, params = sequence.seat, sequence.request.params
+        for name, values in self._floats.items():
+            values[seat] = getattr(params, name)
+        self._top_k[seat] = params.top_k
+        self._logprobs[seat] = -1 if params.logprobs is None else params.logprobs
+        self._seed[seat] = sequence.seed & 0xFFFFFFFFFFFFFFFF
+        neutral = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)
+        self._penalised[seat] = not neutral
+        self._biased[seat] = bool(params.logit_bias) or params.min_tokens > 0
+        self.sampled[seat] = len(sequence.generated)
+
+    def gather(
+        self, seats: NDArray[np.int64], sequences: list[Sequence], starts: NDArray[np.int64], boarded: NDArray[np.bool_]
+    ) -> Sampling:
+        """The sampling of these rows; counts them as sampled."""
+        index = self.sampled[seats]
+        history = self._history(seats, sequences, starts, boarded)
+        biases = self._biases(seats, sequences, index)
+        values = {name: array[seats] for name, array in self._floats.items()}
+        logprobs = self._logprobs[seats]
+        self.sampled[seats] = index + 1
+        return Sampling(
+            **values,
+            top_k=self._top_k[seats],
+            uniform=uniform(self._seed[seats], index),
+            top_logprobs=np.maximum(logprobs, 0),
+            history_row=history[0],
+            history_token=history[1],
+            history_generated=history[2],
+            bias_row=biases[0],
+            bias_token=biases[1],
+            bias_value=biases[2],
+            all_greedy=not (values["temperature"].any() or len(history[0]) or len(biases[0])),
+            wants_logprobs=bool((logprobs >= 0).any()),
+        )
+
+    def wants_logprobs(self, seats: NDArray[np.int64]) -> NDArray[np.int32]:
+        """How many alternatives each seat wants reported; negative: not even the chosen one."""
+        return self._logprobs[seats]
+
+    def _history(
+        self, seats: NDArray[np.int64], sequences: list[Sequence], starts: NDArray[np.int64], boarded: NDArray[np.bool_]
+    ) -> tuple[Ints, Ints, Ints]:
+        """Tokens that penalties look at. A row fed from the board adds its own input on the device."""
+        rows, tokens, generated = [], [], []
+        for row in np.flatnonzero(self._penalised[seats]).tolist():
+            sequence = sequences[row]
+            end = int(starts[row]) if boarded[row] else sequence.length
+            seen = sequence.tokens(0, end)
+            rows.append(np.full(len(seen), row, np.int32))
+            tokens.append(seen)
+            generated.append((np.arange(len(seen)) >= len(sequence.request.prompt)).astype(np.int32))
+        return _join(rows), _join(tokens), _join(generated)
+
+    def _biases(
+        self, seats: NDArray[np.int64], sequences: list[Sequence], index: NDArray[np.int64]
+    ) -> tuple[Ints, Ints, Floats]:
+        rows: list[int] = []
+        tokens: list[int] = []
+        values: list[float] = []
+        for row in np.flatnonzero(self._biased[seats]).tolist():
+            request = sequences[row].request
+            entries = dict(request.params.logit_bias or {})
+            if index[row] < request.params.min_tokens:
+                entries.update(dict.fromkeys(request.stop_tokens, -np.inf))
+            rows.extend([row] * len(entries))
+            tokens.extend(entries)
+            values.extend(entries.values())
+        return np.asarray(rows, np.int32), np.asarray(tokens, np.int32), np.asarray(values, np.float32)
+
+
+def _join(parts: list[NDArray[np.int32]]) -> Ints:
+    return np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)

@@ -1,0 +1,48 @@
+"""The waiting line: who is to be admitted next.
+
+First come first served within a priority, or longest reusable prefix first with aging, so that nobody starves.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+
+from weft.engine.sequence import Sequence
+
+# How many of the line's head are looked at in one step.
+WINDOW = 32
+# Each step of waiting counts like this many reusable tokens.
+TOKENS_PER_STEP_WAITED = 16
+
+
+class Line:
+    def __init__(self, order: str, reusable: Callable[[Sequence], int]) -> None:
+        self._by_prefix = order == "prefix"
+        self._reusable = reusable
+        self._waiting: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._waiting)
+
+    def add(self, sequence: Sequence, now: int) -> None:
+        sequence.waited_since = now
+        insort(self._waiting, sequence, key=lambda s: s.rank)
+
+    def remove(self, sequence: Sequence) -> None:
+        self._waiting.remove(sequence)
+
+    def head(self, now: int) -> list[Sequence]:
+        """The next candidates, best first."""
+        head = self._waiting[:WINDOW]
+        if not self._by_prefix:
+            return head
+
+        def merit(sequence: Sequence) -> tuple[int, int]:
+            waited = (now - sequence.waited_since) * TOKENS_PER_STEP_WAITED
+            return sequence.request.priority, -(self._reusable(sequence) + waited)
+
+        return sorted(head, key=merit)

@@ -1,0 +1,194 @@
+"""The engine: plan, launch, settle. One loop, whose pipeline is 0 or 1 flights deep.
+
+At depth 1 the next step is planned and launched while the last one flies. Sampled tokens feed it on the device, so
+planning never waits for them; a sequence that turns out to be finished has flown one token too far, which is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from weft.base.config import EngineConfig
+from weft.base.errors import RequestError
+from weft.base.plan import Landing, Scores
+from weft.engine.assembly import Step
+from weft.engine.device import Device
+from weft.engine.events import FinishReason, Output, PromptScore, Report, Top
+from weft.engine.planner import Planner
+from weft.engine.request import Request
+from weft.engine.sequence import Sequence
+from weft.memory.audit import audit, check_plan
+from weft.memory.ledger import Ledger
+from weft.memory.spec import MemorySpec
+
+
+class Engine:
+    def __init__(self, spec: MemorySpec, device: Device, config: EngineConfig) -> None:
+        self.config = config
+        self.ledger = Ledger(
+            spec,
+            config.memory_bytes,
+            config.max_sequences,
+            config.max_length,
+            cache=config.cache,
+            eviction=config.eviction,
+            capture_every=config.capture_every,
+            remember_freed=config.paranoid,
+        )
+        self.planner = Planner(self.ledger, config)
+        self._device = device
+        self._sequences: dict[int, Sequence] = {}
+        self._flights: deque[tuple[Step, Any]] = deque()
+        self._outputs: list[Output] = []
+        self._next_id = 0
+        self._seeds = np.random.default_rng(config.seed)
+
+    # requests -------------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> int:
+        """Put a request into the waiting line; the number it will be known by."""
+        length, limit = len(request.prompt), self.config.max_length
+        if length < 1:
+            raise RequestError("prompt must hold at least one token")
+        if length > limit:
+            raise RequestError(f"prompt has {length} tokens, more than max_length ({limit})")
+        max_tokens = min(request.params.max_tokens, limit - length)
+        if not self.ledger.fits_alone(length + max_tokens):
+            raise RequestError(
+                f"prompt of {length} tokens plus max_tokens {max_tokens} does not fit into the engine's memory of "
+                f"{self.config.memory_bytes} bytes; shorten it or give the engine more memory"
+            )
+        drawn = int(self._seeds.integers(1 << 63))
+        seed = drawn if request.params.seed is None else request.params.seed
+        sequence = Sequence(self._next_id, request, max_tokens, seed, self.ledger.spec.cell)
+        self._next_id += 1
+        self._sequences[sequence.id] = sequence
+        self.planner.line.add(sequence, self.planner.number)
+        return sequence.id
+
+    def abort(self, number: int) -> None:
+        """End a sequence at once, wherever it is. Unknown or finished ones are left alone."""
+        self._end(number, FinishReason.ABORT)
+
+    def finish(self, number: int) -> None:
+        """The caller found a stop string: end the sequence as if it had stopped by itself."""
+        self._end(number, FinishReason.STOP)
+
+    def _end(self, number: int, reason: FinishReason) -> None:
+        sequence = self._sequences.get(number)
+        if sequence is None or sequence.reason is not None:
+            return
+        self._finish(sequence, reason)
+        self._outputs.append(Output(number, None, finish=reason))
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.reason = reason
+        if sequence.leaving:
+            return  # it was about to be preempted; now it will not come back
+        if sequence.lease is None:
+            self.planner.line.remove(sequence)
+        else:
+            self.planner.leave(sequence)
+
+    def report(self, number: int) -> Report:
+        """What is known of a sequence; until `forget`."""
+        return self._sequences[number].report
+
+    def forget(self, number: int) -> None:
+        """Drop a finished sequence's report."""
+        sequence = self._sequences.get(number)
+        if sequence is not None:
+            assert sequence.reason is not None, "only a finished sequence can be forgotten"
+            del self._sequences[number]
+
+    @property
+    def idle(self) -> bool:
+        planner = self.planner
+        busy = planner.running or planner.leaving or len(planner.line) or self._flights or self._outputs
+        return not busy
+
+    # steps ----------------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Output]:
+        """Plan and launch a step, settle what has landed by now, and tell what came of it."""
+        step = self.planner.plan()
+        self._fail_hopeless()
+        if step is not None:
+            if self.config.paranoid:
+                check_plan(step.plan, self.ledger)
+            self._flights.append((step, self._device.launch(step.plan)))
+        while len(self._flights) > (self.config.depth if step is not None else 0):
+            self._settle(*self._flights.popleft())
+        if self.config.paranoid:
+            audit(self.ledger)
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _fail_hopeless(self) -> None:
+        for sequence in self.planner.failed:
+            error = f"memory ran out at {sequence.length} tokens, with nothing left to evict"
+            self._finish(sequence, FinishReason.ERROR)
+            self._outputs.append(Output(sequence.id, None, finish=FinishReason.ERROR, error=error))
+        self.planner.failed.clear()
+
+    def _settle(self, step: Step, flight: Any) -> None:
+        landing = self._device.land(flight)
+        plan, ledger, planner = step.plan, self.ledger, self.planner
+        planner.landed = plan.number
+        ledger.settle_each(plan.seat[step.plain_rows], plan.end[step.plain_rows])
+        for row, grant in step.grants.items():
+            sequence = step.sequences[row]
+            assert sequence.lease is not None
+            sequence.name_cells(grant.end // ledger.spec.cell)
+            ledger.settle(sequence.lease, grant, grant.end)
+        self._take_scores(step, landing)
+        self._take_tokens(step, landing)
+        if planner.leaving:
+            planner.release_landed()
+
+    def _take_tokens(self, step: Step, landing: Landing) -> None:
+        scores = landing.sampled_scores
+        rows = step.plan.sampled.tolist()
+        for index, (row, token) in enumerate(zip(rows, landing.tokens.tolist(), strict=True)):
+            sequence = step.sequences[row]
+            if sequence.reason is not None:
+                continue  # it had flown one token too far
+            sequence.generated.append(token)
+            output = Output(sequence.id, token)
+            wanted = sequence.request.params.logprobs
+            if wanted is not None and scores is not None:
+                output.logprob, output.top = float(scores.chosen[index]), _top(scores, index, wanted)
+            self._outputs.append(output)
+            if token in sequence.request.stop_tokens:
+                output.finish = FinishReason.STOP
+            elif len(sequence.generated) >= sequence.max_tokens:
+                output.finish = FinishReason.LENGTH
+            if output.finish is not None:
+                self._finish(sequence, output.finish)
+        if len(rows) < len(step.sequences):
+            self._finish_silent(step)
+
+    def _finish_silent(self, step: Step) -> None:
+        """Sequences that want no token are done when their prompt is."""
+        for sequence, end in zip(step.sequences, step.plan.end.tolist(), strict=True):
+            if sequence.max_tokens == 0 and sequence.reason is None and end == len(sequence.known):
+                self._finish(sequence, FinishReason.LENGTH)
+                self._outputs.append(Output(sequence.id, None, finish=FinishReason.LENGTH))
+
+    def _take_scores(self, step: Step, landing: Landing) -> None:
+        scores, index = landing.prompt_scores, 0
+        for sequence, count in step.scored:
+            assert scores is not None
+            wanted = sequence.request.params.prompt_logprobs or 0
+            for i in range(index, index + count):
+                found = PromptScore(float(scores.chosen[i]), _top(scores, i, wanted))
+                sequence.report.prompt_scores.append(found)
+            index += count
+
+
+def _top(scores: Scores, index: int, count: int) -> Top:
+    tokens, logprobs = scores.top_token[index, :count].tolist(), scores.top_logprob[index, :count].tolist()
+    return list(zip(tokens, logprobs, strict=True))

@@ -1,0 +1,238 @@
+"""Decides each step: who decodes, whose prompt goes on and how far, who is admitted, who must give way.
+
+Decodes come first, one token each; the rest of the step's budget of tokens goes to prompts, oldest first, then to the
+waiting line. When memory runs out the youngest gives way and comes back later from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.base.config import EngineConfig
+from weft.base.grid import floor_to_grid
+from weft.engine.assembly import Rows, Step, assemble
+from weft.engine.choices import Choices
+from weft.engine.line import Line
+from weft.engine.sequence import Sequence
+from weft.memory.lease import Grant
+from weft.memory.ledger import Ledger
+
+
+class Planner:
+    """Owns the running sequences and their seats. `landed` is the number of the last plan that has landed."""
+
+    def __init__(self, ledger: Ledger, config: EngineConfig) -> None:
+        self.ledger = ledger
+        self.config = config
+        self.line = Line(config.order, lambda s: ledger.match(s.keys, s.reuse_limit).cached)
+        self.choices = Choices(config.max_sequences)
+        self.by_seat: list[Sequence | None] = [None] * config.max_sequences
+        self.prefilling: list[Sequence] = []
+        self.decoding: list[Sequence] = []
+        self.leaving: list[Sequence] = []
+        self.failed: list[Sequence] = []
+        self.number = 0
+        self.landed = 0
+        self.preemptions = 0
+        self._free_seats = list(range(config.max_sequences))
+        heapify(self._free_seats)
+        # By seat: samples still to be planned, and the last plan that carries the seat.
+        self._left = np.zeros(config.max_sequences, np.int64)
+        self._last_plan = np.zeros(config.max_sequences, np.int64)
+        self._decode_seats: NDArray[np.int64] | None = None
+
+    @property
+    def running(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    def plan(self) -> Step | None:
+        """The next step, or nothing if there is nothing to do now."""
+        rows = Rows()
+        preemptions = self.preemptions
+        self._plan_decodes(rows)
+        self._plan_prefills(rows)
+        # Whoever just gave way would only come back to do it again.
+        if not self.leaving and self.preemptions == preemptions:
+            self._admit(rows)
+        if not rows.tokens:
+            return None
+        self.number += 1
+        step = assemble(self.number, rows, self.by_seat, self.ledger, self.choices)
+        self._last_plan[step.plan.seat] = self.number
+        self._left[step.plan.seat[step.plan.sampled]] -= 1
+        return step
+
+    # decodes --------------------------------------------------------------------------------------------------------
+
+    def _plan_decodes(self, rows: Rows) -> None:
+        if self._decode_seats is None:
+            self._decode_seats = np.array([s.seat for s in self.decoding], np.int64)
+        seats = self._decode_seats[self._left[self._decode_seats] > 0]
+        needy = self.ledger.needs_grant(seats)
+        plain, granted = seats[~needy], []
+        if needy.any():
+            preempted = self.preemptions
+            granted = self._grant_decodes(seats[needy].tolist(), rows)
+            if self.preemptions > preempted or self.leaving:
+                plain = np.array([s for s in plain.tolist() if self._runs(s)], np.int64)
+        rows.decode_seats = np.concatenate([plain, np.array(granted, np.int64)])
+        rows.decode_starts = self.ledger.planned[rows.decode_seats]
+        rows.decode_starts[len(plain) :] -= 1
+        self.ledger.advance_each(plain)
+
+    def _runs(self, seat: int) -> bool:
+        sequence = self.by_seat[seat]
+        return sequence is not None and not sequence.leaving
+
+    def _grant_decodes(self, seats: list[int], rows: Rows) -> list[int]:
+        """Memory for decodes at the border of a cell, oldest first."""
+        granted = []
+        sequences = [s for seat in seats if (s := self.by_seat[seat]) is not None]
+        for sequence in sorted(sequences, key=lambda s: s.rank):
+            if self._runs(sequence.seat) and self.by_seat[sequence.seat] is sequence:
+                end = int(self.ledger.planned[sequence.seat]) + 1
+                if self._advance(sequence, end, end, rows):
+                    granted.append(sequence.seat)
+        return granted
+
+    # prompts --------------------------------------------------------------------------------------------------------
+
+    def _plan_prefills(self, rows: Rows) -> None:
+        budget = self.config.max_tokens_per_step - len(rows.decode_seats)
+        for sequence in sorted(self.prefilling, key=lambda s: s.rank):
+            if budget <= 0:
+                break
+            if not sequence.leaving and sequence.lease is not None:
+                budget -= self._plan_prefill(sequence, budget, rows)
+
+    def _plan_prefill(self, sequence: Sequence, budget: int, rows: Rows) -> int:
+        """Plan as much of a prompt as the budget and the memory allow; the number of tokens planned."""
+        start, total, cell = int(self.ledger.planned[sequence.seat]), len(sequence.known), self.ledger.spec.cell
+        end = min(total, start + budget)
+        if end < total and floor_to_grid(end, cell) > start:
+            end = floor_to_grid(end, cell)
+        # With little memory left, at least to the end of the cell.
+        grant = self._advance(sequence, end, min(end, floor_to_grid(start, cell) + cell), rows)
+        if grant is None:
+            return 0
+        complete = grant.end == total
+        rows.prefills.append((sequence, start, grant.end, complete and bool(self._left[sequence.seat])))
+        if complete:
+            self.prefilling.remove(sequence)
+            self.decoding.append(sequence)
+            self._decode_seats = None
+        return grant.end - start
+
+    # admission ------------------------------------------------------------------------------------------------------
+
+    def _admit(self, rows: Rows) -> None:
+        budget = self.config.max_tokens_per_step - rows.tokens
+        for sequence in self.line.head(self.number):
+            if budget <= 0 or not self._free_seats:
+                return
+            match = self.ledger.match(sequence.keys, sequence.reuse_limit)
+            if self.ledger.expects(sequence.keys, match, sequence.reuse_limit):
+                continue
+            if self.running and not self._has_room(len(sequence.known) - match.cached):
+                return
+            if not self._sit(sequence):
+                return
+            planned = self._plan_prefill(sequence, budget, rows)
+            if not planned:
+                # It keeps its seat and its place: `_plan_prefill` has already failed it if it can never run.
+                return
+            budget -= planned
+
+    def _has_room(self, tokens: int) -> bool:
+        """Would this many more tokens leave every running sequence room for another cell?"""
+        ledger, cell = self.ledger, self.ledger.spec.cell
+        held = sum(ledger.private_bytes((lease.cells - lease.shared) * cell) for lease in ledger.leases.values())
+        usable = ledger.arena.slabs * ledger.arena.slab_bytes
+        return held + ledger.private_bytes(tokens + cell) <= usable
+
+    def _sit(self, sequence: Sequence) -> bool:
+        seat = heappop(self._free_seats)
+        request = sequence.request
+        lease = self.ledger.open(
+            seat, sequence.keys, len(request.prompt), sequence.reuse_limit, request.snapshots, sequence.plain_key
+        )
+        if lease is None:
+            heappush(self._free_seats, seat)
+            return False
+        self.line.remove(sequence)
+        sequence.seat, sequence.lease = seat, lease
+        if not sequence.report.preemptions:
+            sequence.report.cached_tokens, sequence.report.miss = lease.miss.cached, lease.miss
+        self.by_seat[seat] = sequence
+        self.choices.sit(sequence)
+        self._left[seat] = sequence.max_tokens - len(sequence.generated)
+        self.prefilling.append(sequence)
+        return True
+
+    # room -----------------------------------------------------------------------------------------------------------
+
+    def _advance(self, sequence: Sequence, end: int, least: int, rows: Rows) -> Grant | None:
+        """Memory up to `end`, or at least up to `least`; younger sequences give way if need be."""
+        assert sequence.lease is not None
+        grant = self.ledger.advance(sequence.lease, end)
+        while grant is None:
+            if least < end:
+                grant = self.ledger.advance(sequence.lease, least)
+            if grant is None:
+                if not self._make_room(sequence, rows):
+                    return None
+                grant = self.ledger.advance(sequence.lease, end)
+        rows.grants[sequence.seat] = grant
+        return grant
+
+    def _make_room(self, sequence: Sequence, rows: Rows) -> bool:
+        """Let the youngest give way to `sequence`. Not if it is in flight: then its memory comes when it has landed."""
+        if self.leaving:
+            return False
+        others = [s for s in (*self.prefilling, *self.decoding) if s is not sequence]
+        victims = [s for s in others if s.rank > sequence.rank and s.seat not in rows.grants]
+        if victims:
+            return self.leave(max(victims, key=lambda s: s.rank))
+        if not others and self.number == self.landed:
+            # Alone, nothing in flight that could bring memory, nothing left to evict: it can never go on.
+            self.failed.append(sequence)
+        return False
+
+    def in_flight(self, sequence: Sequence) -> bool:
+        return bool(self._last_plan[sequence.seat] > self.landed)
+
+    def leave(self, sequence: Sequence) -> bool:
+        """Take a running sequence off the seats: at once if it can be, else when its flight has landed."""
+        sequence.leaving = True
+        if sequence in self.decoding:
+            self.decoding.remove(sequence)
+            self._decode_seats = None
+        else:
+            self.prefilling.remove(sequence)
+        if self.in_flight(sequence):
+            self.leaving.append(sequence)
+            return False
+        self._stand_up(sequence)
+        return True
+
+    def release_landed(self) -> None:
+        """Let those go whose last flight has landed."""
+        still = [s for s in self.leaving if self.in_flight(s)]
+        gone = [s for s in self.leaving if not self.in_flight(s)]
+        self.leaving = still
+        for sequence in gone:
+            self._stand_up(sequence)
+
+    def _stand_up(self, sequence: Sequence) -> None:
+        assert sequence.lease is not None
+        self.ledger.close(sequence.lease)
+        sequence.lease = None
+        self.by_seat[sequence.seat] = None
+        heappush(self._free_seats, sequence.seat)
+        if sequence.reason is None:
+            self.preemptions += 1
+            sequence.go_back()
+            self.line.add(sequence, self.number)

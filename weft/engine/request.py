@@ -1,0 +1,22 @@
+"""What a caller asks of the engine: a prompt in tokens and how to go on from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.base.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """`snapshots` are positions in the prompt that the caller declares worth keeping; a lower `priority` goes first."""
+
+    prompt: NDArray[np.int32]
+    params: SamplingParams
+    stop_tokens: frozenset[int] = frozenset()
+    salt: bytes = b""
+    priority: int = 0
+    snapshots: tuple[int, ...] = ()

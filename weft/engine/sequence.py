@@ -1,0 +1,97 @@
+"""One request on its way: its tokens, the names of its prefixes, and where it stands."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.engine.events import FinishReason, Report
+from weft.engine.request import Request
+from weft.memory.keys import Key, chain, root_key
+from weft.memory.lease import Lease
+
+
+class Sequence:
+    """`known` are the tokens to compute before the next one can be sampled: the prompt, and what was generated before
+    a preemption. `leaving` is set once no more steps are planned for it; None as its reason means it will be back."""
+
+    __slots__ = (
+        "arrival",
+        "cell",
+        "generated",
+        "id",
+        "keys",
+        "known",
+        "lease",
+        "leaving",
+        "max_tokens",
+        "plain_key",
+        "reason",
+        "report",
+        "request",
+        "seat",
+        "seed",
+        "waited_since",
+    )
+
+    def __init__(self, number: int, request: Request, max_tokens: int, seed: int, cell: int) -> None:
+        self.id = number
+        self.arrival = number
+        self.request = request
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.cell = cell
+        self.known: NDArray[np.int32] = request.prompt
+        self.generated: list[int] = []
+        self.keys: list[Key] = chain(root_key(request.salt, cell), request.prompt, cell)
+        self.plain_key: Key | None = self._plain_key()
+        self.lease: Lease | None = None
+        self.seat = 0
+        self.leaving = False
+        self.reason: FinishReason | None = None
+        self.report = Report()
+        self.waited_since = 0
+
+    def _plain_key(self) -> Key | None:
+        if not self.keys or not self.request.salt:
+            return self.keys[0] if self.keys else None
+        return chain(root_key(b"", self.cell), self.request.prompt[: self.cell], self.cell)[0]
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who goes first: lower priority numbers, then earlier arrivals."""
+        return self.request.priority, self.arrival
+
+    @property
+    def length(self) -> int:
+        """Tokens that the host knows."""
+        return len(self.request.prompt) + len(self.generated)
+
+    @property
+    def reuse_limit(self) -> int:
+        """How many tokens may come from the cache: one must be computed, and so must those that are to be scored."""
+        if self.request.params.prompt_logprobs is not None:
+            return len(self.report.prompt_scores)
+        return len(self.known) - 1
+
+    def tokens(self, start: int, end: int) -> NDArray[np.int32]:
+        """Known tokens of an interval of positions."""
+        prompt = self.request.prompt
+        if end <= len(prompt):
+            return prompt[start:end]
+        tail = np.asarray(self.generated[max(0, start - len(prompt)) : end - len(prompt)], np.int32)
+        return np.concatenate([prompt[start:], tail])
+
+    def name_cells(self, cells: int) -> None:
+        """Extend the keys to that many cells, once their tokens are known."""
+        if cells > len(self.keys):
+            start = len(self.keys) * self.cell
+            parent = self.keys[-1] if self.keys else root_key(self.request.salt, self.cell)
+            self.keys.extend(chain(parent, self.tokens(start, cells * self.cell), self.cell))
+
+    def go_back(self) -> None:
+        """Preempted: everything known must be computed again, from wherever the cache allows."""
+        self.lease = None
+        self.leaving = False
+        self.known = self.tokens(0, self.length)
+        self.report.preemptions += 1
