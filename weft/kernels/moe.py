@@ -1,0 +1,108 @@
+"""Mixtures of experts: who goes where, and the experts' own work.
+
+Routers return (weights, chosen), both [tokens, k]. The reference walks over the experts that were chosen, so it needs
+their numbers on the host: on a CPU they are there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Routing = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
+
+
+def route_softmax(logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:
+    """Probabilities over all experts; the k likeliest, made to sum to 1 again if asked (Qwen)."""
+    weights, chosen = logits.float().softmax(-1).topk(k, -1)
+    if renormalise:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, chosen
+
+
+def route_top(logits: Float[Tensor, "tokens experts"], k: int) -> Routing:
+    """Probabilities over the k best only (gpt-oss, Granite). Equals `route_softmax` with renormalisation."""
+    best, chosen = logits.float().topk(k, -1)
+    return best.softmax(-1), chosen
+
+
+def route_sigmoid(
+    logits: Float[Tensor, "tokens experts"],
+    k: int,
+    bias: Float[Tensor, " experts"] | None = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    renormalise: bool = True,
+    scaling: float = 1.0,
+    eps: float = 1e-20,
+) -> Routing:
+    """Independent scores; `bias` has a say in who is chosen, not in how much they weigh (LFM2-MoE, Nemotron-H).
+
+    With several groups only experts of the `kept_groups` groups whose best two score highest can be chosen.
+    """
+    scores = logits.float().sigmoid()
+    ranking = scores if bias is None else scores + bias
+    if groups > kept_groups:
+        ranking = _only_best_groups(ranking, groups, kept_groups)
+    chosen = ranking.topk(k, -1).indices
+    weights = scores.gather(-1, chosen)
+    if renormalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + eps)
+    return weights * scaling, chosen
+
+
+def _only_best_groups(ranking: Tensor, groups: int, kept: int) -> Tensor:
+    grouped = ranking.unflatten(-1, (groups, -1))
+    strength = grouped.topk(2, -1).values.sum(-1)
+    out = torch.ones_like(strength, dtype=torch.bool).scatter_(-1, strength.topk(kept, -1).indices, False)
+    return grouped.masked_fill(out.unsqueeze(-1), float("-inf")).flatten(-2)
+
+
+def gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """For experts whose first product holds a gate and an up part, side by side."""
+
+    def apply(x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, -1)
+        return activation(gate).mul_(up)
+
+    return apply
+
+
+def clamped_swiglu(x: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
+    """gpt-oss: a gate that saturates, and an up part that is centred at one."""
+    gate, up = x.chunk(2, -1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+
+
+def experts(
+    x: Float[Tensor, "tokens hidden"],
+    weights: Float[Tensor, "tokens k"],
+    chosen: Int[Tensor, "tokens k"],
+    first: Float[Tensor, "experts outer hidden"],
+    second: Float[Tensor, "experts hidden inner"],
+    activation: Callable[[Tensor], Tensor],
+    first_bias: Float[Tensor, "experts outer"] | None = None,
+    second_bias: Float[Tensor, "experts hidden"] | None = None,
+) -> Float[Tensor, "tokens hidden"]:
+    """The weighted sum of the chosen experts: second(activation(first(x)))."""
+
+    def expert(number: int, rows: Tensor) -> Tensor:
+        inner = F.linear(rows, first[number], None if first_bias is None else first_bias[number])
+        return F.linear(activation(inner), second[number], None if second_bias is None else second_bias[number])
+
+    weights = weights.to(x.dtype)
+    if x.shape[0] == 1:
+        return weights @ torch.cat([expert(number, x) for number in chosen[0].tolist()])
+    # Sorted by expert, so that each sees its tokens side by side; put back in their places before they are added up,
+    # always in the order of choice.
+    order = chosen.flatten().argsort(stable=True)
+    numbers, counts = chosen.flatten()[order].unique_consecutive(return_counts=True)
+    parts = x.index_select(0, order // chosen.shape[1]).split(counts.tolist())
+    outcome = torch.empty(order.shape[0], x.shape[1], dtype=x.dtype, device=x.device)
+    outcome[order] = torch.cat([expert(number, part) for number, part in zip(numbers.tolist(), parts)])
+    return torch.bmm(weights.unsqueeze(1), outcome.unflatten(0, chosen.shape)).squeeze(1)

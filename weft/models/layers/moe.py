@@ -1,0 +1,65 @@
+"""Experts as a layer, filled from checkpoints that store them one by one or all in one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from weft.kernels.moe import Routing, experts, gated
+from weft.models.layers.linear import Linear
+from weft.models.layers.mlp import ACTIVATIONS
+from weft.models.model import Source
+
+
+class Experts(nn.Module):
+    """`names` are (gate, up, down) of single experts, or (up, down) if there is no gate.
+
+    Accepts `N.<name>.weight` for every expert N, and the fused `gate_up_proj` (or `up_proj`) and `down_proj`, each
+    [experts, outputs, inputs].
+    """
+
+    def __init__(
+        self,
+        count: int,
+        hidden: int,
+        inner: int,
+        activation: str = "silu",
+        names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:
+        super().__init__()
+        *self.first_names, self.second_name = names
+        self.inner = inner
+        outer = inner * len(self.first_names)
+        self.first = nn.Parameter(torch.empty(count, outer, hidden), requires_grad=False)
+        self.second = nn.Parameter(torch.empty(count, hidden, inner), requires_grad=False)
+        self.activation = gated(ACTIVATIONS[activation]) if len(self.first_names) == 2 else ACTIVATIONS[activation]
+
+    def forward(
+        self, x: Float[Tensor, "tokens hidden"], weights: Float[Tensor, "tokens k"], chosen: Int[Tensor, "tokens k"]
+    ) -> Float[Tensor, "tokens hidden"]:
+        return experts(x, weights, chosen, self.first, self.second, self.activation)
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        yield Source(prefix + ("gate_up_proj" if len(self.first_names) == 2 else "up_proj"), self.first)
+        yield Source(prefix + "down_proj", self.second)
+        for number in range(self.first.shape[0]):
+            for part, name in enumerate(self.first_names):
+                rows = self.first[number, part * self.inner : (part + 1) * self.inner]
+                yield Source(f"{prefix}{number}.{name}.weight", rows)
+            yield Source(f"{prefix}{number}.{self.second_name}.weight", self.second[number])
+
+
+class SparseMLP(nn.Module):
+    """A router and its experts. Checkpoint names: gate, experts."""
+
+    def __init__(self, gate: Linear, experts: nn.Module, route: Callable[[Tensor], Routing]) -> None:
+        super().__init__()
+        self.gate = gate
+        self.experts = experts
+        self.route = route
+
+    def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        return self.experts(x, *self.route(self.gate(x)))
