@@ -7,6 +7,7 @@ ordered. So the device never asks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.plan import Plan, Sampling
+from weft.runner.upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,89 +68,83 @@ class Choices:
     score_token: Tensor  # [scores]
 
 
-class _Pack:
-    """Collects arrays, then hands out views of one uploaded buffer, in the order they came."""
-
-    def __init__(self) -> None:
-        self.pieces: list[NDArray[np.int32]] = []
-        self.kinds: list[bool] = []
-
-    def put(self, array: NDArray[np.generic]) -> int:
-        floating = bool(np.issubdtype(array.dtype, np.floating))
-        self.pieces.append(array.astype(np.float32).view(np.int32) if floating else array.astype(np.int32))
-        self.kinds.append(floating)
-        return len(self.pieces) - 1
-
-    def upload(self, device: torch.device) -> list[Tensor]:
-        packed = torch.from_numpy(np.concatenate(self.pieces)).to(device, non_blocking=True)
-        parts = packed.split([len(piece) for piece in self.pieces])
-        return [part.view(torch.float32) if floating else part.long() for part, floating in zip(parts, self.kinds)]
+Arrays = dict[str, NDArray[Any]]
 
 
 def prepare(plan: Plan, vocab_size: int, device: torch.device) -> Choices:
     """Sort out the rows of a plan and upload what the sampler needs."""
     sampling = plan.sampling
-    pack = _Pack()
     last = np.cumsum(plan.end - plan.start) - 1
-    shared = [pack.put(a) for a in (last[plan.sampled], plan.seat[plan.sampled], plan.score_index, plan.score_token)]
-    penalised = drawn = biased = ordered = None
+    shared: Arrays = {
+        "index": last[plan.sampled],
+        "seat": plan.seat[plan.sampled],
+        "score_index": plan.score_index,
+        "score_token": plan.score_token,
+    }
+    parts: dict[str, Arrays] = {"": shared}
     if not sampling.all_greedy:
-        penalised = _put_penalties(pack, plan)
-        drawn, ordered = _put_draws(pack, sampling, vocab_size)
-        if len(sampling.bias_row):
-            biased = [pack.put(a) for a in (sampling.bias_row, sampling.bias_token, sampling.bias_value)]
-    tensors = pack.upload(device)
-    index, seat, score_index, score_token = (tensors[i] for i in shared)
+        parts |= {"penalties": _penalties(plan), "biases": _biases(sampling), "draws": _draws(sampling, vocab_size)}
+    sent = upload({f"{part}.{name}": array for part, arrays in parts.items() for name, array in arrays.items()}, device)
+
+    def tensors(part: str) -> dict[str, Tensor]:
+        return {name: sent[f"{part}.{name}"] for name in parts.get(part, {})}
+
+    penalties, biases, draws = tensors("penalties"), tensors("biases"), tensors("draws")
     return Choices(
-        index=index,
-        seat=seat,
-        penalties=None if penalised is None else Penalties(*(tensors[i] for i in penalised)),
-        biases=None if biased is None else Biases(*(tensors[i] for i in biased)),
-        draws=None if drawn is None else _draws([tensors[i] for i in drawn], ordered or ()),
+        **tensors(""),
+        penalties=Penalties(**penalties) if penalties else None,
+        biases=Biases(**biases) if biases else None,
+        draws=Draws(**draws, ordered=_ordered(parts["draws"], vocab_size)) if draws else None,
         top=int(sampling.top_logprobs.max(initial=0)) if sampling.wants_logprobs else None,
-        score_index=score_index,
-        score_token=score_token,
     )
 
 
-def _put_penalties(pack: _Pack, plan: Plan) -> list[int] | None:
+def _penalties(plan: Plan) -> Arrays:
     sampling = plan.sampling
     on = sampling.repetition_penalty != 1
     on |= (sampling.presence_penalty != 0) | (sampling.frequency_penalty != 0)
     if not on.any():
-        return None
+        return {}
     row = np.flatnonzero(on)
     line_of_row = np.cumsum(on) - 1
     ours = on[sampling.history_row]
     from_board = plan.from_board[plan.sampled[row]] != 0
-    arrays = (
-        row,
-        sampling.repetition_penalty[row],
-        sampling.presence_penalty[row],
-        sampling.frequency_penalty[row],
-        line_of_row[sampling.history_row[ours]],
-        sampling.history_token[ours],
-        sampling.history_generated[ours].astype(np.float32),
-        np.flatnonzero(from_board),
-        plan.seat[plan.sampled[row[from_board]]],
-    )
-    return [pack.put(array) for array in arrays]
+    return {
+        "row": row,
+        "repetition": sampling.repetition_penalty[row],
+        "presence": sampling.presence_penalty[row],
+        "frequency": sampling.frequency_penalty[row],
+        "line": line_of_row[sampling.history_row[ours]],
+        "token": sampling.history_token[ours],
+        "generated": sampling.history_generated[ours].astype(np.float32),
+        "board_line": np.flatnonzero(from_board),
+        "board_seat": plan.seat[plan.sampled[row[from_board]]],
+    }
 
 
-def _put_draws(pack: _Pack, sampling: Sampling, vocab_size: int) -> tuple[list[int] | None, tuple[bool, ...]]:
+def _biases(sampling: Sampling) -> Arrays:
+    if not len(sampling.bias_row):
+        return {}
+    return {"row": sampling.bias_row, "token": sampling.bias_token, "value": sampling.bias_value}
+
+
+def _draws(sampling: Sampling, vocab_size: int) -> Arrays:
     # The likeliest of one token is that token: no draw, and no ties to think about.
     row = np.flatnonzero((sampling.temperature > 0) & (sampling.top_k != 1))
     if not len(row):
-        return None, ()
+        return {}
     top_k = sampling.top_k[row]
-    top_k = np.where((top_k == 0) | (top_k > vocab_size), vocab_size, top_k)
-    top_p = sampling.top_p[row]
     with np.errstate(divide="ignore"):
         log_min_p = np.log(sampling.min_p[row])
-    arrays = (row, sampling.temperature[row], log_min_p, sampling.uniform[row], top_k, top_p)
-    return [pack.put(array) for array in arrays], tuple(((top_k < vocab_size) | (top_p < 1)).tolist())
+    return {
+        "row": row,
+        "temperature": sampling.temperature[row],
+        "log_min_p": log_min_p,
+        "uniform": sampling.uniform[row],
+        "top_k": np.where((top_k == 0) | (top_k > vocab_size), vocab_size, top_k),
+        "top_p": sampling.top_p[row],
+    }
 
 
-def _draws(tensors: list[Tensor], ordered: tuple[bool, ...]) -> Draws:
-    row, temperature, log_min_p, uniform, top_k, top_p = tensors
-    return Draws(row, temperature, log_min_p, uniform, ordered, top_k, top_p)
+def _ordered(draws: Arrays, vocab_size: int) -> tuple[bool, ...]:
+    return tuple(((draws["top_k"] < vocab_size) | (draws["top_p"] < 1)).tolist())

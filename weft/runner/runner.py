@@ -7,12 +7,15 @@ where the next step finds it without asking the host.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.plan import Landing, Plan, Scores
@@ -104,7 +107,7 @@ class Runner:
         return DeviceScores(*(torch.cat(pieces) for pieces in zip(*parts)))
 
 
-def _download(tensors: list[Tensor]):
+def _download(tensors: list[Tensor]) -> Iterator[NDArray[Any]]:
     """The tensors as NumPy arrays of 32 bits, in one copy from the device."""
     narrow = [t if t.is_floating_point() else t.int() for t in tensors]
     if tensors[0].device.type == "cpu":

@@ -1,0 +1,47 @@
+"""Weft serves hybrid language models. `LLM` runs one in this process; `SamplingParams` say how it answers.
+
+Names are loaded when they are first used, so that `import weft` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weft.base.errors import EngineStopped, ModelError, OptionError, RequestError, WeftError
+    from weft.base.sampling import SamplingParams
+    from weft.llm import LLM
+    from weft.result import Chunk, Result
+
+__version__ = "0.1.0"
+__all__ = [
+    "LLM",
+    "Chunk",
+    "EngineStopped",
+    "ModelError",
+    "OptionError",
+    "RequestError",
+    "Result",
+    "SamplingParams",
+    "WeftError",
+]
+
+_HOMES = {
+    "LLM": "weft.llm",
+    "Chunk": "weft.result",
+    "Result": "weft.result",
+    "SamplingParams": "weft.base.sampling",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "weft.base.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

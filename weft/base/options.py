@@ -1,0 +1,141 @@
+"""What a user may say about the engine, and how that becomes a configuration without any "auto" left.
+
+One dataclass is name, type, default and help of every option; keyword arguments, the command line and its
+documentation all follow from it. `resolve` is pure: it says what it decided and why, and looks at nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from weft.base.config import EngineConfig
+from weft.base.errors import OptionError
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+AUTO_MEMORY_BYTES = 4 << 30
+AUTO_MAX_LENGTH = 32768
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+WEIGHTS = ("checkpoint", "dummy")
+ORDERS = ("fcfs", "prefix")
+
+
+def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
+    """A field of an options class."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Which model to run, and how."""
+
+    model: str | None = option(None, "folder or hub id of a model; without one, a small built-in one of random weights")
+    tokenizer: str | None = option(None, "folder or hub id of another tokenizer than the model's own")
+    dtype: str = option("auto", "number format of the weights; auto: as in the checkpoint", DTYPES)
+    weights: str = option("checkpoint", "dummy: random weights from the configuration alone", WEIGHTS)
+    memory: str | int = option("auto", "for pages and states, such as 2GiB; auto: half of what is free, 4GiB at most")
+    max_sequences: int = option(64, "how many sequences run at once; others wait")
+    max_tokens_per_step: int = option(2048, "how many tokens are computed in one step; longer prompts go in chunks")
+    max_length: str | int = option("auto", "tokens of prompt and answer together; auto: what model and memory allow")
+    cache: bool = option(True, "reuse what was computed for earlier prompts")
+    depth: int = option(0, "steps in flight while the next is planned: 0 or 1")
+    order: str = option("fcfs", "who goes first: fcfs, the first come; prefix, who can reuse most", ORDERS)
+    eviction: str = option("value", "what is given up when memory runs out", ("value", "lru", "flops"))
+    capture_every: int = option(0, "tokens between kept states; 0: by what a state costs")
+    paranoid: bool = option(False, "audit every step and fill freed memory with NaN (slow)")
+    seed: int = option(0, "seed of requests that bring none")
+    threads: int = option(0, "threads of the CPU; 0: one for each core that this process may use")
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, choices = getattr(self, each.name), each.metadata["choices"]
+            if choices and value not in choices:
+                raise OptionError(f"{each.name} must be one of {', '.join(choices)}, got {value!r}")
+        for name in ("max_sequences", "max_tokens_per_step", "depth", "capture_every", "seed", "threads"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise OptionError(f"{name} must be an integer, got {value!r}")
+        for name in ("cache", "paranoid"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        for name in ("model", "tokenizer"):
+            if not isinstance(getattr(self, name), str | None):
+                raise OptionError(f"{name} must be a folder or a hub id, got {getattr(self, name)!r}")
+        if self.threads < 0:
+            raise OptionError(f"threads must not be negative, got {self.threads}")
+        memory_bytes(self.memory)
+        length_limit(self.max_length)
+
+
+def memory_bytes(value: str | int) -> int | None:
+    """A number of bytes as users write it; None is "auto".
+
+    >>> memory_bytes("2GiB"), memory_bytes("1.5 GB"), memory_bytes(4096), memory_bytes("auto")
+    (2147483648, 1500000000, 4096, None)
+    """
+    if value == "auto":
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?I?B?)", str(value).strip().upper())
+    unit = UNITS.get(found[2]) if found else None
+    if isinstance(value, bool) or found is None or unit is None or float(found[1]) == 0:
+        raise OptionError(f'memory must be a number of bytes, such as 2GiB or 500MB, or "auto", got {value!r}')
+    return int(float(found[1]) * unit)
+
+
+def length_limit(value: str | int) -> int | None:
+    """The greatest length as users write it; None is "auto"."""
+    if value == "auto":
+        return None
+    if isinstance(value, bool) or not str(value).isdigit() or int(value) < 1:
+        raise OptionError(f'max_length must be a positive number of tokens or "auto", got {value!r}')
+    return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What `resolve` must know of the world: the machine's free memory and what the model needs."""
+
+    free_bytes: int
+    model_length: int | None  # positions that the model was made for, if it says so
+    bytes_per_token: int  # of pages
+    fixed_bytes: int  # what a sequence holds whatever its length: tail, states, window pages
+
+
+def resolve(options: Options, facts: Facts) -> tuple[EngineConfig, Mapping[str, str]]:
+    """The engine's configuration, and why each "auto" became what it is."""
+    reasons: dict[str, str] = {}
+    memory = memory_bytes(options.memory)
+    if memory is None:
+        memory = min(AUTO_MEMORY_BYTES, facts.free_bytes // 2)
+        reasons["memory"] = f"{memory >> 20} MiB: half of {facts.free_bytes >> 20} MiB free, at most 4096 MiB"
+    # The store is cut into items of up to 64 bits.
+    memory -= memory % 4096
+    length = length_limit(options.max_length)
+    if length is None:
+        length, reasons["max_length"] = _auto_length(memory, facts)
+    config = EngineConfig(
+        memory_bytes=memory,
+        max_sequences=options.max_sequences,
+        max_tokens_per_step=max(options.max_tokens_per_step, options.max_sequences),
+        max_length=length,
+        depth=options.depth,
+        cache=options.cache,
+        order=options.order,
+        eviction=options.eviction,
+        capture_every=options.capture_every,
+        paranoid=options.paranoid,
+        seed=options.seed,
+    )
+    return config, reasons
+
+
+def _auto_length(memory: int, facts: Facts) -> tuple[int, str]:
+    bounds = {f"never more than {AUTO_MAX_LENGTH} unless asked for": AUTO_MAX_LENGTH}
+    if facts.model_length is not None:
+        bounds["the model's own limit"] = facts.model_length
+    if facts.bytes_per_token:
+        bounds["what fits into memory"] = max(1, (memory - facts.fixed_bytes) // facts.bytes_per_token)
+    reason, length = min(bounds.items(), key=lambda bound: bound[1])
+    return length, f"{length} tokens: {reason}"

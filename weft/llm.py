@@ -1,0 +1,316 @@
+"""Offline generation: a model in this process, for one prompt or thousands.
+
+Checks what callers ask, feeds the engine and collects its outputs. Several generations and streams may be under way
+at once, also from several threads: whoever waits for an answer moves the engine on for all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from types import TracebackType
+from typing import Any
+
+from weft.base.errors import EngineStopped, OptionError, RequestError
+from weft.base.options import Options
+from weft.base.sampling import SamplingParams
+from weft.engine.events import Output
+from weft.engine.loop import Engine
+from weft.engine.request import Request
+from weft.loading import load
+from weft.result import Chunk, Result
+from weft.runner.runner import Runner
+from weft.text.answer import Answer
+from weft.text.prompts import NO_TOKENIZER, Prompt, as_list, check_request, check_snapshots, encode_prompts
+from weft.text.template import Message, check_messages
+from weft.text.tokenizer import Tokenizer
+from weft.tracking import InterruptLater, Track
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+Conversation = Sequence[Message]
+
+
+class LLM:
+    """A model, ready to answer. `LLM()` is a small built-in one; options are those of `weft generate --help`.
+
+    >>> with LLM(memory="16MiB") as llm:  # doctest: +SKIP
+    ...     result = llm.generate("Once upon a time", SamplingParams(max_tokens=16))[0]
+    """
+
+    def __init__(self, model: str | None = None, *, progress: bool = True, **options: Any) -> None:
+        self.options = _options(model, options)
+        loaded = load(self.options, progress)
+        self.config = loaded.config
+        self.tokenizer = loaded.tokenizer
+        self.template = loaded.template
+        self.end_tokens = loaded.end_tokens
+        self.vocab_size = loaded.model.vocab_size
+        self._runner: Runner | None = Runner(
+            loaded.model,
+            loaded.spec,
+            self.config.memory_bytes,
+            self.config.max_sequences,
+            threads=self.options.threads or None,
+        )
+        self.engine = Engine(loaded.spec, self._runner, self.config)
+        self._running: dict[int, Track] = {}
+        self._lock = threading.RLock()
+
+    # asking -----------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params = None,
+        *,
+        progress: bool = True,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        snapshots: Sequence[int] | Sequence[Sequence[int]] = (),
+    ) -> list[Result]:
+        """Answers to all prompts, in their order. Nothing runs if any of them cannot.
+
+        `cache_salt` keeps the cached prefixes of one tenant from all others; a lower `priority` goes first; `snapshots`
+        are positions in the prompt (or a list of them per prompt) that later prompts will share.
+        """
+        found = encode_prompts(as_list(prompts), self.tokenizer, self.vocab_size)
+        requests = self._requests(found, params, cache_salt, priority, snapshots)
+        return self._run(requests, progress)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: Params = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        progress: bool = True,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> list[Result]:
+        """The next message of one conversation or of many. A message with `cache_control` is kept for later ones."""
+        conversations = _conversations(messages)
+        rendered = [self._render(each, tools, template_variables) for each in conversations]
+        found = encode_prompts([tokens for tokens, _ in rendered], self.tokenizer, self.vocab_size)
+        requests = self._requests(found, params, cache_salt, priority, [positions for _, positions in rendered])
+        return self._run(requests, progress)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        snapshots: Sequence[int] = (),
+    ) -> Iterator[Chunk]:
+        """An answer as it grows; the last chunk carries the whole result. Closing the iterator ends the request."""
+        found = encode_prompts(_single(prompt), self.tokenizer, self.vocab_size)
+        return self._follow(self._requests(found, params, cache_salt, priority, snapshots)[0])
+
+    def chat_stream(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> Iterator[Chunk]:
+        """The next message of a conversation as it grows."""
+        tokens, positions = self._render(check_messages(messages), tools, template_variables)
+        found = encode_prompts([tokens], self.tokenizer, self.vocab_size)
+        return self._follow(self._requests(found, params, cache_salt, priority, positions)[0])
+
+    def close(self) -> None:
+        """End what is running and give the memory back. The object is of no use afterwards."""
+        with self._lock:
+            self._abort(list(self._running.values()))
+            self._runner = None
+            self.engine = None  # type: ignore[assignment]
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # checking ---------------------------------------------------------------------------------------------------------
+
+    def _requests(
+        self,
+        prompts: list[Any],
+        params: Params,
+        cache_salt: str | None,
+        priority: int,
+        snapshots: Sequence[int] | Sequence[Sequence[int]],
+    ) -> list[Request]:
+        """Every prompt as a request that the engine will take; raises before any of them runs."""
+        self._check_open()
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise RequestError(f"priority must be an integer, got {priority!r}")
+        if not isinstance(cache_salt, str | None):
+            raise RequestError(f"cache_salt must be a string, got {cache_salt!r}")
+        wishes = _per_prompt(params, len(prompts))
+        kept = _snapshots_per_prompt(snapshots, len(prompts))
+        salt = (cache_salt or "").encode()
+        requests = []
+        for tokens, wish, positions in zip(prompts, wishes, kept, strict=True):
+            check_request(tokens, wish, self.tokenizer is not None, self.vocab_size, self.config.max_length)
+            stops = frozenset(wish.stop_token_ids) | (frozenset() if wish.ignore_eos else self.end_tokens)
+            checked = check_snapshots(positions, len(tokens))
+            requests.append(Request(tokens, wish, stops, salt, priority, checked))
+        return requests
+
+    def _check_open(self) -> None:
+        if self._runner is None:
+            raise EngineStopped("this LLM was closed")
+
+    def _render(
+        self,
+        messages: Conversation,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> tuple[list[int], list[int]]:
+        """A conversation's tokens, and where its messages with `cache_control` end."""
+        if self.tokenizer is None:
+            raise RequestError(NO_TOKENIZER)
+        if self.template is None:
+            raise RequestError("this model has no chat template: use generate with a prompt of your own")
+        text = self.template.render(messages, tools=tools, variables=variables)
+        positions = []
+        for end in (place + 1 for place, message in enumerate(messages) if message.get("cache_control")):
+            begun = self.template.render(messages[:end], tools=tools, variables=variables, add_generation_prompt=False)
+            positions.append(_shared_tokens(self.tokenizer, text, begun))
+        return self.tokenizer.encode(text, special=False), [position for position in positions if position]
+
+    # running ----------------------------------------------------------------------------------------------------------
+
+    def _run(self, requests: list[Request], progress: bool) -> list[Result]:
+        from weft.progress import Progress
+
+        tracks: list[Track] = []
+        with Progress(len(requests), shown=progress) as bar:
+            try:
+                for request in requests:
+                    tracks.append(self._add(request))
+                for track in tracks:
+                    while track.result is None:
+                        self._move_on()
+                        bar.show(tracks)
+            except BaseException:
+                self._abort(tracks)
+                raise
+        return [track.result for track in tracks if track.result is not None]
+
+    def _follow(self, request: Request) -> Iterator[Chunk]:
+        track = self._add(request)
+        chunks: deque[Chunk] = deque()
+        track.chunks = chunks
+        try:
+            while True:
+                while not chunks:
+                    self._move_on()
+                chunk = chunks.popleft()
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+        finally:
+            self._abort([track])
+
+    def _add(self, request: Request) -> Track:
+        with self._lock:
+            self._check_open()
+            detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer()
+            answer = Answer(request.params, detokenizer, request.stop_tokens)
+            track = Track(self.engine.add(request), request, answer)
+            self._running[track.sequence] = track
+            return track
+
+    def _move_on(self) -> None:
+        """One step of the engine, and what it brought to whom."""
+        with self._lock:
+            self._check_open()
+            with InterruptLater():
+                for output in self.engine.step():
+                    track = self._running.get(output.sequence)
+                    if track is not None:
+                        self._take(track, output)
+
+    def _take(self, track: Track, output: Output) -> None:
+        finish = track.take(output)
+        if finish is None:
+            return
+        if output.finish is None:
+            self.engine.finish(track.sequence)
+        track.complete(finish, output.error, self.engine)
+        del self._running[track.sequence]
+        self.engine.forget(track.sequence)
+
+    def _abort(self, tracks: list[Track]) -> None:
+        """End those that still run, and let their memory go at once."""
+        with self._lock:
+            left = [track for track in tracks if self._running.pop(track.sequence, None) is not None]
+            for track in left:
+                self.engine.abort(track.sequence)
+                self.engine.forget(track.sequence)
+            # What is in the air must land before its memory is free; others may gain tokens by that.
+            if left and not self._running:
+                while not self.engine.idle:
+                    self.engine.step()
+
+
+def _options(model: str | None, given: Mapping[str, Any]) -> Options:
+    known = [each.name for each in fields(Options)]
+    for name in given:
+        if name not in known:
+            raise OptionError(f"LLM has no option {name!r}; known are {', '.join(known)}")
+    return Options(model=None if model is None else str(model), **given)
+
+
+def _per_prompt(params: Params, count: int) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
+        raise RequestError(f"params must be SamplingParams or a list of them, got {params!r:.80}")
+    if len(params) != count:
+        raise RequestError(f"params has {len(params)} entries for {count} prompts")
+    for place, each in enumerate(params):
+        if not isinstance(each, SamplingParams):
+            raise RequestError(f"params[{place}] must be SamplingParams, got {each!r:.80}")
+    return list(params)
+
+
+def _snapshots_per_prompt(snapshots: Sequence[int] | Sequence[Sequence[int]], count: int) -> list[Sequence[int]]:
+    if all(isinstance(each, int) for each in snapshots):
+        return [snapshots] * count  # type: ignore[list-item]
+    if len(snapshots) != count:
+        raise RequestError(f"snapshots has {len(snapshots)} entries for {count} prompts")
+    return list(snapshots)  # type: ignore[arg-type]
+
+
+def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    if isinstance(messages, Sequence) and messages and all(isinstance(each, list | tuple) for each in messages):
+        return [check_messages(each) for each in messages]  # type: ignore[arg-type]
+    return [check_messages(messages)]  # type: ignore[arg-type]
+
+
+def _single(prompt: Prompt) -> list[Prompt]:
+    prompts = as_list(prompt)
+    if len(prompts) != 1:
+        raise RequestError(f"stream takes one prompt, got {len(prompts)}; use generate for many")
+    return prompts
+
+
+def _shared_tokens(tokenizer: Tokenizer, text: str, begun: str) -> int:
+    """How many tokens a text shares with the beginning of it that was rendered apart."""
+    whole, part = tokenizer.encode_all([text, begun], special=False)
+    differ = (i for i, (a, b) in enumerate(zip(whole, part)) if a != b)
+    return next(differ, min(len(whole), len(part)))

@@ -1,0 +1,48 @@
+"""The progress bar of a generation: prompts done, tokens a second, share of prompt tokens that came from the cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from weft.result import Result
+
+SECONDS_BETWEEN = 0.2
+
+
+class Watched(Protocol):
+    """A request under way."""
+
+    result: Result | None
+    answer: Any
+
+
+class Progress:
+    def __init__(self, total: int, shown: bool) -> None:
+        # On anything but a terminal a bar is noise.
+        self._bar = tqdm(total=total, unit="prompt", desc="generating", disable=None if shown else True, leave=False)
+        self._started = self._last = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def show(self, requests: Sequence[Watched]) -> None:
+        now = time.monotonic()
+        if self._bar.disable or now - self._last < SECONDS_BETWEEN:
+            return
+        self._last = now
+        done = [request.result for request in requests if request.result is not None]
+        tokens = sum(len(request.answer.tokens) for request in requests)
+        prompt = sum(len(result.prompt_token_ids) for result in done)
+        cached = sum(result.cached_tokens for result in done)
+        self._bar.n = len(done)
+        self._bar.set_postfix_str(f"{tokens / (now - self._started):.0f} tok/s, {cached / max(1, prompt):.0%} cached")

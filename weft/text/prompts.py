@@ -1,0 +1,90 @@
+"""What callers send as prompts, checked and turned into token ids before anything runs. Errors name the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.base.errors import RequestError
+from weft.base.sampling import SamplingParams
+from weft.text.tokenizer import Tokenizer
+
+Tokens = NDArray[np.int32]
+Prompt = str | Sequence[int]
+
+NO_TOKENIZER = "this model has no tokenizer.json: send prompts as lists of token ids, or name a tokenizer"
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list of prompts.
+
+    >>> as_list("a"), as_list([1, 2]), as_list(["a", [1, 2]]), as_list([])
+    (['a'], [[1, 2]], ['a', [1, 2]], [])
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, np.ndarray):
+        return [prompts] if prompts.ndim == 1 else list(prompts)
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise RequestError(f"prompts must be a string, a list of token ids, or a list of those, got {prompts!r:.80}")
+    if prompts and all(isinstance(item, int | np.integer) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def encode_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer | None, vocab_size: int) -> list[Tokens]:
+    """The token ids of every prompt; texts are tokenized together."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if texts and tokenizer is None:
+        raise RequestError(NO_TOKENIZER)
+    encoded = iter(tokenizer.encode_all(texts) if tokenizer is not None and texts else ())
+    many = len(prompts) > 1
+    return [
+        checked_tokens(
+            next(encoded) if isinstance(prompt, str) else prompt, vocab_size, f"prompts[{i}]" if many else "prompt"
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def checked_tokens(tokens: Sequence[int], vocab_size: int, name: str = "prompt") -> Tokens:
+    """Token ids as an array, if they are token ids."""
+    try:
+        array = np.asarray(tokens)
+    except ValueError:
+        array = np.empty(0, np.object_)
+    if array.ndim != 1 or not (array.size == 0 or np.issubdtype(array.dtype, np.integer)):
+        raise RequestError(f"{name} must be a string or a list of token ids (integers), got {tokens!r:.80}")
+    if not array.size:
+        raise RequestError(f"{name} is empty: it must hold at least one token")
+    wrong = (array < 0) | (array >= vocab_size)
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        raise RequestError(
+            f"{name} holds token id {array[place]} at {place}; the vocabulary has ids 0 to {vocab_size - 1}"
+        )
+    return array.astype(np.int32)
+
+
+def check_request(tokens: Tokens, params: SamplingParams, has_text: bool, vocab_size: int, max_length: int) -> None:
+    """What only the model can tell about a request's parameters."""
+    if len(tokens) + params.max_tokens > max_length:
+        raise RequestError(
+            f"prompt of {len(tokens)} tokens plus max_tokens {params.max_tokens} exceeds max_length {max_length}"
+        )
+    if params.stop and not has_text:
+        raise RequestError(f"stop takes strings, but {NO_TOKENIZER.partition(':')[0]}: use stop_token_ids")
+    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+        beyond = [token for token in ids if token >= vocab_size]
+        if beyond:
+            raise RequestError(f"{name} holds token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
+
+
+def check_snapshots(snapshots: Sequence[int], length: int) -> tuple[int, ...]:
+    """Positions of a prompt after which its state is worth keeping."""
+    for position in snapshots:
+        if isinstance(position, bool) or not isinstance(position, int | np.integer) or not 0 < position <= length:
+            raise RequestError(f"snapshots must be positions from 1 to the prompt's length {length}, got {position!r}")
+    return tuple(sorted({int(position) for position in snapshots}))

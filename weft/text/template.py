@@ -1,0 +1,179 @@
+"""Chat templates: messages into one prompt, by the Jinja template that came with the model.
+
+A template is a program from somebody else, so it runs in a sandbox, cannot change what it is given, and may write only
+so much.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from weft.base.errors import ModelError, RequestError
+from weft.text.tokenizer import read_json
+
+MAX_CHARACTERS = 1 << 24
+Message = Mapping[str, Any]
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's words for training; here its body is just rendered."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Refuses private attributes and changes to arguments, as Jinja's own does, and products of unbounded size."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise jinja2.exceptions.SecurityError("a chat template may not compute powers")
+        for factor, other in ((left, right), (right, left)):
+            if isinstance(factor, int) and not isinstance(other, int | float) and factor * len(other) > MAX_CHARACTERS:
+                raise jinja2.exceptions.SecurityError("a chat template may not repeat anything so often")
+        return super().call_binop(context, operator, left, right)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own escapes for HTML, which no model has learnt."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _environment(clock: Callable[[], datetime]) -> _Sandbox:
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"], autoescape=False
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: clock().strftime(form)
+    return environment
+
+
+class ChatTemplate:
+    """A template and the special tokens that it may name."""
+
+    def __init__(
+        self,
+        source: str,
+        specials: Mapping[str, str] | None = None,
+        clock: Callable[[], datetime] = datetime.now,
+        max_characters: int = MAX_CHARACTERS,
+    ) -> None:
+        self.source = source
+        self._specials = dict(specials or {})
+        self._max_characters = max_characters
+        try:
+            self._template = _environment(clock).from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"the chat template is broken in line {error.lineno}: {error.message}") from None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a conversation. `variables` are further names that this model's template knows."""
+        values = {
+            **self._specials,
+            **(variables or {}),
+            "messages": [plain_message(message, place) for place, message in enumerate(check_messages(messages))],
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        # Whatever a foreign program does wrong with the caller's messages is the fault of this request alone.
+        try:
+            return self._bounded(values)
+        except RequestError:
+            raise
+        except jinja2.TemplateError as error:
+            raise RequestError(f"messages do not fit the model's chat template: {error}") from None
+        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise RequestError(f"the model's chat template failed on these messages: {error!r}") from None
+
+    def _bounded(self, values: Mapping[str, Any]) -> str:
+        pieces: list[str] = []
+        room = self._max_characters
+        for piece in self._template.generate(values):
+            room -= len(piece)
+            if room < 0:
+                raise RequestError(f"the chat template wrote more than {self._max_characters} characters")
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+def check_messages(messages: Sequence[Message]) -> Sequence[Message]:
+    """Refuses what is no conversation, and says which message."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise RequestError("messages must be a list of at least one message, each with a role and content")
+    for place, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError(f"messages[{place}] must be an object with role and content, got {message!r}")
+        if not isinstance(message.get("role"), str):
+            raise RequestError(f"messages[{place}].role must be a string, got {message.get('role')!r}")
+    return messages
+
+
+def plain_message(message: Message, place: int) -> dict[str, Any]:
+    """A message whose content is text: parts of type "text" are joined, others refused."""
+    content = message.get("content")
+    kept = {name: value for name, value in message.items() if name != "cache_control"}
+    if isinstance(content, str) or (content is None and "content" in message) or "tool_calls" in message:
+        return kept
+    if not isinstance(content, Sequence):
+        raise RequestError(f"messages[{place}].content must be a string or a list of parts, got {content!r}")
+    kept["content"] = "".join(_part_text(part, place) for part in content)
+    return kept
+
+
+def _part_text(part: Any, place: int) -> str:
+    if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        raise RequestError(f'messages[{place}].content may hold parts {{"type": "text", "text": ...}}, got {part!r}')
+    return str(part["text"])
+
+
+def find_template(folder: Path, for_tools: bool = False) -> str | None:
+    """The source of a model's chat template: chat_template.jinja, else chat_template in a configuration file.
+
+    A file may hold several under names; "tool_use" is for conversations with tools, "default" for the others.
+    """
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        stated = read_json(folder / name).get("chat_template")
+        if isinstance(stated, str):
+            return stated
+        if isinstance(stated, list):
+            named = {entry["name"]: str(entry["template"]) for entry in stated}
+            return named.get("tool_use", named.get("default")) if for_tools else named.get("default")
+    return None

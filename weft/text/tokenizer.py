@@ -1,0 +1,139 @@
+"""Text to token ids and back, from the files that lie beside a model's weights.
+
+Reads tokenizer.json (the `tokenizers` library) and what the configuration files say about special tokens and the end of
+an answer. Special tokens around a prompt are those that tokenizer.json's own post-processor adds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from weft.base.errors import ModelError, RequestError
+from weft.text.detokenizer import Detokenizer, Vocabulary
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Encodes prompts, decodes answers. `specials` are the named special tokens (bos_token, ...) for templates."""
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, specials: Mapping[str, str] | None = None, end_tokens: Iterable[int] = ()
+    ) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self.specials = dict(specials or {})
+        self.vocabulary = Vocabulary(backend)
+        self.end_tokens = frozenset(end_tokens) | self._own_end()
+
+    def _own_end(self) -> frozenset[int]:
+        token = self.backend.token_to_id(self.specials.get("eos_token", ""))
+        return frozenset() if token is None else frozenset([token])
+
+    @property
+    def size(self) -> int:
+        """One more than the greatest token id."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of a text; `special` adds what the model expects around a prompt, such as a beginning token."""
+        return self.encode_all([text], special)[0]
+
+    def encode_all(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
+        for text in texts:
+            _check_unicode(text)
+        return [found.ids for found in self.backend.encode_batch(list(texts), add_special_tokens=special)]
+
+    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
+        return self.vocabulary.detokenizer(skip_special)
+
+    def decode(self, tokens: Iterable[int], skip_special: bool = True) -> str:
+        """The text that a detokenizer gives for these tokens, all at once."""
+        detokenizer = self.detokenizer(skip_special)
+        return "".join([*map(detokenizer.feed, tokens), detokenizer.flush()])
+
+    def bytes_of(self, token: int) -> bytes:
+        """A single token as it stands in a text; maybe a part of a character."""
+        return self.vocabulary.bytes_of(token)
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = text[error.start]
+        raise RequestError(f"prompt holds {found!r} at character {error.start}: half of a surrogate pair") from None
+
+
+def load_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a model's folder, or None if it has none (the model then takes token ids only)."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for every fault of the file
+        raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from None
+    return Tokenizer(backend, special_tokens(folder), end_tokens(folder))
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """Named special tokens by tokenizer_config.json, or by the older special_tokens_map.json."""
+    stated = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
+    found = {name: stated[name] for name in SPECIAL_NAMES if stated.get(name)}
+    return {name: token["content"] if isinstance(token, dict) else str(token) for name, token in found.items()}
+
+
+def end_tokens(folder: Path) -> frozenset[int]:
+    """Ids that end an answer, by generation_config.json or else config.json; one number or a list of them."""
+    for name in ("generation_config.json", "config.json"):
+        config = read_json(folder / name)
+        stated = config.get("eos_token_id")
+        if stated is None and isinstance(config.get("text_config"), dict):
+            stated = config["text_config"].get("eos_token_id")
+        if stated is not None:
+            return frozenset(stated) if isinstance(stated, list) else frozenset([int(stated)])
+    return frozenset()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file that may be absent."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return value
+
+
+def find_text_files(place: str) -> Path:
+    """The folder of a tokenizer: a local one, or the hub's, of which only the small files are fetched."""
+    local = Path(place).expanduser()
+    if local.is_dir():
+        return local
+    if place.count("/") != 1:
+        raise ModelError(f"{place} is neither a folder with a tokenizer nor a hub id such as 'owner/name'")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(place, allow_patterns=list(FILES)))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"no folder {place} here, and the hub did not give it: {error}") from None
