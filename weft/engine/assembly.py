@@ -24,6 +24,10 @@ class Rows:
     prefills: list[tuple[Sequence, int, int, bool]] = field(default_factory=list)  # start, end, samples
     grants: dict[int, Grant] = field(default_factory=dict)  # by seat
 
+    def carry(self, seat: int) -> bool:
+        """Is the sequence on this seat part of the step already?"""
+        return seat in self.grants or seat in self.decode_seats
+
     @property
     def tokens(self) -> int:
         return len(self.decode_seats) + sum(end - start for _, start, end, _ in self.prefills)

@@ -20,6 +20,9 @@ from weft.engine.sequence import Sequence
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 
+# A sequence that finds no memory although it is alone begins anew in an empty arena, this often at most.
+MAX_FRESH_STARTS = 3
+
 
 class Planner:
     """Owns the running sequences and their seats. `landed` is the number of the last plan that has landed."""
@@ -193,13 +196,24 @@ class Planner:
         if self.leaving:
             return False
         others = [s for s in (*self.prefilling, *self.decoding) if s is not sequence]
-        victims = [s for s in others if s.rank > sequence.rank and s.seat not in rows.grants]
+        victims = [s for s in others if s.rank > sequence.rank and not rows.carry(s.seat)]
         if victims:
             return self.leave(max(victims, key=lambda s: s.rank))
         if not others and self.number == self.landed:
-            # Alone, nothing in flight that could bring memory, nothing left to evict: it can never go on.
-            self.failed.append(sequence)
+            self._start_over(sequence)
         return False
+
+    def _start_over(self, sequence: Sequence) -> None:
+        """Alone, nothing in flight that could bring memory, nothing left to evict: its units lie scattered over slabs.
+
+        In an empty arena they would not.
+        """
+        sequence.fresh_starts += 1
+        if sequence.fresh_starts > MAX_FRESH_STARTS:
+            self.failed.append(sequence)
+            return
+        self.leave(sequence)
+        self.ledger.cache.clear()
 
     def in_flight(self, sequence: Sequence) -> bool:
         return bool(self._last_plan[sequence.seat] > self.landed)

@@ -18,6 +18,7 @@ class Sequence:
     __slots__ = (
         "arrival",
         "cell",
+        "fresh_starts",
         "generated",
         "id",
         "keys",
@@ -51,6 +52,7 @@ class Sequence:
         self.reason: FinishReason | None = None
         self.report = Report()
         self.waited_since = 0
+        self.fresh_starts = 0
 
     def _plain_key(self) -> Key | None:
         if not self.keys or not self.request.salt:

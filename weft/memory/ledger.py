@@ -329,6 +329,8 @@ class Ledger:
             Kind.TAIL: 1,
         }
         need = sum(self.arena.slabs_for(kind, units[kind]) for kind in self.arena.unit_bytes)
+        # Units that come and go while it runs may lie in one slab more.
+        need += sum(kind in self.arena.unit_bytes for kind in (Kind.WINDOW, Kind.STATE))
         return need <= self.arena.slabs
 
     def private_bytes(self, tokens: int) -> int:
