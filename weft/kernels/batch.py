@@ -53,7 +53,7 @@ class Decodes:
 class Rank:
     """The c-th pieces of a group's rows, on the columns 0 .. reach of their cells.
 
-    A row's new tokens lie on columns offset .. end_offset; earlier columns are its tail, later ones repeat its last token.
+    A row's new tokens lie on columns offset .. end_offset; earlier columns are its tail, later ones repeat its last.
     Nothing that is computed on a later column is ever used: a row with such columns neither goes on nor is captured.
     """
 

@@ -1,0 +1,189 @@
+"""Plans made by hand, and a rig that drives recurrent kernels through many of them against known answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.base.plan import Captures, Plan, Sampling
+from weft.kernels.batch import Batch
+from weft.memory.device.store import RecurrentView, Store
+from weft.memory.kinds import Kind
+from weft.memory.spec import MemorySpec, RecurrentMemory
+from weft.runner.batching import build_batch
+
+# Stands where no checkpoint exists: whoever looks is out of bounds.
+NOWHERE = 1 << 30
+
+
+class Row(NamedTuple):
+    start: int
+    end: int
+    read_slot: int = NOWHERE
+    tail: int = 0
+    seat: int = 0
+    from_board: int = 0
+    pages: Sequence[int] = ()
+    window_pages: Sequence[int] = ()
+    window_first: int = 0
+    tokens: Sequence[int] | None = None
+
+
+class Capture(NamedTuple):
+    row: int
+    position: int
+    slot: int
+
+
+def ints(values: Sequence[int]) -> np.ndarray:
+    return np.array(list(values), np.int32)
+
+
+def table(lines: Sequence[Sequence[int]]) -> np.ndarray:
+    width = max(map(len, lines))
+    return np.array([[*line, *[NOWHERE] * (width - len(line))] for line in lines], np.int32).reshape(len(lines), width)
+
+
+def greedy(count: int) -> Sampling:
+    def full(value: float) -> np.ndarray:
+        return np.full(count, value, np.float32)
+
+    none, numbers = ints([]), np.zeros(0, np.float32)
+    return Sampling(
+        temperature=full(0), top_k=ints([0] * count), top_p=full(1), min_p=full(0), uniform=full(0),
+        top_logprobs=ints([0] * count), repetition_penalty=full(1), presence_penalty=full(0),
+        frequency_penalty=full(0), history_row=none, history_token=none, history_generated=none, bias_row=none,
+        bias_token=none, bias_value=numbers, all_greedy=True, wants_logprobs=False,
+    )  # fmt: skip
+
+
+def make_plan(rows: Sequence[Row], captures: Sequence[Capture] = ()) -> Plan:
+    """A plan of `rows`, in this order; each samples a token. Tokens are numbered through unless given."""
+    lengths = [row.end - row.start for row in rows]
+    tokens = [row.tokens if row.tokens is not None else range(row.start, row.end) for row in rows]
+    assert [len(line) for line in tokens] == lengths
+    return Plan(
+        number=0,
+        seat=ints(row.seat for row in rows),
+        start=ints(row.start for row in rows),
+        end=ints(row.end for row in rows),
+        tokens=ints(token for line in tokens for token in line),
+        from_board=ints(row.from_board for row in rows),
+        read_slot=ints(row.read_slot for row in rows),
+        tail=ints(row.tail for row in rows),
+        page_table=table([row.pages for row in rows]),
+        window_table=table([row.window_pages for row in rows]),
+        window_first=ints(row.window_first for row in rows),
+        captures=Captures(*(ints(column) for column in (zip(*captures) if captures else ([], [], [])))),
+        sampled=ints(range(len(rows))),
+        sampling=greedy(len(rows)),
+        score_index=ints([]),
+        score_token=ints([]),
+        score_top=0,
+    )
+
+
+@dataclass
+class Known:
+    """A sequence with its answers: inputs and outputs by position, states by the number of tokens read."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    states: dict[str, Tensor]
+    computed: int = 0
+    tail: int = 0
+    slots: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        return len(self.inputs[0])
+
+
+Call = Callable[[tuple[Tensor, ...], Batch, RecurrentView], tuple[Tensor, ...]]
+
+
+class Rig:
+    """Runs sequences chunk by chunk through a kernel; every output and every captured state is compared.
+
+    All memory is NaN at first, and again when freed. Tails and slots are given out in random order.
+    """
+
+    def __init__(
+        self, memory: RecurrentMemory, sequences: Sequence[Known], call: Call, cell: int = 8, room: int = 0, seed: int = 0
+    ) -> None:
+        self.spec = MemorySpec((memory,), cell=cell, draft_room=room)
+        self.random = random.Random(seed)
+        self.sequences, self.call = sequences, call
+        units = sum(s.length // cell + 1 for s in sequences)
+        bytes_needed = units * max(self.spec.state_bytes, self.spec.tail_bytes) + 64
+        # States and tails in one buffer each: the rig has no arena to keep them apart.
+        self.states, self.tails = (Store(self.spec, -(-bytes_needed // 64) * 64) for _ in range(2))
+        for store in (self.states, self.tails):
+            store.buffer.fill_(0xFF)
+        self.view = RecurrentView(self.states.views[0].state, self.tails.views[0].tail)
+        self.free_slots = self.random.sample(range(units), units)
+        for sequence, tail in zip(sequences, self.random.sample(range(units), len(sequences))):
+            sequence.computed, sequence.tail, sequence.slots = 0, tail, {}
+        self.tolerance = 2e-5
+
+    def step(self, chunks: Sequence[tuple[int, int]]) -> None:
+        """Extend sequences by so many tokens each, all in one plan. One-token rows go first, as in every plan."""
+        chunks = sorted(chunks, key=lambda chunk: chunk[1] > 1)
+        chosen = [self.sequences[index] for index, _ in chunks]
+        spans = [(s.computed, s.computed + count) for s, (_, count) in zip(chosen, chunks)]
+        captures = [
+            Capture(row, position, self.free_slots.pop())
+            for row, (start, end) in enumerate(spans)
+            for position in self.wanted(start, end)
+        ]
+        cell = self.spec.cell
+        rows = [
+            Row(start, end, s.slots[start - start % cell] if start >= cell else NOWHERE, s.tail, seat=index)
+            for s, (start, end), (index, _) in zip(chosen, spans, chunks)
+        ]
+        batch = build_batch(make_plan(rows, captures), self.spec, torch.zeros(99, dtype=torch.int64), "cpu")
+        inputs = zip(*([x[start:end] for x in s.inputs] for s, (start, end) in zip(chosen, spans)))
+        outputs = self.call(tuple(torch.cat(pieces) for pieces in inputs), batch, self.view)
+        for number, output in enumerate(outputs):
+            answers = torch.cat([s.outputs[number][start:end] for s, (start, end) in zip(chosen, spans)])
+            self.compare(output, answers, f"output {number} of rows {spans}")
+        for row, position, slot in captures:
+            for name, answers in chosen[row].states.items():
+                self.compare(self.view.state[name][slot], answers[position], f"{name} at {position} of {spans[row]}")
+            chosen[row].slots[position] = slot
+        for sequence, (_, end) in zip(chosen, spans):
+            sequence.computed = end
+
+    def wanted(self, start: int, end: int) -> list[int]:
+        """Grid positions to capture: the last, without which the sequence cannot go on, and others at random."""
+        passed = range(start - start % self.spec.cell + self.spec.cell, end + 1, self.spec.cell)
+        return [position for position in passed if position == passed[-1] or self.random.random() < 0.6]
+
+    def compare(self, found: Tensor, answer: Tensor, what: str) -> None:
+        torch.testing.assert_close(
+            found.float(), answer.float(), rtol=self.tolerance, atol=self.tolerance, msg=lambda text: f"{what}\n{text}"
+        )
+
+    def roll_back(self, index: int, position: int) -> None:
+        """Undo all beyond `position`: what was captured there is gone."""
+        sequence = self.sequences[index]
+        for beyond in [p for p in sequence.slots if p > position]:
+            slot = sequence.slots.pop(beyond)
+            self.states.poison(Kind.STATE, slot)
+            self.free_slots.append(slot)
+        sequence.computed = position
+
+    def run(self, lengths: Sequence[int]) -> None:
+        """Random steps until every sequence is read: rows of the given lengths, some sequences pausing."""
+        while unfinished := [i for i, s in enumerate(self.sequences) if s.computed < s.length]:
+            going = [i for i in unfinished if self.random.random() < 0.7] or unfinished[:1]
+            self.step([(i, min(self.random.choice(lengths), self.remaining(i))) for i in going])
+
+    def remaining(self, index: int) -> int:
+        return self.sequences[index].length - self.sequences[index].computed

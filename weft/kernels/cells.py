@@ -1,0 +1,137 @@
+"""How recurrent kernels reach what lies in cells: packed tokens, tails and states, by view where one row allows it.
+
+Only moves values; what they mean is the kernels' business. Tails are read before they are written, except by decodes,
+which write their new token first and find it among the cell's.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.batch import Decodes, Group, OpenCell, Rank
+
+
+def opened(part: Float[Tensor, "tails ring ..."], cell: OpenCell, length: int) -> Float[Tensor, "length ..."]:
+    """The first `length` tokens of an open cell in a tail; a view, unless the ring's end lies among them."""
+    own = part[cell.tail]
+    beyond = cell.low + length - own.shape[0]
+    if beyond <= 0:
+        return own[cell.low : cell.low + length]
+    return torch.cat((own[cell.low :], own[:beyond]))
+
+
+def put(part: Float[Tensor, "tails ring ..."], decodes: Decodes, values: Float[Tensor, "rows ..."]) -> None:
+    """Append each decode's new token to its tail."""
+    if decodes.rows == 1:
+        cell = decodes.cells[0]
+        part[cell.tail, (cell.low + cell.offset) % part.shape[1]] = values[0]
+    else:
+        part[decodes.tail, decodes.ring] = values
+
+
+def decode_keys(part: Float[Tensor, "tails ring ..."], decodes: Decodes) -> Float[Tensor, "rows reach ..."]:
+    """Each decode's open cell, its new token included; a shorter cell repeats its last."""
+    if decodes.rows == 1:
+        return opened(part, decodes.cells[0], decodes.reach).unsqueeze(0)
+    return part[decodes.tail.unsqueeze(1), decodes.keys]
+
+
+def decode_total(
+    part: Float[Tensor, "tails ring heads"], decodes: Decodes, step: Float[Tensor, "rows heads"]
+) -> Float[Tensor, "rows heads"]:
+    """Log decay since the cell's start, the new token's `step` included."""
+    if decodes.rows == 1:
+        cell = decodes.cells[0]
+        return part[cell.tail, (cell.low + cell.offset - 1) % part.shape[1]] + step if cell.offset else step
+    before = part[decodes.tail, decodes.previous]
+    if decodes.any_opens:
+        # Never a product with zero: what lies in an unused tail may be NaN.
+        before = before.masked_fill_(decodes.opens.unsqueeze(1), 0.0)
+    return before + step
+
+
+def gather(rank: Rank, packed: Float[Tensor, "tokens ..."]) -> Float[Tensor, "rows reach ..."]:
+    """Packed values on the columns of a rank's cells; of a rank of one row only its new tokens."""
+    if rank.span is not None:
+        return packed[rank.span[0] : rank.span[1]].unsqueeze(0)
+    return packed.index_select(0, rank.token).view(rank.rows, rank.reach, *packed.shape[1:])
+
+
+def outputs_only(rank: Rank, columns: Float[Tensor, "rows reach ..."]) -> Float[Tensor, "rows outputs ..."]:
+    """What `gather` gave, on the columns where outputs are computed."""
+    return columns if rank.span is not None else columns[:, rank.first :]
+
+
+def with_tail(
+    group: Group, rank: Rank, columns: Float[Tensor, "rows _ ..."], part: Float[Tensor, "tails ring ..."]
+) -> Float[Tensor, "rows reach ..."]:
+    """What `gather` gave, with the tail on the columns before a row's new tokens."""
+    if not rank.has_tail:
+        return columns
+    if rank.span is not None:
+        return torch.cat((opened(part, group.cells[0], rank.first).unsqueeze(0), columns), 1)
+    earlier = part[group.tail.unsqueeze(1), group.ring]
+    return torch.where(group.is_tail.view(*group.is_tail.shape, *[1] * (columns.dim() - 2)), earlier, columns)
+
+
+def tail_columns(
+    group: Group, rank: Rank, part: Float[Tensor, "tails ring ..."]
+) -> tuple[Float[Tensor, "rows first ..."] | None, Float[Tensor, "rows outputs ..."] | None]:
+    """A tail on the columns before all outputs, and on those of the outputs (of use where `is_tail`)."""
+    if not rank.has_tail:
+        return None, None
+    if rank.span is not None:
+        return opened(part, group.cells[0], rank.first).unsqueeze(0), None
+    earlier = part[group.tail.unsqueeze(1), group.ring]
+    return earlier[:, : rank.first] if rank.first else None, earlier[:, rank.first :]
+
+
+def totals(
+    group: Group, rank: Rank, packed: Float[Tensor, "tokens heads"], part: Float[Tensor, "tails ring heads"]
+) -> Float[Tensor, "rows reach heads"]:
+    """Log decay since the cell's start on every column, from the packed tokens' own log decays."""
+    steps = gather(rank, packed)
+    if not rank.has_tail:
+        return steps.cumsum(1)
+    if rank.span is not None:
+        earlier = opened(part, group.cells[0], rank.first)
+        return torch.cat((earlier, earlier[-1] + steps[0].cumsum(0))).unsqueeze(0)
+    before = part[group.tail, group.previous].masked_fill_(group.opens.unsqueeze(1), 0.0)
+    sums = steps.masked_fill_(group.is_tail.unsqueeze(2), 0.0).cumsum(1) + before.unsqueeze(1)
+    return with_tail(group, rank, sums, part)
+
+
+def spread(rank: Rank, outputs: Float[Tensor, "rows outputs ..."], packed: Float[Tensor, "tokens ..."]) -> None:
+    """The inverse of `gather`: what was computed for new tokens goes to their places in the pack."""
+    if rank.span is not None:
+        packed[rank.span[0] : rank.span[1]] = outputs[0]
+    else:
+        packed[rank.real_token] = outputs.flatten(0, 1).index_select(0, rank.real).to(packed.dtype)
+
+
+def first_states(group: Group, part: Float[Tensor, "slots ..."]) -> Float[Tensor, "rows ..."] | None:
+    """The states before the rows' first cells, zeros where a sequence begins; None if all do."""
+    slots = [cell.slot for cell in group.cells]
+    if group.rows == 1:
+        return None if slots[0] is None else part[slots[0]].unsqueeze(0)
+    if all(slot is None for slot in slots):
+        return None
+    states = part.new_zeros(group.rows, *part.shape[1:])
+    for row, slot in enumerate(slots):
+        if slot is not None:
+            states[row] = part[slot]
+    return states
+
+
+def hand_out(rank: Rank, states: Float[Tensor, "rows ..."], part: Float[Tensor, "slots ..."]) -> None:
+    """Write the captured states at the end of a rank into their slots."""
+    for row, slot in rank.captures:
+        part[slot] = states[row]
+
+
+def write_tail(group: Group, packed: Float[Tensor, "tokens ..."], part: Float[Tensor, "tails ring ..."]) -> None:
+    writes = group.writes
+    if len(writes.token):
+        part[writes.tail, writes.ring] = packed.index_select(0, writes.token)

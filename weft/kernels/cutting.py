@@ -1,0 +1,225 @@
+"""The rows of a plan, cut at the grid: the indices that recurrent layers share. Host only: no tensor is touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.base.plan import Plan
+from weft.kernels.batch import CaptureAt, Convolution, Decodes, Group, OpenCell, Rank, TailWrites
+from weft.kernels.draft import Draft
+from weft.memory.spec import MemorySpec, RecurrentMemory
+
+Longs = NDArray[np.int64]
+
+# Rows of a group: what a rank of so many rows computes at a time should stay in a core's cache.
+GROUP_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a plan in numbers wide enough to be indices."""
+
+    start: Longs
+    end: Longs
+    length: Longs
+    first: Longs  # packed index of each row's first token
+    cell_start: Longs  # grid position at or before `start`
+    slots: Longs  # checkpoint there; 0 where there is none
+
+    @classmethod
+    def of(cls, plan: Plan, cell: int) -> Rows:
+        start, end = plan.start.astype(np.int64), plan.end.astype(np.int64)
+        length = end - start
+        cell_start = start - start % cell
+        # Where there is no checkpoint, any index may stand in the plan, even one that does not exist.
+        return cls(
+            start, end, length, np.cumsum(length) - length, cell_start, np.where(cell_start > 0, plan.read_slot, 0)
+        )
+
+
+def ranges(low: Longs, counts: Longs) -> tuple[Longs, Longs]:
+    """For every i the numbers low[i], low[i] + 1, ... (counts[i] of them), and the i they belong to, joined.
+
+    >>> numbers, owners = ranges(np.array([5, 9]), np.array([3, 1]))
+    >>> numbers.tolist(), owners.tolist()
+    ([5, 6, 7, 9], [0, 0, 0, 1])
+    """
+    owners = np.repeat(np.arange(len(low)), counts)
+    before = np.cumsum(counts) - counts
+    return np.arange(len(owners)) + (low - before)[owners], owners
+
+
+def cut(plan: Plan, rows: Rows, spec: MemorySpec) -> dict[str, Any]:
+    """The fields `decodes`, `groups` and `convolution` of a batch, as far as the model needs them."""
+    tails = [(memory, part) for memory in spec.memories if isinstance(memory, RecurrentMemory) for part in memory.tail]
+    cell_ring = next((spec.ring(memory, part) for memory, part in tails if part.name != "conv"), None)
+    conv_ring = next((spec.ring(memory, part) for memory, part in tails if part.name == "conv"), None)
+    decodes, groups, convolution = None, (), None
+    if cell_ring is not None:
+        decodes = draft_decodes(plan, rows, spec.cell, cell_ring) if plan.decode_rows else None
+        groups = draft_groups(plan, rows, spec, cell_ring)
+    if conv_ring is not None:
+        convolution = draft_convolution(plan, rows, spec, conv_ring)
+    return {"decodes": decodes, "groups": groups, "convolution": convolution}
+
+
+def open_cells(plan: Plan, rows: Rows, chosen: slice | Longs, ring: int) -> tuple[OpenCell, ...]:
+    cell_start = rows.cell_start[chosen]
+    slots = [slot if start else None for slot, start in zip(rows.slots[chosen].tolist(), cell_start.tolist())]
+    offsets = (rows.start[chosen] - cell_start).tolist()
+    return tuple(map(OpenCell, plan.tail[chosen].tolist(), slots, (cell_start % ring).tolist(), offsets))
+
+
+def draft_decodes(plan: Plan, rows: Rows, cell: int, ring: int) -> Draft:
+    count = plan.decode_rows
+    start, cell_start = rows.start[:count], rows.cell_start[:count]
+    offset = start - cell_start
+    reach = int(offset.max()) + 1
+    captures = plan.captures
+    captured = [CaptureAt(row, slot) for row, slot in zip(captures.row.tolist(), captures.slot.tolist()) if row < count]
+    fields = {
+        "rows": count,
+        "reach": reach,
+        "cells": open_cells(plan, rows, slice(count), ring),
+        "captures": tuple(captured),
+        "tail": plan.tail[:count],
+        "ring": start % ring,
+        "previous": (start - 1) % ring,
+        "keys": (cell_start[:, None] + np.minimum(np.arange(reach), offset[:, None])) % ring,
+        "opens": offset == 0,
+        "any_opens": not offset.all(),
+    }
+    return Draft(Decodes, fields)
+
+
+def draft_groups(plan: Plan, rows: Rows, spec: MemorySpec, ring: int) -> tuple[Draft, ...]:
+    """The rows that are no decodes, those with equally many pieces side by side, some at a time."""
+    pieces = (rows.end - 1) // spec.cell - rows.start // spec.cell + 1
+    order = plan.decode_rows + np.argsort(-pieces[plan.decode_rows :], kind="stable")
+    some = [order[low : low + GROUP_ROWS] for low in range(0, len(order), GROUP_ROWS)]
+    return tuple(draft_group(plan, rows, chosen, pieces[chosen], spec, ring) for chosen in some)
+
+
+def draft_group(plan: Plan, rows: Rows, chosen: Longs, pieces: Longs, spec: MemorySpec, ring: int) -> Draft:
+    captures: dict[int, list[CaptureAt]] = {}
+    place = {row: index for index, row in enumerate(chosen.tolist())}
+    for row, position, slot in zip(
+        *(field.tolist() for field in (plan.captures.row, plan.captures.position, plan.captures.slot))
+    ):
+        if row in place:
+            rank = (position - 1) // spec.cell - int(rows.start[row]) // spec.cell
+            captures.setdefault(rank, []).append(CaptureAt(place[row], slot))
+    ranks = tuple(
+        draft_rank(
+            rows, chosen[pieces > number], spec.cell, number, int((pieces > number + 1).sum()), captures.get(number, [])
+        )
+        for number in range(int(pieces[0]))
+    )
+    fields = {
+        "rows": len(chosen),
+        "cells": open_cells(plan, rows, chosen, ring),
+        "ranks": ranks,
+        "writes": draft_writes(plan, rows, chosen, spec, ring),
+        **dict.fromkeys(("tail", "ring", "previous", "opens", "is_tail")),
+    }
+    if len(chosen) > 1 and ranks[0].fields["has_tail"]:
+        offset = rows.start[chosen] - rows.cell_start[chosen]
+        columns = np.arange(ranks[0].fields["reach"])
+        fields |= {
+            "tail": plan.tail[chosen],
+            "ring": (rows.cell_start[chosen][:, None] + columns) % ring,
+            "previous": (rows.start[chosen] - 1) % ring,
+            "opens": offset == 0,
+            "is_tail": columns < offset[:, None],
+        }
+    return Draft(Group, fields)
+
+
+def draft_rank(rows: Rows, chosen: Longs, cell: int, number: int, continuing: int, captures: list[CaptureAt]) -> Draft:
+    start, end, first = rows.start[chosen], rows.end[chosen], rows.first[chosen]
+    cell_start = rows.cell_start[chosen] + number * cell
+    low, high = np.maximum(start, cell_start), np.minimum(end, cell_start + cell)
+    offset, end_offset = low - cell_start, high - cell_start
+    fields = {
+        "rows": len(chosen),
+        "first": int(offset.min()),
+        "reach": int(end_offset.max()),
+        "continuing": continuing,
+        "captures": tuple(captures),
+        "has_tail": bool(offset.any()),
+        **dict.fromkeys(("span", "token", "real", "real_token")),
+    }
+    shift = first - start
+    if len(chosen) == 1:
+        return Draft(Rank, fields | {"span": (int(low[0] + shift[0]), int(high[0] + shift[0]))})
+    columns = np.arange(fields["reach"])
+    token = shift[:, None] + np.clip(cell_start[:, None] + columns, low[:, None], high[:, None] - 1)
+    real = ((columns >= offset[:, None]) & (columns < end_offset[:, None]))[:, fields["first"] :]
+    real_token = token[:, fields["first"] :][real]
+    return Draft(Rank, fields | {"token": token.ravel(), "real": np.flatnonzero(real), "real_token": real_token})
+
+
+def draft_writes(plan: Plan, rows: Rows, chosen: Longs, spec: MemorySpec, ring: int) -> Draft:
+    # A later row may start at end, or up to draft_room tokens before: it reads its cell from the cell's first token on.
+    earliest = np.maximum(rows.end[chosen] - spec.draft_room, 0)
+    low = np.maximum(rows.start[chosen], earliest - earliest % spec.cell)
+    positions, owners = ranges(low, rows.end[chosen] - low)
+    token = positions + (rows.first - rows.start)[chosen][owners]
+    return Draft(TailWrites, {"token": token, "tail": plan.tail[chosen][owners], "ring": positions % ring})
+
+
+def draft_convolution(plan: Plan, rows: Rows, spec: MemorySpec, ring: int) -> Draft:
+    back = spec.conv_width - 1
+    longest = int(rows.length.max())
+    history = rows.start[:, None] + np.arange(-back, 0)
+    from_tail = history >= rows.cell_start[:, None]
+    from_state = (history >= 0) & ~from_tail
+    low = np.maximum(rows.start, rows.end - spec.draft_room - back)
+    kept, owners = ranges(low, rows.end - low)
+    fields = {
+        "width": spec.conv_width,
+        "head": min(back, longest),
+        "from_tail": from_tail,
+        "from_state": from_state,
+        "any_state": bool(from_state.any()),
+        "all_tail": bool(from_tail.all()),
+        "tail": plan.tail[:, None],
+        "tail_ring": history % ring,
+        "read_slot": rows.slots[:, None],
+        "state_index": np.clip(history - rows.cell_start[:, None] + back, 0, back - 1),
+        "single": longest == 1,
+        "body": (max(back, plan.decode_rows), len(plan.tokens)) if longest > back else None,
+        **dict.fromkeys(("first_token", "real", "real_token")),
+        "captures": len(plan.captures.row),
+        **window_captures(plan, rows, back),
+        "keep_token": kept + (rows.first - rows.start)[owners],
+        "keep_tail": plan.tail[owners],
+        "keep_ring": kept % ring,
+    }
+    if longest > 1:
+        fields |= heads(rows, fields["head"])
+    return Draft(Convolution, fields)
+
+
+def heads(rows: Rows, head: int) -> dict[str, Longs]:
+    """The first `head` tokens of each row; a shorter one repeats its last."""
+    columns = np.arange(head)
+    first_token = rows.first[:, None] + np.minimum(columns, rows.length[:, None] - 1)
+    real = columns < rows.length[:, None]
+    return {"first_token": first_token, "real": np.flatnonzero(real), "real_token": first_token[real]}
+
+
+def window_captures(plan: Plan, rows: Rows, back: int) -> dict[str, NDArray]:
+    """Where the `back` inputs before each captured position are: among the row's new ones or its earlier ones."""
+    row = plan.captures.row.astype(np.int64)
+    window = plan.captures.position.astype(np.int64)[:, None] + np.arange(-back, 0) - rows.start[row][:, None]
+    return {
+        "capture_slot": plan.captures.slot,
+        "capture_token": rows.first[row][:, None] + np.maximum(window, 0),
+        "capture_history": row[:, None] * back + np.minimum(window, -1) + back,
+        "capture_is_new": window >= 0,
+    }

@@ -1,0 +1,231 @@
+"""The gated delta rule, in extend form on the grid.
+
+For each value head, with keys and queries of unit length shared by the value heads of a key head:
+
+    S = exp(g) S        u = beta (v - k S)        S = S + k^T u        y = q S
+
+`u` is the *corrected value*. Once the u of a cell's tokens are known, the state is a plain decayed sum of k^T u: a tail
+keeps them, so that a decode reads its checkpoint once, with k and q together. In a longer row they solve a unit
+triangular system. Whatever the model's dtype, all of it is computed and remembered in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.batch import Batch, Decodes, Group, Rank
+from weft.kernels.causal_conv import conv_parts
+from weft.kernels.cells import (
+    decode_keys,
+    decode_total,
+    first_states,
+    gather,
+    hand_out,
+    opened,
+    outputs_only,
+    put,
+    spread,
+    tail_columns,
+    totals,
+    with_tail,
+    write_tail,
+)
+from weft.memory.device.store import RecurrentView
+from weft.memory.spec import Part, RecurrentMemory
+
+NORM_EPSILON = 1e-6
+
+
+def gated_delta_memory(
+    key_heads: int,
+    key_dim: int,
+    value_heads: int,
+    value_dim: int,
+    conv_channels: int,
+    conv_width: int,
+    conv_dtype: str,
+) -> RecurrentMemory:
+    """What a gated delta layer remembers. A token leaves k, u and the log decay since its cell's start."""
+    window, conv_input = conv_parts(conv_channels, conv_width, conv_dtype)
+    matrix = Part("delta", (value_heads, key_dim, value_dim), "float32")
+    tail = (
+        conv_input,
+        Part("k", (key_heads, key_dim), "float32"),
+        Part("u", (value_heads, value_dim), "float32"),
+        Part("decay", (value_heads,), "float32"),
+    )
+    return RecurrentMemory((window, matrix), tail, conv_width)
+
+
+def gated_delta(
+    q: Float[Tensor, "tokens key_heads key_dim"],
+    k: Float[Tensor, "tokens key_heads key_dim"],
+    v: Float[Tensor, "tokens value_heads value_dim"],
+    g: Float[Tensor, "tokens value_heads"],
+    beta: Float[Tensor, "tokens value_heads"],
+    batch: Batch,
+    view: RecurrentView,
+) -> Float[Tensor, "tokens value_heads value_dim"]:
+    """`g` is the log decay (float32, not positive), `beta` the rate of correction; q and k come as projected."""
+    both = unit_keys_and_queries(k, q)
+    values, beta = v.float(), beta.float().unsqueeze(-1)
+    count = batch.decode_rows
+    if not batch.groups:
+        return decode(both, values, g, beta, batch.decodes, view).to(v.dtype)
+    y = torch.empty_like(values)
+    if batch.decodes is not None:
+        y[:count] = decode(both[:count], values[:count], g[:count], beta[:count], batch.decodes, view)
+    for group in batch.groups:
+        extend(both, values, g, beta, y, group, view)
+    return y.to(v.dtype)
+
+
+def unit_keys_and_queries(
+    k: Float[Tensor, "tokens key_heads key_dim"], q: Float[Tensor, "tokens key_heads key_dim"]
+) -> Float[Tensor, "tokens key_heads 2 key_dim"]:
+    """Keys of length one beside queries of length 1 / sqrt(key_dim): they are always used together."""
+    both = torch.stack((k, q), 2).float()
+    scale = torch.rsqrt(both.square().sum(-1, keepdim=True) + NORM_EPSILON)
+    scale[:, :, 1].mul_(both.shape[-1] ** -0.5)
+    return both * scale
+
+
+def decode(
+    both: Float[Tensor, "rows key_heads 2 key_dim"],
+    values: Float[Tensor, "rows value_heads value_dim"],
+    steps: Float[Tensor, "rows value_heads"],
+    beta: Float[Tensor, "rows value_heads 1"],
+    decodes: Decodes,
+    view: RecurrentView,
+) -> Float[Tensor, "rows value_heads value_dim"]:
+    """One token a row: what the decayed state holds for k and for q, then the correction that the token brings."""
+    keys = both[:, :, 0]
+    total = decode_total(view.tail["decay"], decodes, steps)
+    put(view.tail["k"], decodes, keys)
+    put(view.tail["decay"], decodes, total)
+    since = torch.exp(total.unsqueeze(1) - decode_keys(view.tail["decay"], decodes))
+    scores = both @ decode_keys(view.tail["k"], decodes).permute(0, 2, 3, 1)
+    weights = per_value_head(scores, since.shape[2]) * since.transpose(1, 2).unsqueeze(2)
+    decayed = per_value_head(both, since.shape[2]) * total.exp().view(*total.shape, 1, 1)
+    found = values.new_zeros(len(values), values.shape[1], 2, values.shape[2])
+    for row, cell in enumerate(decodes.cells):
+        if cell.offset:
+            corrected = opened(view.tail["u"], cell, cell.offset).transpose(0, 1)
+            torch.bmm(weights[row, ..., : cell.offset], corrected, out=found[row])
+        if cell.slot is not None:
+            found[row].baddbmm_(decayed[row], view.state["delta"][cell.slot])
+    corrected = (values - found[:, :, 0]).mul_(beta)
+    put(view.tail["u"], decodes, corrected)
+    own = per_value_head((keys * both[:, :, 1]).sum(-1, keepdim=True), since.shape[2])
+    for row, slot in decodes.captures:
+        cell = decodes.cells[row]
+        keys, corrections = (opened(view.tail[name], cell, cell.offset + 1).unsqueeze(0) for name in ("k", "u"))
+        before = None if cell.slot is None else view.state["delta"][cell.slot].unsqueeze(0)
+        state = advance(
+            before, keys.transpose(1, 2), corrections.transpose(1, 2), since[row : row + 1], total[row : row + 1].exp()
+        )
+        view.state["delta"][slot] = state[0]
+    return torch.addcmul(found[:, :, 1], own, corrected)
+
+
+def per_value_head(x: Float[Tensor, "rows key_heads ..."], value_heads: int) -> Float[Tensor, "rows value_heads ..."]:
+    """Each key head's values for all the value heads that share it."""
+    return x if x.shape[1] == value_heads else x.repeat_interleave(value_heads // x.shape[1], 1)
+
+
+def extend(
+    both: Float[Tensor, "tokens key_heads 2 key_dim"],
+    values: Float[Tensor, "tokens value_heads value_dim"],
+    steps: Float[Tensor, "tokens value_heads"],
+    beta: Float[Tensor, "tokens value_heads 1"],
+    y: Float[Tensor, "tokens value_heads value_dim"],
+    group: Group,
+    view: RecurrentView,
+) -> None:
+    """Rows of several tokens, a cell at a time; their outputs go to `y`. Inside, heads come before columns."""
+    state = first_states(group, view.state["delta"])
+    kept, corrected = torch.empty_like(steps), torch.empty_like(values)
+    for rank in group.ranks:
+        total = totals(group, rank, steps, view.tail["decay"])
+        new = gather(rank, both)
+        keys = with_tail(group, rank, new[:, :, :, 0], view.tail["k"]).transpose(1, 2)
+        heads_total = total.transpose(1, 2)
+        found, weights = look_up(state, outputs_only(rank, new).transpose(1, 2), keys, heads_total, rank.first)
+        u = correct(group, rank, found[:, :, 0], weights[:, :, 0], gather(rank, values), gather(rank, beta), view)
+        spread(rank, (found[:, :, 1] + weights[:, :, 1] @ u).transpose(1, 2), y)
+        spread(rank, u[:, :, rank.first :].transpose(1, 2), corrected)
+        spread(rank, total[:, rank.first :], kept)
+        if rank.continuing or rank.captures:
+            last = total[:, -1:]
+            state = advance(state, keys, u, torch.exp(last - total), last[:, 0].exp())
+            hand_out(rank, state, view.state["delta"])
+            state = state[: rank.continuing]
+    write_tail(group, both[:, :, 0], view.tail["k"])
+    write_tail(group, corrected, view.tail["u"])
+    write_tail(group, kept, view.tail["decay"])
+
+
+def look_up(
+    state: Float[Tensor, "rows value_heads key_dim value_dim"] | None,
+    both: Float[Tensor, "rows key_heads outputs 2 key_dim"],
+    keys: Float[Tensor, "rows key_heads reach key_dim"],
+    total: Float[Tensor, "rows value_heads reach"],
+    first: int,
+) -> tuple[Float[Tensor, "rows value_heads 2 outputs value_dim"], Float[Tensor, "rows value_heads 2 outputs reach"]]:
+    """For each output's key and query: what the state before the cell holds, and the weights of the cell's tokens."""
+    rows, key_heads, outputs = both.shape[:3]
+    shared = total.shape[1] // key_heads
+    lookups = both.transpose(2, 3).flatten(2, 3)
+    # Above the diagonal the exponential may overflow; tril_ overwrites, so no infinity is ever multiplied.
+    decay = (total[..., first:, None] - total[..., None, :]).exp_().tril_(first)
+    scores = (lookups @ keys.transpose(2, 3)).view(rows, key_heads, 1, 2, outputs, -1)
+    weights = (decay.view(rows, key_heads, shared, 1, outputs, -1) * scores).flatten(1, 2)
+    if state is None:
+        return total.new_zeros(()).expand(rows, total.shape[1], 2, outputs, 1), weights
+    found = lookups.unsqueeze(2) @ state.unflatten(1, (key_heads, shared))
+    found = found.view(rows, total.shape[1], 2, outputs, -1)
+    return found.mul_(total[..., first:].exp().view(rows, -1, 1, outputs, 1)), weights
+
+
+def correct(
+    group: Group,
+    rank: Rank,
+    found: Float[Tensor, "rows value_heads outputs value_dim"],
+    weights: Float[Tensor, "rows value_heads outputs reach"],
+    values: Float[Tensor, "rows _ value_heads value_dim"],
+    beta: Float[Tensor, "rows _ value_heads 1"],
+    view: RecurrentView,
+) -> Float[Tensor, "rows value_heads reach value_dim"]:
+    """The corrected values of a rank's columns: u + beta (weights below the diagonal) u = beta (v - found)."""
+    before, within = tail_columns(group, rank, view.tail["u"])
+    values, beta = (outputs_only(rank, x).transpose(1, 2) for x in (values, beta))
+    if within is not None:
+        # On a tail's column u is known: an equation of its own, u = u.
+        is_tail = group.is_tail[:, None, rank.first :, None]
+        beta = beta.masked_fill(is_tail, 0.0)
+    right = (values - found) * beta
+    if within is not None:
+        right = torch.where(is_tail, within.transpose(1, 2), right)
+    matrix = weights * beta
+    if before is None:
+        return torch.linalg.solve_triangular(matrix, right, upper=False, unitriangular=True)
+    before = before.transpose(1, 2)
+    right = right - matrix[..., : rank.first] @ before
+    u = torch.linalg.solve_triangular(matrix[..., rank.first :], right, upper=False, unitriangular=True)
+    return torch.cat((before, u), 2)
+
+
+def advance(
+    state: Float[Tensor, "rows value_heads key_dim value_dim"] | None,
+    keys: Float[Tensor, "rows key_heads reach key_dim"],
+    corrected: Float[Tensor, "rows value_heads reach value_dim"],
+    since: Float[Tensor, "rows reach value_heads"],
+    through: Float[Tensor, "rows value_heads"],
+) -> Float[Tensor, "rows value_heads key_dim value_dim"]:
+    """The states at the end of a cell: what was before it, decayed `through` it, and its tokens, decayed `since`."""
+    decayed = corrected * since.transpose(1, 2).unsqueeze(-1)
+    added = keys.transpose(2, 3).unsqueeze(2) @ decayed.unflatten(1, (keys.shape[1], -1))
+    added = added.flatten(1, 2)
+    return added if state is None else torch.addcmul(added, state, through.view(*through.shape, 1, 1))

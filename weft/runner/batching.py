@@ -1,0 +1,68 @@
+"""A plan into the batch that kernels see: index arithmetic on the host, then one upload.
+
+Decides nothing and waits for nothing: a first token that is still on the device is taken from the board there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from weft.base.plan import Ints, Plan
+from weft.kernels.batch import Batch, Paging
+from weft.kernels.cutting import Longs, Rows, cut, ranges
+from weft.kernels.draft import Draft
+from weft.memory.spec import AttentionMemory, MemorySpec
+from weft.runner.upload import upload
+
+
+def build_batch(plan: Plan, spec: MemorySpec, board: Int[Tensor, " seats"], device: torch.device | str) -> Batch:
+    """What layers need to know of `plan`. `board` holds the token last sampled for every seat."""
+    rows = Rows.of(plan, spec.cell)
+    positions, owners = ranges(rows.start, rows.length)
+    draft = Draft(
+        Batch,
+        {
+            "tokens": len(plan.tokens),
+            "rows": plan.rows,
+            "decode_rows": plan.decode_rows,
+            "token_ids": plan.tokens,
+            "positions": positions,
+            "start": rows.start,
+            "end": rows.end,
+            "host_start": tuple(rows.start.tolist()),
+            "host_end": tuple(rows.end.tolist()),
+            "host_first": tuple(rows.first.tolist()),
+            **draft_pagings(plan, spec, positions, owners),
+            **cut(plan, rows, spec),
+        },
+    )
+    arrays = dict(draft.arrays())
+    on_board = np.flatnonzero(plan.from_board)
+    if len(on_board):
+        arrays |= {"board_token": rows.first[on_board], "board_seat": plan.seat[on_board]}
+    tensors = upload(arrays, device)
+    if len(on_board):
+        tensors["token_ids"][tensors["board_token"]] = board[tensors["board_seat"]]
+    return draft.finish(tensors)
+
+
+def draft_pagings(plan: Plan, spec: MemorySpec, positions: Longs, owners: Longs) -> dict[str, Draft | None]:
+    windows = {memory.window is not None for memory in spec.memories if isinstance(memory, AttentionMemory)}
+    none = np.zeros(plan.rows, np.int64)
+    full = draft_paging(plan.page_table, none, positions, owners, spec.cell) if False in windows else None
+    first = plan.window_first.astype(np.int64)
+    windowed = draft_paging(plan.window_table, first, positions, owners, spec.cell) if True in windows else None
+    return {"full": full, "windowed": windowed}
+
+
+def draft_paging(table: Ints, first_cell: Longs, positions: Longs, owners: Longs, cell: int) -> Draft:
+    fields = {
+        "write_page": table[owners, positions // cell - first_cell[owners]],
+        "write_offset": positions % cell,
+        "table": table,
+        "first_position": first_cell * cell,
+    }
+    return Draft(Paging, fields)
