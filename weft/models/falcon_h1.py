@@ -1,0 +1,155 @@
+"""Falcon-H1: in every block Mamba2 and full attention side by side, then a gated MLP, with factors everywhere.
+
+Factors in front of a nonlinearity are folded into weights when they are loaded; the others ride along in additions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from weft.kernels.batch import Batch
+from weft.kernels.rotary import Rotation
+from weft.memory.device.store import View
+from weft.models.config import Config
+from weft.models.decoder import Decoder, DecoderModel
+from weft.models.layers.attention import Attention, AttentionShape
+from weft.models.layers.embedding import Embedding
+from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, time_step_limit
+from weft.models.layers.mlp import GatedMLP
+from weft.models.layers.norm import GatedRMSNorm, RMSNorm
+from weft.models.layers.rotary import Rotary
+from weft.models.model import Source, sources
+
+
+class FalconH1(DecoderModel):
+    renames: ClassVar[tuple[tuple[str, str], ...]] = ((r"^model\.final_layernorm\.", "model.norm."),)
+    ignored: ClassVar[tuple[str, ...]] = (*DecoderModel.ignored, r"\.mup_vector$")
+
+    def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
+        config = Config(fields)
+        hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-5)
+        config.choice("hidden_act", among=("silu",), default="silu")
+        decoder = Decoder(
+            Embedding(config.integer("vocab_size"), hidden, config.number("embedding_multiplier", default=1.0)),
+            [ParallelBlock(config, dtype) for _ in range(config.integer("num_hidden_layers"))],
+            RMSNorm(hidden, eps),
+            Rotary(config.rotary(), dtype),
+        )
+        super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
+        self.head_factor = config.number("lm_head_multiplier", default=1.0)
+
+    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+        return super().logits(hidden * self.head_factor)
+
+
+class ParallelBlock(nn.Module):
+    """Checkpoint names: input_layernorm, mamba, self_attn, pre_ff_layernorm, feed_forward."""
+
+    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-5)
+        shape = mamba_shape(config, dtype)
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.mamba = Mamba2(shape, mamba_norm(config, shape, eps))
+        self.self_attn = Attention(attention_shape(config, dtype))
+        self.pre_ff_layernorm = RMSNorm(hidden, eps)
+        bias = config.flag("mlp_bias", default=False)
+        self.feed_forward = GatedMLP(hidden, config.integer("intermediate_size"), bias=bias)
+        self.mamba_factor = config.number("ssm_out_multiplier", default=1.0)
+        self.attention_factor = config.number("attention_out_multiplier", default=1.0)
+        self.mlp_factor = mlp_factors(config)[1]
+        self.folded = folded_factors(config, shape)
+
+    def forward(
+        self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
+    ) -> Float[Tensor, "tokens hidden"]:
+        normed = self.input_layernorm(x)
+        x = torch.add(x, self.mamba(normed, rotation, batch, views), alpha=self.mamba_factor)
+        x = torch.add(x, self.self_attn(normed, rotation, batch, views), alpha=self.attention_factor)
+        return torch.add(x, self.feed_forward(self.pre_ff_layernorm(x)), alpha=self.mlp_factor)
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        for name, child in self.named_children():
+            for source in sources(child, f"{prefix}{name}."):
+                factor = self.folded.get(source.name.removeprefix(prefix))
+                yield source if factor is None else replace(source, transform=partial(scaled, factor=factor))
+
+
+def scaled(stored: Tensor, factor: float | list[float]) -> Tensor:
+    """One factor for all, or one for each row."""
+    factors = torch.tensor(factor, dtype=torch.float32)
+    return stored.float() * factors.view(-1, *[1] * (stored.ndim - 1))
+
+
+def folded_factors(config: Config, shape: Mamba2Shape) -> dict[str, float | list[float]]:
+    """What the weights of a block are multiplied by. Where a projection has a bias, its input's factor spares it."""
+    key, attention_in = (config.number(f"{name}_multiplier", default=1.0) for name in ("key", "attention_in"))
+    mamba_in, gate = config.number("ssm_in_multiplier", default=1.0), mlp_factors(config)[0]
+    # Gate, x, B, C and dt have factors of their own.
+    width = shape.groups * shape.state
+    sections = zip(
+        config.listing("ssm_multipliers", length=5, default=[1.0] * 5),
+        [shape.inner, shape.inner, width, width, shape.heads],
+    )
+    rows = [float(factor) for factor, size in sections for _ in range(size)]
+    return {
+        "mamba.in_proj.weight": [mamba_in * row for row in rows],
+        "mamba.in_proj.bias": rows,
+        "self_attn.q_proj.weight": attention_in,
+        "self_attn.k_proj.weight": attention_in * key,
+        "self_attn.k_proj.bias": key,
+        "self_attn.v_proj.weight": attention_in,
+        "feed_forward.gate_proj.weight": gate,
+        "feed_forward.gate_proj.bias": gate,
+    }
+
+
+def mlp_factors(config: Config) -> tuple[float, float]:
+    """Of the gate and of the outcome."""
+    gate, down = config.listing("mlp_multipliers", length=2, default=[1.0, 1.0])
+    return float(gate), float(down)
+
+
+def mamba_shape(config: Config, dtype: torch.dtype) -> Mamba2Shape:
+    hidden, heads = config.integer("hidden_size"), config.integer("mamba_n_heads")
+    inner = config.integer("mamba_d_ssm", default=config.integer("mamba_expand", default=2) * hidden)
+    return Mamba2Shape(
+        hidden=hidden,
+        heads=heads,
+        head_dim=inner // heads,
+        groups=config.integer("mamba_n_groups", default=1),
+        state=config.integer("mamba_d_state"),
+        conv_width=config.integer("mamba_d_conv", default=4, minimum=2),
+        conv_bias=config.flag("mamba_conv_bias", default=True),
+        in_bias=config.flag("mamba_proj_bias", default=False),
+        out_bias=config.flag("projectors_bias", default=False),
+        time_step_limit=time_step_limit(config.listing("time_step_limit", length=2, default=UNLIMITED)),
+        dtype=dtype,
+    )
+
+
+def mamba_norm(config: Config, shape: Mamba2Shape, eps: float) -> GatedRMSNorm | None:
+    if not config.flag("mamba_rms_norm", default=False):
+        return None
+    gate_first = not config.flag("mamba_norm_before_gate", default=True)
+    return GatedRMSNorm(shape.inner, eps, shape.groups, gate_first)
+
+
+def attention_shape(config: Config, dtype: torch.dtype) -> AttentionShape:
+    bias = config.flag("attention_bias", default=False)
+    return AttentionShape(
+        hidden=config.integer("hidden_size"),
+        heads=config.integer("num_attention_heads"),
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        bias=bias,
+        output_bias=bias,
+    )

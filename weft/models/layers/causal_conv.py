@@ -1,0 +1,41 @@
+"""The weights of a causal depthwise convolution over time. What it remembers is its mixer's to declare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from weft.kernels.batch import Batch
+from weft.kernels.causal_conv import causal_conv
+from weft.memory.device.store import RecurrentView
+from weft.models.model import Source
+
+
+class CausalConv(nn.Module):
+    """One filter of `width` taps per channel, then SiLU if `activation`."""
+
+    def __init__(self, channels: int, width: int, bias: bool, activation: bool) -> None:
+        super().__init__()
+        # Sums are float32, so the taps are too; side by side they lie by channel, as a token's inputs do.
+        self.taps = nn.Parameter(torch.empty(width, channels, dtype=torch.float32), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(channels, dtype=torch.float32), requires_grad=False) if bias else None
+        self.activation = activation
+
+    def forward(
+        self, x: Float[Tensor, "tokens channels"], batch: Batch, view: RecurrentView
+    ) -> Float[Tensor, "tokens channels"]:
+        return causal_conv(x, self.taps.t(), self.bias, self.activation, batch, view)
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        # Checkpoints keep the middle dimension of a one-dimensional convolution: input channels per group.
+        yield Source(prefix + "weight", self.taps.t().unsqueeze(1))
+        if self.bias is not None:
+            yield Source(prefix + "bias", self.bias)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        self.taps.normal_(0.0, 0.5, generator=generator)
+        if self.bias is not None:
+            self.bias.normal_(0.0, 0.1, generator=generator)

@@ -1,0 +1,137 @@
+"""The Gated DeltaNet mixer of Qwen3-Next and Qwen3.5, in both layouts of its projections. The rule is in kernels/."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from weft.kernels.batch import Batch
+from weft.kernels.gated_delta import gated_delta, gated_delta_memory
+from weft.kernels.rotary import Rotation
+from weft.memory.device.store import RecurrentView, View
+from weft.models.layers.attention import DTYPE_NAMES
+from weft.models.layers.causal_conv import CausalConv
+from weft.models.layers.linear import Linear, PackedLinear
+from weft.models.layers.norm import GatedRMSNorm
+from weft.models.model import Mixer, Source, sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaShape:
+    hidden: int
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    conv_width: int
+    eps: float
+    dtype: torch.dtype
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def conv_channels(self) -> int:
+        return 2 * self.keys + self.values
+
+
+class InterleavedLinear(PackedLinear):
+    """Qwen3-Next's projections: the checkpoint's rows are sorted by key head, ours by what they yield."""
+
+    def __init__(self, inputs: int, parts: dict[str, int], key_heads: int, sections: dict[str, list[int]]) -> None:
+        super().__init__(inputs, parts)
+        self.key_heads = key_heads
+        self.sections = sections
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        for source in super().checkpoint_sources(prefix):
+            sections = self.sections[source.name.split(".")[-2]]
+            yield Source(source.name, source.target, lambda weight, sections=sections: self.sort(weight, sections))
+
+    def sort(self, weight: Float[Tensor, "rows inputs"], sections: list[int]) -> Float[Tensor, "rows inputs"]:
+        by_head = weight.unflatten(0, (self.key_heads, -1))
+        return torch.cat([part.flatten(0, 1) for part in by_head.split(sections, dim=1)])
+
+
+def interleaved_projection(shape: GatedDeltaShape) -> InterleavedLinear:
+    """`in_proj_qkvz` and `in_proj_ba`: by key head: query, key, its values and gates."""
+    shared = shape.value_heads // shape.key_heads
+    values = shared * shape.value_dim
+    return InterleavedLinear(
+        shape.hidden,
+        {"in_proj_qkvz": shape.conv_channels + shape.values, "in_proj_ba": 2 * shape.value_heads},
+        shape.key_heads,
+        {"in_proj_qkvz": [shape.key_dim, shape.key_dim, values, values], "in_proj_ba": [shared, shared]},
+    )
+
+
+def split_projection(shape: GatedDeltaShape) -> PackedLinear:
+    """`in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`, each sorted by what it yields."""
+    parts = [shape.conv_channels, shape.values, shape.value_heads, shape.value_heads]
+    return PackedLinear(shape.hidden, dict(zip(["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"], parts)))
+
+
+class GatedDeltaNet(Mixer):
+    """`projection` is one of the two above; both yield queries, keys, values, gates, write strengths and decays."""
+
+    def __init__(self, shape: GatedDeltaShape, projection: PackedLinear) -> None:
+        super().__init__()
+        self.shape = shape
+        self.in_proj = projection
+        self.conv1d = CausalConv(shape.conv_channels, shape.conv_width, bias=False, activation=True)
+        # A and the bias of dt stay in float32 whatever the model's dtype: decays are products of many factors.
+        self.A, self.dt_bias = (
+            nn.Parameter(torch.empty(shape.value_heads, dtype=torch.float32), requires_grad=False) for _ in range(2)
+        )
+        self.norm = GatedRMSNorm(shape.value_dim, shape.eps)
+        self.out_proj = Linear(shape.values, shape.hidden)
+        self.memory = gated_delta_memory(
+            shape.key_heads,
+            shape.key_dim,
+            shape.value_heads,
+            shape.value_dim,
+            shape.conv_channels,
+            shape.conv_width,
+            DTYPE_NAMES[shape.dtype],
+        )
+
+    def forward(
+        self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
+    ) -> Float[Tensor, "tokens hidden"]:
+        shape, view = self.shape, views[self.index]
+        assert isinstance(view, RecurrentView)
+        heads = shape.value_heads
+        mixed, gate, strength, step = self.in_proj(x).split([shape.conv_channels, shape.values, heads, heads], dim=-1)
+        mixed = self.conv1d(mixed, batch, view)
+        query, key, value = mixed.split([shape.keys, shape.keys, shape.values], dim=-1)
+        y = gated_delta(
+            query.view(-1, shape.key_heads, shape.key_dim),
+            key.view(-1, shape.key_heads, shape.key_dim),
+            value.view(-1, heads, shape.value_dim),
+            F.softplus(step.float() + self.dt_bias) * self.A,
+            strength.float().sigmoid(),
+            batch,
+            view,
+        )
+        return self.out_proj(self.norm(y, gate.view(-1, heads, shape.value_dim)).flatten(-2))
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp())
+        yield Source(prefix + "dt_bias", self.dt_bias)
+        for name, child in self.named_children():
+            yield from sources(child, f"{prefix}{name}.")
+
+    def initialise(self, generator: torch.Generator) -> None:
+        # Decays between one and some hundred tokens, so that heads forget at different speeds.
+        self.A.uniform_(-8.0, -0.5, generator=generator)
+        self.dt_bias.uniform_(-4.0, 0.0, generator=generator)

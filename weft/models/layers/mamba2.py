@@ -1,0 +1,127 @@
+"""The Mamba2 mixer: a convolution, a scan with scalar decay per head, a gate. The scan itself is in kernels/ssd."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from weft.kernels.batch import Batch
+from weft.kernels.rotary import Rotation
+from weft.kernels.ssd import ssd, ssd_memory
+from weft.memory.device.store import RecurrentView, View
+from weft.models.layers.attention import DTYPE_NAMES
+from weft.models.layers.causal_conv import CausalConv
+from weft.models.layers.linear import Linear
+from weft.models.model import Mixer, Source, sources
+
+# Bounds of the time step where a configuration names none.
+UNLIMITED = (0.0, math.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Shape:
+    hidden: int
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    conv_width: int
+    conv_bias: bool
+    in_bias: bool
+    out_bias: bool
+    time_step_limit: tuple[float, float]
+    dtype: torch.dtype
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def sections(self) -> list[int]:
+        """What the input projection yields: gate, convolution's input (x, B, C), time step."""
+        return [self.inner, self.conv_channels, self.heads]
+
+
+def time_step_limit(limit: list[Any]) -> tuple[float, float]:
+    """Bounds of the time step, of which JSON may spell the infinite one as an object.
+
+    >>> time_step_limit([0.0, {"__float__": "Infinity"}])
+    (0.0, inf)
+    """
+    low, high = (float(bound["__float__"] if isinstance(bound, dict) else bound) for bound in limit)
+    return low, high
+
+
+class Mamba2(Mixer):
+    """`norm` combines the scan's output with the gate; without one, they are multiplied."""
+
+    def __init__(self, shape: Mamba2Shape, norm: nn.Module | None) -> None:
+        super().__init__()
+        self.shape = shape
+        self.in_proj = Linear(shape.hidden, sum(shape.sections), shape.in_bias)
+        self.conv1d = CausalConv(shape.conv_channels, shape.conv_width, shape.conv_bias, activation=True)
+        # A, the bias of dt and D stay in float32 whatever the model's dtype: decays are products of many factors.
+        self.A, self.dt_bias, self.D = (
+            nn.Parameter(torch.empty(shape.heads, dtype=torch.float32), requires_grad=False) for _ in range(3)
+        )
+        self.norm = norm
+        self.out_proj = Linear(shape.inner, shape.hidden, shape.out_bias)
+        self.clamped = shape.time_step_limit != UNLIMITED
+        self.memory = ssd_memory(
+            shape.heads,
+            shape.head_dim,
+            shape.state,
+            shape.groups,
+            shape.conv_channels,
+            shape.conv_width,
+            DTYPE_NAMES[shape.dtype],
+        )
+
+    def forward(
+        self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
+    ) -> Float[Tensor, "tokens hidden"]:
+        shape, view = self.shape, views[self.index]
+        assert isinstance(view, RecurrentView)
+        gate, mixed, step = self.in_proj(x).split(shape.sections, dim=-1)
+        mixed = self.conv1d(mixed, batch, view)
+        width = shape.groups * shape.state
+        inner, write, read = mixed.split([shape.inner, width, width], dim=-1)
+        y = ssd(
+            inner.view(-1, shape.heads, shape.head_dim),
+            self.time_step(step),
+            self.A,
+            write.view(-1, shape.groups, shape.state),
+            read.view(-1, shape.groups, shape.state),
+            self.D,
+            batch,
+            view,
+        ).flatten(-2)
+        return self.out_proj(y * F.silu(gate) if self.norm is None else self.norm(y, gate))
+
+    def time_step(self, raw: Float[Tensor, "tokens heads"]) -> Float[Tensor, "tokens heads"]:
+        step = F.softplus(raw.float() + self.dt_bias)
+        return step.clamp(*self.shape.time_step_limit) if self.clamped else step
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp())
+        yield Source(prefix + "dt_bias", self.dt_bias)
+        yield Source(prefix + "D", self.D)
+        for name, child in self.named_children():
+            yield from sources(child, f"{prefix}{name}.")
+
+    def initialise(self, generator: torch.Generator) -> None:
+        # Decays between one and some hundred tokens, so that heads forget at different speeds.
+        self.A.uniform_(-8.0, -0.5, generator=generator)
+        self.dt_bias.uniform_(-4.0, 0.0, generator=generator)
+        self.D.normal_(1.0, 0.1, generator=generator)

@@ -1,0 +1,48 @@
+"""Routed experts beside a shared one that sees every token (Qwen3-Next, Qwen3.5, Granite)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from weft.kernels.moe import Routing
+from weft.models.layers.linear import PackedLinear
+from weft.models.layers.moe import Experts
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNames:
+    """The checkpoint's names inside the layer. `first` may be one matrix for gate and up, or one for each."""
+
+    router: str
+    first: tuple[str, ...]
+    second: str
+    opening: str | None = None  # a sigmoid that scales the shared expert's outcome
+
+
+class SharedSparseMLP(nn.Module):
+    """All products that read the layer's input, the router's included, are one."""
+
+    def __init__(
+        self, hidden: int, inner: int, names: SharedNames, experts: Experts, route: Callable[[Tensor], Routing]
+    ) -> None:
+        super().__init__()
+        count = experts.first.shape[0]
+        self.sizes = [count, 0 if names.opening is None else 1, inner, inner]
+        opening = {} if names.opening is None else {names.opening: 1}
+        parts = {names.router: count, **opening, **dict.fromkeys(names.first, 2 * inner // len(names.first))}
+        self.packed = PackedLinear(hidden, parts)
+        self.second = PackedLinear(inner, {names.second: hidden})
+        self.experts = experts
+        self.route = route
+
+    def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        logits, opening, gate, up = self.packed(x).split(self.sizes, dim=-1)
+        shared = self.second(F.silu(gate).mul_(up))
+        routed = self.experts(x, *self.route(logits))
+        return torch.addcmul(routed, shared, opening.sigmoid()) if self.sizes[1] else routed.add_(shared)

@@ -1,0 +1,35 @@
+"""The gated short convolution of LFM2: its only memory is the width - 1 inputs before the next token."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.batch import Batch
+from weft.kernels.causal_conv import short_conv_memory
+from weft.kernels.rotary import Rotation
+from weft.memory.device.store import RecurrentView, View
+from weft.models.layers.attention import DTYPE_NAMES
+from weft.models.layers.causal_conv import CausalConv
+from weft.models.layers.linear import Linear
+from weft.models.model import Mixer
+
+
+class ShortConv(Mixer):
+    """y = out(C * conv(B * x)), where B, C and x are read from the input."""
+
+    def __init__(self, hidden: int, width: int, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.in_proj = Linear(hidden, 3 * hidden, bias)
+        self.conv = CausalConv(hidden, width, bias, activation=False)
+        self.out_proj = Linear(hidden, hidden, bias)
+        self.memory = short_conv_memory(hidden, width, DTYPE_NAMES[dtype])
+
+    def forward(
+        self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
+    ) -> Float[Tensor, "tokens hidden"]:
+        view = views[self.index]
+        assert isinstance(view, RecurrentView)
+        gate_in, gate_out, value = self.in_proj(x).chunk(3, dim=-1)
+        return self.out_proj(gate_out * self.conv(gate_in * value, batch, view))

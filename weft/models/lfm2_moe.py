@@ -1,0 +1,46 @@
+"""LFM2-MoE: LFM2 whose deeper blocks choose among experts instead of one MLP."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from weft.kernels.moe import route_sigmoid
+from weft.models.config import Config
+from weft.models.layers.linear import Linear
+from weft.models.layers.mlp import GatedMLP
+from weft.models.layers.moe import Experts
+from weft.models.lfm2 import Lfm2
+
+
+class Lfm2Moe(Lfm2):
+    @staticmethod
+    def mlp(config: Config, number: int) -> nn.Module:
+        if number < config.integer("num_dense_layers", default=2, minimum=0):
+            return GatedMLP(config.integer("hidden_size"), config.integer("intermediate_size"))
+        return BiasedSparseMLP(config)
+
+
+class BiasedSparseMLP(nn.Module):
+    """Checkpoint names: gate, expert_bias (which experts are chosen, not how much they weigh), experts."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        hidden, count = config.integer("hidden_size"), config.integer("num_experts")
+        self.gate = Linear(hidden, count)
+        biased = config.flag("use_expert_bias", default=True)
+        self.register_buffer("expert_bias", torch.empty(count, dtype=torch.float32) if biased else None)
+        self.experts = Experts(count, hidden, config.integer("moe_intermediate_size"))
+        self.route = partial(
+            route_sigmoid,
+            k=config.integer("num_experts_per_tok"),
+            renormalise=config.flag("norm_topk_prob", default=True),
+            scaling=config.number("routed_scaling_factor", default=1.0),
+            eps=1e-6,
+        )
+
+    def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        return self.experts(x, *self.route(self.gate(x), bias=self.expert_bias))

@@ -1,0 +1,186 @@
+"""Nemotron-H: each block is one of Mamba2, attention without positions, MLP, or experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from weft.base.errors import ModelError
+from weft.kernels.batch import Batch
+from weft.kernels.moe import route_sigmoid
+from weft.kernels.rotary import Rotation
+from weft.memory.device.store import View
+from weft.models.config import Config
+from weft.models.decoder import Decoder, DecoderModel
+from weft.models.layers.attention import Attention, AttentionShape
+from weft.models.layers.embedding import Embedding
+from weft.models.layers.linear import Linear
+from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, time_step_limit
+from weft.models.layers.mlp import ACTIVATIONS, PlainMLP
+from weft.models.layers.moe import Experts
+from weft.models.layers.norm import GatedRMSNorm, RMSNorm
+from weft.models.model import Mixer
+
+# A letter each in `hybrid_override_pattern`, a word in `layers_block_type`.
+LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+WORDS = {
+    "mamba": "mamba",
+    "linear_attention": "mamba",
+    "attention": "attention",
+    "full_attention": "attention",
+    "mlp": "mlp",
+    "moe": "moe",
+}
+
+
+class NemotronH(DecoderModel):
+    renames: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"^backbone\.", "model."),
+        (r"^model\.embeddings\.", "model.embed_tokens."),
+        (r"^model\.norm_f\.", "model.norm."),
+    )
+    ignored: ClassVar[tuple[str, ...]] = (*DecoderModel.ignored, r"^mtp\.")
+
+    def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
+        config = Config(fields)
+        hidden, eps = config.integer("hidden_size"), config.number("layer_norm_epsilon", "norm_eps", default=1e-5)
+        builders = {"mamba": mamba, "attention": attention, "mlp": mlp, "moe": SparseSquaredMLP}
+        decoder = Decoder(
+            Embedding(config.integer("vocab_size"), hidden),
+            [SingleBlock(builders[kind](config, dtype), hidden, eps) for kind in block_types(config)],
+            RMSNorm(hidden, eps),
+            rotary=None,
+        )
+        super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
+
+
+class SingleBlock(nn.Module):
+    """x + mixer(norm(x)): what other families put into one block takes two of these."""
+
+    def __init__(self, mixer: nn.Module, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.norm = RMSNorm(hidden, eps)
+        self.mixer = mixer
+        self.remembers = isinstance(mixer, Mixer)
+
+    def forward(
+        self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
+    ) -> Float[Tensor, "tokens hidden"]:
+        normed = self.norm(x)
+        return x + (self.mixer(normed, rotation, batch, views) if self.remembers else self.mixer(normed))
+
+
+def block_types(config: Config) -> list[str]:
+    """From a list of words or, in older configurations, a string with a letter per block."""
+    words = config.listing("layers_block_type", "layer_types", default=[])
+    known, given = (WORDS, words) if words else (LETTERS, config.fields.get("hybrid_override_pattern"))
+    if not given:
+        raise ModelError(
+            "config.json has no layers_block_type or hybrid_override_pattern, which this architecture needs"
+        )
+    unknown = sorted({str(kind) for kind in given if kind not in known})
+    if unknown:
+        raise ModelError(f"config.json: block types {', '.join(unknown)} are not known, only {', '.join(known)}")
+    return [known[kind] for kind in given]
+
+
+def mamba(config: Config, dtype: torch.dtype) -> Mamba2:
+    bias = config.flag("use_bias", default=False)
+    shape = Mamba2Shape(
+        hidden=config.integer("hidden_size"),
+        heads=config.integer("mamba_num_heads"),
+        head_dim=config.integer("mamba_head_dim"),
+        groups=config.integer("mamba_n_groups", "n_groups"),
+        state=config.integer("ssm_state_size"),
+        conv_width=config.integer("mamba_d_conv", "conv_kernel", default=4, minimum=2),
+        conv_bias=config.flag("mamba_conv_bias", "use_conv_bias", default=True),
+        in_bias=bias,
+        out_bias=bias,
+        # Not time_step_min: that only shaped the initial weights.
+        time_step_limit=time_step_limit(
+            config.listing("mamba_dt_limit", "time_step_limit", length=2, default=UNLIMITED)
+        ),
+        dtype=dtype,
+    )
+    config.choice("mamba_hidden_act", among=("silu",), default="silu")
+    eps = config.number("layer_norm_epsilon", "norm_eps", default=1e-5)
+    return Mamba2(shape, GatedRMSNorm(shape.inner, eps, shape.groups, gate_first=True))
+
+
+def attention(config: Config, dtype: torch.dtype) -> Attention:
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    bias = config.flag("attention_bias", default=False)
+    return Attention(
+        AttentionShape(
+            hidden=hidden,
+            heads=heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.integer("head_dim", "attention_head_dim", default=hidden // heads),
+            dtype=dtype,
+            bias=bias,
+            output_bias=bias,
+        )
+    )
+
+
+def mlp(config: Config, dtype: torch.dtype, size: str = "intermediate_size") -> PlainMLP:
+    activation = config.choice("mlp_hidden_act", among=ACTIVATIONS, default="relu2")
+    bias = config.flag("mlp_bias", default=False)
+    return PlainMLP(config.integer("hidden_size"), config.integer(size), activation, bias)
+
+
+class Router(nn.Module):
+    """Scores of experts, in float32; the bias has a say in who is chosen. Checkpoint names as below."""
+
+    def __init__(self, hidden: int, experts: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, hidden, dtype=torch.float32), requires_grad=False)
+        self.register_buffer("e_score_correction_bias", torch.empty(experts, dtype=torch.float32))
+
+    def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens experts"]:
+        return F.linear(x.float(), self.weight)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        self.weight.normal_(std=self.weight.shape[1] ** -0.5, generator=generator)
+        self.e_score_correction_bias.normal_(std=0.1, generator=generator)
+
+
+class SparseSquaredMLP(nn.Module):
+    """Experts without gates, possibly between projections to a smaller space, beside a shared MLP."""
+
+    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, count = config.integer("hidden_size"), config.integer("n_routed_experts")
+        latent = config.integer("moe_latent_size", default=None)
+        bias = config.flag("mlp_bias", default=False)
+        self.gate = Router(hidden, count)
+        self.fc1_latent_proj = None if latent is None else Linear(hidden, latent, bias)
+        self.fc2_latent_proj = None if latent is None else Linear(latent, hidden, bias)
+        self.experts = Experts(
+            count,
+            latent or hidden,
+            config.integer("moe_intermediate_size"),
+            config.choice("mlp_hidden_act", among=ACTIVATIONS, default="relu2"),
+            ("up_proj", "down_proj"),
+        )
+        self.shared_experts = mlp(config, dtype, "moe_shared_expert_intermediate_size")
+        self.route = partial(
+            route_sigmoid,
+            k=config.integer("num_experts_per_tok"),
+            groups=config.integer("n_group", default=1),
+            kept_groups=config.integer("topk_group", default=1),
+            renormalise=config.flag("norm_topk_prob", default=True),
+            scaling=config.number("routed_scaling_factor", default=1.0),
+        )
+
+    def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        routing = self.route(self.gate(x), bias=self.gate.e_score_correction_bias)
+        if self.fc1_latent_proj is None:
+            return self.experts(x, *routing).add_(self.shared_experts(x))
+        return self.fc2_latent_proj(self.experts(self.fc1_latent_proj(x), *routing)).add_(self.shared_experts(x))

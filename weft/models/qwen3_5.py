@@ -1,0 +1,18 @@
+"""Qwen3.5, dense or with experts: Qwen3-Next with its projections apart. Of multimodal checkpoints, the text part."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from weft.models.layers.gated_delta_net import GatedDeltaShape, split_projection
+from weft.models.layers.linear import PackedLinear
+from weft.models.qwen3_next import Qwen3Next
+
+
+class Qwen3_5(Qwen3Next):
+    renames: ClassVar[tuple[tuple[str, str], ...]] = ((r"^model\.language_model\.", "model."), *Qwen3Next.renames)
+    ignored: ClassVar[tuple[str, ...]] = (*Qwen3Next.ignored, r"^(model\.)?visual\.")
+
+    @staticmethod
+    def projection(shape: GatedDeltaShape) -> PackedLinear:
+        return split_projection(shape)
