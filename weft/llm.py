@@ -40,8 +40,18 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, *, progress: bool = True, **options: Any) -> None:
-        self.options = _options(model, options)
-        loaded = load(self.options, progress)
+        self._start(_options(model, options), progress)
+
+    @classmethod
+    def from_options(cls, options: Options, progress: bool = True) -> LLM:
+        """The same from options that somebody else has read."""
+        llm = cls.__new__(cls)
+        llm._start(options, progress)
+        return llm
+
+    def _start(self, options: Options, progress: bool) -> None:
+        self.options = options
+        loaded = load(options, progress)
         self.config = loaded.config
         self.tokenizer = loaded.tokenizer
         self.template = loaded.template
@@ -52,7 +62,7 @@ class LLM:
             loaded.spec,
             self.config.memory_bytes,
             self.config.max_sequences,
-            threads=self.options.threads or None,
+            threads=options.threads or None,
         )
         self.engine = Engine(loaded.spec, self._runner, self.config)
         self._running: dict[int, Track] = {}

@@ -62,9 +62,7 @@ def checked_tokens(tokens: Sequence[int], vocab_size: int, name: str = "prompt")
     wrong = (array < 0) | (array >= vocab_size)
     if wrong.any():
         place = int(np.argmax(wrong))
-        raise RequestError(
-            f"{name} holds token id {array[place]} at {place}; the vocabulary has ids 0 to {vocab_size - 1}"
-        )
+        raise RequestError(f"{name}[{place}] is token id {array[place]}; the vocabulary has ids 0 to {vocab_size - 1}")
     return array.astype(np.int32)
 
 

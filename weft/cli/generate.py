@@ -1,0 +1,93 @@
+"""`weft generate`: answers to prompts, from a model in this process. No torch until it runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from weft.base.errors import OptionError
+from weft.base.options import Options, option
+from weft.base.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from weft.llm import LLM
+    from weft.result import Result
+
+ABOUT = "answer prompts with a model in this process"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(Options):
+    """Options of `weft generate`: what to answer and how, then those of the engine."""
+
+    prompt: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "texts to continue; without any, standard input", "choices": (), "positional": True},
+    )
+    max_tokens: int = option(256, "tokens of an answer at most")
+    temperature: float = option(1.0, "0 takes the likeliest token; higher is more varied")
+    stream: bool = option(True, "show the text of a single prompt as it comes")
+    stats: bool = option(True, "tell tokens per second and cached tokens at the end, on standard error")
+
+
+def run(options: GenerateOptions) -> None:
+    prompts = read_prompts(options)
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature)
+    llm = start(options)
+    with llm:
+        started = time.monotonic()
+        if options.stream and len(prompts) == 1:
+            results = [show_stream(llm, prompts[0], params)]
+        else:
+            results = llm.generate(prompts, params)
+            show_all(results)
+        if options.stats:
+            print(stats(results, time.monotonic() - started), file=sys.stderr)
+
+
+def start(options: Options) -> LLM:
+    from weft.llm import LLM
+
+    return LLM.from_options(options)
+
+
+def read_prompts(options: GenerateOptions) -> list[str]:
+    if options.prompt:
+        return list(options.prompt)
+    if sys.stdin is None or sys.stdin.isatty():
+        raise OptionError("give at least one prompt, or one on standard input")
+    text = sys.stdin.read()
+    if not text:
+        raise OptionError("standard input holds no prompt")
+    return [text]
+
+
+def show_stream(llm: LLM, prompt: str, params: SamplingParams) -> Result:
+    result = None
+    for chunk in llm.stream(prompt, params):
+        print(chunk.text, end="", flush=True)
+        result = chunk.result
+    print()
+    assert result is not None, "the last chunk carries the result"
+    return result
+
+
+def show_all(results: list[Result]) -> None:
+    for number, result in enumerate(results, start=1):
+        if len(results) > 1:
+            print(f"--- {number}")
+        print(result.text if result.error is None else f"(no answer: {result.error})")
+
+
+def stats(results: list[Result], seconds: float) -> str:
+    """
+    >>> stats([], 2.0)
+    '0 tokens in 2.00 s, 0.0 tokens/s; 0 of 0 prompt tokens cached'
+    """
+    tokens = sum(len(result.token_ids) for result in results)
+    prompt = sum(len(result.prompt_token_ids) for result in results)
+    cached = sum(result.cached_tokens for result in results)
+    pace = tokens / seconds if seconds else 0.0
+    return f"{tokens} tokens in {seconds:.2f} s, {pace:.1f} tokens/s; {cached} of {prompt} prompt tokens cached"
