@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.oracle import Tiny, assert_parity, make_pair
-
-TOKENS = {"vocab_size": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-COMMON = TOKENS | {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-}
-LLAMA = Tiny("LlamaConfig", "LlamaForCausalLM", COMMON)
-MODELS = {"llama": LLAMA}
+from tests.oracle import assert_parity, make_pair
+from tests.plain_models import ODD_PLAIN, PLAIN
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PLAIN)
 def test_logits_and_greedy_answers_equal_the_public_implementation(name, tmp_path):
-    assert_parity(make_pair(MODELS[name], tmp_path))
+    assert_parity(make_pair(PLAIN[name], tmp_path))
+
+
+@pytest.mark.parametrize("name", ODD_PLAIN)
+def test_odd_configurations_equal_the_public_implementation(name, tmp_path):
+    assert_parity(make_pair(ODD_PLAIN[name], tmp_path))

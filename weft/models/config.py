@@ -44,10 +44,13 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Config:
-    """Typed access to the fields of a configuration. Several names are spellings of one field, tried in order."""
+    """Typed access to the fields of a configuration. Several names are spellings of one field, tried in order.
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self.fields = fields
+    `defaults` stand for fields that are absent, not for those that are null.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], **defaults: Any) -> None:
+        self.fields = {**defaults, **fields}
 
     def _find(self, names: tuple[str, ...], default: object) -> Any:
         for name in names:

@@ -5,6 +5,9 @@ Families decide what a block is; this file only strings blocks together.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -12,8 +15,10 @@ from weft.kernels.batch import Batch
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import View
 from weft.models.config import Config
+from weft.models.layers.attention import AttentionShape
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
+from weft.models.layers.mlp import ACTIVATIONS, GatedMLP
 from weft.models.layers.norm import RMSNorm
 from weft.models.layers.rotary import Rotary
 from weft.models.model import CausalModel
@@ -64,6 +69,9 @@ class DecoderModel(CausalModel):
         self.vocab_size = config.integer("vocab_size")
         self.model = model
         self.lm_head = None if tied else Linear(config.integer("hidden_size"), self.vocab_size)
+        if tied:
+            # Some checkpoints repeat the embedding under this name.
+            self.ignored = (*self.ignored, r"^lm_head\.weight$")
         self.mixers()
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
@@ -71,3 +79,29 @@ class DecoderModel(CausalModel):
 
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
         return self.model.embed_tokens.scores(hidden) if self.lm_head is None else self.lm_head(hidden)
+
+
+def attention_shape(config: Config, dtype: torch.dtype, **more: Any) -> AttentionShape:
+    """The sizes that every configuration has, and what a family adds to them."""
+    return AttentionShape(
+        hidden=config.integer("hidden_size"),
+        heads=config.integer("num_attention_heads"),
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        **more,
+    )
+
+
+def gated_mlp(config: Config, bias: bool = False) -> GatedMLP:
+    activation = config.choice("hidden_act", "hidden_activation", among=ACTIVATIONS, default="silu")
+    return GatedMLP(config.integer("hidden_size"), config.integer("intermediate_size"), activation, bias)
+
+
+def frame(
+    config: Config, layers: list[nn.Module], rotary: Rotary | None, scale: float = 1.0, zero_centred: bool = False
+) -> Decoder:
+    """A decoder around `layers`, by the usual names of a configuration's fields."""
+    hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
+    embedding = Embedding(config.integer("vocab_size"), hidden, scale)
+    return Decoder(embedding, layers, RMSNorm(hidden, eps, zero_centred), rotary)

@@ -55,6 +55,8 @@ class CausalModel(nn.Module):
     # Regular expressions on checkpoint names: (pattern, replacement), applied in order; and names that are not needed.
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()
     ignored: ClassVar[tuple[str, ...]] = (r"\.rotary_emb\.inv_freq$",)
+    # Encodings of weights that the family can read, by `quant_method`.
+    quantisations: ClassVar[tuple[str, ...]] = ()
 
     def mixers(self) -> list[Mixer]:
         """All mixers in order of construction; numbered on the way."""

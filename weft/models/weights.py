@@ -115,17 +115,17 @@ def checkpoint_files(folder: Path) -> list[Path]:
     return files
 
 
-def catalogue(files: list[Path], family: type[CausalModel]) -> dict[str, Stored]:
-    """Every tensor that is not ignored, under the family's own name for it."""
+def catalogue(files: list[Path], model: CausalModel) -> dict[str, Stored]:
+    """Every tensor that is not ignored, under the model's own name for it."""
     found: dict[str, Stored] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as reader:
                 for name in reader.keys():  # noqa: SIM118 (not a mapping)
                     own = name
-                    for pattern, replacement in family.renames:
+                    for pattern, replacement in model.renames:
                         own = re.sub(pattern, replacement, own)
-                    if any(re.search(pattern, own) for pattern in family.ignored):
+                    if any(re.search(pattern, own) for pattern in model.ignored):
                         continue
                     if own in found:
                         raise ModelError(f"{name} and {found[own].name} are both given for {own}")
@@ -137,7 +137,10 @@ def catalogue(files: list[Path], family: type[CausalModel]) -> dict[str, Stored]
 
 def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progress: bool) -> None:
     """Fill all parameters; every name and shape is checked before the first byte is copied."""
-    stored = catalogue(checkpoint_files(folder), type(model))
+    quantisation = (config.get("quantization_config") or {}).get("quant_method")
+    if quantisation is not None and quantisation not in model.quantisations:
+        raise ModelError(f"{folder} is quantised ({quantisation}), which is not supported; take unquantised weights")
+    stored = catalogue(checkpoint_files(folder), model)
     wanted = list(sources(model))
     filling = [s for s in wanted if s.name in stored and all(c in stored for c in s.companions)]
     check(folder, config, wanted, filling, stored)

@@ -1,0 +1,111 @@
+"""Gemma 3 (the text part): five windowed layers to a full one, each kind with a rotation of its own; sandwich norms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from weft.kernels.batch import Batch
+from weft.kernels.rotary import RotaryKind, Rotation
+from weft.memory.device.store import View
+from weft.models.config import Config
+from weft.models.decoder import DecoderModel, attention_shape, frame, gated_mlp
+from weft.models.layers.attention import Attention
+from weft.models.layers.norm import RMSNorm
+from weft.models.layers.rotary import Rotary
+
+KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
+
+
+class Gemma3(DecoderModel):
+    renames: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"^model\.language_model\.", "model."),
+        (r"^language_model\.", ""),
+    )
+    ignored: ClassVar[tuple[str, ...]] = (
+        *DecoderModel.ignored,
+        r"^(model\.)?vision_tower\.",
+        r"^(model\.)?multi_modal_projector\.",
+    )
+
+    def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
+        config = Config(
+            fields,
+            head_dim=256,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            sliding_window=4096,
+            vocab_size=262208,
+            hidden_activation="gelu_pytorch_tanh",
+        )
+        pattern = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
+        names = [
+            "sliding_attention" if (index + 1) % pattern else "full_attention"
+            for index in range(config.integer("num_hidden_layers"))
+        ]
+        blocks = [SandwichBlock(config, dtype, kind) for kind in config.layer_types(KINDS, default=names)]
+        decoder = frame(config, blocks, None, scale=config.integer("hidden_size") ** 0.5, zero_centred=True)
+        super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=True))
+        self.rotary = nn.ModuleDict(
+            {
+                "full": Rotary(config.rotary("full_attention", theta=1e6), dtype),
+                "sliding": Rotary(local_rotary(config), dtype),
+            }
+        )
+        self.softcap = config.number("final_logit_softcapping", default=None)
+
+    def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
+        rotations = {kind: rotary(batch.positions) for kind, rotary in self.rotary.items()}
+        x = self.model.embed_tokens(batch.token_ids)
+        for layer in self.model.layers:
+            x = layer(x, rotations, batch, views)
+        return self.model.norm(x)
+
+    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+        logits = super().logits(hidden)
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+def local_rotary(config: Config) -> RotaryKind:
+    """Of the windowed layers: never scaled in the old spelling, where it is a number beside the global one."""
+    if isinstance(config.fields.get("rope_parameters"), Mapping):
+        return config.rotary("sliding_attention")
+    return RotaryKind(config.head_dim, config.number("rope_local_base_freq", default=10000.0))
+
+
+class SandwichBlock(nn.Module):
+    """Norms before and after both halves."""
+
+    def __init__(self, config: Config, dtype: torch.dtype, kind: str) -> None:
+        super().__init__()
+        hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
+        bias = config.flag("attention_bias", default=False)
+        self.kind = kind
+        self.self_attn = Attention(
+            attention_shape(
+                config,
+                dtype,
+                bias=bias,
+                output_bias=bias,
+                scale=config.number("query_pre_attn_scalar", default=256) ** -0.5,
+                window=config.integer("sliding_window", default=None) if kind == "sliding" else None,
+                norm_eps=eps,
+                norm_zero_centred=True,
+            )
+        )
+        self.mlp = gated_mlp(config)
+        self.input_layernorm = RMSNorm(hidden, eps, zero_centred=True)
+        self.post_attention_layernorm = RMSNorm(hidden, eps, zero_centred=True)
+        self.pre_feedforward_layernorm = RMSNorm(hidden, eps, zero_centred=True)
+        self.post_feedforward_layernorm = RMSNorm(hidden, eps, zero_centred=True)
+
+    def forward(
+        self, x: Float[Tensor, "tokens hidden"], rotations: dict[str, Rotation], batch: Batch, views: tuple[View, ...]
+    ) -> Float[Tensor, "tokens hidden"]:
+        mixed = self.self_attn(self.input_layernorm(x), rotations[self.kind], batch, views)
+        x = x + self.post_attention_layernorm(mixed)
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))

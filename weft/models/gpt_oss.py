@@ -1,0 +1,104 @@
+"""gpt-oss: windowed and full attention in turns, with sinks; experts with biases and a clamped gate in every block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from weft.kernels.moe import clamped_swiglu, experts, route_top
+from weft.models import mxfp4
+from weft.models.config import Config
+from weft.models.decoder import Block, DecoderModel, attention_shape, frame
+from weft.models.layers.attention import Attention
+from weft.models.layers.linear import Linear
+from weft.models.layers.moe import SparseMLP
+from weft.models.layers.rotary import Rotary
+from weft.models.model import Source
+
+KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+class GptOss(DecoderModel):
+    renames: ClassVar[tuple[tuple[str, str], ...]] = ((r"\.mlp\.router\.", ".mlp.gate."),)
+    quantisations: ClassVar[tuple[str, ...]] = ("mxfp4",)
+
+    def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
+        scaling = {} if fields.get("rope_scaling") else {"rope_parameters": YARN}
+        config = Config(fields, head_dim=64, sliding_window=128, **scaling)
+        hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-5)
+        bias = config.flag("attention_bias", default=True)
+        layers, count = config.integer("num_hidden_layers"), config.integer("num_local_experts", "num_experts")
+        names = ["full_attention" if index % 2 else "sliding_attention" for index in range(layers)]
+        blocks = []
+        for kind in config.layer_types(KINDS, default=names):
+            window = config.integer("sliding_window", default=None) if kind == "sliding" else None
+            shape = attention_shape(config, dtype, bias=bias, output_bias=bias, window=window, sinks=True)
+            route = partial(route_top, k=config.integer("num_experts_per_tok", "experts_per_token"))
+            mlp = SparseMLP(Linear(hidden, count, bias=True), ClampedExperts(config, count), route)
+            blocks.append(Block(Attention(shape), mlp, hidden, eps))
+        decoder = frame(config, blocks, Rotary(config.rotary(theta=150000.0), dtype))
+        super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
+
+
+class ClampedExperts(nn.Module):
+    """Filled from [experts, inputs, outputs], or from MXFP4 as [experts, outputs, inputs].
+
+    Both have the outputs of gate and up in turns; here all gates come first.
+    """
+
+    def __init__(self, config: Config, count: int) -> None:
+        super().__init__()
+        hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
+        self.first = nn.Parameter(torch.empty(count, 2 * inner, hidden), requires_grad=False)
+        self.first_bias = nn.Parameter(torch.empty(count, 2 * inner), requires_grad=False)
+        self.second = nn.Parameter(torch.empty(count, hidden, inner), requires_grad=False)
+        self.second_bias = nn.Parameter(torch.empty(count, hidden), requires_grad=False)
+        self.activation = partial(
+            clamped_swiglu,
+            alpha=config.number("swiglu_alpha", default=1.702),
+            limit=config.number("swiglu_limit", default=7.0),
+        )
+
+    def forward(
+        self, x: Float[Tensor, "tokens hidden"], weights: Float[Tensor, "tokens k"], chosen: Int[Tensor, "tokens k"]
+    ) -> Float[Tensor, "tokens hidden"]:
+        return experts(x, weights, chosen, self.first, self.second, self.activation, self.first_bias, self.second_bias)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        for matrix in (self.first, self.second):
+            matrix.normal_(std=matrix.shape[-1] ** -0.5, generator=generator)
+        for bias in (self.first_bias, self.second_bias):
+            bias.normal_(std=0.1, generator=generator)
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        count, outer, hidden = self.first.shape
+        inner = outer // 2
+        # [experts, gate or up, inner, hidden] -> outputs in turns
+        turns = self.first.unflatten(1, (2, inner)).transpose(1, 2)
+        yield Source(prefix + "gate_up_proj", turns.permute(0, 3, 1, 2), shape=(count, hidden, outer))
+        bias_turns = self.first_bias.unflatten(1, (2, inner)).transpose(1, 2)
+        yield Source(prefix + "gate_up_proj_bias", bias_turns, shape=(count, outer))
+        yield Source(prefix + "down_proj", self.second.transpose(1, 2))
+        yield Source(prefix + "down_proj_bias", self.second_bias)
+        if hidden % 32 == 0 and inner % 32 == 0:
+            yield packed(prefix + "gate_up_proj", turns, (count, outer, hidden))
+            yield packed(prefix + "down_proj", self.second, (count, hidden, inner))
+
+
+def packed(name: str, target: Tensor, shape: tuple[int, int, int]) -> Source:
+    count, outputs, inputs = shape
+    blocks = (count, outputs, inputs // 32, 16)
+    return Source(name + "_blocks", target, mxfp4.decode, blocks, companions=(name + "_scales",))

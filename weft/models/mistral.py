@@ -1,0 +1,25 @@
+"""Mistral: like Llama, with a sliding window in every layer or in none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from weft.models.config import Config
+from weft.models.decoder import Block, DecoderModel, attention_shape, frame, gated_mlp
+from weft.models.layers.attention import Attention
+from weft.models.layers.rotary import Rotary
+
+
+class Mistral(DecoderModel):
+    def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
+        config = Config(fields, sliding_window=4096)
+        hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
+        shape = attention_shape(config, dtype, window=config.integer("sliding_window", default=None))
+        blocks = [
+            Block(Attention(shape), gated_mlp(config), hidden, eps) for _ in range(config.integer("num_hidden_layers"))
+        ]
+        decoder = frame(config, blocks, Rotary(config.rotary(), dtype))
+        super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))

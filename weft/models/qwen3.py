@@ -1,0 +1,42 @@
+"""Qwen3: queries and keys are normed; the last layers may have a sliding window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from weft.models.config import Config
+from weft.models.decoder import Block, DecoderModel, attention_shape, frame, gated_mlp
+from weft.models.layers.attention import Attention
+from weft.models.layers.rotary import Rotary
+
+WINDOWED = {"full_attention": "full", "sliding_attention": "sliding"}
+
+
+class Qwen3(DecoderModel):
+    def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
+        config = Config(fields, head_dim=128, sliding_window=4096)
+        hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
+        bias = config.flag("attention_bias", default=False)
+        blocks = []
+        for window in windows(config):
+            shape = attention_shape(config, dtype, bias=bias, output_bias=bias, norm_eps=eps, window=window)
+            blocks.append(Block(Attention(shape), gated_mlp(config), hidden, eps))
+        decoder = frame(config, blocks, Rotary(config.rotary(), dtype))
+        super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
+
+
+def windows(config: Config) -> list[int | None]:
+    """The window of each layer; without `layer_types`, all from `max_window_layers` on have one."""
+    window = (
+        config.integer("sliding_window", default=None) if config.flag("use_sliding_window", default=False) else None
+    )
+    first = config.integer("max_window_layers", default=28, minimum=0)
+    names = ["full_attention" if index < first else "sliding_attention" for index in range(_layers(config))]
+    return [window if kind == "sliding" else None for kind in config.layer_types(WINDOWED, default=names)]
+
+
+def _layers(config: Config) -> int:
+    return config.integer("num_hidden_layers")

@@ -1,0 +1,53 @@
+"""Qwen3-MoE: Qwen3's attention, with experts in most blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.kernels.moe import route_softmax
+from weft.models.config import Config
+from weft.models.decoder import Block, DecoderModel, attention_shape, frame, gated_mlp
+from weft.models.layers.attention import Attention
+from weft.models.layers.linear import Linear
+from weft.models.layers.mlp import ACTIVATIONS
+from weft.models.layers.moe import Experts, SparseMLP
+from weft.models.layers.rotary import Rotary
+
+
+class Qwen3Moe(DecoderModel):
+    def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
+        config = Config(fields, sliding_window=4096)
+        hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
+        bias = config.flag("attention_bias", default=False)
+        windowed = config.flag("use_sliding_window", default=False)
+        window = config.integer("sliding_window", default=None) if windowed else None
+        shape = attention_shape(config, dtype, bias=bias, output_bias=bias, norm_eps=eps, window=window)
+        blocks = [
+            Block(Attention(shape), sparse_mlp(config) if sparse else gated_mlp(config), hidden, eps)
+            for sparse in sparse_layers(config)
+        ]
+        decoder = frame(config, blocks, Rotary(config.rotary(), dtype))
+        super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
+
+
+def sparse_layers(config: Config) -> list[bool]:
+    """Which layers have experts: every `decoder_sparse_step`-th, those of `mlp_only_layers` excepted."""
+    step, dense = config.integer("decoder_sparse_step", default=1), config.listing("mlp_only_layers", default=[])
+    return [index not in dense and (index + 1) % step == 0 for index in range(config.integer("num_hidden_layers"))]
+
+
+def sparse_mlp(config: Config) -> nn.Module:
+    hidden, count = config.integer("hidden_size"), config.integer("num_experts", "num_local_experts")
+    activation = config.choice("hidden_act", among=ACTIVATIONS, default="silu")
+    route = partial(
+        route_softmax,
+        k=config.integer("num_experts_per_tok"),
+        renormalise=config.flag("norm_topk_prob", default=False),
+    )
+    experts = Experts(count, hidden, config.integer("moe_intermediate_size"), activation)
+    return SparseMLP(Linear(hidden, count), experts, route)
