@@ -150,26 +150,30 @@ class Engine:
             planner.release_landed()
 
     def _take_tokens(self, step: Step, landing: Landing) -> None:
-        scores = landing.sampled_scores
-        rows = step.plan.sampled.tolist()
+        rows, scores, tell = step.plan.sampled.tolist(), landing.sampled_scores, self._outputs.append
         for index, (row, token) in enumerate(zip(rows, landing.tokens.tolist(), strict=True)):
             sequence = step.sequences[row]
             if sequence.reason is not None:
                 continue  # it had flown one token too far
-            sequence.generated.append(token)
+            generated = sequence.generated
+            generated.append(token)
             output = Output(sequence.id, token)
-            wanted = sequence.request.params.logprobs
-            if wanted is not None and scores is not None:
-                output.logprob, output.top = float(scores.chosen[index]), _top(scores, index, wanted)
-            self._outputs.append(output)
-            if token in sequence.request.stop_tokens:
+            tell(output)
+            if scores is not None:
+                self._add_scores(output, sequence, scores, index)
+            if token in sequence.stop_tokens:
                 output.finish = FinishReason.STOP
-            elif len(sequence.generated) >= sequence.max_tokens:
+                self._finish(sequence, FinishReason.STOP)
+            elif len(generated) >= sequence.max_tokens:
                 output.finish = FinishReason.LENGTH
-            if output.finish is not None:
-                self._finish(sequence, output.finish)
+                self._finish(sequence, FinishReason.LENGTH)
         if len(rows) < len(step.sequences):
             self._finish_silent(step)
+
+    def _add_scores(self, output: Output, sequence: Sequence, scores: Scores, index: int) -> None:
+        wanted = sequence.request.params.logprobs
+        if wanted is not None:
+            output.logprob, output.top = float(scores.chosen[index]), _top(scores, index, wanted)
 
     def _finish_silent(self, step: Step) -> None:
         """Sequences that want no token are done when their prompt is."""

@@ -32,6 +32,7 @@ class Sequence:
         "request",
         "seat",
         "seed",
+        "stop_tokens",
         "waited_since",
     )
 
@@ -40,6 +41,7 @@ class Sequence:
         self.arrival = number
         self.request = request
         self.max_tokens = max_tokens
+        self.stop_tokens = request.stop_tokens
         self.seed = seed
         self.cell = cell
         self.known: NDArray[np.int32] = request.prompt

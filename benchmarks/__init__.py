@@ -1,0 +1,1 @@
+"""Measurements, each with its own command: `python -m benchmarks.<name>`."""
