@@ -46,7 +46,7 @@ class Lfm2(DecoderModel):
             dtype=dtype,
             norm_eps=eps,
         )
-        width, bias = config.integer("conv_L_cache", default=3), config.flag("conv_bias", default=False)
+        width, bias = config.integer("conv_L_cache", default=3, minimum=2), config.flag("conv_bias", default=False)
 
         def block(number: int) -> Block:
             mixer = Attention(shape) if kinds[number] == "attention" else ShortConv(hidden, width, bias, dtype)

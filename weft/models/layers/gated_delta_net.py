@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.base.errors import ModelError
 from weft.kernels.batch import Batch
 from weft.kernels.gated_delta import gated_delta, gated_delta_memory
 from weft.kernels.rotary import Rotation
@@ -31,6 +32,13 @@ class GatedDeltaShape:
     conv_width: int
     eps: float
     dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        if self.value_heads % self.key_heads:
+            raise ModelError(
+                f"config.json: linear_num_value_heads {self.value_heads} is not a multiple of "
+                f"linear_num_key_heads {self.key_heads}"
+            )
 
     @property
     def keys(self) -> int:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.base.errors import ModelError
 from weft.kernels.batch import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.ssd import ssd, ssd_memory
@@ -39,6 +40,10 @@ class Mamba2Shape:
     time_step_limit: tuple[float, float]
     dtype: torch.dtype
 
+    def __post_init__(self) -> None:
+        if self.heads % self.groups:
+            raise ModelError(f"config.json: the {self.heads} heads cannot share {self.groups} groups equally")
+
     @property
     def inner(self) -> int:
         return self.heads * self.head_dim
@@ -59,7 +64,10 @@ def time_step_limit(limit: list[Any]) -> tuple[float, float]:
     >>> time_step_limit([0.0, {"__float__": "Infinity"}])
     (0.0, inf)
     """
-    low, high = (float(bound["__float__"] if isinstance(bound, dict) else bound) for bound in limit)
+    try:
+        low, high = (float(bound["__float__"] if isinstance(bound, dict) else bound) for bound in limit)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"config.json: time_step_limit must hold two numbers, got {limit!r}") from error
     return low, high
 
 

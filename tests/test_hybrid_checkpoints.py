@@ -1,0 +1,179 @@
+"""Checkpoints of hybrid families load in every layout that is about, in both dtypes, and say what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.hybrid_models import HYBRIDS
+from tests.oracle import DirectRunner, Oracle, Tiny, random_tokens
+from weft.base.errors import ModelError
+from weft.memory.spec import RecurrentMemory
+from weft.models.model import CausalModel
+from weft.models.weights import load_model
+
+Tensors = dict[str, Tensor]
+
+
+def saved(tiny: Tiny, folder: Path, change: Callable[[Tensors], Tensors] | None = None, **fields: object) -> Path:
+    """A checkpoint as the public implementation writes it, then changed."""
+    Oracle(tiny).save(folder)
+    if change is not None:
+        file = folder / "model.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in change(load_file(file)).items()}, file)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+    return folder
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> CausalModel:
+    return load_model(folder, dtype, progress=False)[0]
+
+
+def stacked(tensors: Tensors, firsts: tuple[str, ...], second: str) -> Tensors:
+    """Experts that are stored one by one, put into one tensor each for their first and second matrices."""
+    found = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
+    single = {name: match for name in tensors if (match := found.fullmatch(name))}
+    assert single, "nothing to stack: this family is not saved expert by expert any more"
+    changed = {name: tensor for name, tensor in tensors.items() if name not in single}
+    for path in {match[1] for match in single.values()}:
+        count = sum(match[1] == path and match[3] == second for match in single.values())
+
+        def stack(matrix: str, path: str = path, count: int = count) -> Tensor:
+            return torch.stack([tensors[f"{path}.{number}.{matrix}.weight"] for number in range(count)])
+
+        changed[path + (".gate_up_proj" if len(firsts) == 2 else ".up_proj")] = torch.cat(
+            [stack(first) for first in firsts], 1
+        )
+        changed[path + ".down_proj"] = stack(second)
+    return changed
+
+
+def renamed(tensors: Tensors, *pairs: tuple[str, str]) -> Tensors:
+    for pattern, replacement in pairs:
+        assert any(re.search(pattern, name) for name in tensors), f"no tensor is called {pattern}"
+        tensors = {re.sub(pattern, replacement, name): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+LAYOUTS: dict[str, tuple[str, Callable[[Tensors], Tensors]]] = {
+    "lfm2_moe, stacked experts": ("lfm2_moe", lambda t: stacked(t, ("w1", "w3"), "w2")),
+    "qwen3_next, stacked experts": ("qwen3_next", lambda t: stacked(t, ("gate_proj", "up_proj"), "down_proj")),
+    "qwen3_5_moe, stacked experts": ("qwen3_5_moe", lambda t: stacked(t, ("gate_proj", "up_proj"), "down_proj")),
+    "nemotron_h, stacked experts": ("nemotron_h", lambda t: stacked(t, ("up_proj",), "down_proj")),
+    "nemotron_h, as model": ("nemotron_h", lambda t: renamed(t, ("^backbone", "model"))),
+    "granite, new names of experts": (
+        "granite_moe_hybrid",
+        lambda t: renamed(
+            t,
+            (r"moe\.input_linear\.weight", "moe.experts.gate_up_proj"),
+            (r"moe\.output_linear\.weight", "moe.experts.down_proj"),
+            (r"router\.layer\.weight", "router.weight"),
+        ),
+    ),
+    "qwen3_5, inside a multimodal model": ("qwen3_5", lambda t: renamed(t, (r"^model\.", "model.language_model."))),
+    "qwen3_5, beside vision and draft layers": (
+        "qwen3_5",
+        lambda t: t | {"model.visual.blocks.0.norm1.weight": torch.ones(4), "mtp.fc.weight": torch.ones(4, 4)},
+    ),
+    "qwen3_next, beside draft layers": ("qwen3_next", lambda t: t | {"mtp.layers.0.mlp.gate.weight": torch.ones(4, 4)}),
+    "nemotron_h, beside draft layers": ("nemotron_h", lambda t: t | {"mtp.layers.0.norm.weight": torch.ones(4)}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_of_a_checkpoint_gives_the_same_parameters(layout, tmp_path):
+    name, change = LAYOUTS[layout]
+    expected = load(saved(HYBRIDS[name], tmp_path / "as_saved")).state_dict()
+    found = load(saved(HYBRIDS[name], tmp_path / "changed", change)).state_dict()
+    assert expected.keys() == found.keys()
+    for parameter, tensor in expected.items():
+        assert torch.equal(tensor, found[parameter]), parameter
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("lfm2", "model.layers.0.conv.conv.weight"),
+        ("qwen3_next", "model.layers.0.linear_attn.A_log"),
+        ("qwen3_5", "model.layers.1.linear_attn.in_proj_b.weight"),
+        ("nemotron_h", "backbone.layers.0.mixer.dt_bias"),
+        ("falcon_h1", "model.layers.2.mamba.D"),
+        ("granite_moe_hybrid", "model.layers.0.mamba.norm.weight"),
+    ],
+)
+def test_a_missing_tensor_is_named(name, tensor, tmp_path):
+    folder = saved(HYBRIDS[name], tmp_path, lambda t: {key: value for key, value in t.items() if key != tensor})
+    leaf = tensor.split(".", 4)[-1]
+    with pytest.raises(ModelError, match=rf"missing: \S*{re.escape(leaf)}"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("lfm2", {"layer_types": ["conv", "mamba2", "conv", "conv"]}, "mamba2"),
+        ("granite_moe_hybrid", {"layer_types": ["mamba", "sliding_attention", "mamba"]}, "sliding_attention"),
+        ("granite_moe_hybrid", {"layer_types": ["mamba"]}, "layer_types must have 3 entries, got 1"),
+        ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "MX"}, "X"),
+        ("nemotron_h", {"layers_block_type": None}, "layers_block_type or hybrid_override_pattern"),
+        ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers must have 5 entries, got 1"),
+        ("qwen3_next", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim must be an integer of at least 2"),
+        ("qwen3_next", {"linear_num_key_heads": 3}, "linear_num_value_heads 4 is not a multiple"),
+        ("nemotron_h", {"n_groups": 3}, "8 heads cannot share 3 groups"),
+        ("granite_moe_hybrid", {"time_step_limit": [0.0, "low"]}, "time_step_limit must hold two numbers"),
+        ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act must be one of silu, got 'gelu'"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_an_error_that_names_the_field(name, fields, message, tmp_path):
+    folder = saved(HYBRIDS[name], tmp_path, **fields)
+    with pytest.raises(ModelError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_in_bfloat16_decays_and_states_stay_float32_and_windows_do_not(name, tmp_path):
+    model = load(saved(HYBRIDS[name], tmp_path), torch.bfloat16)
+    decays = [parameter for path, parameter in model.named_parameters() if path.split(".")[-1] in ("A", "dt_bias", "D")]
+    assert decays or name.startswith("lfm2")
+    assert all(parameter.dtype == torch.float32 for parameter in decays)
+    for memory in model.memories():
+        if isinstance(memory, RecurrentMemory):
+            for part in (*memory.state, *memory.tail):
+                assert part.dtype == ("bfloat16" if part.name == "conv" else "float32"), part
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_bfloat16_model_answers_almost_like_its_float32_self(name, tmp_path):
+    folder = saved(HYBRIDS[name], tmp_path)
+    prompt = random_tokens(100, seed=3)
+    outcomes = []
+    for dtype in (torch.float32, torch.bfloat16):
+        runner = DirectRunner(load(folder, dtype))
+        sequence = runner.open(prompt)
+        for count in (70, 27, 1, 1, 1):
+            runner.step([(sequence, count)])
+        outcomes.append(sequence.all_logits)
+    # A router may choose another expert for a token here and there.
+    assert float((outcomes[0] - outcomes[1]).norm() / outcomes[0].norm()) < 0.12
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_dummy_weights_let_the_distant_past_matter(name, tmp_path):
+    folder = saved(HYBRIDS[name], tmp_path)
+    model, _ = load_model(folder, torch.float32, progress=False, weights="dummy")
+    ending = random_tokens(40, seed=1)
+    last = []
+    for beginning in (random_tokens(100, seed=2), random_tokens(100, seed=3)):
+        runner = DirectRunner(model)
+        [logits] = runner.step([(runner.open(beginning + ending), 140)])
+        last.append(logits[-1])
+    assert torch.isfinite(last[0]).all()
+    assert float((last[0] - last[1]).norm() / last[0].norm()) > 0.01
