@@ -194,7 +194,7 @@ class LLM:
             raise RequestError("this model has no chat template: use generate with a prompt of your own")
         text = self.template.render(messages, tools=tools, variables=variables)
         positions = []
-        for end in (place + 1 for place, message in enumerate(messages) if message.get("cache_control")):
+        for end in (place + 1 for place, message in enumerate(messages) if message.get("cache_control") is not None):
             begun = self.template.render(messages[:end], tools=tools, variables=variables, add_generation_prompt=False)
             positions.append(_shared_tokens(self.tokenizer, text, begun))
         return self.tokenizer.encode(text, special=False), [position for position in positions if position]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
 
 from weft.memory.kinds import Kind, unit_bytes
@@ -46,7 +47,7 @@ class Store:
     def __init__(self, spec: MemorySpec, budget_bytes: int, device: torch.device | str = "cpu") -> None:
         self.spec = spec
         self.unit_bytes = unit_bytes(spec)
-        self.buffer = torch.zeros(budget_bytes, dtype=torch.uint8, device=device)
+        self.buffer = _zeros(budget_bytes, torch.device(device))
         self.views = self._carve()
 
     def poison(self, kind: str, index: int) -> None:
@@ -95,3 +96,10 @@ class Store:
         return tuple(
             carve_attention(m) if isinstance(m, AttentionMemory) else carve_recurrent(m) for m in self.spec.memories
         )
+
+
+def _zeros(size_bytes: int, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+    # NumPy asks the system for zeroed pages, which cost nothing until they are used; PyTorch would write them all.
+    return torch.from_numpy(np.zeros(size_bytes, np.uint8))
