@@ -1,8 +1,9 @@
 """A device whose memory holds rolling hashes instead of tensors, and the oracle that knows what must come out.
 
-Pages hold, for every position, a hash of all tokens up to it; slots the hash at their grid position; tails the tokens
-of the open cell. The next token is a hash of the state, of every page entry that full attention would read, and of the
-window. One wrong restore, stolen page, stale tail or forgotten window changes the output.
+Pages hold, for every position, a hash of all tokens up to it; slots the state at their grid position and the token
+before it (a convolution of width two); tails the tokens of the open cell. The next token is a hash of the state, of
+every page entry that full attention would read, and of the window. One wrong restore, stolen page, stale tail or
+forgotten window changes the output.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ _COEFFICIENTS = np.array([(p * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & MASK f
 
 
 def rolling_spec(
-    full: bool = True, window: int | None = None, recurrent: bool = True, cell: int = 4, room: int = 0, heavy: bool = False
+    full: bool = True,
+    window: int | None = None,
+    recurrent: bool = True,
+    cell: int = 4,
+    room: int = 0,
+    heavy: bool = False,
 ) -> MemorySpec:
     """Memories of a model in miniature. `heavy` states cost so much that only few are kept."""
     memories: list[AttentionMemory | RecurrentMemory] = []
@@ -57,14 +63,16 @@ def next_token(spec: MemorySpec, state: int, full: int, window: int) -> int:
 def oracle(spec: MemorySpec, prompt: list[int], count: int, stop: frozenset[int] = frozenset()) -> list[int]:
     """What an engine without any cache, batch or memory limit answers."""
     hashes: list[int] = []
+    state, last = 0, 0
     tokens = list(prompt)
     answer: list[int] = []
     while len(answer) < count:
         for token in tokens[len(hashes) :]:
             hashes.append(mix(hashes[-1] if hashes else 0, token))
+            state, last = mix(state, mix(last, token)), token
         entries = np.array(hashes, np.uint64)
         first = max(0, len(entries) - (spec.window or 0))
-        token = next_token(spec, hashes[-1], digest(entries, 0), digest(entries[first:], first))
+        token = next_token(spec, state, digest(entries, 0), digest(entries[first:], first))
         answer.append(token)
         tokens.append(token)
         if token in stop:
@@ -88,7 +96,7 @@ class RollingDevice:
         self.memory = {
             Kind.PAGE: empty(Kind.PAGE, spec.cell),
             Kind.WINDOW: empty(Kind.WINDOW, spec.cell),
-            Kind.STATE: empty(Kind.STATE, 1),
+            Kind.STATE: empty(Kind.STATE, 2),
             Kind.TAIL: empty(Kind.TAIL, self.ring),
         }
         self.board = [0] * seats
@@ -116,67 +124,100 @@ class RollingDevice:
         flight["landing"] = self.execute(plan)
 
     def execute(self, plan: Plan) -> Landing:
+        """As on a GPU: all rows read what earlier plans left before any row writes."""
         for kind, unit in plan.poison:
             self.memory[Kind(kind)][unit] = POISON
-        first, choices = 0, {}
-        for row in range(plan.rows):
-            count = int(plan.end[row] - plan.start[row])
-            tokens = plan.tokens[first : first + count].tolist()
-            if plan.from_board[row]:
-                tokens[0] = self.board[plan.seat[row]]
-            choices[row] = self._extend(plan, row, tokens)
-            first += count
-            self.computed_tokens += count
+        tokens = self._tokens(plan)
+        before = [self._read(plan, row) for row in range(plan.rows)]
+        states = [self._write(plan, row, tokens[row], before[row]) for row in range(plan.rows)]
+        choices = [self._choose(plan, row, states[row]) for row in range(plan.rows)]
         sampled = [choices[row] for row in plan.sampled.tolist()]
         for row, token in zip(plan.sampled.tolist(), sampled, strict=True):
             self.board[plan.seat[row]] = token
         return Landing(np.array(sampled, np.int32), None, None)
 
-    def _extend(self, plan: Plan, row: int, tokens: list[int]) -> int:
-        start, end = int(plan.start[row]), int(plan.end[row])
-        state = self._recurrent(plan, row, tokens) if self.spec.state_bytes else 0
-        full = window = 0
-        if self.spec.page_bytes:
-            full = self._attend(Kind.PAGE, plan.page_table[row], 0, 0, start, tokens)
-        if self.spec.window:
-            visible = max(0, end - self.spec.window)
-            first = int(plan.window_first[row])
-            window = self._attend(Kind.WINDOW, plan.window_table[row], first, visible, start, tokens)
-        return next_token(self.spec, state, full, window)
+    def _tokens(self, plan: Plan) -> list[list[int]]:
+        rows, first = [], 0
+        for row, count in enumerate((plan.end - plan.start).tolist()):
+            tokens = plan.tokens[first : first + count].tolist()
+            if plan.from_board[row]:
+                tokens[0] = self.board[plan.seat[row]]
+            rows.append(tokens)
+            first += count
+            self.computed_tokens += count
+        return rows
 
-    def _recurrent(self, plan: Plan, row: int, tokens: list[int]) -> int:
-        cell, start = self.spec.cell, int(plan.start[row])
-        here = start - start % cell
-        state = int(self.memory[Kind.STATE][plan.read_slot[row], 0]) if here else 0
+    # reading --------------------------------------------------------------------------------------------------------
+
+    def _read(self, plan: Plan, row: int) -> dict[str, int]:
+        start = int(plan.start[row])
+        before = {"state": 0, "last": 0, "page": 0, "window": 0}
+        if self.spec.state_bytes:
+            before["state"], before["last"] = self.restore(plan, row)
+        if start and self.spec.page_bytes:
+            before["page"] = self._entry(Kind.PAGE, plan, row, start - 1)
+        if start and self.spec.window:
+            before["window"] = self._entry(Kind.WINDOW, plan, row, start - 1)
+        return before
+
+    def restore(self, plan: Plan, row: int) -> tuple[int, int]:
+        """State and last token before the row's first position: checkpoint at the grid, then the tail."""
+        start = int(plan.start[row])
+        here = start - start % self.spec.cell
+        state, last = self.memory[Kind.STATE][plan.read_slot[row]].tolist() if here else (0, 0)
         tail = self.memory[Kind.TAIL][plan.tail[row]]
         for position in range(here, start):
-            state = mix(state, int(tail[position % self.ring]))
-        captures = {
-            int(p): int(s)
-            for r, p, s in zip(plan.captures.row, plan.captures.position, plan.captures.slot, strict=True)
-            if r == row
-        }
-        for position, token in enumerate(tokens, start):
-            state = mix(state, token)
-            tail[position % self.ring] = token
+            token = int(tail[position % self.ring])
+            state, last = mix(state, mix(last, token)), token
+        return state, last
+
+    def _entry(self, kind: Kind, plan: Plan, row: int, position: int) -> int:
+        return int(self.memory[kind][self._place(kind, plan, row, position)])
+
+    def _place(self, kind: Kind, plan: Plan, row: int, position: int) -> tuple[int, int]:
+        cell = position // self.spec.cell
+        if kind is Kind.PAGE:
+            return int(plan.page_table[row, cell]), position % self.spec.cell
+        return int(plan.window_table[row, cell - int(plan.window_first[row])]), position % self.spec.cell
+
+    # writing --------------------------------------------------------------------------------------------------------
+
+    def _write(self, plan: Plan, row: int, tokens: list[int], before: dict[str, int]) -> int:
+        """Extend pages, tail and checkpoints by the row's tokens; the state after them."""
+        state, last, page, window = before["state"], before["last"], before["page"], before["window"]
+        captures = self.captures_of(plan, row) if self.spec.state_bytes else {}
+        for position, token in enumerate(tokens, int(plan.start[row])):
+            page, window = mix(page, token), mix(window, token)
+            if self.spec.page_bytes:
+                self.memory[Kind.PAGE][self._place(Kind.PAGE, plan, row, position)] = page
+            if self.spec.window:
+                self.memory[Kind.WINDOW][self._place(Kind.WINDOW, plan, row, position)] = window
+            state, last = mix(state, mix(last, token)), token
+            if self.spec.state_bytes:
+                self.memory[Kind.TAIL][plan.tail[row], position % self.ring] = token
             if position + 1 in captures:
-                self.memory[Kind.STATE][captures[position + 1], 0] = state
+                self.memory[Kind.STATE][captures[position + 1]] = (state, last)
         return state
 
-    def _attend(
-        self, kind: Kind, table: np.ndarray, first_cell: int, visible: int, start: int, tokens: list[int]
-    ) -> int:
-        """Write the new entries, continuing from the entry before them, and digest all that is visible."""
-        cell, pages = self.spec.cell, self.memory[kind]
+    def captures_of(self, plan: Plan, row: int) -> dict[int, int]:
+        captures = plan.captures
+        columns = zip(captures.row.tolist(), captures.position.tolist(), captures.slot.tolist(), strict=True)
+        return {position: slot for of_row, position, slot in columns if of_row == row}
 
-        def at(position: int) -> tuple[int, int]:
-            return int(table[position // cell - first_cell]), position % cell
+    # choosing -------------------------------------------------------------------------------------------------------
 
-        chained = int(pages[at(start - 1)]) if start else 0
-        for position, token in enumerate(tokens, start):
-            chained = mix(chained, token)
-            pages[at(position)] = chained
-        end = start + len(tokens)
+    def _choose(self, plan: Plan, row: int, state: int) -> int:
+        cell, end = self.spec.cell, int(plan.end[row])
+        full = window = 0
+        if self.spec.page_bytes:
+            full = digest(self.memory[Kind.PAGE][plan.page_table[row, : -(-end // cell)]].ravel()[:end], 0)
+        if self.spec.window:
+            window = self.digest_window(plan, row, end)
+        return next_token(self.spec, state, full, window)
+
+    def digest_window(self, plan: Plan, row: int, end: int) -> int:
+        assert self.spec.window is not None
+        cell, visible, first = self.spec.cell, max(0, end - self.spec.window), int(plan.window_first[row])
         low = visible // cell
-        entries = pages[table[low - first_cell : -(-end // cell) - first_cell]].ravel()
-        return digest(entries[visible - low * cell : end - low * cell], visible)
+        pages = plan.window_table[row, low - first : -(-end // cell) - first]
+        return digest(self.memory[Kind.WINDOW][pages].ravel()[visible - low * cell : end - low * cell], visible)

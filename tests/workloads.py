@@ -9,10 +9,13 @@ import numpy as np
 
 from tests.rolling import VOCABULARY, RollingDevice, oracle, rolling_spec
 from weft.base.config import EngineConfig
+from weft.base.errors import OptionError
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
+from weft.memory.kinds import unit_bytes
+from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 
 
@@ -53,7 +56,7 @@ def make_arrivals(random: Random, spec: MemorySpec, count: int, longest: int, la
         if stems and random.random() < 0.75:
             earlier = random.choice(stems)
             stem = earlier[: random.choice([len(earlier), random.randint(0, len(earlier))])]
-        fresh = [random.randrange(VOCABULARY) for _ in range(random.randint(0, longest - len(stem)) if longest > len(stem) else 0)]
+        fresh = [random.randrange(VOCABULARY) for _ in range(random.randint(0, max(0, longest - len(stem))))]
         prompt = (stem + fresh)[:longest] or [random.randrange(VOCABULARY)]
         stop = frozenset(random.sample(range(VOCABULARY), 3)) if random.random() < 0.3 else frozenset()
         wanted = random.randint(0 if random.random() < 0.1 else 1, 2 * spec.cell + 3)
@@ -76,18 +79,17 @@ def make_arrivals(random: Random, spec: MemorySpec, count: int, longest: int, la
 def tight_memory(spec: MemorySpec, arrivals: list[Arrival], slack: float) -> int:
     """Bytes in which the longest sequence alone just fits, times `slack`."""
     longest = max(len(a.prompt) + a.count for a in arrivals)
-    from weft.memory.kinds import unit_bytes
-    from weft.memory.ledger import Ledger
-
     size = sum(unit_bytes(spec).values())
-    while True:
-        try:
-            if Ledger(spec, size, 1, longest).fits_alone(longest):
-                break
-        except Exception:  # noqa: BLE001, S110 - too small even to begin
-            pass
+    while not _fits(spec, size, longest):
         size = size * 9 // 8 + 64
     return int(size * slack)
+
+
+def _fits(spec: MemorySpec, memory_bytes: int, length: int) -> bool:
+    try:
+        return Ledger(spec, memory_bytes, 1, length).fits_alone(length)
+    except OptionError:
+        return False
 
 
 def random_workload(seed: int, count: int = 8, **overrides: object) -> Workload:

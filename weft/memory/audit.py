@@ -71,11 +71,12 @@ def _count_lease(ledger: Ledger, lease: Lease, counted: Owners) -> None:
     if lease.slot is not None:
         counted[Kind.STATE][lease.slot] += 1
     for grant in lease.pending:
-        for capture in grant.captures:
-            # The checkpoint that the sequence leaves is held until its flight has landed.
-            left = grant.read_slot if capture.own else capture.slot
-            if left is not None:
-                counted[Kind.STATE][left] += 1
+        own = [c.slot for c in grant.captures if c.own]
+        # The checkpoint that the sequence leaves is held until its flight has landed; the last one is the lease's.
+        held = [*([grant.read_slot, *own[:-1]] if own else []), *(c.slot for c in grant.captures if not c.own)]
+        for slot in held:
+            if slot is not None:
+                counted[Kind.STATE][slot] += 1
     if Kind.STATE in counted:
         position = floor_to_grid(planned, cell)
         assert (lease.slot is None) == (position == 0), "a sequence holds a checkpoint iff it has left its first cell"

@@ -134,13 +134,16 @@ class Ledger:
 
     # advance --------------------------------------------------------------------------------------------------------
 
-    def advance(self, lease: Lease, end: int) -> Grant | None:
-        """Memory for the tokens up to `end`, or nothing if it cannot be had (pages already found stay for a retry)."""
+    def advance(self, lease: Lease, end: int, certain: int | None = None) -> Grant | None:
+        """Memory for the tokens up to `end`, or nothing if it cannot be had (pages already found stay for a retry).
+
+        Tokens beyond `certain` are drafts: the step may be settled anywhere from there on.
+        """
         seat, start = lease.seat, int(self.planned[lease.seat])
         assert start < end
         if not self._grow(lease, end):
             return None
-        captures = self._captures(lease, start, end)
+        captures = self._captures(lease, start, end, end if certain is None else certain)
         if captures is None:
             return None
         grant = Grant(start, end, lease.slot, captures)
@@ -180,38 +183,52 @@ class Ledger:
             lease.cells += 1
         return True
 
-    def _captures(self, lease: Lease, start: int, end: int) -> tuple[Capture, ...] | None:
+    def _captures(self, lease: Lease, start: int, end: int, certain: int) -> tuple[Capture, ...] | None:
         """What to write on the way from `start` to `end`. Nothing if the sequence's own checkpoint finds no room."""
         cell = self.spec.cell
         if self.cache.point_bytes == 0:
             return ()
-        last = floor_to_grid(end, cell)
-        stateful = Kind.STATE in self.arena.unit_bytes
-        own_slot = None
-        if last > floor_to_grid(start, cell) and stateful:
-            own_slot = self.cache.take(Kind.STATE)
-            if own_slot is None:
-                return None
-        chosen = []
+        chosen: list[int] = []
         if self.enabled:
             chosen = positions_to_capture(
                 start, end, prompt=lease.prompt, junction=lease.junction, asked=lease.asked, every=self.every, cell=cell
             )
-        captures = []
-        for position in chosen:
-            if position == last and own_slot is not None:
-                continue
-            slot = self.cache.take(Kind.STATE, optional=True) if stateful else None
-            if slot is None and stateful:
-                self.cache.skipped(lease.keys, position)
-            else:
-                captures.append(Capture(position, slot, own=False, keep=True))
-        if own_slot is not None:
-            captures.append(Capture(last, own_slot, own=True, keep=last in chosen))
+        # Wherever the step may be settled, the sequence must find its own checkpoint.
+        first = max(floor_to_grid(certain, cell), floor_to_grid(start, cell) + cell)
+        own = self._own_captures(range(first, end + 1, cell), chosen)
+        if own is None:
+            return None
+        captures = self._optional_captures(lease, [p for p in chosen if all(p != c.position for c in own)]) + own
         for capture in captures:
             if capture.slot is not None:
                 self.cache.written_for[capture.slot] = capture.position
         return tuple(captures)
+
+    def _own_captures(self, positions: range, chosen: list[int]) -> list[Capture] | None:
+        captures: list[Capture] = []
+        if Kind.STATE not in self.arena.unit_bytes:
+            return captures
+        for position in positions:
+            slot = self.cache.take(Kind.STATE)
+            if slot is None:
+                for capture in captures:
+                    self.cache.release_slot(capture.slot)
+                return None
+            captures.append(Capture(position, slot, own=True, keep=position in chosen))
+        return captures
+
+    def _optional_captures(self, lease: Lease, positions: list[int]) -> list[Capture]:
+        """Snapshots for others: taken where there is room, else skipped and counted."""
+        captures = []
+        for position in positions:
+            slot = None
+            if Kind.STATE in self.arena.unit_bytes:
+                slot = self.cache.take(Kind.STATE, optional=True)
+                if slot is None:
+                    self.cache.skipped(lease.keys, position)
+                    continue
+            captures.append(Capture(position, slot, own=False, keep=True))
+        return captures
 
     # settle ---------------------------------------------------------------------------------------------------------
 
@@ -230,8 +247,7 @@ class Ledger:
             self.planned[lease.seat] = accepted
         if self.enabled:
             self._publish_cells(lease, accepted)
-        for capture in grant.captures:
-            self._settle_capture(lease, grant, capture, accepted)
+        self._settle_captures(lease, grant, accepted)
         self._drop_window(lease)
 
     def settle_each(self, seats: Ints, ends: Ints) -> None:
@@ -257,19 +273,20 @@ class Ledger:
             self.cache.unpin(lease.node)
             lease.node = node
 
-    def _settle_capture(self, lease: Lease, grant: Grant, capture: Capture, accepted: int) -> None:
-        if capture.position > accepted:
-            if capture.own:
-                lease.slot = grant.read_slot
-                self.read_slot[lease.seat] = grant.read_slot or 0
-            self.cache.release_slot(capture.slot)
-            return
-        if capture.keep:
-            self._keep(lease, capture.position, capture.slot)
-        if capture.own:
-            self.cache.release_slot(grant.read_slot)
-        else:
-            self.cache.release_slot(capture.slot)
+    def _settle_captures(self, lease: Lease, grant: Grant, accepted: int) -> None:
+        standing = [c for c in grant.captures if c.position <= accepted]
+        for capture in standing:
+            if capture.keep:
+                self._keep(lease, capture.position, capture.slot)
+        own = [c for c in grant.captures if c.own]
+        # The sequence goes on from its last checkpoint that stands, and leaves the one before.
+        reached = [grant.read_slot, *(c.slot for c in own if c in standing)]
+        if own and accepted < grant.end:
+            lease.slot = reached[-1]
+            self.read_slot[lease.seat] = lease.slot or 0
+        left = [*(reached[:-1] if own else []), *(c.slot for c in grant.captures if not c.own or c not in standing)]
+        for slot in left:
+            self.cache.release_slot(slot)
 
     def _keep(self, lease: Lease, position: int, slot: int | None) -> None:
         """Make a resume point of a computed position; its slot and window pages get one more owner."""
