@@ -251,6 +251,12 @@ class LLM:
                     track = self._running.get(output.sequence)
                     if track is not None:
                         self._take(track, output)
+                self._land_rest()
+
+    def _land_rest(self) -> None:
+        """When nobody waits any more: let flights land that went one step too far, so that their memory is free."""
+        while not self._running and not self.engine.idle:
+            self.engine.step()
 
     def _take(self, track: Track, output: Output) -> None:
         finish = track.take(output)
@@ -269,10 +275,8 @@ class LLM:
             for track in left:
                 self.engine.abort(track.sequence)
                 self.engine.forget(track.sequence)
-            # What is in the air must land before its memory is free; others may gain tokens by that.
-            if left and not self._running:
-                while not self.engine.idle:
-                    self.engine.step()
+            if left:
+                self._land_rest()
 
 
 def _options(model: str | None, given: Mapping[str, Any]) -> Options:

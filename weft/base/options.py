@@ -17,6 +17,7 @@ from weft.base.errors import OptionError
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 AUTO_MEMORY_BYTES = 4 << 30
 AUTO_MAX_LENGTH = 32768
+PAGE_BYTES = 4096
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("checkpoint", "dummy")
 ORDERS = ("fcfs", "prefix")
@@ -110,8 +111,10 @@ def resolve(options: Options, facts: Facts) -> tuple[EngineConfig, Mapping[str, 
     if memory is None:
         memory = min(AUTO_MEMORY_BYTES, facts.free_bytes // 2)
         reasons["memory"] = f"{memory >> 20} MiB: half of {facts.free_bytes >> 20} MiB free, at most 4096 MiB"
-    # The store is cut into items of up to 64 bits.
-    memory -= memory % 4096
+    # Whole pages of the machine, so that every item of the store is aligned.
+    memory -= memory % PAGE_BYTES
+    if not memory:
+        raise OptionError(f"memory of {options.memory} is too small; a small model needs some MiB")
     length = length_limit(options.max_length)
     if length is None:
         length, reasons["max_length"] = _auto_length(memory, facts)
