@@ -115,7 +115,13 @@ class Rig:
     """
 
     def __init__(
-        self, memory: RecurrentMemory, sequences: Sequence[Known], call: Call, cell: int = 8, room: int = 0, seed: int = 0
+        self,
+        memory: RecurrentMemory,
+        sequences: Sequence[Known],
+        call: Call,
+        cell: int = 8,
+        room: int = 0,
+        seed: int = 0,
     ) -> None:
         self.spec = MemorySpec((memory,), cell=cell, draft_room=room)
         self.random = random.Random(seed)

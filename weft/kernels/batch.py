@@ -41,12 +41,14 @@ class Decodes:
     reach: int  # the largest number of tokens in an open cell, the new one included
     cells: tuple[OpenCell, ...]
     captures: tuple[CaptureAt, ...]
-    tail: Tensor  # [rows]
-    ring: Tensor  # [rows] ring index of the new token
-    previous: Tensor  # [rows] ring index of the token before it
-    keys: Tensor  # [rows, reach] ring indices of the cell's tokens; after the new one it is repeated
-    opens: Tensor  # [rows] bool: the new token is the first of its cell
-    any_opens: bool
+    any_opens: bool  # some new token is the first of its cell
+    # If there are several rows:
+    tail: Tensor | None  # [rows]
+    ring: Tensor | None  # [rows] ring index of the new token
+    previous: Tensor | None  # [rows] ring index of the token before it
+    opens: Tensor | None  # [rows] bool: the new token is the first of its cell
+    # And if not all cells begin at ring index 0:
+    keys: Tensor | None  # [rows, reach] ring indices of the columns of the cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Rank:
     continuing: int  # how many of these rows (the first ones) go on into a further cell
     captures: tuple[CaptureAt, ...]
     has_tail: bool  # some row starts inside this cell
+    stays: bool  # some of the tokens stay in a tail
     # A rank of one row is a stretch of the pack, and needs none of the index tensors.
     span: tuple[int, int] | None
     token: Tensor | None  # [rows * reach] packed index on every column
@@ -107,30 +110,32 @@ class Convolution:
     width: int
     head: int
     # Earlier inputs come from the tail, or the checkpoint before the row's cell, or are zeros before position 0.
-    from_tail: Tensor  # [rows, width - 1] bool
-    from_state: Tensor  # [rows, width - 1] bool
-    any_state: bool
-    all_tail: bool
     tail: Tensor  # [rows, 1]
     tail_ring: Tensor  # [rows, width - 1] index in a ring of width - 1 + room
-    read_slot: Tensor  # [rows, 1]
-    state_index: Tensor  # [rows, width - 1] index in the checkpoint's window
+    all_tail: bool
+    # Unless `all_tail`:
+    from_tail: Tensor | None  # [rows, width - 1] bool
+    from_state: Tensor | None  # [rows, width - 1] bool
+    any_state: bool
+    read_slot: Tensor | None  # [rows, 1]
+    state_index: Tensor | None  # [rows, width - 1] index in the checkpoint's window
     single: bool  # every row is one token
+    lone: tuple[int, int] | None  # of a single row of one token: its tail, and the ring index of its input there
     body: tuple[int, int] | None  # packed tokens among which some lie behind a row's head
     # Unless `single`:
     first_token: Tensor | None  # [rows, head] packed index of a row's first tokens; a shorter row repeats its last
     real: Tensor | None  # [heads] which of the rows * head outputs are real
     real_token: Tensor | None  # [heads] and the packed tokens that they belong to
-    # Windows to hand out: the width - 1 inputs before each captured position, new ones or earlier ones of the row.
-    captures: int
-    capture_slot: Tensor  # [captures]
-    capture_token: Tensor  # [captures, width - 1] packed index
-    capture_history: Tensor  # [captures, width - 1] index in the rows * (width - 1) earlier inputs
-    capture_is_new: Tensor  # [captures, width - 1] bool
-    # Inputs to keep in the tail.
-    keep_token: Tensor  # [kept]
+    keep_token: Tensor | None  # [kept] inputs to keep in the tail
+    # Where all inputs that are kept go.
     keep_tail: Tensor  # [kept]
     keep_ring: Tensor  # [kept]
+    # Windows to hand out: the width - 1 inputs before each captured position, new ones or earlier ones of the row.
+    captures: int
+    capture_slot: Tensor | None  # [captures]
+    capture_token: Tensor | None  # [captures, width - 1] packed index
+    capture_history: Tensor | None  # [captures, width - 1] index in the rows * (width - 1) earlier inputs
+    capture_is_new: Tensor | None  # [captures, width - 1] bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,12 +54,14 @@ def causal_conv(
         y = extend(x, taps, bias, activation, history, indices)
     if indices.captures:
         capture_windows(x, history, indices, view)
-    view.tail["conv"][indices.keep_tail, indices.keep_ring] = x if indices.single else x[indices.keep_token]
+    keep(x, indices, view)
     return y
 
 
 def read_history(indices: Convolution, view: RecurrentView) -> Float[Tensor, "rows back channels"]:
     """The width - 1 inputs before each row. Unused memory may hold NaN, so nothing is multiplied away."""
+    if indices.all_tail and indices.lone is not None:
+        return view.tail["conv"][indices.lone[0]].index_select(0, indices.tail_ring[0]).unsqueeze(0)
     tail = view.tail["conv"][indices.tail, indices.tail_ring]
     if indices.all_tail:
         return tail
@@ -74,14 +76,12 @@ def weighted_sums(
     line: Float[Tensor, "rows back+n channels"], taps: Float[Tensor, "width channels"]
 ) -> Float[Tensor, "rows n channels"]:
     """Every window of `width` neighbours along a line, weighted and summed in float32."""
-    width = len(taps)
-    count = line.shape[1] - width + 1
+    count = line.shape[1] - len(taps) + 1
     if count == 1:
         return (line * taps).sum(1, keepdim=True)
-    line = line.float()
     y = line[:, :count] * taps[0]
-    for tap in range(1, width):
-        y.addcmul_(line[:, tap : tap + count], taps[tap])
+    for tap, weights in enumerate(taps[1:], 1):
+        y.addcmul_(line[:, tap : tap + count], weights)
     return y
 
 
@@ -112,6 +112,15 @@ def extend(
     heads = finish(weighted_sums(line, taps).flatten(0, 1), bias, activation)
     y[indices.real_token] = heads[indices.real].to(y.dtype)
     return y
+
+
+def keep(x: Float[Tensor, "tokens channels"], indices: Convolution, view: RecurrentView) -> None:
+    """Leave the last inputs of each row in its tail."""
+    tail = view.tail["conv"]
+    if indices.lone is not None:
+        tail[indices.lone] = x[0]
+    else:
+        tail[indices.keep_tail, indices.keep_ring] = x if indices.single else x[indices.keep_token]
 
 
 def capture_windows(

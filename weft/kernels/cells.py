@@ -32,9 +32,11 @@ def put(part: Float[Tensor, "tails ring ..."], decodes: Decodes, values: Float[T
 
 
 def decode_keys(part: Float[Tensor, "tails ring ..."], decodes: Decodes) -> Float[Tensor, "rows reach ..."]:
-    """Each decode's open cell, its new token included; a shorter cell repeats its last."""
+    """Each decode's open cell, its new token included. What follows a shorter cell's last token may be anything."""
     if decodes.rows == 1:
         return opened(part, decodes.cells[0], decodes.reach).unsqueeze(0)
+    if decodes.keys is None:
+        return part[:, : decodes.reach].index_select(0, decodes.tail)
     return part[decodes.tail.unsqueeze(1), decodes.keys]
 
 

@@ -23,6 +23,7 @@ GROUP_ROWS = 8
 class Rows:
     """The rows of a plan in numbers wide enough to be indices."""
 
+    decodes: int  # leading rows of one token
     start: Longs
     end: Longs
     length: Longs
@@ -36,9 +37,8 @@ class Rows:
         length = end - start
         cell_start = start - start % cell
         # Where there is no checkpoint, any index may stand in the plan, even one that does not exist.
-        return cls(
-            start, end, length, np.cumsum(length) - length, cell_start, np.where(cell_start > 0, plan.read_slot, 0)
-        )
+        slots = np.where(cell_start > 0, plan.read_slot, 0)
+        return cls(plan.decode_rows, start, end, length, np.cumsum(length) - length, cell_start, slots)
 
 
 def ranges(low: Longs, counts: Longs) -> tuple[Longs, Longs]:
@@ -60,8 +60,8 @@ def cut(plan: Plan, rows: Rows, spec: MemorySpec) -> dict[str, Any]:
     conv_ring = next((spec.ring(memory, part) for memory, part in tails if part.name == "conv"), None)
     decodes, groups, convolution = None, (), None
     if cell_ring is not None:
-        decodes = draft_decodes(plan, rows, spec.cell, cell_ring) if plan.decode_rows else None
-        groups = draft_groups(plan, rows, spec, cell_ring)
+        decodes = draft_decodes(plan, rows, cell_ring) if rows.decodes else None
+        groups = draft_groups(plan, rows, spec, cell_ring) if rows.decodes < plan.rows else ()
     if conv_ring is not None:
         convolution = draft_convolution(plan, rows, spec, conv_ring)
     return {"decodes": decodes, "groups": groups, "convolution": convolution}
@@ -74,32 +74,38 @@ def open_cells(plan: Plan, rows: Rows, chosen: slice | Longs, ring: int) -> tupl
     return tuple(map(OpenCell, plan.tail[chosen].tolist(), slots, (cell_start % ring).tolist(), offsets))
 
 
-def draft_decodes(plan: Plan, rows: Rows, cell: int, ring: int) -> Draft:
-    count = plan.decode_rows
+def draft_decodes(plan: Plan, rows: Rows, ring: int) -> Draft:
+    count = rows.decodes
     start, cell_start = rows.start[:count], rows.cell_start[:count]
     offset = start - cell_start
     reach = int(offset.max()) + 1
+    cells = open_cells(plan, rows, slice(count), ring)
     captures = plan.captures
     captured = [CaptureAt(row, slot) for row, slot in zip(captures.row.tolist(), captures.slot.tolist()) if row < count]
     fields = {
         "rows": count,
         "reach": reach,
-        "cells": open_cells(plan, rows, slice(count), ring),
+        "cells": cells,
         "captures": tuple(captured),
-        "tail": plan.tail[:count],
-        "ring": start % ring,
-        "previous": (start - 1) % ring,
-        "keys": (cell_start[:, None] + np.minimum(np.arange(reach), offset[:, None])) % ring,
-        "opens": offset == 0,
         "any_opens": not offset.all(),
+        **dict.fromkeys(("tail", "ring", "previous", "opens", "keys")),
     }
+    if count > 1:
+        fields |= {
+            "tail": plan.tail[:count],
+            "ring": start % ring,
+            "previous": (start - 1) % ring,
+            "opens": offset == 0,
+        }
+        if any(cell.low for cell in cells):
+            fields["keys"] = (cell_start[:, None] + np.arange(reach)) % ring
     return Draft(Decodes, fields)
 
 
 def draft_groups(plan: Plan, rows: Rows, spec: MemorySpec, ring: int) -> tuple[Draft, ...]:
     """The rows that are no decodes, those with equally many pieces side by side, some at a time."""
     pieces = (rows.end - 1) // spec.cell - rows.start // spec.cell + 1
-    order = plan.decode_rows + np.argsort(-pieces[plan.decode_rows :], kind="stable")
+    order = rows.decodes + np.argsort(-pieces[rows.decodes :], kind="stable")
     some = [order[low : low + GROUP_ROWS] for low in range(0, len(order), GROUP_ROWS)]
     return tuple(draft_group(plan, rows, chosen, pieces[chosen], spec, ring) for chosen in some)
 
@@ -115,7 +121,7 @@ def draft_group(plan: Plan, rows: Rows, chosen: Longs, pieces: Longs, spec: Memo
             captures.setdefault(rank, []).append(CaptureAt(place[row], slot))
     ranks = tuple(
         draft_rank(
-            rows, chosen[pieces > number], spec.cell, number, int((pieces > number + 1).sum()), captures.get(number, [])
+            rows, chosen[pieces > number], spec, number, int((pieces > number + 1).sum()), captures.get(number, [])
         )
         for number in range(int(pieces[0]))
     )
@@ -139,10 +145,13 @@ def draft_group(plan: Plan, rows: Rows, chosen: Longs, pieces: Longs, spec: Memo
     return Draft(Group, fields)
 
 
-def draft_rank(rows: Rows, chosen: Longs, cell: int, number: int, continuing: int, captures: list[CaptureAt]) -> Draft:
-    start, end, first = rows.start[chosen], rows.end[chosen], rows.first[chosen]
-    cell_start = rows.cell_start[chosen] + number * cell
-    low, high = np.maximum(start, cell_start), np.minimum(end, cell_start + cell)
+def draft_rank(
+    rows: Rows, chosen: Longs, spec: MemorySpec, number: int, continuing: int, captures: list[CaptureAt]
+) -> Draft:
+    """Rank `number` of a group; `chosen` are those of its rows that reach so far."""
+    cell_start = rows.cell_start[chosen] + number * spec.cell
+    low = np.maximum(rows.start[chosen], cell_start)
+    high = np.minimum(rows.end[chosen], cell_start + spec.cell)
     offset, end_offset = low - cell_start, high - cell_start
     fields = {
         "rows": len(chosen),
@@ -151,9 +160,10 @@ def draft_rank(rows: Rows, chosen: Longs, cell: int, number: int, continuing: in
         "continuing": continuing,
         "captures": tuple(captures),
         "has_tail": bool(offset.any()),
+        "stays": bool((high > earliest_kept(rows, chosen, spec)).any()),
         **dict.fromkeys(("span", "token", "real", "real_token")),
     }
-    shift = first - start
+    shift = rows.first[chosen] - rows.start[chosen]
     if len(chosen) == 1:
         return Draft(Rank, fields | {"span": (int(low[0] + shift[0]), int(high[0] + shift[0]))})
     columns = np.arange(fields["reach"])
@@ -163,10 +173,17 @@ def draft_rank(rows: Rows, chosen: Longs, cell: int, number: int, continuing: in
     return Draft(Rank, fields | {"token": token.ravel(), "real": np.flatnonzero(real), "real_token": real_token})
 
 
-def draft_writes(plan: Plan, rows: Rows, chosen: Longs, spec: MemorySpec, ring: int) -> Draft:
-    # A later row may start at end, or up to draft_room tokens before: it reads its cell from the cell's first token on.
+def earliest_kept(rows: Rows, chosen: Longs, spec: MemorySpec) -> Longs:
+    """From which position on a row's tokens stay in its tail.
+
+    A later row may start at its end, or up to draft_room tokens before, and reads its cell from the cell's beginning.
+    """
     earliest = np.maximum(rows.end[chosen] - spec.draft_room, 0)
-    low = np.maximum(rows.start[chosen], earliest - earliest % spec.cell)
+    return np.maximum(rows.start[chosen], earliest - earliest % spec.cell)
+
+
+def draft_writes(plan: Plan, rows: Rows, chosen: Longs, spec: MemorySpec, ring: int) -> Draft:
+    low = earliest_kept(rows, chosen, spec)
     positions, owners = ranges(low, rows.end[chosen] - low)
     token = positions + (rows.first - rows.start)[chosen][owners]
     return Draft(TailWrites, {"token": token, "tail": plan.tail[chosen][owners], "ring": positions % ring})
@@ -175,34 +192,41 @@ def draft_writes(plan: Plan, rows: Rows, chosen: Longs, spec: MemorySpec, ring: 
 def draft_convolution(plan: Plan, rows: Rows, spec: MemorySpec, ring: int) -> Draft:
     back = spec.conv_width - 1
     longest = int(rows.length.max())
+    single = longest == 1
     history = rows.start[:, None] + np.arange(-back, 0)
-    from_tail = history >= rows.cell_start[:, None]
-    from_state = (history >= 0) & ~from_tail
     low = np.maximum(rows.start, rows.end - spec.draft_room - back)
-    kept, owners = ranges(low, rows.end - low)
+    kept, owners = (rows.start, slice(None)) if single else ranges(low, rows.end - low)
     fields = {
         "width": spec.conv_width,
         "head": min(back, longest),
-        "from_tail": from_tail,
-        "from_state": from_state,
-        "any_state": bool(from_state.any()),
-        "all_tail": bool(from_tail.all()),
         "tail": plan.tail[:, None],
         "tail_ring": history % ring,
-        "read_slot": rows.slots[:, None],
-        "state_index": np.clip(history - rows.cell_start[:, None] + back, 0, back - 1),
-        "single": longest == 1,
-        "body": (max(back, plan.decode_rows), len(plan.tokens)) if longest > back else None,
-        **dict.fromkeys(("first_token", "real", "real_token")),
-        "captures": len(plan.captures.row),
-        **window_captures(plan, rows, back),
-        "keep_token": kept + (rows.first - rows.start)[owners],
+        **history_sources(rows, history, back),
+        "single": single,
+        "lone": (int(plan.tail[0]), int(rows.start[0]) % ring) if single and plan.rows == 1 else None,
+        "body": (max(back, rows.decodes), len(plan.tokens)) if longest > back else None,
+        **dict.fromkeys(("first_token", "real", "real_token", "keep_token")),
         "keep_tail": plan.tail[owners],
         "keep_ring": kept % ring,
+        "captures": len(plan.captures.row),
+        **window_captures(plan, rows, back),
     }
-    if longest > 1:
-        fields |= heads(rows, fields["head"])
+    if not single:
+        fields |= heads(rows, fields["head"]) | {"keep_token": kept + (rows.first - rows.start)[owners]}
     return Draft(Convolution, fields)
+
+
+def history_sources(rows: Rows, history: Longs, back: int) -> dict[str, Any]:
+    """Where each of the `back` inputs before a row comes from."""
+    names = ("from_tail", "from_state", "read_slot", "state_index")
+    cell_start = rows.cell_start[:, None]
+    from_tail = history >= cell_start
+    if from_tail.all():
+        return {"all_tail": True, "any_state": False, **dict.fromkeys(names)}
+    from_state = (history >= 0) & ~from_tail
+    state_index = np.clip(history - cell_start + back, 0, back - 1)
+    sources = zip(names, (from_tail, from_state, rows.slots[:, None], state_index))
+    return {"all_tail": False, "any_state": bool(from_state.any()), **dict(sources)}
 
 
 def heads(rows: Rows, head: int) -> dict[str, Longs]:
@@ -213,8 +237,10 @@ def heads(rows: Rows, head: int) -> dict[str, Longs]:
     return {"first_token": first_token, "real": np.flatnonzero(real), "real_token": first_token[real]}
 
 
-def window_captures(plan: Plan, rows: Rows, back: int) -> dict[str, NDArray]:
+def window_captures(plan: Plan, rows: Rows, back: int) -> dict[str, NDArray | None]:
     """Where the `back` inputs before each captured position are: among the row's new ones or its earlier ones."""
+    if not len(plan.captures.row):
+        return dict.fromkeys(("capture_slot", "capture_token", "capture_history", "capture_is_new"))
     row = plan.captures.row.astype(np.int64)
     window = plan.captures.position.astype(np.int64)[:, None] + np.arange(-back, 0) - rows.start[row][:, None]
     return {

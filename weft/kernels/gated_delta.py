@@ -87,9 +87,9 @@ def unit_keys_and_queries(
 ) -> Float[Tensor, "tokens key_heads 2 key_dim"]:
     """Keys of length one beside queries of length 1 / sqrt(key_dim): they are always used together."""
     both = torch.stack((k, q), 2).float()
-    scale = torch.rsqrt(both.square().sum(-1, keepdim=True) + NORM_EPSILON)
+    scale = (both * both).sum(-1, keepdim=True).add_(NORM_EPSILON).rsqrt_()
     scale[:, :, 1].mul_(both.shape[-1] ** -0.5)
-    return both * scale
+    return both.mul_(scale)
 
 
 def decode(
@@ -101,15 +101,18 @@ def decode(
     view: RecurrentView,
 ) -> Float[Tensor, "rows value_heads value_dim"]:
     """One token a row: what the decayed state holds for k and for q, then the correction that the token brings."""
+    rows, heads = steps.shape
     keys = both[:, :, 0]
     total = decode_total(view.tail["decay"], decodes, steps)
     put(view.tail["k"], decodes, keys)
     put(view.tail["decay"], decodes, total)
-    since = torch.exp(total.unsqueeze(1) - decode_keys(view.tail["decay"], decodes))
-    scores = both @ decode_keys(view.tail["k"], decodes).permute(0, 2, 3, 1)
-    weights = per_value_head(scores, since.shape[2]) * since.transpose(1, 2).unsqueeze(2)
-    decayed = per_value_head(both, since.shape[2]) * total.exp().view(*total.shape, 1, 1)
-    found = values.new_zeros(len(values), values.shape[1], 2, values.shape[2])
+    since = torch.sub(total.unsqueeze(1), decode_keys(view.tail["decay"], decodes)).exp_()
+    scores = both.new_empty(*both.shape[:3], decodes.reach)
+    for row, cell in enumerate(decodes.cells):
+        torch.bmm(both[row], opened(view.tail["k"], cell, decodes.reach).permute(1, 2, 0), out=scores[row])
+    weights = per_value_head(scores, heads) * since.transpose(1, 2).contiguous().unsqueeze(2)
+    decayed = per_value_head(both, heads) * total.exp().view(rows, heads, 1, 1)
+    found = values.new_zeros(rows, heads, 2, values.shape[2])
     for row, cell in enumerate(decodes.cells):
         if cell.offset:
             corrected = opened(view.tail["u"], cell, cell.offset).transpose(0, 1)
@@ -118,16 +121,23 @@ def decode(
             found[row].baddbmm_(decayed[row], view.state["delta"][cell.slot])
     corrected = (values - found[:, :, 0]).mul_(beta)
     put(view.tail["u"], decodes, corrected)
-    own = per_value_head((keys * both[:, :, 1]).sum(-1, keepdim=True), since.shape[2])
-    for row, slot in decodes.captures:
-        cell = decodes.cells[row]
-        keys, corrections = (opened(view.tail[name], cell, cell.offset + 1).unsqueeze(0) for name in ("k", "u"))
-        before = None if cell.slot is None else view.state["delta"][cell.slot].unsqueeze(0)
-        state = advance(
-            before, keys.transpose(1, 2), corrections.transpose(1, 2), since[row : row + 1], total[row : row + 1].exp()
-        )
-        view.state["delta"][slot] = state[0]
+    capture_decodes(since, total, decodes, view)
+    own = per_value_head((keys * both[:, :, 1]).sum(-1, keepdim=True), heads)
     return torch.addcmul(found[:, :, 1], own, corrected)
+
+
+def capture_decodes(
+    since: Float[Tensor, "rows reach value_heads"],
+    total: Float[Tensor, "rows value_heads"],
+    decodes: Decodes,
+    view: RecurrentView,
+) -> None:
+    """Hand out the states of rows whose new token ends a cell."""
+    for row, slot in decodes.captures:
+        cell, one = decodes.cells[row], slice(row, row + 1)
+        keys, corrected = (opened(view.tail[name], cell, cell.offset + 1).transpose(0, 1)[None] for name in ("k", "u"))
+        before = None if cell.slot is None else view.state["delta"][cell.slot].unsqueeze(0)
+        view.state["delta"][slot] = advance(before, keys, corrected, since[one], total[one].exp())[0]
 
 
 def per_value_head(x: Float[Tensor, "rows key_heads ..."], value_heads: int) -> Float[Tensor, "rows value_heads ..."]:
@@ -151,12 +161,13 @@ def extend(
         total = totals(group, rank, steps, view.tail["decay"])
         new = gather(rank, both)
         keys = with_tail(group, rank, new[:, :, :, 0], view.tail["k"]).transpose(1, 2)
-        heads_total = total.transpose(1, 2)
+        heads_total = total.transpose(1, 2).contiguous()
         found, weights = look_up(state, outputs_only(rank, new).transpose(1, 2), keys, heads_total, rank.first)
         u = correct(group, rank, found[:, :, 0], weights[:, :, 0], gather(rank, values), gather(rank, beta), view)
         spread(rank, (found[:, :, 1] + weights[:, :, 1] @ u).transpose(1, 2), y)
-        spread(rank, u[:, :, rank.first :].transpose(1, 2), corrected)
-        spread(rank, total[:, rank.first :], kept)
+        if rank.stays:
+            spread(rank, u[:, :, rank.first :].transpose(1, 2), corrected)
+            spread(rank, total[:, rank.first :], kept)
         if rank.continuing or rank.captures:
             last = total[:, -1:]
             state = advance(state, keys, u, torch.exp(last - total), last[:, 0].exp())
@@ -205,10 +216,10 @@ def correct(
         # On a tail's column u is known: an equation of its own, u = u.
         is_tail = group.is_tail[:, None, rank.first :, None]
         beta = beta.masked_fill(is_tail, 0.0)
-    right = (values - found) * beta
+    right = (values - found).mul_(beta)
     if within is not None:
         right = torch.where(is_tail, within.transpose(1, 2), right)
-    matrix = weights * beta
+    matrix = weights.mul_(beta)
     if before is None:
         return torch.linalg.solve_triangular(matrix, right, upper=False, unitriangular=True)
     before = before.transpose(1, 2)
@@ -228,4 +239,4 @@ def advance(
     decayed = corrected * since.transpose(1, 2).unsqueeze(-1)
     added = keys.transpose(2, 3).unsqueeze(2) @ decayed.unflatten(1, (keys.shape[1], -1))
     added = added.flatten(1, 2)
-    return added if state is None else torch.addcmul(added, state, through.view(*through.shape, 1, 1))
+    return added if state is None else added.addcmul_(state, through.view(*through.shape, 1, 1))

@@ -90,25 +90,33 @@ def decode(
     put(view.tail["dtx"], decodes, dtx)
     put(view.tail["B"], decodes, B)
     put(view.tail["decay"], decodes, total)
-    since = torch.exp(total.unsqueeze(1) - decode_keys(view.tail["decay"], decodes))
-    scores = torch.einsum("rjgn,rgn->rjg", decode_keys(view.tail["B"], decodes), C)
-    weights = (since.unflatten(2, (scores.shape[2], -1)) * scores.unsqueeze(3)).flatten(2).transpose(1, 2)
-    y = torch.empty_like(dtx)
-    states = y.new_zeros(len(y), B.shape[1], 1, y[0].numel() // B.shape[1])
+    since = torch.sub(total.unsqueeze(1), decode_keys(view.tail["decay"], decodes)).exp_()
+    scores = decode_keys(view.tail["B"], decodes).transpose(1, 2) @ C.unsqueeze(-1)
+    rows, heads, groups = len(dtx), dtx.shape[1], B.shape[1]
+    weights = since.view(rows, -1, groups, heads // groups).permute(0, 2, 3, 1) * scores.transpose(2, 3)
+    weights = weights.contiguous().view(rows, heads, 1, -1)
+    y = torch.empty_like(dtx).unsqueeze(2)
+    states = y.new_zeros(rows, groups, 1, y[0].numel() // groups)
     for row, cell in enumerate(decodes.cells):
         length = cell.offset + 1
         inputs = opened(view.tail["dtx"], cell, length).transpose(0, 1)
-        torch.bmm(weights[row, :, None, :length], inputs, out=y[row].unsqueeze(1))
+        torch.bmm(weights[row, :, :, :length], inputs, out=y[row])
         if cell.slot is not None:
             torch.bmm(C[row].unsqueeze(1), view.state["ssm"][cell.slot], out=states[row])
-    y.addcmul_(states.view_as(y), torch.exp(total).unsqueeze(-1))
-    for row, slot in decodes.captures:
-        cell = decodes.cells[row]
-        inputs = opened(view.tail["dtx"], cell, cell.offset + 1).unsqueeze(0)
-        keys = opened(view.tail["B"], cell, cell.offset + 1).unsqueeze(0)
-        before = None if cell.slot is None else view.state["ssm"][cell.slot].unsqueeze(0)
-        view.state["ssm"][slot] = advance(before, inputs, keys, since[row : row + 1], total[row : row + 1].exp())[0]
+    y = y.view_as(dtx).addcmul_(states.view_as(dtx), total.exp().unsqueeze(-1))
+    capture_decodes(since, total, decodes, view)
     return y
+
+
+def capture_decodes(
+    since: Float[Tensor, "rows reach heads"], total: Float[Tensor, "rows heads"], decodes: Decodes, view: RecurrentView
+) -> None:
+    """Hand out the states of rows whose new token ends a cell."""
+    for row, slot in decodes.captures:
+        cell, one = decodes.cells[row], slice(row, row + 1)
+        inputs, keys = (opened(view.tail[name], cell, cell.offset + 1).unsqueeze(0) for name in ("dtx", "B"))
+        before = None if cell.slot is None else view.state["ssm"][cell.slot].unsqueeze(0)
+        view.state["ssm"][slot] = advance(before, inputs, keys, since[one], total[one].exp())[0]
 
 
 def extend(
@@ -129,7 +137,8 @@ def extend(
         keys = with_tail(group, rank, gather(rank, B), view.tail["B"])
         queries = outputs_only(rank, gather(rank, C))
         spread(rank, read(state, inputs, keys, queries, total, rank), y)
-        spread(rank, total[:, rank.first :], kept)
+        if rank.stays:
+            spread(rank, total[:, rank.first :], kept)
         if rank.continuing or rank.captures:
             last = total[:, -1:]
             state = advance(state, inputs, keys, torch.exp(last - total), last[:, 0].exp())
@@ -150,7 +159,7 @@ def read(
 ) -> Float[Tensor, "rows outputs heads head_dim"]:
     """Outputs of a rank: from the state before the cell and from the cell's own tokens up to each."""
     groups = keys.shape[2]
-    columns = total.transpose(1, 2)
+    columns = total.transpose(1, 2).contiguous()
     # Above the diagonal the exponential may overflow; tril_ overwrites, so no infinity is ever multiplied.
     weights = (columns[..., rank.first :, None] - columns[..., None, :]).exp_().tril_(rank.first)
     queries = queries.transpose(1, 2)
@@ -160,7 +169,7 @@ def read(
     if state is None:
         return y
     earlier = (queries @ state).transpose(1, 2).reshape(y.shape)
-    return torch.addcmul(y, earlier, total[:, rank.first :].exp().unsqueeze(-1))
+    return y.addcmul_(earlier, total[:, rank.first :].exp().unsqueeze(-1))
 
 
 def advance(
@@ -177,4 +186,4 @@ def advance(
     if state is None:
         return added
     through = through.unflatten(1, (groups, -1)).repeat_interleave(inputs.shape[3], 2)
-    return torch.addcmul(added, state, through.unsqueeze(2))
+    return added.addcmul_(state, through.unsqueeze(2))

@@ -27,7 +27,7 @@ def build_batch(plan: Plan, spec: MemorySpec, board: Int[Tensor, " seats"], devi
         {
             "tokens": len(plan.tokens),
             "rows": plan.rows,
-            "decode_rows": plan.decode_rows,
+            "decode_rows": rows.decodes,
             "token_ids": plan.tokens,
             "positions": positions,
             "start": rows.start,

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Integers are widened here, so that no layer converts an index: 64 bits, the widest first to keep all aligned.
-KINDS = (
-    (np.dtype(np.int64), torch.int64, "iu"),
-    (np.dtype(np.float32), torch.float32, "f"),
-    (np.dtype(bool), torch.bool, "b"),
-)
+# Integers are widened here, so that no layer converts an index. The widest lie first, which keeps all aligned.
+KINDS = (("iu", np.int64, torch.int64), ("f", np.float32, torch.float32), ("b", np.bool_, torch.bool))
 
 
 def upload(arrays: Mapping[str, NDArray], device: torch.device | str) -> dict[str, Tensor]:
@@ -25,21 +20,19 @@ def upload(arrays: Mapping[str, NDArray], device: torch.device | str) -> dict[st
     >>> sent["ends"].tolist(), sent["real"].tolist()
     ([3, 5], [[True, False]])
     """
-    regions = [(kind, [name for name, array in arrays.items() if array.dtype.kind in kind[2]]) for kind in KINDS]
-    regions = [(kind, names) for kind, names in regions if names]
-    flat = [_join([arrays[name] for name in names], kind[0]) for kind, names in regions]
-    packed = flat[0] if len(flat) == 1 else np.concatenate([region.view(np.uint8) for region in flat])
-    raw = torch.from_numpy(packed.view(np.uint8)).to(device)
+    regions = []
+    for codes, wide, kind in KINDS:
+        own = {name: array for name, array in arrays.items() if array.dtype.kind in codes}
+        if own:
+            joined = np.concatenate([array.ravel() for array in own.values()], dtype=wide, casting="same_kind")
+            regions.append((own, joined.view(np.uint8), kind))
+    raw = torch.from_numpy(np.concatenate([region for _, region, _ in regions])).to(device)
     sent: dict[str, Tensor] = {}
     first = 0
-    for (kind, names), region in zip(regions, flat):
-        typed = raw[first : first + region.nbytes].view(kind[1])
-        first += region.nbytes
-        shapes = [arrays[name].shape for name in names]
-        views = typed.split([prod(shape) for shape in shapes])
-        sent |= {n: v if len(s) == 1 else v.view(s) for n, v, s in zip(names, views, shapes)}
+    for own, region, kind in regions:
+        typed = raw[first : first + len(region)].view(kind)
+        first += len(region)
+        views = torch.split_with_sizes(typed, [array.size for array in own.values()])
+        for (name, array), view in zip(own.items(), views):
+            sent[name] = view if array.ndim == 1 else view.view(array.shape)
     return sent
-
-
-def _join(arrays: list[NDArray], dtype: np.dtype) -> NDArray:
-    return np.concatenate([array.ravel() for array in arrays], dtype=dtype, casting="same_kind")
