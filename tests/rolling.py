@@ -192,12 +192,17 @@ class RollingDevice:
                 self.memory[Kind.PAGE][self._place(Kind.PAGE, plan, row, position)] = page
             if self.spec.window:
                 self.memory[Kind.WINDOW][self._place(Kind.WINDOW, plan, row, position)] = window
-            state, last = mix(state, mix(last, token)), token
+            earlier, last = last, token
+            state = mix(state, mix(earlier, token))
             if self.spec.state_bytes:
                 self.memory[Kind.TAIL][plan.tail[row], position % self.ring] = token
             if position + 1 in captures:
-                self.memory[Kind.STATE][captures[position + 1]] = (state, last)
+                self.memory[Kind.STATE][captures[position + 1]] = self.checkpoint(state, last, earlier)
         return state
+
+    def checkpoint(self, state: int, last: int, earlier: int) -> tuple[int, int]:
+        """Matrix state and convolution window of one position."""
+        return state, last
 
     def captures_of(self, plan: Plan, row: int) -> dict[int, int]:
         captures = plan.captures
