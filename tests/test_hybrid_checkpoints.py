@@ -1,4 +1,4 @@
-"""Checkpoints of hybrid families load in every layout that is about, in both dtypes, and say what is wrong with them."""
+"""Checkpoints of hybrid families load in every layout, in both dtypes, and say what is wrong with them."""
 
 from __future__ import annotations
 

@@ -101,6 +101,7 @@ class GatedDeltaNet(Mixer):
         self.A, self.dt_bias = (
             nn.Parameter(torch.empty(shape.value_heads, dtype=torch.float32), requires_grad=False) for _ in range(2)
         )
+        self.sections = [shape.conv_channels, shape.values, shape.value_heads, shape.value_heads]
         self.norm = GatedRMSNorm(shape.value_dim, shape.eps)
         self.out_proj = Linear(shape.values, shape.hidden)
         self.memory = gated_delta_memory(
@@ -119,9 +120,9 @@ class GatedDeltaNet(Mixer):
         shape, view = self.shape, views[self.index]
         assert isinstance(view, RecurrentView)
         heads = shape.value_heads
-        mixed, gate, strength, step = self.in_proj(x).split([shape.conv_channels, shape.values, heads, heads], dim=-1)
+        mixed, gate, strength, step = self.in_proj(x).split_with_sizes(self.sections, -1)
         mixed = self.conv1d(mixed, batch, view)
-        query, key, value = mixed.split([shape.keys, shape.keys, shape.values], dim=-1)
+        query, key, value = mixed.split_with_sizes([shape.keys, shape.keys, shape.values], -1)
         y = gated_delta(
             query.view(-1, shape.key_heads, shape.key_dim),
             key.view(-1, shape.key_heads, shape.key_dim),

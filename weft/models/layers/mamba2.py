@@ -101,10 +101,10 @@ class Mamba2(Mixer):
     ) -> Float[Tensor, "tokens hidden"]:
         shape, view = self.shape, views[self.index]
         assert isinstance(view, RecurrentView)
-        gate, mixed, step = self.in_proj(x).split(shape.sections, dim=-1)
+        gate, mixed, step = self.in_proj(x).split_with_sizes(shape.sections, -1)
         mixed = self.conv1d(mixed, batch, view)
         width = shape.groups * shape.state
-        inner, write, read = mixed.split([shape.inner, width, width], dim=-1)
+        inner, write, read = mixed.split_with_sizes([shape.inner, width, width], -1)
         y = ssd(
             inner.view(-1, shape.heads, shape.head_dim),
             self.time_step(step),

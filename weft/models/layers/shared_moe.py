@@ -42,7 +42,7 @@ class SharedSparseMLP(nn.Module):
         self.route = route
 
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
-        logits, opening, gate, up = self.packed(x).split(self.sizes, dim=-1)
+        logits, opening, gate, up = self.packed(x).split_with_sizes(self.sizes, -1)
         shared = self.second(F.silu(gate).mul_(up))
         routed = self.experts(x, *self.route(logits))
         return torch.addcmul(routed, shared, opening.sigmoid()) if self.sizes[1] else routed.add_(shared)
