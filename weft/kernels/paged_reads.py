@@ -1,0 +1,160 @@
+"""Who reads which pages in a step, and through which mask: decided once, used by all layers with the same window.
+
+Rows of several tokens are read in blocks of queries, so that masks stay bounded, each block only what it can see. Rows
+of one token are read side by side where they are short, one by one where they are long; what they have in common at
+their beginning is read once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.kernels.batch import Batch, Paging
+
+# Queries of one row that are scored at once: bounds a mask to this times the keys that they can see.
+QUERY_BLOCK = 512
+# Rows of one token that see at most so many are read in one padded pass.
+PADDED_TOKENS = 512
+# Pages that must be saved for a common beginning to be worth a pass of its own.
+SHARING_PAGES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RowRead:
+    """Queries of one row, and the keys that they see together: those of `pages`, cut to [low, high)."""
+
+    tokens: slice  # of the pack
+    pages: Tensor  # [pages]
+    low: int
+    high: int
+    causal: bool  # query i sees keys 0 .. i, and no mask is needed
+    mask: Tensor | None  # [queries, keys] bool; None: every query sees every key
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedRead:
+    """Rows of one query each, padded to equally many pages."""
+
+    tokens: slice | Tensor
+    pages: Tensor  # [rows * pages]
+    unseen: Tensor  # [unseen] indices into the rows * keys that are read: padding, and what lies outside the window
+    mask: Tensor  # [rows, 1, 1, keys] bool
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRead:
+    """Rows of one query each whose sequences begin with the same pages; `own` reads what follows, in the same order."""
+
+    tokens: slice | Tensor
+    pages: Tensor  # [pages]
+    own: tuple[RowRead | PaddedRead, ...]
+
+
+Read = RowRead | PaddedRead | SharedRead
+
+
+def plan_reads(batch: Batch, paging: Paging, window: int | None, cell: int) -> list[Read]:
+    reads: list[Read] = []
+    for rows, shared in _by_beginning(batch, paging, window, cell):
+        own = _single_reads(batch, paging, rows, shared * cell, window, cell)
+        if shared:
+            reads.append(SharedRead(_tokens(rows, paging), paging.table[rows[0], :shared], own))
+        else:
+            reads.extend(own)
+    for row in range(batch.decode_rows, batch.rows):
+        start, end = batch.host_start[row], batch.host_end[row]
+        for low in range(start, end, QUERY_BLOCK):
+            reads.append(_row_read(batch, paging, row, low, min(low + QUERY_BLOCK, end), 0, window, cell))
+    return reads
+
+
+def _by_beginning(batch: Batch, paging: Paging, window: int | None, cell: int) -> list[tuple[list[int], int]]:
+    """The rows of one token, apart by the page they begin with, and how many pages each set has in common."""
+    rows = list(range(batch.decode_rows))
+    if window is not None or len(rows) < 2 or paging.table.device.type != "cpu":
+        return [(rows, 0)] if rows else []
+    table = paging.table.numpy()
+    sets: dict[int, list[int]] = defaultdict(list)
+    for row in rows:
+        sets[int(table[row, 0])].append(row)
+    found, alone = [], []
+    for members in sets.values():
+        # The open cell is still being written, so it is never in common.
+        closed = min(batch.host_start[row] for row in members) // cell
+        same = (table[members, :closed] == table[members[0], :closed]).all(0)
+        shared = closed if same.all() else int(same.argmin())
+        if shared * (len(members) - 1) >= SHARING_PAGES:
+            found.append((members, shared))
+        else:
+            alone += members
+    return [*found, (sorted(alone), 0)] if alone else found
+
+
+def _tokens(rows: Sequence[int], paging: Paging) -> slice | Tensor:
+    """The tokens of rows of one token: they lead the pack, so a row's number is its token's."""
+    if rows[-1] - rows[0] + 1 == len(rows):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, device=paging.table.device)
+
+
+def _low(position: int, floor: int, window: int | None) -> int:
+    """The first position from `floor` on that a query at `position` sees."""
+    return floor if window is None else max(floor, position - window + 1)
+
+
+def _single_reads(
+    batch: Batch, paging: Paging, rows: Sequence[int], floor: int, window: int | None, cell: int
+) -> tuple[RowRead | PaddedRead, ...]:
+    """Reads of rows of one token, from position `floor` on."""
+    longest = max(batch.host_end[row] - _low(batch.host_start[row], floor, window) for row in rows)
+    if len(rows) > 1 and longest <= PADDED_TOKENS:
+        return (_padded_read(batch, paging, rows, floor, window, cell),)
+    return tuple(
+        _row_read(batch, paging, row, batch.host_start[row], batch.host_end[row], floor, window, cell) for row in rows
+    )
+
+
+def _row_read(
+    batch: Batch, paging: Paging, row: int, start: int, end: int, floor: int, window: int | None, cell: int
+) -> RowRead:
+    """Queries at positions [start, end) of a row, which see positions from `floor` on."""
+    lowest = _low(start, floor, window)
+    base, device = lowest // cell * cell, paging.table.device
+    cells = torch.arange(lowest // cell, (end - 1) // cell + 1, device=device)
+    pages = paging.table[row].index_select(0, cells - paging.first_position[row] // cell)
+    first = batch.host_first[row] + start - batch.host_start[row]
+    alone = end - start == 1
+    causal = not alone and start == 0 and (window is None or window >= end)
+    mask = None
+    if not alone and not causal:
+        query = torch.arange(start, end, device=device).unsqueeze(1)
+        key = torch.arange(lowest, end, device=device)
+        mask = key <= query
+        if window is not None:
+            mask &= key > query - window
+    return RowRead(slice(first, first + end - start), pages, lowest - base, end - base, causal, mask)
+
+
+def _padded_read(
+    batch: Batch, paging: Paging, rows: Sequence[int], floor: int, window: int | None, cell: int
+) -> PaddedRead:
+    device = paging.table.device
+    ends = [batch.host_end[row] for row in rows]
+    lows = [_low(end - 1, floor, window) for end in ends]
+    width = max((end - 1) // cell - low // cell + 1 for low, end in zip(lows, ends))
+    index = torch.tensor(list(rows), device=device)
+    low, end = (torch.tensor(values, device=device).unsqueeze(1) for values in (lows, ends))
+    first_cell = low // cell
+    columns = first_cell - paging.first_position[index].unsqueeze(1) // cell + torch.arange(width, device=device)
+    # Columns behind a row's last cell are masked; they only must exist.
+    pages = paging.table[index].gather(1, columns.clamp(max=paging.table.shape[1] - 1))
+    key = first_cell * cell + torch.arange(width * cell, device=device)
+    seen = (key >= low) & (key < end)
+    # How many are unseen is known on the host: sorting them to the front asks the device nothing.
+    unseen = torch.argsort(seen.flatten().byte(), stable=True)[: seen.numel() - (sum(ends) - sum(lows))]
+    return PaddedRead(_tokens(rows, paging), pages.flatten(), unseen, seen[:, None, None, :])
