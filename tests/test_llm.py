@@ -292,14 +292,15 @@ def test_an_interrupt_ends_a_generation_and_leaves_the_model_usable(llm, monkeyp
     expected = llm.generate("Hello", greedy())[0].token_ids
     other = llm.stream("Hello", greedy())
     next(other)
-    launch, count = llm._runner.launch, iter(range(100))
+    runner = llm.engine._device
+    launch, count = runner.launch, iter(range(100))
 
     def interrupted(plan):
         if next(count) == 3:
             signal.raise_signal(signal.SIGINT)
         return launch(plan)
 
-    monkeypatch.setattr(llm._runner, "launch", interrupted)
+    monkeypatch.setattr(runner, "launch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a", LONG, "c"], greedy(max_tokens=200))
     assert len(llm.engine.ledger.leases) == 1
@@ -362,3 +363,18 @@ def test_a_closed_model_says_so():
         llm.generate("x")
     with pytest.raises(EngineStopped, match="closed"):
         next(stream)
+
+
+def test_a_failed_step_stops_everything_and_says_why(monkeypatch):
+    def fail(plan):
+        raise RuntimeError("the device is on fire")
+
+    with make() as llm:
+        stream = llm.stream("x", greedy())
+        next(stream)
+        monkeypatch.setattr(llm.engine._device, "launch", fail)
+        with pytest.raises(RuntimeError, match="on fire"):
+            llm.generate("y")
+        for ask in (lambda: next(stream), lambda: llm.generate("z")):
+            with pytest.raises(EngineStopped, match="on fire"):
+                ask()

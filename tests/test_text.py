@@ -23,7 +23,7 @@ from weft.text.answer import Answer
 from weft.text.detokenizer import WindowDetokenizer
 from weft.text.prompts import as_list, check_request, check_snapshots, encode_prompts
 from weft.text.stops import StopStrings
-from weft.text.template import MAX_CHARACTERS, ChatTemplate, find_template
+from weft.text.template import MAX_CHARACTERS, ChatTemplate, load_template
 from weft.text.tokenizer import Tokenizer, end_tokens, load_tokenizer
 
 BYTES = builtin.tokenizer()
@@ -414,14 +414,15 @@ def test_a_broken_template_is_an_error_of_the_model():
 
 
 def test_templates_are_found_in_every_place_that_models_keep_them(tmp_path):
-    assert find_template(tmp_path) is None
+    assert load_template(tmp_path, {}) is None
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     folder_with(tmp_path, tokenizer_config={"chat_template": named})
-    assert (find_template(tmp_path), find_template(tmp_path, for_tools=True)) == ("plain", "tools")
-    folder_with(tmp_path, tokenizer_config={"chat_template": "single"})
-    assert find_template(tmp_path) == "single"
+    template = load_template(tmp_path, {})
+    assert (template.render(HELLO), template.render(HELLO, tools=[{"type": "function"}])) == ("plain", "tools")
+    folder_with(tmp_path, tokenizer_config={"chat_template": "{{ eos_token }}"})
+    assert load_template(tmp_path, {"eos_token": "</s>"}).render(HELLO) == "</s>"
     (tmp_path / "chat_template.jinja").write_text("file")
-    assert find_template(tmp_path) == "file"
+    assert load_template(tmp_path, {}).render(HELLO) == "file"
 
 
 def test_text_imports_without_torch():

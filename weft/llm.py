@@ -57,14 +57,10 @@ class LLM:
         self.template = loaded.template
         self.end_tokens = loaded.end_tokens
         self.vocab_size = loaded.model.vocab_size
-        self._runner: Runner | None = Runner(
-            loaded.model,
-            loaded.spec,
-            self.config.memory_bytes,
-            self.config.max_sequences,
-            threads=options.threads or None,
-        )
-        self.engine = Engine(loaded.spec, self._runner, self.config)
+        memory, seats = self.config.memory_bytes, self.config.max_sequences
+        runner = Runner(loaded.model, loaded.spec, memory, seats, threads=options.threads or None)
+        self.engine = Engine(loaded.spec, runner, self.config)
+        self._stopped: str | None = None
         self._running: dict[int, Track] = {}
         self._lock = threading.RLock()
 
@@ -139,7 +135,7 @@ class LLM:
         """End what is running and give the memory back. The object is of no use afterwards."""
         with self._lock:
             self._abort(list(self._running.values()))
-            self._runner = None
+            self._stopped = self._stopped or "it was closed"
             self.engine = None  # type: ignore[assignment]
 
     def __enter__(self) -> LLM:
@@ -178,8 +174,8 @@ class LLM:
         return requests
 
     def _check_open(self) -> None:
-        if self._runner is None:
-            raise EngineStopped("this LLM was closed")
+        if self._stopped is not None:
+            raise EngineStopped(f"this LLM gives no more answers: {self._stopped}")
 
     def _render(
         self,
@@ -247,7 +243,7 @@ class LLM:
         with self._lock:
             self._check_open()
             with InterruptLater():
-                for output in self.engine.step():
+                for output in self._step():
                     track = self._running.get(output.sequence)
                     if track is not None:
                         self._take(track, output)
@@ -256,7 +252,15 @@ class LLM:
     def _land_rest(self) -> None:
         """When nobody waits any more: let flights land that went one step too far, so that their memory is free."""
         while not self._running and not self.engine.idle:
-            self.engine.step()
+            self._step()
+
+    def _step(self) -> list[Output]:
+        try:
+            return self.engine.step()
+        except BaseException as error:
+            # Half a step is done: nothing that follows could be trusted, so nothing may follow.
+            self._stopped = f"a step failed: {error!r}"
+            raise
 
     def _take(self, track: Track, output: Output) -> None:
         finish = track.take(output)
@@ -272,6 +276,8 @@ class LLM:
         """End those that still run, and let their memory go at once."""
         with self._lock:
             left = [track for track in tracks if self._running.pop(track.sequence, None) is not None]
+            if self._stopped is not None:
+                return
             for track in left:
                 self.engine.abort(track.sequence)
                 self.engine.forget(track.sequence)

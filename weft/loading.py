@@ -20,7 +20,7 @@ from weft.memory.spec import MemorySpec
 from weft.models.config import read_config, text_part
 from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
-from weft.text.template import ChatTemplate, find_template
+from weft.text.template import ChatTemplate, load_template
 from weft.text.tokenizer import Tokenizer, end_tokens, find_text_files, load_tokenizer
 
 log = logging.getLogger("weft")
@@ -91,8 +91,7 @@ def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTem
     found = load_tokenizer(folder)
     if found is None and options.tokenizer is not None:
         raise ModelError(f"tokenizer: {folder} holds no tokenizer.json")
-    source = find_template(folder) if found is not None else None
-    return found, None if source is None or found is None else ChatTemplate(source, found.specials)
+    return found, None if found is None else load_template(folder, found.specials)
 
 
 def facts_of(spec: MemorySpec, config: dict[str, Any]) -> Facts:

@@ -7,14 +7,13 @@ ordered. So the device never asks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.plan import Plan, Sampling
+from weft.kernels.draft import Draft
 from weft.runner.upload import upload
 
 
@@ -68,48 +67,42 @@ class Choices:
     score_token: Tensor  # [scores]
 
 
-Arrays = dict[str, NDArray[Any]]
-
-
-def prepare(plan: Plan, vocab_size: int, device: torch.device) -> Choices:
-    """Sort out the rows of a plan and upload what the sampler needs."""
+def draft_choices(plan: Plan, vocab_size: int) -> Draft:
+    """Sort out the rows of a plan: `Choices` to be, once their arrays are on the device."""
     sampling = plan.sampling
     last = np.cumsum(plan.end - plan.start) - 1
-    shared: Arrays = {
+    simple = sampling.all_greedy
+    fields = {
         "index": last[plan.sampled],
         "seat": plan.seat[plan.sampled],
+        "penalties": None if simple else _penalties(plan),
+        "biases": None if simple else _biases(sampling),
+        "draws": None if simple else _draws(sampling, vocab_size),
+        "top": int(sampling.top_logprobs.max(initial=0)) if sampling.wants_logprobs else None,
         "score_index": plan.score_index,
         "score_token": plan.score_token,
     }
-    parts: dict[str, Arrays] = {"": shared}
-    if not sampling.all_greedy:
-        parts |= {"penalties": _penalties(plan), "biases": _biases(sampling), "draws": _draws(sampling, vocab_size)}
-    sent = upload({f"{part}.{name}": array for part, arrays in parts.items() for name, array in arrays.items()}, device)
-
-    def tensors(part: str) -> dict[str, Tensor]:
-        return {name: sent[f"{part}.{name}"] for name in parts.get(part, {})}
-
-    penalties, biases, draws = tensors("penalties"), tensors("biases"), tensors("draws")
-    return Choices(
-        **tensors(""),
-        penalties=Penalties(**penalties) if penalties else None,
-        biases=Biases(**biases) if biases else None,
-        draws=Draws(**draws, ordered=_ordered(parts["draws"], vocab_size)) if draws else None,
-        top=int(sampling.top_logprobs.max(initial=0)) if sampling.wants_logprobs else None,
-    )
+    return Draft(Choices, fields)
 
 
-def _penalties(plan: Plan) -> Arrays:
+def prepare(plan: Plan, vocab_size: int, device: torch.device) -> Choices:
+    """The same, uploaded."""
+    draft = draft_choices(plan, vocab_size)
+    choices: Choices = draft.finish(upload(dict(draft.arrays()), device))
+    return choices
+
+
+def _penalties(plan: Plan) -> Draft | None:
     sampling = plan.sampling
     on = sampling.repetition_penalty != 1
     on |= (sampling.presence_penalty != 0) | (sampling.frequency_penalty != 0)
     if not on.any():
-        return {}
+        return None
     row = np.flatnonzero(on)
     line_of_row = np.cumsum(on) - 1
     ours = on[sampling.history_row]
     from_board = plan.from_board[plan.sampled[row]] != 0
-    return {
+    fields = {
         "row": row,
         "repetition": sampling.repetition_penalty[row],
         "presence": sampling.presence_penalty[row],
@@ -120,31 +113,32 @@ def _penalties(plan: Plan) -> Arrays:
         "board_line": np.flatnonzero(from_board),
         "board_seat": plan.seat[plan.sampled[row[from_board]]],
     }
+    return Draft(Penalties, fields)
 
 
-def _biases(sampling: Sampling) -> Arrays:
+def _biases(sampling: Sampling) -> Draft | None:
     if not len(sampling.bias_row):
-        return {}
-    return {"row": sampling.bias_row, "token": sampling.bias_token, "value": sampling.bias_value}
+        return None
+    fields = {"row": sampling.bias_row, "token": sampling.bias_token, "value": sampling.bias_value}
+    return Draft(Biases, fields)
 
 
-def _draws(sampling: Sampling, vocab_size: int) -> Arrays:
+def _draws(sampling: Sampling, vocab_size: int) -> Draft | None:
     # The likeliest of one token is that token: no draw, and no ties to think about.
     row = np.flatnonzero((sampling.temperature > 0) & (sampling.top_k != 1))
     if not len(row):
-        return {}
-    top_k = sampling.top_k[row]
+        return None
+    top_k, top_p = sampling.top_k[row], sampling.top_p[row]
+    top_k = np.where((top_k == 0) | (top_k > vocab_size), vocab_size, top_k)
     with np.errstate(divide="ignore"):
         log_min_p = np.log(sampling.min_p[row])
-    return {
+    fields = {
         "row": row,
         "temperature": sampling.temperature[row],
         "log_min_p": log_min_p,
         "uniform": sampling.uniform[row],
-        "top_k": np.where((top_k == 0) | (top_k > vocab_size), vocab_size, top_k),
-        "top_p": sampling.top_p[row],
+        "ordered": tuple(((top_k < vocab_size) | (top_p < 1)).tolist()),
+        "top_k": top_k,
+        "top_p": top_p,
     }
-
-
-def _ordered(draws: Arrays, vocab_size: int) -> tuple[bool, ...]:
-    return tuple(((draws["top_k"] < vocab_size) | (draws["top_p"] < 1)).tolist())
+    return Draft(Draws, fields)

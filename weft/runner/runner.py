@@ -73,11 +73,13 @@ class Runner:
         for kind, index in plan.poison:
             self.store.poison(kind, index)
         batch = build_batch(plan, self.spec, self.board, self.device)
-        choices = prepare(plan, self.model.vocab_size, self.device)
         hidden = self.model(batch, self.store.views)
+        if not len(plan.sampled) and not len(plan.score_index):
+            return RunnerFlight(self.board[:0], None, None)
+        choices = prepare(plan, self.model.vocab_size, self.device)
         prompt_scores = self._score_prompt(hidden, choices, plan.score_top) if len(plan.score_index) else None
         if not len(plan.sampled):
-            return RunnerFlight(choices.seat, None, prompt_scores)
+            return RunnerFlight(self.board[:0], None, prompt_scores)
         # A step of decodes alone wants the logits of every token: no need to pick.
         last = hidden if len(plan.sampled) == len(plan.tokens) else hidden[choices.index]
         logits = self.model.logits(last).float()

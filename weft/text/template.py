@@ -75,23 +75,31 @@ def _environment(clock: Callable[[], datetime]) -> _Sandbox:
     return environment
 
 
+def _compile(environment: _Sandbox, source: str) -> jinja2.Template:
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(f"the chat template is broken in line {error.lineno}: {error.message}") from None
+
+
 class ChatTemplate:
-    """A template and the special tokens that it may name."""
+    """A template and the special tokens that it may name; some models have another one for talks with tools."""
 
     def __init__(
         self,
         source: str,
         specials: Mapping[str, str] | None = None,
+        *,
+        with_tools: str | None = None,
         clock: Callable[[], datetime] = datetime.now,
         max_characters: int = MAX_CHARACTERS,
     ) -> None:
         self.source = source
         self._specials = dict(specials or {})
         self._max_characters = max_characters
-        try:
-            self._template = _environment(clock).from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise ModelError(f"the chat template is broken in line {error.lineno}: {error.message}") from None
+        environment = _environment(clock)
+        self._template = _compile(environment, source)
+        self._with_tools = self._template if with_tools is None else _compile(environment, with_tools)
 
     def render(
         self,
@@ -112,7 +120,7 @@ class ChatTemplate:
         }
         # Whatever a foreign program does wrong with the caller's messages is the fault of this request alone.
         try:
-            return self._bounded(values)
+            return self._bounded(self._with_tools if tools else self._template, values)
         except RequestError:
             raise
         except jinja2.TemplateError as error:
@@ -120,10 +128,10 @@ class ChatTemplate:
         except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
             raise RequestError(f"the model's chat template failed on these messages: {error!r}") from None
 
-    def _bounded(self, values: Mapping[str, Any]) -> str:
+    def _bounded(self, template: jinja2.Template, values: Mapping[str, Any]) -> str:
         pieces: list[str] = []
         room = self._max_characters
-        for piece in self._template.generate(values):
+        for piece in template.generate(values):
             room -= len(piece)
             if room < 0:
                 raise RequestError(f"the chat template wrote more than {self._max_characters} characters")
@@ -161,19 +169,20 @@ def _part_text(part: Any, place: int) -> str:
     return str(part["text"])
 
 
-def find_template(folder: Path, for_tools: bool = False) -> str | None:
-    """The source of a model's chat template: chat_template.jinja, else chat_template in a configuration file.
+def load_template(folder: Path, specials: Mapping[str, str]) -> ChatTemplate | None:
+    """A model's chat template: chat_template.jinja, else chat_template in a configuration file, else none.
 
     A file may hold several under names; "tool_use" is for conversations with tools, "default" for the others.
     """
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return ChatTemplate(path.read_text(encoding="utf-8"), specials)
     for name in ("chat_template.json", "tokenizer_config.json"):
         stated = read_json(folder / name).get("chat_template")
         if isinstance(stated, str):
-            return stated
+            return ChatTemplate(stated, specials)
         if isinstance(stated, list):
-            named = {entry["name"]: str(entry["template"]) for entry in stated}
-            return named.get("tool_use", named.get("default")) if for_tools else named.get("default")
+            named = {str(entry["name"]): str(entry["template"]) for entry in stated}
+            if "default" in named:
+                return ChatTemplate(named["default"], specials, with_tools=named.get("tool_use"))
     return None
