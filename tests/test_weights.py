@@ -1,0 +1,308 @@
+"""Checkpoints: what fits is loaded exactly, what does not is an error that names it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.oracle import DirectRunner, Oracle, random_tokens
+from tests.plain_models import GEMMA3, GPT_OSS, LLAMA, QWEN3_MOE
+from weft.base.errors import ModelError
+from weft.models import mxfp4
+from weft.models.config import Config
+from weft.models.model import CausalModel
+from weft.models.registry import FAMILIES, family_of
+from weft.models.weights import load_model
+
+LAYER = "model.layers.1."
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> dict[str, Path]:
+    kinds = {
+        "llama": LLAMA,
+        "qwen3_moe": QWEN3_MOE,
+        "gpt_oss": GPT_OSS,
+        "tied": LLAMA.variant(tie_word_embeddings=True),
+    }
+    return {name: Oracle(tiny).save(tmp_path_factory.mktemp(name)) for name, tiny in kinds.items()}
+
+
+def copy_with(folder: Path, target: Path, change) -> Path:
+    """A copy of a checkpoint with its tensors changed."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(
+        {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()},
+        target / "model.safetensors",
+    )
+    (target / "config.json").write_text((folder / "config.json").read_text())
+    return target
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, **options) -> CausalModel:
+    return load_model(folder, dtype, progress=False, **options)[0]
+
+
+def answer(model: CausalModel) -> torch.Tensor:
+    runner = DirectRunner(model)
+    [logits] = runner.step([(runner.open(random_tokens(40, seed=1)), 40)])
+    return logits
+
+
+def assert_same(one: CausalModel, other: CausalModel) -> None:
+    mine, theirs = one.state_dict(), other.state_dict()
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def test_parts_of_packed_matrices_lie_in_order(saved):
+    stored, model = load_file(saved["llama"] / "model.safetensors"), load(saved["llama"])
+    names = [LAYER + f"self_attn.{part}_proj.weight" for part in "qkv"]
+    qkv = model.model.layers[1].self_attn.qkv.weight
+    assert torch.equal(qkv, torch.cat([stored[name] for name in names]))
+    assert qkv.dtype == torch.float32
+    assert load(saved["llama"], torch.bfloat16).model.layers[1].self_attn.qkv.weight.dtype == torch.bfloat16
+
+
+def test_a_missing_tensor_is_named(saved, tmp_path):
+    folder = copy_with(saved["llama"], tmp_path, lambda t: t.pop(LAYER + "self_attn.k_proj.weight"))
+    with pytest.raises(ModelError, match=r"missing: model\.layers\.1\.self_attn\.k_proj\.weight$"):
+        load(folder)
+
+
+def test_an_extra_tensor_is_named(saved, tmp_path):
+    folder = copy_with(saved["llama"], tmp_path, lambda t: t.update({LAYER + "lora.weight": torch.zeros(2)}))
+    with pytest.raises(ModelError, match=r"not known to this architecture: model\.layers\.1\.lora\.weight$"):
+        load(folder)
+
+
+def test_a_misshapen_tensor_is_named_with_both_shapes(saved, tmp_path):
+    folder = copy_with(saved["llama"], tmp_path, lambda t: t.update({"model.norm.weight": torch.zeros(63)}))
+    with pytest.raises(ModelError, match=r"misshapen: model\.norm\.weight is \[63\] and should be \[64\]$"):
+        load(folder)
+
+
+def test_a_transposed_matrix_is_misshapen_even_though_its_size_fits(saved, tmp_path):
+    name = LAYER + "mlp.down_proj.weight"
+    folder = copy_with(saved["llama"], tmp_path, lambda t: t.update({name: t[name].T}))
+    with pytest.raises(ModelError, match=r"down_proj\.weight is \[96, 64\] and should be \[64, 96\]"):
+        load(folder)
+
+
+def test_everything_wrong_is_told_at_once_and_not_at_length(saved, tmp_path):
+    def change(tensors):
+        for name in [name for name in tensors if "layers" in name]:
+            del tensors[name]
+        tensors["surprise"] = torch.zeros(1)
+
+    with pytest.raises(ModelError, match=r"missing: .* and 17 more; not known to this architecture: surprise"):
+        load(copy_with(saved["llama"], tmp_path, change))
+
+
+def test_frequencies_that_old_checkpoints_store_are_ignored(saved, tmp_path):
+    name = LAYER + "self_attn.rotary_emb.inv_freq"
+    load(copy_with(saved["llama"], tmp_path, lambda t: t.update({name: torch.zeros(8)})))
+
+
+def test_a_tied_head_may_be_repeated_in_the_checkpoint(saved, tmp_path):
+    repeated = copy_with(
+        saved["tied"], tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]})
+    )
+    assert_same(load(saved["tied"]), load(repeated))
+    assert load(repeated).lm_head is None
+
+
+def test_shards_are_joined_by_their_index(saved, tmp_path):
+    tensors = load_file(saved["llama"] / "model.safetensors")
+    names = sorted(tensors)
+    files = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, part in files.items():
+        save_file({name: tensors[name] for name in part}, tmp_path / file)
+    index = {"weight_map": {name: file for file, part in files.items() for name in part}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "config.json").write_text((saved["llama"] / "config.json").read_text())
+    assert_same(load(tmp_path), load(saved["llama"]))
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"lacks the files model-00002-of-00002\.safetensors"):
+        load(tmp_path)
+
+
+def test_experts_are_accepted_one_by_one_and_fused(saved, tmp_path):
+    def fuse(tensors):
+        for layer in range(3):
+            prefix = f"model.layers.{layer}.mlp.experts."
+            gate, up, down = (
+                torch.stack([tensors.pop(f"{prefix}{number}.{part}_proj.weight") for number in range(8)])
+                for part in ("gate", "up", "down")
+            )
+            tensors[prefix + "gate_up_proj"] = torch.cat([gate, up], 1)
+            tensors[prefix + "down_proj"] = down
+
+    assert_same(load(copy_with(saved["qwen3_moe"], tmp_path, fuse)), load(saved["qwen3_moe"]))
+
+
+def test_one_missing_expert_is_named_itself(saved, tmp_path):
+    name = "model.layers.0.mlp.experts.5.up_proj.weight"
+    with pytest.raises(ModelError, match=r"missing: model\.layers\.0\.mlp\.experts\.5\.up_proj\.weight$"):
+        load(copy_with(saved["qwen3_moe"], tmp_path, lambda t: t.pop(name)))
+
+
+def test_experts_that_are_missing_altogether_are_named_as_a_whole(saved, tmp_path):
+    def change(tensors):
+        for name in [name for name in tensors if "layers.0.mlp.experts" in name]:
+            del tensors[name]
+
+    expected = r"missing: model\.layers\.0\.mlp\.experts\.gate_up_proj, model\.layers\.0\.mlp\.experts\.down_proj$"
+    with pytest.raises(ModelError, match=expected):
+        load(copy_with(saved["qwen3_moe"], tmp_path, change))
+
+
+def pack(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[..., inputs] in MXFP4: the nearest that four bits and a shared power of two can say."""
+    blocks = values.unflatten(-1, (-1, 32))
+    exponent = (blocks.abs().amax(-1).clamp(min=1e-9) / 6).log2().ceil()
+    scaled = blocks / exponent.exp2().unsqueeze(-1)
+    table = torch.tensor([*mxfp4.MAGNITUDES, *(-m for m in mxfp4.MAGNITUDES)])
+    codes = (scaled.unsqueeze(-1) - table).abs().argmin(-1).to(torch.uint8)
+    return codes[..., ::2] | (codes[..., 1::2] << 4), (exponent + 127).to(torch.uint8)
+
+
+def test_four_bit_floats_are_decoded_exactly():
+    codes = torch.arange(16, dtype=torch.uint8)
+    pairs = (codes | (codes.flip(0) << 4)).view(1, 1, 16)
+    decoded = mxfp4.decode(pairs, torch.tensor([[130]], dtype=torch.uint8))
+    magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6]) * 8
+    values = torch.cat((magnitudes, -magnitudes))
+    assert torch.equal(decoded[0, ::2].float(), values)
+    assert torch.equal(decoded[0, 1::2].float(), values.flip(0))
+
+
+def test_packing_and_unpacking_gives_the_same_values():
+    values = torch.randn(2, 6, 64, generator=torch.Generator().manual_seed(0))
+    decoded = mxfp4.decode(*pack(values))
+    assert float((decoded.float() - values).abs().max()) < 0.7
+    assert torch.equal(mxfp4.decode(*pack(decoded.float())), decoded)
+
+
+def test_published_four_bit_experts_equal_the_same_in_full_precision(saved, tmp_path):
+    """Both forms of a gpt-oss checkpoint, with weights that four bits can say."""
+    rounded: dict[str, torch.Tensor] = {}
+
+    def encode(tensors):
+        for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
+            # In full precision experts are [inputs, outputs], in four bits [outputs, inputs].
+            tensors[name + "_blocks"], tensors[name + "_scales"] = pack(tensors.pop(name).transpose(1, 2))
+            decoded = mxfp4.decode(tensors[name + "_blocks"], tensors[name + "_scales"])
+            rounded[name] = decoded.transpose(1, 2).float()
+
+    (tmp_path / "four").mkdir()
+    (tmp_path / "full").mkdir()
+    four = copy_with(saved["gpt_oss"], tmp_path / "four", encode)
+    config = json.loads((four / "config.json").read_text())
+    (four / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    full = copy_with(saved["gpt_oss"], tmp_path / "full", lambda t: t.update(rounded))
+    assert_same(load(four), load(full))
+
+
+def test_other_quantisations_are_refused(saved, tmp_path):
+    folder = copy_with(saved["llama"], tmp_path, lambda t: None)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(ModelError, match="fp8"):
+        load(folder)
+
+
+def test_pickled_weights_are_never_read(tmp_path, saved):
+    (tmp_path / "config.json").write_text((saved["llama"] / "config.json").read_text())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"safetensors.*convert"):
+        load(tmp_path)
+
+
+def test_a_broken_file_is_named(saved, tmp_path):
+    folder = copy_with(saved["llama"], tmp_path, lambda t: None)
+    (folder / "model.safetensors").write_bytes(b"not a checkpoint")
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        load(folder)
+
+
+def test_what_is_neither_folder_nor_hub_id_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="neither a folder"):
+        load(tmp_path / "nothing" / "here")
+
+
+def test_dummy_weights_need_only_a_configuration_and_depend_on_the_seed(tmp_path):
+    file = tmp_path / "anything.json"
+    file.write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **LLAMA.settings}))
+    one, same, other = (load(file, weights="dummy", seed=seed) for seed in (1, 1, 2))
+    assert_same(one, same)
+    assert not torch.equal(answer(one), answer(other))
+    matrix = one.model.layers[0].mlp.down_proj.weight
+    assert float(matrix.std()) == pytest.approx(96**-0.5, rel=0.1)
+    assert not torch.equal(matrix, one.model.layers[1].mlp.down_proj.weight)
+    assert float(one.model.norm.weight.min()) == 1
+
+
+@pytest.mark.parametrize("tiny", [GEMMA3, QWEN3_MOE, GPT_OSS], ids=lambda tiny: tiny.model_class)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dummy_models_answer_in_either_precision(tmp_path, tiny, dtype):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [tiny.model_class], **tiny.settings}))
+    logits = answer(load(tmp_path, dtype, weights="dummy"))
+    assert torch.isfinite(logits).all()
+    assert float(logits.std()) > 0.1
+
+
+def test_every_parameter_of_a_dummy_model_is_filled(tmp_path, monkeypatch):
+    real = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: real(*a, **k).fill_(float("nan")))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GptOssForCausalLM"], **GPT_OSS.settings}))
+    for name, tensor in load(tmp_path, weights="dummy").state_dict().items():
+        assert torch.isfinite(tensor).all(), name
+
+
+def test_an_unknown_architecture_lists_the_known_ones():
+    with pytest.raises(ModelError, match=r"Gpt9ForCausalLM is not supported.*FalconH1ForCausalLM.*LlamaForCausalLM"):
+        family_of({"architectures": ["Gpt9ForCausalLM"]})
+    with pytest.raises(ModelError, match="names no architectures"):
+        family_of({})
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_architecture_has_its_family(architecture):
+    assert issubclass(family_of({"architectures": [architecture]}), CausalModel)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "has no hidden_size"),
+        ({"hidden_size": "64"}, "hidden_size must be an integer"),
+        ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
+        ({"hidden_act": "mish"}, "hidden_act must be one of .*silu"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "x"}}, "factor must be a number"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path, change, message):
+    fields = {"architectures": ["LlamaForCausalLM"], **LLAMA.settings, **change}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelError, match=message):
+        load(tmp_path, weights="dummy")
+
+
+def test_layer_types_of_the_wrong_length_are_refused():
+    with pytest.raises(ModelError, match="layer_types must have 3 entries, got 1"):
+        Config({"num_hidden_layers": 3, "layer_types": ["full_attention"]}).layer_types({"full_attention": "full"})
+
+
+def test_broken_json_is_an_error_that_names_the_file(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json is not valid JSON"):
+        load(tmp_path)
