@@ -17,7 +17,9 @@ from weft.engine.request import Request
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.models.weights import load_model
+from weft.runner import batching
 from weft.runner.runner import Runner, _quota_cores, available_cores
+from weft.runner.upload import upload
 
 MEMORY_BYTES = 16 << 20
 SEATS = 4
@@ -156,6 +158,14 @@ def test_nothing_in_a_launch_waits_for_the_device(runner):
         answers(runner, [*requests, request(PROMPTS[1], max_tokens=2, prompt_logprobs=1)], depth=1)
     assert waits.calls > 1000
     assert waits.found == []
+
+
+def test_a_step_makes_one_upload(runner, monkeypatch):
+    sent = []
+    monkeypatch.setattr(batching, "upload", lambda arrays, device: sent.append(1) or upload(arrays, device))
+    wishes = {"top_p": 0.9, "repetition_penalty": 1.1, "prompt_logprobs": 1, "logprobs": 1}
+    answers(runner, [request(prompt, max_tokens=4, **wishes) for prompt in PROMPTS])
+    assert len(sent) == len(runner.plans)
 
 
 def test_poisoned_units_are_filled_with_nan_before_the_step(runner):

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.base.plan import Captures, Plan, Sampling
-from weft.runner.choices import prepare
+from weft.runner.choices import Choices, draft_choices
 from weft.runner.sampler import sample, score
+from weft.runner.upload import upload
 
 VOCAB = 40
-CPU = torch.device("cpu")
 
 
 @dataclass
@@ -95,11 +95,16 @@ def plan_of(rows: list[Row]) -> Plan:
     )
 
 
+def choices_of(plan: Plan, vocab_size: int) -> Choices:
+    draft = draft_choices(plan, vocab_size)
+    return draft.finish(upload(dict(draft.arrays()), "cpu"))
+
+
 def choose(rows: list[Row]) -> list[int]:
     plan = plan_of(rows)
     board = torch.tensor([r.board or 0 for r in reversed(rows)])
     logits = torch.from_numpy(np.stack([r.logits for r in rows]).astype(np.float32))
-    return sample(logits, prepare(plan, logits.shape[-1], CPU), board).tolist()
+    return sample(logits, choices_of(plan, logits.shape[-1]), board).tolist()
 
 
 def plain_logits(row: Row) -> np.ndarray:

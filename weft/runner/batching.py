@@ -5,6 +5,8 @@ Decides nothing and waits for nothing: a first token that is still on the device
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from jaxtyping import Int
@@ -20,9 +22,28 @@ from weft.runner.upload import upload
 
 def build_batch(plan: Plan, spec: MemorySpec, board: Int[Tensor, " seats"], device: torch.device | str) -> Batch:
     """What layers need to know of `plan`. `board` holds the token last sampled for every seat."""
+    return build_step(plan, spec, board, device, Draft(dict, {}))[0]
+
+
+def build_step(
+    plan: Plan, spec: MemorySpec, board: Int[Tensor, " seats"], device: torch.device | str, beside: Draft
+) -> tuple[Batch, Any]:
+    """The same, and in the same upload whatever else the step needs."""
     rows = Rows.of(plan, spec.cell)
+    draft = draft_batch(plan, rows, spec)
+    arrays = {**dict(draft.arrays()), **dict(beside.arrays("beside."))}
+    on_board = np.flatnonzero(plan.from_board)
+    if len(on_board):
+        arrays |= {"board_token": rows.first[on_board], "board_seat": plan.seat[on_board]}
+    tensors = upload(arrays, device)
+    if len(on_board):
+        tensors["token_ids"][tensors["board_token"]] = board[tensors["board_seat"]]
+    return draft.finish(tensors), beside.finish(tensors, "beside.")
+
+
+def draft_batch(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
     positions, owners = ranges(rows.start, rows.length)
-    draft = Draft(
+    return Draft(
         Batch,
         {
             "tokens": len(plan.tokens),
@@ -39,14 +60,6 @@ def build_batch(plan: Plan, spec: MemorySpec, board: Int[Tensor, " seats"], devi
             **cut(plan, rows, spec),
         },
     )
-    arrays = dict(draft.arrays())
-    on_board = np.flatnonzero(plan.from_board)
-    if len(on_board):
-        arrays |= {"board_token": rows.first[on_board], "board_seat": plan.seat[on_board]}
-    tensors = upload(arrays, device)
-    if len(on_board):
-        tensors["token_ids"][tensors["board_token"]] = board[tensors["board_seat"]]
-    return draft.finish(tensors)
 
 
 def draft_pagings(plan: Plan, spec: MemorySpec, positions: Longs, owners: Longs) -> dict[str, Draft | None]:

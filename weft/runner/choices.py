@@ -1,4 +1,4 @@
-"""The sampling part of a plan as the sampler sees it: tensors from one packed upload, and what the host knows of them.
+"""The sampling part of a plan as the sampler sees it: tensors, and what the host knows of them.
 
 Rows are sorted out here, on the host: which are penalised, which draw at all, which of those need their vocabulary
 ordered. So the device never asks.
@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from weft.base.plan import Plan, Sampling
 from weft.kernels.draft import Draft
-from weft.runner.upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +81,6 @@ def draft_choices(plan: Plan, vocab_size: int) -> Draft:
         "score_token": plan.score_token,
     }
     return Draft(Choices, fields)
-
-
-def prepare(plan: Plan, vocab_size: int, device: torch.device) -> Choices:
-    """The same, uploaded."""
-    draft = draft_choices(plan, vocab_size)
-    choices: Choices = draft.finish(upload(dict(draft.arrays()), device))
-    return choices
 
 
 def _penalties(plan: Plan) -> Draft | None:

@@ -22,8 +22,8 @@ from weft.base.plan import Landing, Plan, Scores
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
-from weft.runner.batching import build_batch
-from weft.runner.choices import Choices, prepare
+from weft.runner.batching import build_step
+from weft.runner.choices import Choices, draft_choices
 from weft.runner.sampler import sample, score
 
 # Logits of prompt tokens to score are made for so many numbers at a time: 64 MiB.
@@ -72,14 +72,12 @@ class Runner:
     def launch(self, plan: Plan) -> RunnerFlight:
         for kind, index in plan.poison:
             self.store.poison(kind, index)
-        batch = build_batch(plan, self.spec, self.board, self.device)
+        wishes = draft_choices(plan, self.model.vocab_size)
+        batch, choices = build_step(plan, self.spec, self.board, self.device, wishes)
         hidden = self.model(batch, self.store.views)
-        if not len(plan.sampled) and not len(plan.score_index):
-            return RunnerFlight(self.board[:0], None, None)
-        choices = prepare(plan, self.model.vocab_size, self.device)
         prompt_scores = self._score_prompt(hidden, choices, plan.score_top) if len(plan.score_index) else None
         if not len(plan.sampled):
-            return RunnerFlight(self.board[:0], None, prompt_scores)
+            return RunnerFlight(choices.seat, None, prompt_scores)
         # A step of decodes alone wants the logits of every token: no need to pick.
         last = hidden if len(plan.sampled) == len(plan.tokens) else hidden[choices.index]
         logits = self.model.logits(last).float()
