@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from weft.memory.kinds import Kind, unit_bytes
-from weft.memory.spec import AttentionMemory, MemorySpec, Part, RecurrentMemory, aligned
+from weft.memory.spec import ALIGNMENT, AttentionMemory, MemorySpec, Part, RecurrentMemory, aligned
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -47,7 +47,8 @@ class Store:
     def __init__(self, spec: MemorySpec, budget_bytes: int, device: torch.device | str = "cpu") -> None:
         self.spec = spec
         self.unit_bytes = unit_bytes(spec)
-        self.buffer = _zeros(budget_bytes, torch.device(device))
+        # Units are aligned, so an odd rest could not be used anyway.
+        self.buffer = _zeros(budget_bytes // ALIGNMENT * ALIGNMENT, torch.device(device))
         self.views = self._carve()
 
     def poison(self, kind: str, index: int) -> None:

@@ -1,0 +1,124 @@
+"""Whole engines on tiny models of every family, and requests driven through them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.hybrid_models import HYBRIDS
+from tests.oracle import Tiny
+from tests.plain_models import PLAIN
+from weft.base.config import EngineConfig
+from weft.base.errors import OptionError
+from weft.base.sampling import SamplingParams
+from weft.engine.events import FinishReason, Report
+from weft.engine.loop import Engine
+from weft.engine.request import Request
+from weft.memory.ledger import Ledger
+from weft.memory.spec import MemorySpec
+from weft.models.model import CausalModel
+from weft.models.weights import load_model
+from weft.runner.runner import Runner
+
+FAMILIES: dict[str, Tiny] = {**HYBRIDS, **PLAIN}
+VOCABULARY = 256
+
+
+@cache
+def model_of(family: str) -> CausalModel:
+    """A tiny model with random weights of a size that makes states matter."""
+    import transformers
+
+    tiny = FAMILIES[family]
+    config = getattr(transformers, tiny.config_class)(**json.loads(json.dumps(tiny.settings))).to_dict()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        file.write_text(json.dumps(config | {"architectures": [tiny.model_class]}))
+        model, _ = load_model(file, torch.float32, weights="dummy", progress=False)
+    return model
+
+
+def spec_of(family: str) -> MemorySpec:
+    return MemorySpec(model_of(family).memories())
+
+
+def make_engine(family: str, memory_bytes: int = 64 << 20, **settings: object) -> Engine:
+    options = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640, "paranoid": True} | settings
+    config = EngineConfig(memory_bytes=memory_bytes, **options)
+    spec = spec_of(family)
+    return Engine(spec, Runner(model_of(family), spec, memory_bytes, config.max_sequences, threads=1), config)
+
+
+def smallest_memory(family: str, length: int, max_sequences: int = 8) -> int:
+    """Bytes in which one sequence of this length just fits."""
+    spec, size = spec_of(family), 1 << 12
+    while True:
+        try:
+            if Ledger(spec, size, max_sequences, length).fits_alone(length):
+                return size
+        except OptionError:
+            pass
+        size = size * 9 // 8
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCABULARY, count).tolist()
+
+
+@dataclass
+class Ask:
+    """A request, when it comes and when it is aborted (in steps)."""
+
+    prompt: list[int]
+    params: SamplingParams = field(default_factory=lambda: greedy(8))
+    step: int = 0
+    abort_after: int | None = None
+    snapshots: tuple[int, ...] = ()
+    salt: bytes = b""
+
+
+def greedy(count: int, **more: object) -> SamplingParams:
+    return SamplingParams(max_tokens=count, temperature=0.0, logprobs=0, **more)
+
+
+def seeded(count: int, seed: int, **more: object) -> SamplingParams:
+    return SamplingParams(max_tokens=count, temperature=1.0, seed=seed, logprobs=0, **more)
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: FinishReason | None = None
+    report: Report | None = None
+
+
+def serve(engine: Engine, asks: list[Ask], max_steps: int = 4000) -> list[Answer]:
+    """Answers in the order of the requests."""
+    answers = [Answer() for _ in asks]
+    numbers: dict[int, int] = {}
+    for step in range(max_steps):
+        for index, ask in enumerate(asks):
+            if ask.step == step:
+                request = Request(np.array(ask.prompt, np.int32), ask.params, snapshots=ask.snapshots, salt=ask.salt)
+                numbers[engine.add(request)] = index
+        for number, index in numbers.items():
+            after = asks[index].abort_after
+            if after is not None and step == asks[index].step + after:
+                engine.abort(number)
+        for output in engine.step():
+            answer = answers[numbers[output.sequence]]
+            if output.token is not None:
+                answer.tokens.append(output.token)
+                answer.logprobs.append(output.logprob)
+            if output.finish is not None:
+                answer.finish, answer.report = output.finish, engine.report(output.sequence)
+        if engine.idle and step >= max(ask.step for ask in asks):
+            return answers
+    raise AssertionError("the engine does not come to an end")
