@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -138,11 +139,15 @@ class Rig:
             sequence.computed, sequence.tail, sequence.slots = 0, tail, {}
         self.tolerance = 2e-5
 
-    def step(self, chunks: Sequence[tuple[int, int]]) -> None:
-        """Extend sequences by so many tokens each, all in one plan. One-token rows go first, as in every plan."""
+    def step(self, chunks: Sequence[tuple[int, int]], rejected: Mapping[int, int] = MappingProxyType({})) -> None:
+        """Extend sequences by so many tokens each, all in one plan. One-token rows go first, as in every plan.
+
+        Of the sequences in `rejected`, so many of the last tokens are drafts that turn out wrong, and are undone.
+        """
         chunks = sorted(chunks, key=lambda chunk: chunk[1] > 1)
         chosen = [self.sequences[index] for index, _ in chunks]
         spans = [(s.computed, s.computed + count) for s, (_, count) in zip(chosen, chunks)]
+        wrong = [rejected.get(index, 0) for index, _ in chunks]
         captures = [
             Capture(row, position, self.free_slots.pop())
             for row, (start, end) in enumerate(spans)
@@ -154,17 +159,33 @@ class Rig:
             for s, (start, end), (index, _) in zip(chosen, spans, chunks)
         ]
         batch = build_batch(make_plan(rows, captures), self.spec, torch.zeros(99, dtype=torch.int64), "cpu")
-        inputs = zip(*([x[start:end] for x in s.inputs] for s, (start, end) in zip(chosen, spans)))
-        outputs = self.call(tuple(torch.cat(pieces) for pieces in inputs), batch, self.view)
-        for number, output in enumerate(outputs):
-            answers = torch.cat([s.outputs[number][start:end] for s, (start, end) in zip(chosen, spans)])
-            self.compare(output, answers, f"output {number} of rows {spans}")
+        outputs = self.call(self.pack(chosen, spans, wrong), batch, self.view)
+        for row, (sequence, (start, end)) in enumerate(zip(chosen, spans)):
+            right = end - start - wrong[row]
+            for number, (output, answers) in enumerate(zip(outputs, sequence.outputs)):
+                found = output[batch.host_first[row] :][:right]
+                self.compare(found, answers[start : start + right], f"output {number} of row {row} of {spans}")
         for row, position, slot in captures:
-            for name, answers in chosen[row].states.items():
-                self.compare(self.view.state[name][slot], answers[position], f"{name} at {position} of {spans[row]}")
             chosen[row].slots[position] = slot
-        for sequence, (_, end) in zip(chosen, spans):
-            sequence.computed = end
+            if position <= spans[row][1] - wrong[row]:
+                for name, answers in chosen[row].states.items():
+                    what = f"{name} at {position} of row {row} of {spans}"
+                    self.compare(self.view.state[name][slot], answers[position], what)
+        for (index, _), (_, end), count in zip(chunks, spans, wrong):
+            self.roll_back(index, end - count)
+
+    def pack(
+        self, chosen: Sequence[Known], spans: Sequence[tuple[int, int]], wrong: Sequence[int]
+    ) -> tuple[Tensor, ...]:
+        """The rows' inputs side by side; those of wrong drafts are another position's."""
+        packed = []
+        for number in range(len(chosen[0].inputs)):
+            pieces = []
+            for sequence, (start, end), count in zip(chosen, spans, wrong):
+                x = sequence.inputs[number]
+                pieces += [x[start : end - count], x[self.random.sample(range(len(x)), count)]]
+            packed.append(torch.cat(pieces))
+        return tuple(packed)
 
     def wanted(self, start: int, end: int) -> list[int]:
         """Grid positions to capture: the last, without which the sequence cannot go on, and others at random."""
@@ -184,6 +205,12 @@ class Rig:
             self.states.poison(Kind.STATE, slot)
             self.free_slots.append(slot)
         sequence.computed = position
+
+    def run_with_drafts(self, most: int) -> None:
+        """Rows of up to `most` tokens, of which any but the first may be undone."""
+        while going := [i for i, s in enumerate(self.sequences) if s.length - s.computed >= most]:
+            counts = {i: self.random.randint(1, most) for i in going}
+            self.step(list(counts.items()), {i: self.random.randint(0, count - 1) for i, count in counts.items()})
 
     def run(self, lengths: Sequence[int]) -> None:
         """Random steps until every sequence is read: rows of the given lengths, some sequences pausing."""

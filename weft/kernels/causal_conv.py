@@ -73,7 +73,7 @@ def read_history(indices: Convolution, view: RecurrentView) -> Float[Tensor, "ro
 
 
 def weighted_sums(
-    line: Float[Tensor, "rows back+n channels"], taps: Float[Tensor, "width channels"]
+    line: Float[Tensor, "rows line channels"], taps: Float[Tensor, "width channels"]
 ) -> Float[Tensor, "rows n channels"]:
     """Every window of `width` neighbours along a line, weighted and summed in float32."""
     count = line.shape[1] - len(taps) + 1

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.base.plan import Plan
+from weft.base.plan import Ints, Plan
 from weft.kernels.batch import CaptureAt, Convolution, Decodes, Group, OpenCell, Rank, TailWrites
 from weft.kernels.draft import Draft
 from weft.memory.spec import MemorySpec, RecurrentMemory
@@ -29,7 +29,7 @@ class Rows:
     length: Longs
     first: Longs  # packed index of each row's first token
     cell_start: Longs  # grid position at or before `start`
-    slots: Longs  # checkpoint there; 0 where there is none
+    slots: Ints  # checkpoint there; 0 where there is none
 
     @classmethod
     def of(cls, plan: Plan, cell: int) -> Rows:

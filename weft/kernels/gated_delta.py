@@ -163,8 +163,12 @@ def extend(
         keys = with_tail(group, rank, new[:, :, :, 0], view.tail["k"]).transpose(1, 2)
         heads_total = total.transpose(1, 2).contiguous()
         found, weights = look_up(state, outputs_only(rank, new).transpose(1, 2), keys, heads_total, rank.first)
-        u = correct(group, rank, found[:, :, 0], weights[:, :, 0], gather(rank, values), gather(rank, beta), view)
-        spread(rank, (found[:, :, 1] + weights[:, :, 1] @ u).transpose(1, 2), y)
+        errors, rate = (outputs_only(rank, gather(rank, packed)).transpose(1, 2) for packed in (values, beta))
+        if found is not None:
+            errors = errors - found[:, :, 0]
+        u = correct(group, rank, errors, rate, weights[:, :, 0], view)
+        read = weights[:, :, 1] @ u
+        spread(rank, (read if found is None else read.add_(found[:, :, 1])).transpose(1, 2), y)
         if rank.stays:
             spread(rank, u[:, :, rank.first :].transpose(1, 2), corrected)
             spread(rank, total[:, rank.first :], kept)
@@ -184,7 +188,9 @@ def look_up(
     keys: Float[Tensor, "rows key_heads reach key_dim"],
     total: Float[Tensor, "rows value_heads reach"],
     first: int,
-) -> tuple[Float[Tensor, "rows value_heads 2 outputs value_dim"], Float[Tensor, "rows value_heads 2 outputs reach"]]:
+) -> tuple[
+    Float[Tensor, "rows value_heads 2 outputs value_dim"] | None, Float[Tensor, "rows value_heads 2 outputs reach"]
+]:
     """For each output's key and query: what the state before the cell holds, and the weights of the cell's tokens."""
     rows, key_heads, outputs = both.shape[:3]
     shared = total.shape[1] // key_heads
@@ -194,7 +200,7 @@ def look_up(
     scores = (lookups @ keys.transpose(2, 3)).view(rows, key_heads, 1, 2, outputs, -1)
     weights = (decay.view(rows, key_heads, shared, 1, outputs, -1) * scores).flatten(1, 2)
     if state is None:
-        return total.new_zeros(()).expand(rows, total.shape[1], 2, outputs, 1), weights
+        return None, weights
     found = lookups.unsqueeze(2) @ state.unflatten(1, (key_heads, shared))
     found = found.view(rows, total.shape[1], 2, outputs, -1)
     return found.mul_(total[..., first:].exp().view(rows, -1, 1, outputs, 1)), weights
@@ -203,27 +209,24 @@ def look_up(
 def correct(
     group: Group,
     rank: Rank,
-    found: Float[Tensor, "rows value_heads outputs value_dim"],
+    errors: Float[Tensor, "rows value_heads outputs value_dim"],
+    rate: Float[Tensor, "rows value_heads outputs 1"],
     weights: Float[Tensor, "rows value_heads outputs reach"],
-    values: Float[Tensor, "rows _ value_heads value_dim"],
-    beta: Float[Tensor, "rows _ value_heads 1"],
     view: RecurrentView,
 ) -> Float[Tensor, "rows value_heads reach value_dim"]:
-    """The corrected values of a rank's columns: u + beta (weights below the diagonal) u = beta (v - found)."""
+    """The corrected values of a rank's columns: u + rate (weights below the diagonal) u = rate * errors."""
     before, within = tail_columns(group, rank, view.tail["u"])
-    values, beta = (outputs_only(rank, x).transpose(1, 2) for x in (values, beta))
+    right = errors * rate
     if within is not None:
         # On a tail's column u is known: an equation of its own, u = u.
         is_tail = group.is_tail[:, None, rank.first :, None]
-        beta = beta.masked_fill(is_tail, 0.0)
-    right = (values - found).mul_(beta)
-    if within is not None:
         right = torch.where(is_tail, within.transpose(1, 2), right)
-    matrix = weights.mul_(beta)
+        rate = rate.masked_fill(is_tail, 0.0)
+    matrix = weights.mul_(rate)
     if before is None:
         return torch.linalg.solve_triangular(matrix, right, upper=False, unitriangular=True)
     before = before.transpose(1, 2)
-    right = right - matrix[..., : rank.first] @ before
+    right -= matrix[..., : rank.first] @ before
     u = torch.linalg.solve_triangular(matrix[..., rank.first :], right, upper=False, unitriangular=True)
     return torch.cat((before, u), 2)
 

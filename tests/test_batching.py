@@ -1,0 +1,189 @@
+"""Plans into batches: what is uploaded, and that it says what the plan says."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.plans import NOWHERE, Capture, Row, make_plan
+from weft.kernels.batch import Batch
+from weft.kernels.causal_conv import short_conv_memory
+from weft.kernels.ssd import ssd_memory
+from weft.memory.spec import AttentionMemory, MemorySpec
+from weft.runner.batching import build_batch
+from weft.runner.upload import upload
+
+FULL = AttentionMemory(1, 8, "float32")
+WINDOWED = AttentionMemory(1, 8, "float32", window=10)
+SHORT = short_conv_memory(4, 3, "float32")
+MATRIX = ssd_memory(2, 4, 4, 1, 16, 4, "float32")
+BOARD = torch.arange(100, 200)
+
+
+def build(rows: list[Row], memories: tuple = (FULL, WINDOWED, MATRIX), captures=(), **options) -> Batch:
+    options = {"cell": 8} | options
+    return build_batch(make_plan(rows, captures), MemorySpec(memories, **options), BOARD, "cpu")
+
+
+def tensors_of(value) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if is_dataclass(value):
+        return [t for field in fields(value) for t in tensors_of(getattr(value, field.name))]
+    return [t for item in value for t in tensors_of(item)] if isinstance(value, tuple) else []
+
+
+def mixed_rows() -> list[Row]:
+    return [
+        Row(9, 10, read_slot=3, tail=1, seat=5, from_board=1, pages=[4, 7], window_pages=[11, 13]),
+        Row(0, 1, tail=2, seat=6, tokens=[42], pages=[5], window_pages=[14]),
+        Row(14, 26, read_slot=2, tail=0, seat=7, pages=[1, 2, 3, 6], window_pages=[15, 16, 17, 18]),
+        Row(
+            30,
+            33,
+            read_slot=1,
+            tail=3,
+            seat=8,
+            from_board=1,
+            pages=range(20, 25),
+            window_pages=[31, 32],
+            window_first=3,
+        ),
+    ]
+
+
+def test_all_tensors_come_from_one_upload():
+    batch = build(mixed_rows(), captures=[Capture(2, 16, 0), Capture(3, 32, 1)])
+    tensors = tensors_of(batch)
+    assert len(tensors) > 30
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+
+
+def test_plan_is_left_as_it_is():
+    plan = make_plan(mixed_rows())
+    tokens = plan.tokens.copy()
+    build_batch(plan, MemorySpec((FULL, WINDOWED, MATRIX), cell=8), BOARD, "cpu")
+    assert (plan.tokens == tokens).all()
+
+
+def test_first_tokens_come_from_the_board_where_the_plan_says_so():
+    batch = build(mixed_rows())
+    assert batch.token_ids.tolist() == [105, 42, *range(14, 26), 108, 31, 32]
+
+
+def test_tokens_and_rows_are_where_the_plan_says():
+    batch = build(mixed_rows())
+    assert (batch.tokens, batch.rows, batch.decode_rows) == (17, 4, 2)
+    assert batch.positions.tolist() == [9, 0, *range(14, 26), 30, 31, 32]
+    assert batch.start.tolist() == list(batch.host_start) == [9, 0, 14, 30]
+    assert batch.end.tolist() == list(batch.host_end) == [10, 1, 26, 33]
+    assert batch.host_first == (0, 1, 2, 14)
+
+
+def test_keys_are_written_to_the_page_of_their_cell():
+    batch = build(mixed_rows())
+    assert batch.full.write_page.tolist() == [7, 5, *[2] * 2, *[3] * 8, *[6] * 2, 23, 23, 24]
+    assert batch.full.write_offset.tolist() == [1, 0, 6, 7, *range(8), 0, 1, 6, 7, 0]
+    assert batch.full.first_position.tolist() == [0, 0, 0, 0]
+    assert batch.windowed.write_page.tolist() == [13, 14, *[16] * 2, *[17] * 8, *[18] * 2, 31, 31, 32]
+    assert batch.windowed.write_offset.tolist() == batch.full.write_offset.tolist()
+    assert batch.windowed.first_position.tolist() == [0, 0, 0, 24]
+    assert batch.full.table.tolist()[0] == [4, 7, *[NOWHERE] * 3]
+
+
+@pytest.mark.parametrize(
+    ("memories", "present"),
+    [
+        ((FULL,), {"full"}),
+        ((WINDOWED,), {"windowed"}),
+        ((SHORT, FULL), {"full", "convolution"}),
+        ((MATRIX,), {"decodes", "groups", "convolution"}),
+    ],
+)
+def test_a_batch_holds_only_what_the_model_needs(memories, present):
+    batch = build(mixed_rows(), memories)
+    names = {"full", "windowed", "decodes", "groups", "convolution"}
+    assert {name for name in names if getattr(batch, name)} == present
+
+
+def test_only_the_leading_rows_of_one_token_are_decodes():
+    batch = build([Row(3, 4), Row(5, 8, tail=1), Row(7, 8, tail=2)], (MATRIX,))
+    assert batch.decode_rows == batch.decodes.rows == 1
+    assert [group.rows for group in batch.groups] == [2]
+
+
+def test_rows_within_a_group_are_ordered_by_their_pieces():
+    rows = [Row(0, 8, tail=0), Row(7, 24, 1, tail=1), Row(8, 17, 2, tail=2), Row(0, 9, tail=3)]
+    (group,) = build(rows, (MATRIX,)).groups
+    assert [cell.tail for cell in group.cells] == [1, 2, 3, 0]
+    assert [(rank.rows, rank.continuing) for rank in group.ranks] == [(4, 3), (3, 1), (1, 0)]
+
+
+def test_a_checkpoint_exists_only_behind_the_first_cell():
+    batch = build([Row(7, 8, read_slot=3), Row(8, 9, read_slot=3, tail=1), Row(2, 7, tail=2)], (MATRIX,))
+    assert [cell.slot for cell in batch.decodes.cells] == [None, 3]
+    assert [cell.slot for cell in batch.groups[0].cells] == [None]
+
+
+def test_captures_reach_the_piece_that_ends_there():
+    captures = [Capture(0, 8, 5), Capture(1, 16, 6), Capture(2, 16, 7), Capture(2, 32, 8)]
+    batch = build([Row(7, 8), Row(3, 17, tail=1), Row(9, 32, 0, tail=2)], (MATRIX,), captures)
+    assert batch.decodes.captures == ((0, 5),)
+    (group,) = batch.groups
+    assert [cell.tail for cell in group.cells] == [1, 2]
+    assert [rank.captures for rank in group.ranks] == [((1, 7),), ((0, 6),), ((1, 8),)]
+
+
+@st.composite
+def plans_of_rows(draw) -> tuple[list[Row], int]:
+    room = draw(st.integers(0, 9))
+    spans = draw(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40)), min_size=1, max_size=20))
+    spans.sort(key=lambda span: span[1] > 1)
+    return [Row(start, start + length, 0, tail) for tail, (start, length) in enumerate(spans)], room
+
+
+@settings(max_examples=150, deadline=None)
+@given(plans_of_rows())
+def test_every_token_is_computed_once_and_every_needed_one_stays(case):
+    rows, room = case
+    batch = build(rows, (MATRIX,), draft_room=room)
+    computed, kept = list(range(batch.decode_rows)), set()
+    for group in batch.groups:
+        for rank in group.ranks:
+            computed += range(*rank.span) if rank.span is not None else rank.real_token.tolist()
+            inside = set(range(*rank.span) if rank.span is not None else rank.real_token.tolist())
+            assert rank.stays == bool(inside & set(group.writes.token.tolist()))
+        kept |= {
+            tuple(write)
+            for write in zip(*(t.tolist() for t in (group.writes.tail, group.writes.ring, group.writes.token)))
+        }
+    assert sorted(computed) == list(range(batch.tokens))
+    assert len({(tail, ring) for tail, ring, _ in kept}) == len(kept), "no two tokens at one place"
+    for row, first in list(zip(rows, batch.host_first))[batch.decode_rows :]:
+        # Any later start that may come: at the end, or so many tokens before it.
+        for start in range(max(row.start, row.end - room), row.end + 1):
+            for position in range(max(row.start, start - start % 8), start):
+                assert (row.tail, position % (8 + room), first + position - row.start) in kept
+
+
+def test_upload_keeps_shapes_values_and_kinds():
+    arrays = {
+        "a": np.arange(6, dtype=np.int32).reshape(2, 3),
+        "b": np.array([True, False, True]),
+        "c": np.array([0.5, -1.5], np.float32),
+        "d": np.zeros((0, 4), np.int64),
+        "e": np.array([[False]]),
+    }
+    sent = upload(arrays, "cpu")
+    assert {name: tensor.dtype for name, tensor in sent.items()} == {
+        "a": torch.int64, "b": torch.bool, "c": torch.float32, "d": torch.int64, "e": torch.bool,
+    }  # fmt: skip
+    assert all(
+        sent[name].shape == array.shape and sent[name].tolist() == array.tolist() for name, array in arrays.items()
+    )
