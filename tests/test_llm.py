@@ -143,6 +143,16 @@ def test_a_stop_string_across_tokens_ends_the_answer_before_it(llm):
     assert llm.generate("Hello", greedy(max_tokens=60, stop=stop, include_stop=True))[0].text.endswith(stop)
 
 
+def test_a_stop_string_found_a_step_late_leaves_nothing_behind(llm):
+    """At depth 1 the engine has flown a token further when the text is seen."""
+    params = greedy(max_tokens=60, stop=llm.generate("Hello", greedy(max_tokens=60))[0].text[8:11])
+    with make(depth=1) as deep:
+        (early, late) = (m.generate("Hello", params)[0] for m in (llm, deep))
+        assert (late.text, late.token_ids, late.stop_reason) == (early.text, early.token_ids, early.stop_reason)
+        assert deep.engine.idle
+        assert not deep.engine.ledger.leases
+
+
 def test_stop_tokens_and_the_models_own_end_stop(llm):
     free = llm.generate("Hello", greedy())[0].token_ids
     stop = free[5]

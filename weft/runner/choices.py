@@ -46,7 +46,8 @@ class Draws:
     temperature: Tensor  # [draws]
     log_min_p: Tensor  # [draws] minus infinity is off
     uniform: Tensor  # [draws]
-    ordered: tuple[bool, ...]  # host: whether top-k or top-p apply, so that the vocabulary has to be ordered
+    filtered: tuple[bool, ...]  # host: whether min-p, top-k or top-p apply
+    ordered: tuple[bool, ...]  # host: whether top-k or top-p do, so that the vocabulary has to be ordered
     top_k: Tensor  # [draws] the vocabulary's size is off
     top_p: Tensor  # [draws]
 
@@ -123,12 +124,14 @@ def _draws(sampling: Sampling, vocab_size: int) -> Draft | None:
     top_k = np.where((top_k == 0) | (top_k > vocab_size), vocab_size, top_k)
     with np.errstate(divide="ignore"):
         log_min_p = np.log(sampling.min_p[row])
+    ordered = (top_k < vocab_size) | (top_p < 1)
     fields = {
         "row": row,
         "temperature": sampling.temperature[row],
         "log_min_p": log_min_p,
         "uniform": sampling.uniform[row],
-        "ordered": tuple(((top_k < vocab_size) | (top_p < 1)).tolist()),
+        "filtered": tuple((ordered | (sampling.min_p[row] > 0)).tolist()),
+        "ordered": tuple(ordered.tolist()),
         "top_k": top_k,
         "top_p": top_p,
     }

@@ -48,19 +48,19 @@ def penalise(
     logits: Float[Tensor, "rows vocab"], penalties: Penalties, board: Int[Tensor, " seats"]
 ) -> Float[Tensor, "rows vocab"]:
     """Repetition looks at prompt and answer; presence and frequency look at the answer alone."""
-    own = logits[penalties.row]
-    times = torch.zeros_like(own)
-    times.index_put_((penalties.line, penalties.token), penalties.generated, accumulate=True)
-    seen = torch.zeros_like(own, dtype=torch.bool)
-    seen[penalties.line, penalties.token] = True
+    line, token, generated = penalties.line, penalties.token, penalties.generated
     if len(penalties.board_line):
-        flown = board[penalties.board_seat]
-        times.index_put_((penalties.board_line, flown), times.new_ones(()), accumulate=True)
-        seen[penalties.board_line, flown] = True
-    factor = penalties.repetition[:, None]
-    own = torch.where(seen, torch.where(own > 0, own / factor, own * factor), own)
-    own = own - penalties.frequency[:, None] * times - penalties.presence[:, None] * (times > 0)
-    return logits.index_copy(0, penalties.row, own)
+        line = torch.cat([line, penalties.board_line])
+        token = torch.cat([token, board[penalties.board_seat]])
+        generated = torch.cat([generated, generated.new_ones(len(penalties.board_line))])
+    times = logits.new_zeros(len(penalties.row), logits.shape[-1])
+    times.index_put_((line, token), generated, accumulate=True)
+    # Only tokens seen before change; those seen twice are written twice, with the same value.
+    place = (penalties.row[line], token)
+    own, count, factor = logits[place], times[line, token], penalties.repetition[line]
+    own = torch.where(own > 0, own / factor, own * factor)
+    own = own - penalties.frequency[line] * count - penalties.presence[line] * (count > 0)
+    return logits.index_put(place, own)
 
 
 def add_biases(logits: Float[Tensor, "rows vocab"], biases: Biases) -> Float[Tensor, "rows vocab"]:
@@ -81,14 +81,16 @@ def _chunks(logits: Tensor) -> Iterator[tuple[int, int]]:
 
 def _draw_chunk(logits: Float[Tensor, "n vocab"], draws: Draws, low: int, high: int) -> Int[Tensor, " n"]:
     # With the greatest at 0 no temperature overflows, and min-p is a threshold that needs no normalisation.
-    scaled = (logits - logits.amax(-1, keepdim=True)) / draws.temperature[low:high, None]
-    least = draws.log_min_p[low:high, None]
-    if any(draws.ordered[low:high]):
-        floor = least_likely_kept(scaled, least, draws.top_k[low:high], draws.top_p[low:high])
-        # Rows without top-k and top-p keep what they had: the floor of an unlimited row may round tokens away.
-        free = (draws.top_k[low:high] == logits.shape[-1]) & (draws.top_p[low:high] == 1)
-        least = torch.where(free[:, None], least, floor)
-    probabilities = scaled.masked_fill(scaled < least, -torch.inf).softmax(-1)
+    scaled = (logits - logits.amax(-1, keepdim=True)).div_(draws.temperature[low:high, None])
+    if any(draws.filtered[low:high]):
+        least = draws.log_min_p[low:high, None]
+        if any(draws.ordered[low:high]):
+            floor = least_likely_kept(scaled, least, draws.top_k[low:high], draws.top_p[low:high])
+            # Rows without top-k and top-p keep what they had: the floor of an unlimited row may round tokens away.
+            free = (draws.top_k[low:high] == logits.shape[-1]) & (draws.top_p[low:high] == 1)
+            least = torch.where(free[:, None], least, floor)
+        scaled.masked_fill_(scaled < least, -torch.inf)
+    probabilities = scaled.softmax(-1)
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     target = draws.uniform[low:high, None].double() * cumulative[:, -1:]
     token = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
@@ -106,21 +108,23 @@ def least_likely_kept(
 
     Each of the three keeps a beginning of the vocabulary in falling order, so one count tells them all.
     """
-    falling = descending(scaled)
+    rising = ascending(scaled)
+    falling = rising.flip(-1)
     mass = falling.softmax(-1).cumsum(-1, dtype=torch.float64)
+    likely = scaled.shape[-1] - torch.searchsorted(rising, log_min_p)
     # At least one, also where logits are not numbers and no comparison holds.
-    count = torch.minimum(top_k, (falling >= log_min_p).sum(-1)).clamp_(min=1)[:, None]
+    count = torch.minimum(top_k[:, None], likely).clamp_(min=1)
     # top-p is a share of what the others left: the smallest beginning that reaches it.
     share = top_p[:, None].double() * mass.gather(-1, count - 1)
-    count = torch.minimum(count, (mass < share).sum(-1, keepdim=True) + 1)
+    count = torch.minimum(count, torch.searchsorted(mass, share) + 1)
     return falling.gather(-1, count - 1)
 
 
-def descending(values: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+def ascending(values: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
     if values.device.type == "cpu":
         # 30 times as fast as PyTorch's sort, which carries indices along.
-        return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)
-    return values.sort(-1, descending=True).values
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1))
+    return values.sort(-1).values
 
 
 def score(
