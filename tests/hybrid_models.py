@@ -250,4 +250,10 @@ ODD_HYBRIDS: dict[str, Tiny] = {
         attention_bias=True,
         mamba_d_conv=2,
     ),
+    "granite, attention only": GRANITE.variant(
+        published={"layer_types": ["attention"] * 3},
+        layer_types=["full_attention"] * 3,
+        num_local_experts=0,
+        position_embedding_type="rope",
+    ),
 }

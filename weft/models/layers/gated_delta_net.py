@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -64,15 +65,20 @@ class InterleavedLinear(PackedLinear):
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         for source in super().checkpoint_sources(prefix):
             sections = self.sections[source.name.split(".")[-2]]
-            yield Source(source.name, source.target, lambda weight, sections=sections: self.sort(weight, sections))
+            sort = partial(sorted_by_yield, key_heads=self.key_heads, sections=sections)
+            yield Source(source.name, source.target, sort)
 
-    def sort(self, weight: Float[Tensor, "rows inputs"], sections: list[int]) -> Float[Tensor, "rows inputs"]:
-        by_head = weight.unflatten(0, (self.key_heads, -1))
-        return torch.cat([part.flatten(0, 1) for part in by_head.split(sections, dim=1)])
+
+def sorted_by_yield(
+    weight: Float[Tensor, "rows inputs"], key_heads: int, sections: list[int]
+) -> Float[Tensor, "rows inputs"]:
+    """Rows that come head by head, each head's in `sections`, brought together section by section."""
+    by_head = weight.unflatten(0, (key_heads, -1))
+    return torch.cat([part.flatten(0, 1) for part in by_head.split(sections, dim=1)])
 
 
 def interleaved_projection(shape: GatedDeltaShape) -> InterleavedLinear:
-    """`in_proj_qkvz` and `in_proj_ba`: by key head: query, key, its values and gates."""
+    """`in_proj_qkvz` and `in_proj_ba`, in both head by head: what a key head yields, then what its value heads do."""
     shared = shape.value_heads // shape.key_heads
     values = shared * shape.value_dim
     return InterleavedLinear(
