@@ -388,3 +388,14 @@ def test_a_failed_step_stops_everything_and_says_why(monkeypatch):
         for ask in (lambda: next(stream), lambda: llm.generate("z")):
             with pytest.raises(EngineStopped, match="on fire"):
                 ask()
+
+
+def test_a_prompt_that_memory_cannot_hold_takes_the_others_of_its_call_back():
+    with make(memory="1200KiB") as llm:
+        stream = llm.stream("Hello", greedy())
+        next(stream)
+        with pytest.raises(RequestError, match="does not fit into the engine's memory"):
+            llm.generate(["fine", LONG * 3], greedy(max_tokens=200))
+        assert len(llm.engine.ledger.leases) == 1
+        assert len([*stream][-1].result.token_ids) == 24
+        assert llm.engine.idle
