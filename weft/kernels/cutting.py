@@ -55,16 +55,26 @@ def ranges(low: Longs, counts: Longs) -> tuple[Longs, Longs]:
 
 def cut(plan: Plan, rows: Rows, spec: MemorySpec) -> dict[str, Any]:
     """The fields `decodes`, `groups` and `convolution` of a batch, as far as the model needs them."""
-    tails = [(memory, part) for memory in spec.memories if isinstance(memory, RecurrentMemory) for part in memory.tail]
-    cell_ring = next((spec.ring(memory, part) for memory, part in tails if part.name != "conv"), None)
-    conv_ring = next((spec.ring(memory, part) for memory, part in tails if part.name == "conv"), None)
-    decodes, groups, convolution = None, (), None
-    if cell_ring is not None:
-        decodes = draft_decodes(plan, rows, cell_ring) if rows.decodes else None
-        groups = draft_groups(plan, rows, spec, cell_ring) if rows.decodes < plan.rows else ()
-    if conv_ring is not None:
-        convolution = draft_convolution(plan, rows, spec, conv_ring)
-    return {"decodes": decodes, "groups": groups, "convolution": convolution}
+    ring = first_ring(spec, convolution=False)
+    fields: dict[str, Any] = {"decodes": None, "groups": (), "convolution": None}
+    if ring is not None and rows.decodes:
+        fields["decodes"] = draft_decodes(plan, rows, ring)
+    if ring is not None and rows.decodes < plan.rows:
+        fields["groups"] = draft_groups(plan, rows, spec, ring)
+    ring = first_ring(spec, convolution=True)
+    if ring is not None:
+        fields["convolution"] = draft_convolution(plan, rows, spec, ring)
+    return fields
+
+
+def first_ring(spec: MemorySpec, convolution: bool) -> int | None:
+    """The length of a model's tails; all of its layers agree in this."""
+    for memory in spec.memories:
+        if isinstance(memory, RecurrentMemory):
+            for part in memory.tail:
+                if (part.name == "conv") == convolution:
+                    return spec.ring(memory, part)
+    return None
 
 
 def open_cells(plan: Plan, rows: Rows, chosen: slice | Longs, ring: int) -> tuple[OpenCell, ...]:
@@ -190,14 +200,14 @@ def draft_writes(plan: Plan, rows: Rows, chosen: Longs, spec: MemorySpec, ring: 
 
 
 def draft_convolution(plan: Plan, rows: Rows, spec: MemorySpec, ring: int) -> Draft:
-    back = spec.conv_width - 1
+    back = ring - spec.draft_room
     longest = int(rows.length.max())
     single = longest == 1
     history = rows.start[:, None] + np.arange(-back, 0)
     low = np.maximum(rows.start, rows.end - spec.draft_room - back)
     kept, owners = (rows.start, slice(None)) if single else ranges(low, rows.end - low)
     fields = {
-        "width": spec.conv_width,
+        "width": back + 1,
         "head": min(back, longest),
         "tail": plan.tail[:, None],
         "tail_ring": history % ring,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,26 +18,30 @@ class Draft:
     kind: type
     fields: dict[str, Any]
 
-    def arrays(self, path: str = "") -> Iterator[tuple[str, NDArray]]:
+    def arrays(self, path: str = "") -> dict[str, NDArray]:
         """Every array below this draft, by its path."""
+        found: dict[str, NDArray] = {}
         for name, value in self.fields.items():
-            if isinstance(value, np.ndarray):
-                yield path + name, value
-            elif isinstance(value, Draft):
-                yield from value.arrays(f"{path}{name}.")
-            elif isinstance(value, tuple) and value and isinstance(value[0], Draft):
+            # Comparing types, as there are no subclasses here and this is done for every field of every step.
+            kind = type(value)
+            if kind is np.ndarray:
+                found[path + name] = value
+            elif kind is Draft:
+                found |= value.arrays(f"{path}{name}.")
+            elif kind is tuple and value and type(value[0]) is Draft:
                 for index, item in enumerate(value):
-                    yield from item.arrays(f"{path}{name}.{index}.")
+                    found |= item.arrays(f"{path}{name}.{index}.")
+        return found
 
     def finish(self, tensors: Mapping[str, Tensor], path: str = "") -> Any:
         """The value itself, with `tensors` in the places of the arrays."""
-        done = {}
+        done = self.fields.copy()
         for name, value in self.fields.items():
-            if isinstance(value, np.ndarray):
-                value = tensors[path + name]
-            elif isinstance(value, Draft):
-                value = value.finish(tensors, f"{path}{name}.")
-            elif isinstance(value, tuple) and value and isinstance(value[0], Draft):
-                value = tuple(item.finish(tensors, f"{path}{name}.{i}.") for i, item in enumerate(value))
-            done[name] = value
+            kind = type(value)
+            if kind is np.ndarray:
+                done[name] = tensors[path + name]
+            elif kind is Draft:
+                done[name] = value.finish(tensors, f"{path}{name}.")
+            elif kind is tuple and value and type(value[0]) is Draft:
+                done[name] = tuple(item.finish(tensors, f"{path}{name}.{i}.") for i, item in enumerate(value))
         return self.kind(**done)

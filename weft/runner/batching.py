@@ -31,7 +31,7 @@ def build_step(
     """The same, and in the same upload whatever else the step needs."""
     rows = Rows.of(plan, spec.cell)
     draft = draft_batch(plan, rows, spec)
-    arrays = {**dict(draft.arrays()), **dict(beside.arrays("beside."))}
+    arrays = draft.arrays() | beside.arrays("beside.")
     on_board = np.flatnonzero(plan.from_board)
     if len(on_board):
         arrays |= {"board_token": rows.first[on_board], "board_seat": plan.seat[on_board]}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 # Integers are widened here, so that no layer converts an index. The widest lie first, which keeps all aligned.
-KINDS = (("iu", np.int64, torch.int64), ("f", np.float32, torch.float32), ("b", np.bool_, torch.bool))
+WIDE = {"i": (np.int64, torch.int64), "f": (np.float32, torch.float32), "b": (np.bool_, torch.bool)}
 
 
 def upload(arrays: Mapping[str, NDArray], device: torch.device | str) -> dict[str, Tensor]:
@@ -20,19 +20,23 @@ def upload(arrays: Mapping[str, NDArray], device: torch.device | str) -> dict[st
     >>> sent["ends"].tolist(), sent["real"].tolist()
     ([3, 5], [[True, False]])
     """
-    regions = []
-    for codes, wide, kind in KINDS:
-        own = {name: array for name, array in arrays.items() if array.dtype.kind in codes}
-        if own:
-            joined = np.concatenate([array.ravel() for array in own.values()], dtype=wide, casting="same_kind")
-            regions.append((own, joined.view(np.uint8), kind))
-    raw = torch.from_numpy(np.concatenate([region for _, region, _ in regions])).to(device)
+    by_kind: dict[str, list[str]] = {kind: [] for kind in WIDE}
+    for name, array in arrays.items():
+        by_kind[array.dtype.kind].append(name)
+    regions = [
+        np.concatenate([arrays[name].ravel() for name in names], dtype=WIDE[kind][0], casting="same_kind").view(
+            np.uint8
+        )
+        for kind, names in by_kind.items()
+        if names
+    ]
+    raw = torch.from_numpy(np.concatenate(regions)).to(device)
     sent: dict[str, Tensor] = {}
-    first = 0
-    for own, region, kind in regions:
-        typed = raw[first : first + len(region)].view(kind)
-        first += len(region)
-        views = torch.split_with_sizes(typed, [array.size for array in own.values()])
-        for (name, array), view in zip(own.items(), views):
-            sent[name] = view if array.ndim == 1 else view.view(array.shape)
+    parts = iter(raw.split_with_sizes([len(region) for region in regions]))
+    for kind, names in by_kind.items():
+        if names:
+            views = next(parts).view(WIDE[kind][1]).split_with_sizes([arrays[name].size for name in names])
+            for name, view in zip(names, views):
+                shape = arrays[name].shape
+                sent[name] = view if len(shape) == 1 else view.view(shape)
     return sent
