@@ -22,36 +22,40 @@ def opened(part: Float[Tensor, "tails ring ..."], cell: OpenCell, length: int) -
     return torch.cat((own[cell.low :], own[:beyond]))
 
 
-def put(part: Float[Tensor, "tails ring ..."], decodes: Decodes, values: Float[Tensor, "rows ..."]) -> None:
-    """Append each decode's new token to its tail."""
-    if decodes.rows == 1:
-        cell = decodes.cells[0]
-        part[cell.tail, (cell.low + cell.offset) % part.shape[1]] = values[0]
-    else:
-        part[decodes.tail, decodes.ring] = values
+def append(part: Float[Tensor, "tails ring ..."], cell: OpenCell, value: Tensor) -> Float[Tensor, "n ..."]:
+    """Add one decode's new token to its tail; the open cell, the new token included."""
+    part[cell.tail, (cell.low + cell.offset) % part.shape[1]] = value
+    return opened(part, cell, cell.offset + 1)
 
 
-def decode_keys(part: Float[Tensor, "tails ring ..."], decodes: Decodes) -> Float[Tensor, "rows reach ..."]:
+def total_of_one(
+    part: Float[Tensor, "tails ring heads"], cell: OpenCell, step: Float[Tensor, " heads"]
+) -> Float[Tensor, " heads"]:
+    """Log decay since the cell's start, the new token's `step` included."""
+    return part[cell.tail, (cell.low + cell.offset - 1) % part.shape[1]] + step if cell.offset else step
+
+
+def append_all(part: Float[Tensor, "tails ring ..."], decodes: Decodes, values: Float[Tensor, "rows ..."]) -> None:
+    """Add each decode's new token to its tail."""
+    part[decodes.tail, decodes.ring] = values
+
+
+def open_cells(part: Float[Tensor, "tails ring ..."], decodes: Decodes) -> Float[Tensor, "rows reach ..."]:
     """Each decode's open cell, its new token included. What follows a shorter cell's last token may be anything."""
-    if decodes.rows == 1:
-        return opened(part, decodes.cells[0], decodes.reach).unsqueeze(0)
     if decodes.keys is None:
         return part[:, : decodes.reach].index_select(0, decodes.tail)
     return part[decodes.tail.unsqueeze(1), decodes.keys]
 
 
-def decode_total(
+def totals_of_all(
     part: Float[Tensor, "tails ring heads"], decodes: Decodes, step: Float[Tensor, "rows heads"]
 ) -> Float[Tensor, "rows heads"]:
-    """Log decay since the cell's start, the new token's `step` included."""
-    if decodes.rows == 1:
-        cell = decodes.cells[0]
-        return part[cell.tail, (cell.low + cell.offset - 1) % part.shape[1]] + step if cell.offset else step
+    """Log decay since each decode's cell's start, the new tokens' `step` included."""
     before = part[decodes.tail, decodes.previous]
     if decodes.any_opens:
         # Never a product with zero: what lies in an unused tail may be NaN.
-        before = before.masked_fill_(decodes.opens.unsqueeze(1), 0.0)
-    return before + step
+        before.masked_fill_(decodes.opens.unsqueeze(1), 0.0)
+    return before.add_(step)
 
 
 def gather(rank: Rank, packed: Float[Tensor, "tokens ..."]) -> Float[Tensor, "rows reach ..."]:

@@ -15,20 +15,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.batch import Batch, Decodes, Group, Rank
+from weft.kernels.batch import Batch, Decodes, Group, OpenCell, Rank
 from weft.kernels.causal_conv import conv_parts
 from weft.kernels.cells import (
-    decode_keys,
-    decode_total,
+    append,
+    append_all,
     first_states,
     gather,
     hand_out,
+    open_cells,
     opened,
     outputs_only,
-    put,
     spread,
     tail_columns,
+    total_of_one,
     totals,
+    totals_of_all,
     with_tail,
     write_tail,
 )
@@ -101,43 +103,76 @@ def decode(
     view: RecurrentView,
 ) -> Float[Tensor, "rows value_heads value_dim"]:
     """One token a row: what the decayed state holds for k and for q, then the correction that the token brings."""
+    if decodes.rows == 1:
+        y = decode_one(both[0], values[0], steps[0], beta[0], decodes.cells[0], view).unsqueeze(0)
+    else:
+        y = decode_all(both, values, steps, beta, decodes, view)
+    for row, slot in decodes.captures:
+        cell = decodes.cells[row]
+        keys, u, total = (opened(view.tail[name], cell, cell.offset + 1)[None] for name in ("k", "u", "decay"))
+        before = None if cell.slot is None else view.state["delta"][cell.slot].unsqueeze(0)
+        view.state["delta"][slot] = advance(before, keys.transpose(1, 2), u.transpose(1, 2), total)[0]
+    return y
+
+
+def decode_one(
+    both: Float[Tensor, "key_heads 2 key_dim"],
+    values: Float[Tensor, "value_heads value_dim"],
+    step: Float[Tensor, " value_heads"],
+    beta: Float[Tensor, "value_heads 1"],
+    cell: OpenCell,
+    view: RecurrentView,
+) -> Float[Tensor, "value_heads value_dim"]:
+    """A row by itself needs no index: everything is a view."""
+    heads, length = len(values), cell.offset + 1
+    total = total_of_one(view.tail["decay"], cell, step)
+    since = torch.sub(total, append(view.tail["decay"], cell, total)).exp_()
+    scores = torch.bmm(both, append(view.tail["k"], cell, both[:, 0]).permute(1, 2, 0))
+    weights = scores.unsqueeze(1) * since.t().contiguous().view(len(both), -1, 1, length)
+    weights = weights.reshape(heads, 2, length)
+    found = values.new_zeros(heads, 2, values.shape[1])
+    if cell.offset:
+        earlier = opened(view.tail["u"], cell, cell.offset).transpose(0, 1)
+        found = torch.bmm(weights[..., : cell.offset], earlier)
+    if cell.slot is not None:
+        decayed = per_value_head(both[None], heads)[0] * total.exp().view(heads, 1, 1)
+        found.baddbmm_(decayed, view.state["delta"][cell.slot])
+    corrected = torch.sub(values, found[:, 0]).mul_(beta)
+    view.tail["u"][cell.tail, (cell.low + cell.offset) % view.tail["u"].shape[1]] = corrected
+    return torch.addcmul(found[:, 1], weights[:, 1, -1:], corrected)
+
+
+def decode_all(
+    both: Float[Tensor, "rows key_heads 2 key_dim"],
+    values: Float[Tensor, "rows value_heads value_dim"],
+    steps: Float[Tensor, "rows value_heads"],
+    beta: Float[Tensor, "rows value_heads 1"],
+    decodes: Decodes,
+    view: RecurrentView,
+) -> Float[Tensor, "rows value_heads value_dim"]:
+    """Small things for all rows at once, then row by row what would cost more to gather than to read."""
     rows, heads = steps.shape
     keys = both[:, :, 0]
-    total = decode_total(view.tail["decay"], decodes, steps)
-    put(view.tail["k"], decodes, keys)
-    put(view.tail["decay"], decodes, total)
-    since = torch.sub(total.unsqueeze(1), decode_keys(view.tail["decay"], decodes)).exp_()
+    total = totals_of_all(view.tail["decay"], decodes, steps)
+    append_all(view.tail["k"], decodes, keys)
+    append_all(view.tail["decay"], decodes, total)
+    since = torch.sub(total.unsqueeze(1), open_cells(view.tail["decay"], decodes)).exp_()
     scores = both.new_empty(*both.shape[:3], decodes.reach)
     for row, cell in enumerate(decodes.cells):
         torch.bmm(both[row], opened(view.tail["k"], cell, decodes.reach).permute(1, 2, 0), out=scores[row])
     weights = per_value_head(scores, heads) * since.transpose(1, 2).contiguous().unsqueeze(2)
-    decayed = per_value_head(both, heads) * total.exp().view(rows, heads, 1, 1)
+    decayed = per_value_head(both, heads) * total.exp_().view(rows, heads, 1, 1)
     found = values.new_zeros(rows, heads, 2, values.shape[2])
     for row, cell in enumerate(decodes.cells):
         if cell.offset:
-            corrected = opened(view.tail["u"], cell, cell.offset).transpose(0, 1)
-            torch.bmm(weights[row, ..., : cell.offset], corrected, out=found[row])
+            earlier = opened(view.tail["u"], cell, cell.offset).transpose(0, 1)
+            torch.bmm(weights[row, ..., : cell.offset], earlier, out=found[row])
         if cell.slot is not None:
             found[row].baddbmm_(decayed[row], view.state["delta"][cell.slot])
-    corrected = (values - found[:, :, 0]).mul_(beta)
-    put(view.tail["u"], decodes, corrected)
-    capture_decodes(since, total, decodes, view)
+    corrected = torch.sub(values, found[:, :, 0]).mul_(beta)
+    append_all(view.tail["u"], decodes, corrected)
     own = per_value_head((keys * both[:, :, 1]).sum(-1, keepdim=True), heads)
     return torch.addcmul(found[:, :, 1], own, corrected)
-
-
-def capture_decodes(
-    since: Float[Tensor, "rows reach value_heads"],
-    total: Float[Tensor, "rows value_heads"],
-    decodes: Decodes,
-    view: RecurrentView,
-) -> None:
-    """Hand out the states of rows whose new token ends a cell."""
-    for row, slot in decodes.captures:
-        cell, one = decodes.cells[row], slice(row, row + 1)
-        keys, corrected = (opened(view.tail[name], cell, cell.offset + 1).transpose(0, 1)[None] for name in ("k", "u"))
-        before = None if cell.slot is None else view.state["delta"][cell.slot].unsqueeze(0)
-        view.state["delta"][slot] = advance(before, keys, corrected, since[one], total[one].exp())[0]
 
 
 def per_value_head(x: Float[Tensor, "rows key_heads ..."], value_heads: int) -> Float[Tensor, "rows value_heads ..."]:
@@ -173,8 +208,7 @@ def extend(
             spread(rank, u[:, :, rank.first :].transpose(1, 2), corrected)
             spread(rank, total[:, rank.first :], kept)
         if rank.continuing or rank.captures:
-            last = total[:, -1:]
-            state = advance(state, keys, u, torch.exp(last - total), last[:, 0].exp())
+            state = advance(state, keys, u, total)
             hand_out(rank, state, view.state["delta"])
             state = state[: rank.continuing]
     write_tail(group, both[:, :, 0], view.tail["k"])
@@ -235,11 +269,10 @@ def advance(
     state: Float[Tensor, "rows value_heads key_dim value_dim"] | None,
     keys: Float[Tensor, "rows key_heads reach key_dim"],
     corrected: Float[Tensor, "rows value_heads reach value_dim"],
-    since: Float[Tensor, "rows reach value_heads"],
-    through: Float[Tensor, "rows value_heads"],
+    total: Float[Tensor, "rows reach value_heads"],
 ) -> Float[Tensor, "rows value_heads key_dim value_dim"]:
-    """The states at the end of a cell: what was before it, decayed `through` it, and its tokens, decayed `since`."""
-    decayed = corrected * since.transpose(1, 2).unsqueeze(-1)
-    added = keys.transpose(2, 3).unsqueeze(2) @ decayed.unflatten(1, (keys.shape[1], -1))
+    """The states at the end of a cell: what was before it, decayed all through, and its tokens, each decayed since."""
+    since = torch.sub(total[:, -1:], total).exp_().transpose(1, 2).unsqueeze(-1)
+    added = keys.transpose(2, 3).unsqueeze(2) @ (corrected * since).unflatten(1, (keys.shape[1], -1))
     added = added.flatten(1, 2)
-    return added if state is None else added.addcmul_(state, through.view(*through.shape, 1, 1))
+    return added if state is None else added.addcmul_(state, total[:, -1].exp()[..., None, None])

@@ -14,19 +14,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.batch import Batch, Decodes, Group, Rank
+from weft.kernels.batch import Batch, Decodes, Group, OpenCell, Rank
 from weft.kernels.causal_conv import conv_parts
 from weft.kernels.cells import (
-    decode_keys,
-    decode_total,
+    append,
+    append_all,
     first_states,
     gather,
     hand_out,
+    open_cells,
     opened,
     outputs_only,
-    put,
     spread,
+    total_of_one,
     totals,
+    totals_of_all,
     with_tail,
     write_tail,
 )
@@ -86,37 +88,64 @@ def decode(
     view: RecurrentView,
 ) -> Float[Tensor, "rows heads head_dim"]:
     """One token a row: y = exp(total) C S + sum over the cell of exp(total - total_j) (C B_j) dt_j x_j."""
-    total = decode_total(view.tail["decay"], decodes, steps)
-    put(view.tail["dtx"], decodes, dtx)
-    put(view.tail["B"], decodes, B)
-    put(view.tail["decay"], decodes, total)
-    since = torch.sub(total.unsqueeze(1), decode_keys(view.tail["decay"], decodes)).exp_()
-    scores = decode_keys(view.tail["B"], decodes).transpose(1, 2) @ C.unsqueeze(-1)
-    rows, heads, groups = len(dtx), dtx.shape[1], B.shape[1]
-    weights = since.view(rows, -1, groups, heads // groups).permute(0, 2, 3, 1) * scores.transpose(2, 3)
-    weights = weights.contiguous().view(rows, heads, 1, -1)
-    y = torch.empty_like(dtx).unsqueeze(2)
-    states = y.new_zeros(rows, groups, 1, y[0].numel() // groups)
-    for row, cell in enumerate(decodes.cells):
-        length = cell.offset + 1
-        inputs = opened(view.tail["dtx"], cell, length).transpose(0, 1)
-        torch.bmm(weights[row, :, :, :length], inputs, out=y[row])
-        if cell.slot is not None:
-            torch.bmm(C[row].unsqueeze(1), view.state["ssm"][cell.slot], out=states[row])
-    y = y.view_as(dtx).addcmul_(states.view_as(dtx), total.exp().unsqueeze(-1))
-    capture_decodes(since, total, decodes, view)
+    if decodes.rows == 1:
+        y = decode_one(dtx[0], steps[0], B[0], C[0], decodes.cells[0], view).unsqueeze(0)
+    else:
+        y = decode_all(dtx, steps, B, C, decodes, view)
+    for row, slot in decodes.captures:
+        cell = decodes.cells[row]
+        inputs, keys, total = (opened(view.tail[name], cell, cell.offset + 1)[None] for name in ("dtx", "B", "decay"))
+        before = None if cell.slot is None else view.state["ssm"][cell.slot].unsqueeze(0)
+        view.state["ssm"][slot] = advance(before, inputs, keys, total)[0]
     return y
 
 
-def capture_decodes(
-    since: Float[Tensor, "rows reach heads"], total: Float[Tensor, "rows heads"], decodes: Decodes, view: RecurrentView
-) -> None:
-    """Hand out the states of rows whose new token ends a cell."""
-    for row, slot in decodes.captures:
-        cell, one = decodes.cells[row], slice(row, row + 1)
-        inputs, keys = (opened(view.tail[name], cell, cell.offset + 1).unsqueeze(0) for name in ("dtx", "B"))
-        before = None if cell.slot is None else view.state["ssm"][cell.slot].unsqueeze(0)
-        view.state["ssm"][slot] = advance(before, inputs, keys, since[one], total[one].exp())[0]
+def decode_one(
+    dtx: Float[Tensor, "heads head_dim"],
+    step: Float[Tensor, " heads"],
+    B: Float[Tensor, "groups state"],
+    C: Float[Tensor, "groups state"],
+    cell: OpenCell,
+    view: RecurrentView,
+) -> Float[Tensor, "heads head_dim"]:
+    """A row by itself needs no index: everything is a view."""
+    total = total_of_one(view.tail["decay"], cell, step)
+    since = torch.sub(total, append(view.tail["decay"], cell, total)).exp_()
+    keys, inputs = append(view.tail["B"], cell, B), append(view.tail["dtx"], cell, dtx)
+    query = C.unsqueeze(1)
+    scores = torch.bmm(query, keys.permute(1, 2, 0))
+    weights = since.t().view(len(C), -1, len(since)) * scores
+    y = torch.bmm(weights.contiguous().view(len(dtx), 1, -1), inputs.transpose(0, 1)).view(dtx.shape)
+    if cell.slot is None:
+        return y
+    return y.addcmul_(torch.bmm(query, view.state["ssm"][cell.slot]).view(dtx.shape), total.exp().unsqueeze(-1))
+
+
+def decode_all(
+    dtx: Float[Tensor, "rows heads head_dim"],
+    steps: Float[Tensor, "rows heads"],
+    B: Float[Tensor, "rows groups state"],
+    C: Float[Tensor, "rows groups state"],
+    decodes: Decodes,
+    view: RecurrentView,
+) -> Float[Tensor, "rows heads head_dim"]:
+    """Small things for all rows at once, then row by row what would cost more to gather than to read."""
+    total = totals_of_all(view.tail["decay"], decodes, steps)
+    for name, values in (("dtx", dtx), ("B", B), ("decay", total)):
+        append_all(view.tail[name], decodes, values)
+    since = torch.sub(total.unsqueeze(1), open_cells(view.tail["decay"], decodes)).exp_()
+    scores = open_cells(view.tail["B"], decodes).transpose(1, 2) @ C.unsqueeze(-1)
+    rows, heads, groups = *steps.shape, B.shape[1]
+    weights = since.view(rows, -1, groups, heads // groups).permute(0, 2, 3, 1) * scores.transpose(2, 3)
+    weights = weights.contiguous().view(rows, heads, 1, -1)
+    y = torch.empty_like(dtx).unsqueeze(2)
+    earlier = y.new_zeros(rows, groups, 1, y[0].numel() // groups)
+    for row, cell in enumerate(decodes.cells):
+        inputs = opened(view.tail["dtx"], cell, cell.offset + 1).transpose(0, 1)
+        torch.bmm(weights[row, ..., : cell.offset + 1], inputs, out=y[row])
+        if cell.slot is not None:
+            torch.bmm(C[row].unsqueeze(1), view.state["ssm"][cell.slot], out=earlier[row])
+    return y.view_as(dtx).addcmul_(earlier.view_as(dtx), total.exp_().unsqueeze(-1))
 
 
 def extend(
@@ -140,8 +169,7 @@ def extend(
         if rank.stays:
             spread(rank, total[:, rank.first :], kept)
         if rank.continuing or rank.captures:
-            last = total[:, -1:]
-            state = advance(state, inputs, keys, torch.exp(last - total), last[:, 0].exp())
+            state = advance(state, inputs, keys, total)
             hand_out(rank, state, view.state["ssm"])
             state = state[: rank.continuing]
     write_tail(group, dtx, view.tail["dtx"])
@@ -176,14 +204,14 @@ def advance(
     state: Float[Tensor, "rows groups state width"] | None,
     inputs: Float[Tensor, "rows reach heads head_dim"],
     keys: Float[Tensor, "rows reach groups state"],
-    since: Float[Tensor, "rows reach heads"],
-    through: Float[Tensor, "rows heads"],
+    total: Float[Tensor, "rows reach heads"],
 ) -> Float[Tensor, "rows groups state width"]:
-    """The states at the end of a cell: what was before it, decayed `through` it, and its tokens, decayed `since`."""
+    """The states at the end of a cell: what was before it, decayed all through, and its tokens, each decayed since."""
     groups = keys.shape[2]
-    decayed = (inputs * since.unsqueeze(-1)).unflatten(2, (groups, -1)).flatten(3)
+    since = torch.sub(total[:, -1:], total).exp_().unsqueeze(-1)
+    decayed = (inputs * since).unflatten(2, (groups, -1)).flatten(3)
     added = keys.permute(0, 2, 3, 1) @ decayed.transpose(1, 2)
     if state is None:
         return added
-    through = through.unflatten(1, (groups, -1)).repeat_interleave(inputs.shape[3], 2)
+    through = total[:, -1].exp().unflatten(1, (groups, -1)).repeat_interleave(inputs.shape[3], 2)
     return added.addcmul_(state, through.unsqueeze(2))
