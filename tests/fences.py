@@ -1,0 +1,197 @@
+"""Checkers of the project's own rules: each takes sources and returns complaints, an empty list if all is well.
+
+They parse, they import nothing. `test_fences.py` runs each on the project, and on a small bad example.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SKIPPED = {".git", ".venv", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pycache__", "build", "dist", "results"}
+
+# Who may import whom, by package; the longest prefix of a module's name counts.
+MAY_IMPORT = {
+    "weft.base": ["weft.base"],
+    "weft.memory": ["weft.base", "weft.memory"],
+    "weft.memory.device": ["weft.base", "weft.memory", "weft.memory.device"],
+    "weft.engine": ["weft.base", "weft.memory", "weft.engine"],
+    "weft.text": ["weft.base", "weft.text"],
+    "weft.kernels": ["weft.base", "weft.memory.spec", "weft.memory.device", "weft.kernels"],
+    "weft.models": ["weft.base", "weft.memory.spec", "weft.memory.device", "weft.kernels", "weft.models"],
+    "weft.runner": ["weft.base", "weft.memory", "weft.memory.device", "weft.kernels", "weft.models", "weft.runner"],
+    "weft.builtin": ["weft.text", "weft.builtin"],
+    "weft.cli": ["weft"],
+    # The offline API: above everything but the command line.
+    "weft": ["weft"],
+}
+# Packages that an allowed one above them does not bring along.
+APART = ["weft.memory.device"]
+WITH_TENSORS = ("weft.memory.device", "weft.kernels", "weft.models", "weft.runner", "weft.loading", "weft.llm")
+HEAVY = {"torch", "transformers", "safetensors", "triton"}
+
+WORDS_AT_HOME = {"mamba", "ssm", "conv", "recurrent", "delta"}
+HOMES = ("weft.memory", "weft.models", "weft.kernels")
+
+WAITING = {"item", "tolist", "cpu", "nonzero", "unique", "unique_consecutive", "masked_select", "synchronize"}
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib"}
+UNSAFE_CALLS = {"eval", "exec", "torch.load", "os.system", "jinja2.Environment", "jinja2.Template"}
+
+
+def project_files(*suffixes: str, under: str = "") -> Iterator[Path]:
+    for path in sorted((ROOT / under).rglob("*")):
+        parts = path.relative_to(ROOT).parts
+        ours = not SKIPPED.intersection(parts) and not any(part.endswith(".egg-info") for part in parts)
+        if ours and path.is_file() and path.suffix in suffixes:
+            yield path
+
+
+def module_of(path: Path) -> str:
+    """
+    >>> module_of(ROOT / "weft" / "base" / "__init__.py"), module_of(ROOT / "weft" / "llm.py")
+    ('weft.base', 'weft.llm')
+    """
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources(under: str = "weft") -> dict[str, str]:
+    """The text of every module, by name."""
+    return {module_of(path): path.read_text() for path in project_files(".py", under=under)}
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def imports(text: str) -> set[str]:
+    """All modules that a source may import, wherever it does; `from a import b` counts as a and a.b."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports hide their direction"
+            found.add(str(node.module))
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def wrong_imports(modules: dict[str, str], known: Iterable[str]) -> list[str]:
+    """Imports against the direction. `known` are the modules that exist: other names are not modules."""
+    known = set(known)
+    complaints = []
+    for module, text in modules.items():
+        layer = max((package for package in MAY_IMPORT if within(module, package)), key=len)
+        for other in sorted(imports(text) & known):
+            if not _allowed(other, MAY_IMPORT[layer]):
+                complaints.append(f"{module} imports {other}")
+            if within(other, "weft.cli") and not within(module, "weft.cli") and module != "weft.__main__":
+                complaints.append(f"{module} imports {other}: nothing is above the command line")
+    return complaints
+
+
+def _allowed(module: str, packages: list[str]) -> bool:
+    apart = next((each for each in APART if within(module, each)), None)
+    if apart is not None and packages != ["weft"]:
+        return apart in packages
+    # A package's own __init__ comes with each of its modules.
+    return any(within(module, package) or within(package, module) for package in packages)
+
+
+def heavy_imports(modules: dict[str, str]) -> list[str]:
+    """Tensor libraries where none belong."""
+    return [
+        f"{module} imports {other}"
+        for module, text in modules.items()
+        if not any(within(module, package) for package in WITH_TENSORS)
+        for other in sorted(imports(text))
+        if other.split(".")[0] in HEAVY
+    ]
+
+
+def words_away_from_home(modules: dict[str, str]) -> list[str]:
+    complaints = []
+    for module, text in modules.items():
+        if any(within(module, home) for home in HOMES):
+            continue
+        words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", text)}
+        complaints += [f"{module} says {word!r}" for word in sorted(words & WORDS_AT_HOME)]
+    return complaints
+
+
+def too_large(modules: dict[str, str], file_lines: int = 500, function_lines: int = 60) -> list[str]:
+    complaints = []
+    for module, text in modules.items():
+        lines = len(text.splitlines())
+        if lines > file_lines:
+            complaints.append(f"{module} has {lines} lines")
+        for name, function in functions(ast.parse(text)):
+            length = (function.end_lineno or 0) - function.lineno + 1
+            if length > function_lines:
+                complaints.append(f"{module}.{name} has {length} lines")
+    return complaints
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
+    """Every function with its qualified name."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Function | ast.ClassDef):
+            if isinstance(node, Function):
+                yield prefix + node.name, node
+            yield from functions(node, f"{prefix}{node.name}.")
+        else:
+            yield from functions(node, prefix)
+
+
+def without_header(modules: dict[str, str]) -> list[str]:
+    trees = {module: ast.parse(text) for module, text in modules.items()}
+    return [f"{module} does not say what it is" for module, t in trees.items() if t.body and not ast.get_docstring(t)]
+
+
+def unsafe(modules: dict[str, str]) -> list[str]:
+    """Ways to run what a file says."""
+    complaints = []
+    for module, text in modules.items():
+        complaints += [f"{module} imports {m}" for m in sorted(imports(text)) if m.split(".")[0] in UNSAFE_MODULES]
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
+                complaints.append(f"{module} calls {ast.unparse(node.func)}")
+    return complaints
+
+
+def waits(modules: dict[str, str]) -> set[tuple[str, str]]:
+    """(module, function) of every call that could make the host wait for the device, in modules that import torch."""
+    found = set()
+    for module, text in modules.items():
+        if not any(within(other, "torch") for other in imports(text)):
+            continue
+        for name, function in functions(ast.parse(text)):
+            nested = {id(node) for _, inner in functions(function) for node in ast.walk(inner)}
+            own = [node for node in ast.walk(function) if isinstance(node, ast.Call) and id(node) not in nested]
+            if any(_waits(call.func) for call in own):
+                found.add((module, name))
+    return found
+
+
+def _waits(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and function.attr in WAITING and ast.unparse(function.value) != "np"
+
+
+# Folders of people's machines; written so that this line is not one itself.
+MACHINE_PATH = re.compile(r"(?<![\w.])(?:/(?:work|root|home|Users|mnt|workspace)/\w|\.\./shared)")
+
+
+def machine_paths(texts: dict[str, str]) -> list[str]:
+    return [
+        f"{name}:{number}: {line.strip()[:80]}"
+        for name, text in texts.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if MACHINE_PATH.search(line)
+    ]

@@ -1,0 +1,213 @@
+"""The project's rules about itself hold. Each test also shows, on a small bad example, that it could fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests import fences
+from tests.engines import Ask, greedy, make_engine, seeded, serve, tokens
+from tests.fences import ROOT, sources
+
+WEFT = sources()
+EVERYTHING = WEFT | sources("tests") | sources("benchmarks")
+
+
+def test_imports_go_down():
+    assert fences.wrong_imports(WEFT, WEFT) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("weft.base.grid", "from weft.memory.spec import Part"),
+        ("weft.memory.cache", "from weft.memory.device.store import Store"),
+        ("weft.memory.cache", "import weft.engine.loop"),
+        ("weft.engine.loop", "from weft.runner import runner"),
+        ("weft.engine.loop", "def late():\n    from weft.memory import device"),
+        ("weft.text.answer", "from weft.memory.misses import Miss"),
+        ("weft.kernels.ssd", "from weft.memory.ledger import Ledger"),
+        ("weft.models.lfm2", "from weft.runner.batching import build_batch"),
+        ("weft.runner.runner", "import weft.engine.planner"),
+        ("weft.llm", "from weft.cli.main import main"),
+    ],
+)
+def test_an_import_that_goes_up_is_seen(module, line):
+    assert fences.wrong_imports({module: line}, WEFT)
+
+
+def test_torch_is_imported_only_where_tensors_are():
+    assert fences.heavy_imports(WEFT) == []
+    assert fences.heavy_imports({"weft.engine.loop": "def f():\n    import torch.nn"})
+    assert fences.heavy_imports({"weft.text.tokenizer": "from safetensors.torch import load"})
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """What stands in `sys.modules` of a fresh process after these imports."""
+    code = f"import sys, {', '.join(modules)}; print('\\n'.join(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(found.stdout.split())
+
+
+def test_parts_without_torch_really_load_none():
+    parts = [m for m in WEFT if not any(fences.within(m, with_tensors) for with_tensors in fences.WITH_TENSORS)]
+    parts.remove("weft.__main__")
+    assert {"weft.memory.ledger", "weft.engine.loop", "weft.text.answer", "weft.cli.main"} <= set(parts)
+    assert not loaded_by(*parts) & fences.HEAVY
+    assert "torch" in loaded_by("weft.runner.upload")
+
+
+def test_words_of_recurrent_layers_stay_home():
+    assert fences.words_away_from_home(WEFT) == []
+    for line in ("slot = request.mamba_index", "class ConvState: ...", "# copy the SSM state", "x = delta_of(y)"):
+        assert fences.words_away_from_home({"weft.engine.loop": line}), line
+        assert not fences.words_away_from_home({"weft.kernels.ssd": line})
+    assert not fences.words_away_from_home({"weft.llm": "class Conversation: ...  # converts a classmethod"})
+
+
+def test_files_and_functions_stay_small():
+    assert fences.too_large(EVERYTHING) == []
+    large = [module for module in WEFT if len(WEFT[module].splitlines()) >= 400]
+    assert len(large) <= len(WEFT) // 20, large
+    assert fences.too_large({"long": "x = 1\n" * 501})
+    assert fences.too_large({"long": "class A:\n  def f(self):\n" + "    x = 1\n" * 60})
+
+
+def test_every_file_says_what_it_is():
+    assert fences.without_header(EVERYTHING) == []
+    assert fences.without_header({"silent": "import os"})
+
+
+def test_no_file_is_ever_executed_or_unpickled():
+    assert fences.unsafe(WEFT) == []
+    for line in ("import pickle", "from pickle import loads", "torch.load(x)", "def f():\n    eval('1')", "exec('')"):
+        assert fences.unsafe({"bad": line}), line
+    assert not fences.unsafe({"good": "model.eval()"})
+
+
+# Calls that look like waiting, each with its reason. Nothing else on the way of a step has any.
+NOT_WAITING = {
+    (
+        "weft.kernels.moe",
+        "experts",
+    ): "the reference walks over the chosen experts; on a CPU nothing is in flight",
+    ("weft.runner.batching", "draft_batch"): "the plan's own arrays, on the host",
+    ("weft.runner.choices", "_draws"): "the plan's own arrays, on the host",
+    ("weft.runner.runner", "_download"): "the one download of a step, when it lands",
+}
+
+
+def test_nothing_on_the_way_of_a_step_is_written_to_wait():
+    found = fences.waits({m: text for m, text in WEFT.items() if fences.within(m, "weft.memory.device")})
+    for package in ("weft.kernels", "weft.models", "weft.runner"):
+        found |= fences.waits({m: text for m, text in WEFT.items() if fences.within(m, package)})
+    assert found == set(NOT_WAITING)
+
+
+@pytest.mark.parametrize("call", ["x.item()", "x.tolist()", "x.sum().cpu()", "torch.nonzero(x)", "x.unique()"])
+def test_a_call_that_waits_is_seen(call):
+    assert fences.waits({"bad": f"import torch\ndef f(x):\n    return {call}"}) == {("bad", "f")}
+    assert not fences.waits({"host": f"import numpy\ndef f(x):\n    return {call}"})
+
+
+def test_no_file_knows_somebodys_machine():
+    texts = {
+        str(path.relative_to(ROOT)): path.read_text()
+        for path in [*fences.project_files(".py", ".md", ".toml", ".svg", ".json", ""), ROOT / ".gitignore"]
+    }
+    assert ".ci/run" in texts
+    assert fences.machine_paths(texts) == []
+    assert fences.machine_paths({"bad": "open('/" + "home/me/model')"})
+    assert fences.machine_paths({"bad": "see .." + "/shared"})
+
+
+# Under inference mode `item` comes to the dispatcher as itself, otherwise as `_local_scalar_dense`.
+ASKING = {"item", "_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "bincount"}
+ASKING |= {"unique_consecutive", "unique_dim", "_unique", "_unique2"}
+
+
+class Waits(TorchDispatchMode):
+    """Remembers which functions of Weft ask for a tensor's values while a plan is launched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[tuple[str, str]] = set()
+        self.operations = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.operations += 1
+        name = function.overloadpacket.__name__
+        masked = name in ("index", "index_put", "index_put_") and any(_is_mask(index) for index in args[1])
+        repeated = name == "repeat_interleave" and "Tensor" in function._overloadname
+        if masked or repeated or name in ASKING:
+            self.note()
+        return function(*args, **(kwargs or {}))
+
+    def note(self) -> None:
+        ours = [f for f in traceback.extract_stack() if Path(f.filename).is_relative_to(ROOT / "weft")]
+        self.found.add((fences.module_of(Path(ours[-1].filename)), ours[-1].name) if ours else ("", "nobody of ours"))
+
+
+def _is_mask(index: object) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype == torch.bool
+
+
+def launches(family: str, monkeypatch: pytest.MonkeyPatch, depth: int = 1) -> Waits:
+    """A mixed workload through an engine whose launches are watched: chunks, decodes, hits, every way of sampling."""
+    waits = Waits()
+    engine = make_engine(family, max_tokens_per_step=96, depth=depth, paranoid=False)
+    runner, launch, tolist = engine._device, engine._device.launch, torch.Tensor.tolist
+
+    def watched(plan):
+        # On a CPU these two never reach the dispatcher.
+        with waits, pytest.MonkeyPatch.context() as patch:
+            for name in ("tolist", "cpu"):
+                patch.setattr(torch.Tensor, name, lambda self: waits.note() or tolist(self))
+            return launch(plan)
+
+    monkeypatch.setattr(runner, "launch", watched)
+    stem = tokens(130, 0)
+    serve(
+        engine,
+        [
+            Ask(stem + tokens(40, 1), greedy(20, repetition_penalty=1.2, logit_bias={5: 2.0})),
+            Ask(tokens(3, 2), seeded(70, 1, top_p=0.9, top_k=20, min_p=0.01)),
+            Ask(stem + tokens(9, 3), seeded(6, 2, min_tokens=2, frequency_penalty=0.2), step=6),
+            Ask(tokens(70, 4), greedy(2, prompt_logprobs=1), step=8),
+        ],
+    )
+    assert waits.operations > 1000
+    return waits
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "falcon_h1", "gemma3"])
+def test_nothing_asks_the_device_while_a_plan_is_launched(family, monkeypatch):
+    assert launches(family, monkeypatch).found == set()
+
+
+@pytest.mark.parametrize("family", ["granite_moe_hybrid", "gpt_oss"])
+def test_only_the_reference_of_experts_asks_for_their_numbers(family, monkeypatch):
+    found = launches(family, monkeypatch).found
+    assert {(module, name.strip("<>")) for module, name in found} <= {("weft.kernels.moe", "experts")}
+    assert found, "no longer so: take the exception out"
+
+
+def test_a_launch_that_asks_is_seen(monkeypatch):
+    from weft.runner import sampler
+
+    original = sampler.likeliest
+    for bug in (lambda x: x.max().item(), lambda x: x.argmax(-1).tolist(), lambda x: x[x > 0], torch.nonzero):
+
+        def asking(logits, bug=bug):
+            bug(logits)
+            return original(logits)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sampler, "likeliest", asking)
+            assert launches("lfm2", patch).found
