@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from tests.oracle import DirectRunner, Oracle, random_tokens
@@ -235,6 +236,25 @@ def test_a_broken_file_is_named(saved, tmp_path):
 def test_what_is_neither_folder_nor_hub_id_is_refused(tmp_path):
     with pytest.raises(ModelError, match="neither a folder"):
         load(tmp_path / "nothing" / "here")
+
+
+def test_a_hub_id_that_cannot_be_had_is_an_error_that_names_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match=r"no folder nobody/nothing here, and the hub did not give it"):
+        load("nobody/nothing")
+
+
+def test_a_hub_id_is_found_among_what_was_downloaded(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "models--somebody--something"
+    snapshot = repository / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    (snapshot / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **LLAMA.settings}))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert load("somebody/something", weights="dummy").vocab_size == 256
 
 
 def test_dummy_weights_need_only_a_configuration_and_depend_on_the_seed(tmp_path):
