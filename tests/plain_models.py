@@ -163,7 +163,12 @@ ODD_PLAIN: dict[str, Tiny] = {
             "eoi_token_index": 5,
         },
     ),
-    "gpt_oss, window of 8, no biases, llama3 rope": GPT_OSS.variant(
-        attention_bias=False, sliding_window=8, num_key_value_heads=4, rope_parameters=LLAMA3_ROPE
+    "gpt_oss, window of 8, no biases, llama3 rope, narrow clamp": GPT_OSS.variant(
+        attention_bias=False,
+        sliding_window=8,
+        num_key_value_heads=4,
+        rope_parameters=LLAMA3_ROPE,
+        swiglu_limit=0.8,
+        swiglu_alpha=1.3,
     ),
 }
