@@ -54,8 +54,6 @@ SCENARIOS = {
     "chunks of 50, depth 1": {"max_tokens_per_step": 50, "depth": 1},
     "chunks of 8, one by one": {"max_tokens_per_step": 8, "max_sequences": 8},
     "depth 1, longest prefix first": {"depth": 1, "order": "prefix", "capture_every": 64},
-    "tight memory": {"tight": 1.0, "max_tokens_per_step": 100},
-    "tight memory, depth 1, least recent first": {"tight": 1.0, "depth": 1, "eviction": "lru"},
 }
 
 
@@ -72,19 +70,23 @@ def check(family: str, requests: list[Ask], answers: list[Answer], order: list[i
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_do_not_depend_on_how_they_are_computed(family: str, scenario: str) -> None:
-    settings = dict(SCENARIOS[scenario])
-    tight = settings.pop("tight", None)
-    memory = {"memory_bytes": int(tight * smallest_memory(family, LONGEST))} if tight else {}
-    engine = make_engine(family, **memory, **settings)
-    requests = list(asks())
-    answers = serve(engine, requests)
-    check(family, requests, answers, list(range(len(requests))))
-    counts = engine.ledger.cache.counts
-    if settings.get("cache", True) and not tight:
-        assert counts.tokens_cached > 0
-    if tight:
-        assert counts.evicted_pages + counts.evicted_points > 0
-        assert engine.planner.preemptions > 0
+    engine = make_engine(family, **SCENARIOS[scenario])
+    answers = serve(engine, list(asks()))
+    check(family, list(asks()), answers, list(range(len(asks()))))
+    assert (engine.ledger.cache.counts.tokens_cached > 0) == engine.config.cache
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_the_same_where_memory_evicts_and_preempts(family: str) -> None:
+    evicted = preempted = 0
+    for depth, eviction, slack in ((0, "value", 1.0), (1, "lru", 1.3), (1, "flops", 1.6)):
+        memory = int(slack * smallest_memory(family, LONGEST))
+        engine = make_engine(family, memory, depth=depth, eviction=eviction, max_tokens_per_step=100)
+        check(family, list(asks()), serve(engine, list(asks())), list(range(len(asks()))))
+        evicted += engine.ledger.cache.counts.evicted_pages + engine.ledger.cache.counts.evicted_points
+        preempted += engine.planner.preemptions
+    assert evicted
+    assert preempted
 
 
 @pytest.mark.parametrize("family", FAMILIES)

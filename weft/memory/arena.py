@@ -27,6 +27,8 @@ def units_in_slab(slab: int, slab_bytes: int, size: int) -> range:
 def choose_slab_bytes(unit_bytes: Mapping[Kind, int], budget_bytes: int) -> int:
     """A multiple of the largest unit that wastes little of the others, and leaves enough slabs to share out.
 
+    Every slab has room for at least one unit of every kind.
+
     >>> choose_slab_bytes({Kind.PAGE: 64, Kind.STATE: 96}, 100_000) % 96
     0
     """
@@ -35,12 +37,16 @@ def choose_slab_bytes(unit_bytes: Mapping[Kind, int], budget_bytes: int) -> int:
     def waste(multiple: int) -> float:
         slab = multiple * largest
         # Placement repeats after `size` slabs; sixteen tell enough.
-        return max(
-            1 - sum(len(units_in_slab(i, slab, u)) for i in range(16)) * u / (16 * slab) for u in unit_bytes.values()
-        )
+        used = (sum(len(units_in_slab(i, slab, size)) for i in range(16)) * size for size in unit_bytes.values())
+        return 1 - min(used) / (16 * slab)
 
-    few = max(1, budget_bytes // (32 * largest))
-    return min(range(1, min(MAX_MULTIPLE, few) + 1), key=lambda m: (round(waste(m), 2), m)) * largest
+    def fits_all(multiple: int) -> bool:
+        slab = multiple * largest
+        return all(slab % size == 0 or slab >= 2 * size for size in unit_bytes.values())
+
+    few = max(2, budget_bytes // (32 * largest))
+    multiples = [m for m in range(1, min(MAX_MULTIPLE, few) + 1) if fits_all(m)]
+    return min(multiples, key=lambda m: (round(waste(m), 2), m)) * largest
 
 
 class Arena:
@@ -105,7 +111,7 @@ class Arena:
         if not units:
             return 0
         size = self.unit_bytes[kind]
-        surely = self.slab_bytes // size if self.slab_bytes % size == 0 else max(1, self.slab_bytes // size - 1)
+        surely = self.slab_bytes // size - (self.slab_bytes % size != 0)
         return -(-units // surely)
 
     def _slab_with_room(self, kind: Kind) -> int | None:
@@ -115,12 +121,10 @@ class Arena:
             if self._kind_of[slab] is kind and self._free_units[slab]:
                 return slab
             heappop(candidates)
-        while self._empty:
-            slab = heappop(self._empty)
-            units = units_in_slab(slab, self.slab_bytes, self.unit_bytes[kind])
-            if units:
-                self._kind_of[slab] = kind
-                self._free_units[slab] = list(reversed(units))
-                heappush(candidates, slab)
-                return slab
-        return None
+        if not self._empty:
+            return None
+        slab = heappop(self._empty)
+        self._kind_of[slab] = kind
+        self._free_units[slab] = list(reversed(units_in_slab(slab, self.slab_bytes, self.unit_bytes[kind])))
+        heappush(candidates, slab)
+        return slab

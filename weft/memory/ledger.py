@@ -352,7 +352,7 @@ class Ledger:
 
     def private_bytes(self, tokens: int) -> int:
         """What a sequence must hold beside the cache to compute this many more tokens."""
-        cells = cells_covering(tokens, self.spec.cell) + 1
+        cells = cells_covering(tokens, self.spec.cell)
         window = min(cells, self.spec.window_cells + 2)
         sizes = self.arena.unit_bytes
         return (
