@@ -77,8 +77,9 @@ def weighted_sums(
 ) -> Float[Tensor, "rows n channels"]:
     """Every window of `width` neighbours along a line, weighted and summed in float32."""
     count = line.shape[1] - len(taps) + 1
-    if count == 1:
+    if len(line) == count == 1:
         return (line * taps).sum(1, keepdim=True)
+    line = line.float()
     y = line[:, :count] * taps[0]
     for tap, weights in enumerate(taps[1:], 1):
         y.addcmul_(line[:, tap : tap + count], weights)
