@@ -140,11 +140,12 @@ class Rig:
         self.tolerance = 2e-5
 
     def step(self, chunks: Sequence[tuple[int, int]], rejected: Mapping[int, int] = MappingProxyType({})) -> None:
-        """Extend sequences by so many tokens each, all in one plan. One-token rows go first, as in every plan.
+        """Extend sequences by so many tokens each, all in one plan. One-token rows mostly go first.
 
         Of the sequences in `rejected`, so many of the last tokens are drafts that turn out wrong, and are undone.
         """
-        chunks = sorted(chunks, key=lambda chunk: chunk[1] > 1)
+        if self.random.random() < 0.8:
+            chunks = sorted(chunks, key=lambda chunk: chunk[1] > 1)
         chosen = [self.sequences[index] for index, _ in chunks]
         spans = [(s.computed, s.computed + count) for s, (_, count) in zip(chosen, chunks)]
         wrong = [rejected.get(index, 0) for index, _ in chunks]
