@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from weft.kernels.linear import linear, pack
+
 
 class Embedding(nn.Module):
     """`scale` multiplies the vectors (Gemma, Granite, Falcon-H1); rounded to their dtype, as they were trained."""
@@ -14,6 +16,7 @@ class Embedding(nn.Module):
     def __init__(self, vocab: int, size: int, scale: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, size), requires_grad=False)
+        self.head: Tensor | None = None
         self.scale = float(torch.tensor(scale, dtype=self.weight.dtype))
 
     def forward(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n size"]:
@@ -22,7 +25,10 @@ class Embedding(nn.Module):
 
     def scores(self, hidden: Float[Tensor, "n size"]) -> Float[Tensor, "n vocab"]:
         """What a tied model has for a head."""
-        return F.linear(hidden, self.weight)
+        if self.head is None:
+            # Made when it is first needed, for only tied models need it; a copy only where the layouts differ.
+            self.head = pack(self.weight)
+        return linear(hidden, self.head, None)
 
     def initialise(self, generator: torch.Generator) -> None:
         self.weight.normal_(generator=generator)
