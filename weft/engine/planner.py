@@ -168,7 +168,7 @@ class Planner:
         self.line.remove(sequence)
         sequence.seat, sequence.lease = seat, lease
         if not sequence.report.preemptions:
-            sequence.report.cached_tokens, sequence.report.miss = lease.miss.cached, lease.miss
+            sequence.note_start(lease.miss)
         self.by_seat[seat] = sequence
         self.choices.sit(sequence)
         self._left[seat] = sequence.max_tokens - len(sequence.generated)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.base.grid import floor_to_grid
 from weft.engine.events import FinishReason, Report
 from weft.engine.request import Request
 from weft.memory.keys import Key, chain, root_key
 from weft.memory.lease import Lease
+from weft.memory.misses import Miss, Reason
 
 
 class Sequence:
@@ -77,6 +81,15 @@ class Sequence:
         if self.request.params.prompt_logprobs is not None:
             return len(self.report.prompt_scores)
         return len(self.known) - 1
+
+    def note_start(self, miss: Miss) -> None:
+        """Where the sequence started from, and why not further."""
+        if self.request.params.prompt_logprobs is not None and miss.reason is not Reason.CACHE_OFF:
+            reusable = floor_to_grid(len(self.request.prompt) - 1, self.cell)
+            lost = reusable - miss.cached
+            miss = replace(miss, reason=Reason.SCORES_WANTED, reusable=reusable, tokens_lost=lost)
+        self.report.cached_tokens = miss.cached
+        self.report.miss = miss.for_client()
 
     def tokens(self, start: int, end: int) -> NDArray[np.int32]:
         """Known tokens of an interval of positions."""

@@ -29,6 +29,3 @@ class Embedding(nn.Module):
             # Made when it is first needed, for only tied models need it; a copy only where the layouts differ.
             self.head = pack(self.weight)
         return linear(hidden, self.head, None)
-
-    def initialise(self, generator: torch.Generator) -> None:
-        self.weight.normal_(generator=generator)
