@@ -7,6 +7,7 @@ import sys
 import traceback
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests import fences
 from tests.engines import Ask, greedy, make_engine, seeded, serve, tokens
 from tests.fences import ROOT, sources
+from weft.engine.request import Request
+from weft.kernels import attention
 
 WEFT = sources()
 EVERYTHING = WEFT | sources("tests") | sources("benchmarks")
@@ -196,6 +199,29 @@ def test_only_the_reference_of_experts_asks_for_their_numbers(family, monkeypatc
     found = launches(family, monkeypatch).found
     assert {(module, name.strip("<>")) for module, name in found} <= {("weft.kernels.moe", "experts")}
     assert found, "no longer so: take the exception out"
+
+
+def masks_are_made_once_a_step() -> None:
+    """Index lists and masks of attention are shared by all layers with the same window."""
+    engine = make_engine("gemma3", paranoid=False)
+    assert len({memory.window for memory in engine.ledger.spec.memories}) == 2 < len(engine.ledger.spec.memories)
+    calls: list[int | None] = []
+    original = attention.plan_reads
+
+    def counted(batch, paging, window, cell):
+        calls.append(window)
+        return original(batch, paging, window, cell)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "plan_reads", counted)
+        engine.add(Request(np.array(tokens(100, 1), np.int32), greedy(5)))
+        while not engine.idle:
+            engine.step()
+    assert len(calls) == 2 * engine.planner.number
+
+
+def test_masks_are_made_once_a_step_for_all_layers():
+    masks_are_made_once_a_step()
 
 
 def test_a_launch_that_asks_is_seen(monkeypatch):

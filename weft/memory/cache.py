@@ -195,6 +195,8 @@ class Cache:
         self.counts.evicted_pages += 1
         self.ghosts.add(victim.key, Reason.EVICTED)
         if victim.parent:
+            # Whoever used the cell used the one before it too.
+            victim.parent.used = max(victim.parent.used, victim.used)
             self._offer(victim.parent)
 
     def _evict_point(self, point: ResumePoint) -> None:

@@ -1,0 +1,79 @@
+"""The arena: units never overlap, slabs come back, owners are counted."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.base.errors import OptionError
+from weft.memory.arena import Arena, choose_slab_bytes, units_in_slab
+from weft.memory.kinds import Kind
+
+sizes = st.dictionaries(st.sampled_from(list(Kind)), st.integers(1, 40).map(lambda n: 64 * n), min_size=1)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(
+    sizes=sizes, slabs=st.integers(8, 60), moves=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=120)
+)
+def test_live_units_never_overlap_and_everything_comes_back(sizes, slabs, moves) -> None:
+    budget = slabs * max(sizes.values())
+    try:
+        arena = Arena(sizes, budget)
+    except OptionError:
+        assert slabs < 2 * len(sizes)
+        return
+    kinds, live = list(sizes), []
+    for which, choice in moves:
+        kind = kinds[which % len(kinds)]
+        if choice < 6 or not live:
+            unit = arena.take(kind)
+            if unit is not None:
+                live.append((kind, unit))
+        else:
+            arena.release(*live.pop(choice % len(live)))
+        spans = sorted((unit * sizes[kind], (unit + 1) * sizes[kind]) for kind, unit in live)
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+        assert not spans or spans[-1][1] <= budget
+    for kind, unit in live:
+        arena.release(kind, unit)
+    assert arena.used_slabs == 0
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(sizes=sizes, budget=st.integers(1 << 12, 1 << 20))
+def test_every_slab_has_room_for_every_kind(sizes, budget) -> None:
+    slab = choose_slab_bytes(sizes, budget)
+    for size in sizes.values():
+        assert all(len(units_in_slab(i, slab, size)) >= 1 for i in range(50))
+
+
+def test_all_memory_can_go_to_any_one_kind() -> None:
+    """No ratio between kinds is set: whatever is asked for gets everything."""
+    sizes = {Kind.PAGE: 128, Kind.STATE: 1024, Kind.TAIL: 256}
+    for kind, size in sizes.items():
+        arena = Arena(sizes, 1 << 16)
+        taken = 0
+        while arena.take(kind) is not None:
+            taken += 1
+        assert taken * size >= 0.9 * (1 << 16)
+
+
+def test_a_shared_unit_is_freed_by_its_last_owner() -> None:
+    arena = Arena({Kind.STATE: 64}, 640)
+    unit = arena.take(Kind.STATE)
+    arena.share(Kind.STATE, unit)
+    arena.release(Kind.STATE, unit)
+    assert arena.used(Kind.STATE) == 1
+    arena.release(Kind.STATE, unit)
+    assert arena.used(Kind.STATE) == 0
+    with pytest.raises(KeyError):
+        arena.release(Kind.STATE, unit)
+
+
+def test_memory_too_small_for_the_model_is_an_error_with_the_numbers() -> None:
+    with pytest.raises(OptionError, match="at least 2048"):
+        Arena({Kind.PAGE: 1024, Kind.STATE: 1024}, 1500)

@@ -1,0 +1,101 @@
+"""What goes first when memory runs out, by each policy; and what eviction leaves behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.rolling import rolling_spec
+from tests.workloads import random_workload, run_workload
+from weft.memory.eviction import POLICIES, Ranking, by_value
+from weft.memory.keys import chain, root_key
+from weft.memory.ledger import Ledger
+from weft.memory.trie import Node
+
+
+def ledger(memory: int = 1 << 14, **spec: object) -> Ledger:
+    return Ledger(rolling_spec(**spec), memory, seats=4, max_length=400, capture_every=8)
+
+
+def compute(target: Ledger, tokens: list[int], seat: int = 0) -> int:
+    """Run a sequence through the ledger alone; where it resumed."""
+    array = np.array(tokens, np.int32)
+    cell = target.spec.cell
+    lease = target.open(seat, chain(root_key(b"", cell), array, cell), len(tokens), len(tokens) - 1)
+    cached = lease.miss.cached
+    grant = target.advance(lease, len(tokens))
+    target.settle(lease, grant, len(tokens))
+    target.close(lease)
+    return cached
+
+
+def test_the_value_of_a_candidate_is_tokens_times_recency_per_byte() -> None:
+    assert by_value(128, 64, 5) > by_value(64, 64, 5)
+    assert by_value(64, 64, 5) > by_value(64, 128, 5)
+    assert by_value(64, 64, 6) > by_value(64, 64, 5)
+    # Twice the work is worth one half-life of recency, whenever that is asked.
+    assert by_value(128, 64, 0) == pytest.approx(by_value(64, 64, 64))
+    assert by_value(128, 64, 1000) == pytest.approx(by_value(64, 64, 1064))
+
+
+def test_a_ranking_notices_what_was_used_since_it_was_ranked() -> None:
+    nodes = [Node(bytes([i]), None, i, used=i) for i in range(4)]
+    ranking = Ranking(lambda node: float(node.used), lambda node: node.pins == 0)
+    for node in nodes:
+        ranking.offer(node)
+    nodes[0].used = 9
+    nodes[1].pins = 1
+    assert [ranking.pop() for _ in range(3)] == [nodes[2], nodes[3], nodes[0]]
+    assert ranking.pop() is None
+
+
+def test_least_recently_used_goes_first_under_lru() -> None:
+    target = Ledger(rolling_spec(recurrent=False), 24 * 128, seats=4, max_length=400, eviction="lru")
+    first, second = list(range(40)), list(range(50, 90))
+    compute(target, first)
+    compute(target, second)
+    compute(target, first)
+    compute(target, list(range(100, 140)))
+    assert compute(target, first) == 36
+    assert compute(target, second) < 36
+
+
+def test_states_are_thinned_before_paths_are_cut() -> None:
+    """Under pressure a deep path loses resume points first; what is left still serves as a start."""
+    target = ledger(memory=40 * 1024, heavy=True)
+    compute(target, list(range(90)))
+    evicted = target.cache.counts
+    while not evicted.evicted_points:
+        compute(target, [evicted.lookups + 200] * 30)
+    assert evicted.evicted_points > 0
+    assert evicted.evicted_pages == 0
+
+
+def test_an_evicted_state_leaves_its_pages_and_an_evicted_page_takes_what_hangs_on_it() -> None:
+    target = ledger()
+    compute(target, list(range(32)))
+    trie = target.cache.trie
+    assert len(trie) == 8
+    point = next(node.resume for node in trie.nodes.values() if node.resume)
+    target.cache._evict_point(point)
+    assert len(trie) == 8
+    target.cache.clear()
+    assert len(trie) == 0
+    assert target.arena.used_slabs == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_keeps_answers_right_and_memory_bounded(policy: str) -> None:
+    for seed in range(20):
+        workload = random_workload(seed, count=6, eviction=policy, cache=True)
+        run = run_workload(workload)
+        assert all(finish is not None for finish in run.finished.values())
+
+
+def test_an_optional_snapshot_never_pushes_out_much() -> None:
+    """With memory full of pages that others need, a snapshot is skipped and counted, and the request goes on."""
+    target = Ledger(rolling_spec(heavy=True), 8 * 1024, seats=4, max_length=400, capture_every=4)
+    lease = target.open(0, chain(root_key(b"", 4), np.arange(60, dtype=np.int32), 4), 60, 59)
+    grant = target.advance(lease, 60)
+    assert grant is not None
+    assert target.cache.counts.captures_skipped > 0

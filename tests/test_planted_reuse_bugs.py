@@ -1,0 +1,168 @@
+"""Ways to lose what was computed, or to give it to the wrong one, planted from outside and caught by the tests of hits.
+
+Answers may stay right under some of these: they guard what is reused, how much memory it takes and who learns of it.
+`docs/planted-bugs.md` is the table of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests import test_attention, test_fences, test_hits
+from weft.engine import sequence as sequence_module
+from weft.kernels import cells, cutting, gated_delta, paged_reads
+from weft.memory import ledger as ledger_module
+from weft.memory.kinds import Kind
+from weft.memory.ledger import Ledger
+from weft.memory.misses import Miss
+from weft.models.layers import attention as attention_layer
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Plant:
+    name: str
+    sow: Callable[[Patch], None]
+    check: Callable[[], None]
+
+
+PLANTS: list[Plant] = []
+
+
+def plant(check: Callable[[], None]) -> Callable[[Callable[[Patch], None]], None]:
+    return lambda sow: PLANTS.append(Plant(sow.__name__, sow, check))
+
+
+def _choose_without(patch: Patch, **changes: object) -> None:
+    original = ledger_module.positions_to_capture
+    patch.setattr(ledger_module, "positions_to_capture", lambda *args, **known: original(*args, **{**known, **changes}))
+
+
+# What is kept.
+
+
+@plant(partial(test_hits.test_without_regular_snapshots_the_third_branch_still_hits, "falcon_h1"))
+def no_state_is_left_where_prompts_part(patch: Patch) -> None:
+    _choose_without(patch, junction=0)
+
+
+@plant(partial(test_hits.test_a_declared_point_is_kept_and_hit_by_the_next_request, "lfm2"))
+def a_declared_point_is_ignored(patch: Patch) -> None:
+    _choose_without(patch, asked=())
+
+
+@plant(partial(test_hits.test_a_hit_after_prefill_does_not_diverge_from_a_cold_run, "qwen3_5"))
+def the_end_of_a_prompt_is_not_kept(patch: Patch) -> None:
+    # Also what a sequence would leave when it closes: the same position, here.
+    _choose_without(patch, prompt=1)
+    patch.setattr(Ledger, "_keep", lambda self, lease, position, slot: None)
+
+
+@plant(partial(test_hits.test_a_hit_after_decode_does_not_diverge_from_a_cold_run, "qwen3_5", 1))
+def the_end_of_an_answer_is_not_kept(patch: Patch) -> None:
+    original = Ledger.close
+
+    def forgetful(self, lease):
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Ledger, "_keep", lambda self, lease, position, slot: None)
+            original(self, lease)
+
+    patch.setattr(Ledger, "close", forgetful)
+
+
+@plant(partial(test_hits.test_branches_that_arrive_together_share_their_stem_at_once, "granite_moe_hybrid"))
+def prompts_that_arrive_together_all_compute_their_stem(patch: Patch) -> None:
+    patch.setattr(Ledger, "expects", lambda self, keys, match, limit: False)
+
+
+# That it is right.
+
+
+@plant(partial(test_hits.test_a_hit_after_prefill_does_not_diverge_from_a_cold_run, "qwen3_5"))
+def a_kept_state_is_rounded(patch: Patch) -> None:
+    original = cells.hand_out
+    patch.setattr(gated_delta, "hand_out", lambda rank, states, part: original(rank, states.half().float(), part))
+
+
+@plant(partial(test_hits.test_no_stranger_shows_through, "lfm2"))
+def a_stranger_shows_through_the_convolution(patch: Patch) -> None:
+    names = ("from_tail", "from_state", "read_slot", "state_index")
+    trusting = {"all_tail": True, "any_state": False, **dict.fromkeys(names)}
+    patch.setattr(cutting, "history_sources", lambda rows, history, back: trusting)
+
+
+# What it takes.
+
+
+@plant(partial(test_hits.test_window_pages_are_returned_while_the_request_still_runs, "gemma3"))
+def window_pages_are_kept_until_the_end(patch: Patch) -> None:
+    patch.setattr(Ledger, "_drop_window", lambda self, lease: None)
+
+
+@plant(partial(test_hits.test_a_resume_point_keeps_exactly_the_window_that_it_needs, "gpt_oss"))
+def a_resume_point_keeps_a_page_more_than_its_window(patch: Patch) -> None:
+    original = ledger_module.first_window_cell
+    patch.setattr(ledger_module, "first_window_cell", lambda *args: max(0, original(*args) - 1))
+
+
+@plant(partial(test_hits.test_a_running_sequence_holds_one_slot_shared_until_it_passes_a_cell, "qwen3_next"))
+def a_hit_copies_the_state_that_it_starts_from(patch: Patch) -> None:
+    original = Ledger._resume
+
+    def copying(self, lease, cached):
+        original(self, lease, cached)
+        if lease.slot is not None:
+            copy = self.cache.take(Kind.STATE)
+            self.cache.written_for[copy] = cached
+            self.cache.release_slot(lease.slot)
+            lease.slot = self.read_slot[lease.seat] = copy
+
+    patch.setattr(Ledger, "_resume", copying)
+
+
+@plant(test_attention.test_masks_and_reads_stay_bounded_by_the_window)
+def a_row_reads_all_of_its_prefix(patch: Patch) -> None:
+    patch.setattr(paged_reads, "_low", lambda position, floor, window: floor)
+
+
+@plant(test_fences.masks_are_made_once_a_step)
+def masks_are_made_for_every_layer(patch: Patch) -> None:
+    original = attention_layer.attention
+
+    def forgetful(q, k, v, batch, *args, **options):
+        return original(q, k, v, replace(batch, derived={}), *args, **options)
+
+    patch.setattr(attention_layer, "attention", forgetful)
+
+
+# Who learns of it.
+
+
+@plant(test_hits.test_the_reason_of_every_miss_is_told)
+def tenants_share_their_prefixes(patch: Patch) -> None:
+    original = sequence_module.root_key
+    patch.setattr(sequence_module, "root_key", lambda salt, cell: original(b"", cell))
+
+
+@plant(test_hits.test_the_reason_of_every_miss_is_told)
+def a_tenant_learns_what_others_have_sent(patch: Patch) -> None:
+    patch.setattr(Miss, "for_client", lambda self: self)
+
+
+@pytest.mark.parametrize("bug", PLANTS, ids=lambda p: p.name)
+def test_a_planted_reuse_bug_is_caught(bug: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug.check()
+    bug.sow(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, IndexError)):
+        bug.check()
+
+
+def test_every_plant_stands_in_the_table() -> None:
+    table = (Path(__file__).parent.parent / "docs" / "planted-bugs.md").read_text()
+    assert [p.name for p in PLANTS if f"`{p.name}`" not in table] == []
