@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from weft.kernels.linear import linear, pack
+from weft.kernels.linear import linear
 
 
 class Embedding(nn.Module):
@@ -16,7 +16,6 @@ class Embedding(nn.Module):
     def __init__(self, vocab: int, size: int, scale: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, size), requires_grad=False)
-        self.head: Tensor | None = None
         self.scale = float(torch.tensor(scale, dtype=self.weight.dtype))
 
     def forward(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n size"]:
@@ -25,7 +24,4 @@ class Embedding(nn.Module):
 
     def scores(self, hidden: Float[Tensor, "n size"]) -> Float[Tensor, "n vocab"]:
         """What a tied model has for a head."""
-        if self.head is None:
-            # Made when it is first needed, for only tied models need it; a copy only where the layouts differ.
-            self.head = pack(self.weight)
-        return linear(hidden, self.head, None)
+        return linear(hidden, self.weight)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.kernels.linear import linear
 from weft.models.model import Source
 
 
@@ -29,7 +29,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
 
     def forward(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n outputs"]:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class PackedLinear(Linear):

@@ -1,0 +1,43 @@
+"""The matrix product with weights, by the routine of this processor that is fastest for so many rows.
+
+Not a kernel of our own: it chooses among those that torch brings, by what was measured (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+# Up to so many rows a CPU multiplies faster in bfloat16 if the weights come first: they are then read as they lie, and
+# not copied into another layout at every product.
+WEIGHTS_FIRST_ROWS = 64
+# Rows of a float32 product for which oneDNN is faster than the library that torch takes.
+HANDFUL = range(4, 33)
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_onednn = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None
+
+
+def linear(
+    x: Float[Tensor, "*n inputs"],
+    weight: Float[Tensor, "outputs inputs"],
+    bias: Float[Tensor, " outputs"] | None = None,
+) -> Float[Tensor, "*n outputs"]:
+    """x @ weight.T + bias."""
+    rows = len(x)
+    if x.ndim != 2 or rows > WEIGHTS_FIRST_ROWS or not weight.is_cpu:
+        return F.linear(x, weight, bias)
+    if weight.dtype == torch.bfloat16:
+        return _weights_first(x, weight, bias)
+    if rows in HANDFUL and weight.dtype == torch.float32 and _onednn is not None:
+        return _onednn(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+def _weights_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if len(x) == 1:
+        product = torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])
+        return product.unsqueeze(0)
+    product = torch.mm(weight, x.t()) if bias is None else torch.addmm(bias.unsqueeze(1), weight, x.t())
+    return product.t().contiguous()
