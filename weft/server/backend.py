@@ -1,0 +1,70 @@
+"""The engine as the front sees it, whether it runs in a process of its own or in a thread of this one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from weft.engine.events import Output, Report
+from weft.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is served: enough for routes, first lines and reports."""
+
+    name: str
+    architecture: str
+    dtype: str
+    vocab_size: int
+    max_length: int
+    memory_bytes: int
+    memory_tokens: int  # how many tokens of one long sequence that is
+    max_sequences: int
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+class Stream(Protocol):
+    """One request under way: its outputs as they come. After the last one `report` is there."""
+
+    id: int
+    report: Report | None
+
+    def __aiter__(self) -> AsyncIterator[list[Output]]: ...
+
+
+class Backend(Protocol):
+    """All methods are for the event loop's thread. Errors of requests are `RequestError`, of the engine `EngineStopped`."""
+
+    info: ModelInfo
+
+    async def start(self) -> None: ...
+
+    async def stop(self, drain_seconds: float) -> None:
+        """Take no more requests, let running ones finish for so long, then end the rest with an error."""
+
+    @property
+    def healthy(self) -> bool: ...
+
+    async def submit(self, request: Request) -> Stream:
+        """Hand a request over; raises at once if it cannot be served."""
+        ...
+
+    def abort(self, stream: Stream) -> None:
+        """The client is gone: memory is free within a step."""
+
+    def finish(self, stream: Stream) -> None:
+        """A stop string was found in the text: end as if the model had stopped."""
+
+    async def flush(self) -> int:
+        """Forget everything that no running sequence uses; how many cached tokens are left."""
+        ...
+
+    async def stats(self) -> dict[str, Any]:
+        """A snapshot for metrics: counters and gauges of engine and memory, by name."""
+        ...
+
+    async def cache_report(self, limit: int) -> dict[str, Any]:
+        """The largest shared prefixes with their resume points, bytes, age and hits."""
+        ...
