@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 
 
@@ -20,3 +21,4 @@ class Request:
     salt: bytes = b""
     priority: int = 0
     snapshots: tuple[int, ...] = ()
+    grammar: Grammar | None = None  # what the answer must look like
