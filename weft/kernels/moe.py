@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from weft.kernels.linear import linear
 
 Routing = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
 
@@ -92,8 +93,8 @@ def experts(
     """The weighted sum of the chosen experts: second(activation(first(x)))."""
 
     def expert(number: int, rows: Tensor) -> Tensor:
-        inner = F.linear(rows, first[number], None if first_bias is None else first_bias[number])
-        return F.linear(activation(inner), second[number], None if second_bias is None else second_bias[number])
+        inner = linear(rows, first[number], None if first_bias is None else first_bias[number])
+        return linear(activation(inner), second[number], None if second_bias is None else second_bias[number])
 
     weights = weights.to(x.dtype)
     if x.shape[0] == 1:
