@@ -13,7 +13,7 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """`text` is a JSON schema, a regular expression, a JSON list of strings or a Lark grammar; empty for json_object."""
+    """`text` is a JSON schema, a regular expression, a JSON list of strings or a Lark grammar, by the kind."""
 
     kind: GrammarKind
     text: str = ""
