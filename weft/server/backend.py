@@ -26,7 +26,11 @@ class ModelInfo:
 
 
 class Stream(Protocol):
-    """One request under way: its outputs as they come. After the last one `report` is there."""
+    """One request under way: its outputs as they come. After the last one `report` is there.
+
+    The last output has a `finish`; then iteration ends. An engine that dies, or a shutdown that waits no longer, ends it
+    by raising `EngineStopped` instead, after what came before. One task reads a stream, once.
+    """
 
     id: int
     report: Report | None
@@ -52,19 +56,23 @@ class Backend(Protocol):
         ...
 
     def abort(self, stream: Stream) -> None:
-        """The client is gone: memory is free within a step."""
+        """The client is gone: memory is free within a step. Ended streams are left alone."""
 
     def finish(self, stream: Stream) -> None:
-        """A stop string was found in the text: end as if the model had stopped."""
+        """A stop string was found in the text: end as if the model had stopped. A last output and the report follow."""
 
     async def flush(self) -> int:
         """Forget everything that no running sequence uses; how many cached tokens are left."""
         ...
 
     async def stats(self) -> dict[str, Any]:
-        """A snapshot for metrics: counters and gauges of engine and memory, by name."""
+        """A snapshot for metrics, by name: `Service.stats`, `Engine.stats` and `memory_stats` together."""
         ...
 
     async def cache_report(self, limit: int) -> dict[str, Any]:
         """The largest shared prefixes with their resume points, bytes, age and hits."""
+        ...
+
+    async def wait_failed(self) -> str:
+        """Returns when the engine is gone for good without having been asked to go; why."""
         ...

@@ -1,0 +1,210 @@
+"""Drives an engine for many callers at once: commands in, events out, one thread.
+
+Commands are taken at the borders between steps, so that an abort frees memory within a step. It steps while there is
+work and sleeps while there is none. Knows neither sockets nor texts; `Inbox` and `deliver` are the two ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+
+from weft.base.errors import RequestError
+from weft.engine.events import FinishReason, Output, Report
+from weft.engine.exchange import Ask, Command, End, Event, Outputs, Refusal, Refuse, Replies, Stopped, Submit, Topic
+from weft.engine.request import Request
+
+log = logging.getLogger("weft")
+
+FAILED = "the engine has failed; its log says why"
+
+
+class Drivable(Protocol):
+    """What a service needs of an engine; `weft.engine.loop.Engine` is one."""
+
+    def add(self, request: Request) -> int: ...
+    def abort(self, number: int) -> None: ...
+    def finish(self, number: int) -> None: ...
+    def report(self, number: int) -> Report: ...
+    def forget(self, number: int) -> None: ...
+    def step(self) -> list[Output]: ...
+    def flush(self) -> int: ...
+    def stats(self) -> dict[str, Any]: ...
+    def cache_report(self, limit: int) -> dict[str, Any]: ...
+
+    @property
+    def idle(self) -> bool: ...
+
+
+class Inbox(Protocol):
+    def take(self, wait: bool) -> Iterable[Command]:
+        """All commands that are there; with `wait`, sleep until there is one."""
+        ...
+
+
+class ThreadInbox:
+    """Commands from any thread."""
+
+    def __init__(self) -> None:
+        self._commands: deque[Command] = deque()
+        self._arrived = threading.Condition()
+
+    def put(self, command: Command) -> None:
+        with self._arrived:
+            self._commands.append(command)
+            self._arrived.notify()
+
+    def take(self, wait: bool) -> list[Command]:
+        with self._arrived:
+            if wait:
+                self._arrived.wait_for(lambda: self._commands)
+            taken = list(self._commands)
+            self._commands.clear()
+        return taken
+
+
+class Service:
+    """`deliver` is called from the service's thread with replies before a step and with outputs after it."""
+
+    def __init__(self, engine: Drivable, deliver: Callable[[Event], None], vocab_size: int) -> None:
+        self._engine = engine
+        self._deliver = deliver
+        self._vocab_size = vocab_size
+        self._running = True
+        # The caller's numbers and the engine's.
+        self._sequences: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._replies = Replies()
+        self._finished: Counter[FinishReason] = Counter()
+        self._requests = self._refused = self._tokens_in = self._tokens_out = 0
+        self._step_seconds = 0.0
+
+    def run(self, inbox: Inbox) -> bool:
+        """Until somebody says shutdown: True. False if a step failed, which nothing may follow."""
+        try:
+            while self._running:
+                for command in inbox.take(wait=self._engine.idle):
+                    self._handle(command)
+                self._reply()
+                if self._running and not self._engine.idle:
+                    self._step()
+        except Exception:
+            # Half a step is done, or an engine's promise is broken: nothing that follows could be trusted.
+            log.exception("the engine failed and steps no more")
+            self._deliver(Stopped(FAILED))
+            return False
+        return True
+
+    # commands -------------------------------------------------------------------------------------------------------
+
+    def _handle(self, command: Command) -> None:
+        match command:
+            case Submit(number, request):
+                self._submit(number, request)
+            case Refuse(number, message):
+                self._refuse(number, RequestError(message))
+            case End(number, stopped):
+                self._end(number, stopped)
+            case Ask():
+                self._replies.answers[command.number] = self._answer(command)
+            case _:
+                self._running = False
+
+    def _submit(self, number: int, request: Request) -> None:
+        if number in self._sequences:
+            log.warning("a caller gave the number %d to two requests; the second is dropped", number)
+            return
+        try:
+            sequence = self._engine.add(checked(request, self._vocab_size))
+        except RequestError as error:
+            self._refuse(number, error)
+            return
+        self._sequences[number], self._numbers[sequence] = sequence, number
+        self._replies.accepted.append(number)
+        self._requests += 1
+        self._tokens_in += len(request.prompt)
+
+    def _refuse(self, number: int, error: RequestError) -> None:
+        self._refused += 1
+        self._replies.refused.append(Refusal(number, str(error), error.status))
+
+    def _end(self, number: int, stopped: bool) -> None:
+        sequence = self._sequences.get(number)
+        if sequence is None:
+            return
+        if stopped:
+            self._engine.finish(sequence)
+        else:
+            self._engine.abort(sequence)
+
+    def _answer(self, ask: Ask) -> Any:
+        if ask.topic is Topic.STATS:
+            return self.stats()
+        if ask.topic is Topic.CACHE:
+            return self._engine.cache_report(ask.limit)
+        # A flight that went one step too far still holds what it reads.
+        while not self._sequences and not self._engine.idle:
+            self._step()
+        return self._engine.flush()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start and gauges of now, by name: the service's own and the engine's."""
+        own = {
+            "open": len(self._sequences),
+            "requests": self._requests,
+            "refused": self._refused,
+            "finished": {reason.value: self._finished[reason] for reason in FinishReason},
+            "aborts": self._finished[FinishReason.ABORT],
+            "tokens_in": self._tokens_in,
+            "tokens_out": self._tokens_out,
+            "step_seconds": self._step_seconds,
+        }
+        return own | self._engine.stats()
+
+    # events ---------------------------------------------------------------------------------------------------------
+
+    def _reply(self) -> None:
+        if self._replies:
+            replies, self._replies = self._replies, Replies()
+            self._deliver(replies)
+
+    def _step(self) -> None:
+        began = perf_counter()
+        outputs = self._engine.step()
+        self._step_seconds += perf_counter() - began
+        reports: dict[int, Report] = {}
+        for output in outputs:
+            sequence = output.sequence
+            number = output.sequence = self._numbers[sequence]
+            if output.token is not None:
+                self._tokens_out += 1
+            if output.finish is not None:
+                self._finished[output.finish] += 1
+                reports[number] = self._engine.report(sequence)
+                self._engine.forget(sequence)
+                del self._numbers[sequence], self._sequences[number]
+        if outputs:
+            self._deliver(Outputs(outputs, reports))
+
+
+def checked(request: Request, vocab_size: int) -> Request:
+    """A request none of whose token ids lies beyond the vocabulary: one that did would fail the step of everybody."""
+    prompt, params = request.prompt, request.params
+    if len(prompt) and not 0 <= int(np.min(prompt)) <= int(np.max(prompt)) < vocab_size:
+        raise RequestError(f"prompt holds token ids outside of the vocabulary's 0 to {vocab_size - 1}")
+    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+        beyond = [token for token in ids if token >= vocab_size]
+        if beyond:
+            raise RequestError(f"{name} holds token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
+    for position in request.snapshots:
+        if not 0 < position <= len(prompt):
+            raise RequestError(f"snapshots must be positions from 1 to the prompt's length, got {position}")
+    known = frozenset(token for token in request.stop_tokens if 0 <= token < vocab_size)
+    return request if known == request.stop_tokens else replace(request, stop_tokens=known)

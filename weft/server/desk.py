@@ -1,0 +1,189 @@
+"""The front's half of a backend: numbers requests, remembers who waits for what, hands events to their streams.
+
+How commands reach the engine and how events come back is left to the thread and the process backend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from abc import ABC, abstractmethod
+from typing import Any
+
+from weft.base.errors import EngineStopped, RequestError
+from weft.engine.exchange import Ask, Command, End, Event, Outputs, Replies, Stopped, Submit, Topic
+from weft.engine.request import Request
+from weft.server.backend import ModelInfo, Stream
+from weft.server.streams import OutputStream
+
+# Requests under way, running or waiting, before further ones are turned away.
+MAX_OPEN = 1024
+NOT_STARTED = "the engine is not ready"
+SHUTTING_DOWN = "the server is shutting down"
+
+
+class Desk(ABC):
+    """Everything here runs in the event loop's thread."""
+
+    info: ModelInfo
+
+    def __init__(self, max_open: int = MAX_OPEN) -> None:
+        self._max_open = max_open
+        # Why nothing is taken now; None: the engine runs.
+        self._closed: str | None = NOT_STARTED
+        self._streams: dict[int, OutputStream] = {}
+        self._submitting: dict[int, asyncio.Future[None]] = {}
+        self._asking: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count()
+        self._emptied = asyncio.Event()
+        self._failed = asyncio.Event()
+        self._failure = ""
+
+    @abstractmethod
+    def _send(self, command: Command) -> None:
+        """Bring a command to the engine."""
+
+    # calling --------------------------------------------------------------------------------------------------------
+
+    @property
+    def healthy(self) -> bool:
+        """The engine runs and takes requests."""
+        return self._closed is None
+
+    @property
+    def open(self) -> int:
+        """Requests under way."""
+        return len(self._streams)
+
+    async def submit(self, request: Request) -> Stream:
+        self._check_open()
+        if len(self._streams) >= self._max_open:
+            raise RequestError(f"there are {self._max_open} requests under way already; try again later", status=429)
+        loop = asyncio.get_running_loop()
+        stream = OutputStream(next(self._numbers), loop)
+        taken = loop.create_future()
+        self._streams[stream.id], self._submitting[stream.id] = stream, taken
+        try:
+            self._send(Submit(stream.id, request))
+            await taken
+        except asyncio.CancelledError:
+            self.abort(stream)
+            raise
+        except (RequestError, EngineStopped):
+            self._forget(stream.id)
+            raise
+        finally:
+            self._submitting.pop(stream.id, None)
+        return stream
+
+    def abort(self, stream: Stream) -> None:
+        self._end(stream, stopped=False)
+
+    def finish(self, stream: Stream) -> None:
+        self._end(stream, stopped=True)
+
+    def _end(self, stream: Stream, stopped: bool) -> None:
+        if stream.id in self._streams:
+            self._send(End(stream.id, stopped))
+
+    async def flush(self) -> int:
+        return int(await self._ask(Topic.FLUSH))
+
+    async def stats(self) -> dict[str, Any]:
+        return dict(await self._ask(Topic.STATS))
+
+    async def cache_report(self, limit: int) -> dict[str, Any]:
+        return dict(await self._ask(Topic.CACHE, limit))
+
+    async def _ask(self, topic: Topic, limit: int = 0) -> Any:
+        if self._closed != SHUTTING_DOWN:
+            self._check_open()
+        number = next(self._numbers)
+        answer = self._asking[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(Ask(number, topic, limit))
+            return await answer
+        finally:
+            self._asking.pop(number, None)
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise EngineStopped(self._closed)
+
+    async def wait_failed(self) -> str:
+        """Returns when the engine is gone for good without having been asked to go; why."""
+        await self._failed.wait()
+        return self._failure
+
+    # hearing --------------------------------------------------------------------------------------------------------
+
+    def _receive(self, event: Event) -> None:
+        match event:
+            case Outputs(outputs, reports):
+                streams = self._streams
+                for output in outputs:
+                    stream = streams.get(output.sequence)
+                    if stream is None:
+                        continue
+                    if output.finish is not None:
+                        stream.end(reports.get(output.sequence))
+                        self._forget(output.sequence)
+                    stream.push(output)
+            case Replies():
+                self._hear(event)
+            case Stopped(message):
+                self._stopped(message)
+
+    def _hear(self, replies: Replies) -> None:
+        for number in replies.accepted:
+            _resolve(self._submitting.get(number), None)
+        for refusal in replies.refused:
+            waiter = self._submitting.get(refusal.number)
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(RequestError(refusal.message, refusal.status))
+            self._forget(refusal.number)
+        for number, value in replies.answers.items():
+            _resolve(self._asking.get(number), value)
+
+    def _stopped(self, message: str) -> None:
+        """The engine is gone."""
+        self._close(message)
+        self._failure = message
+        self._failed.set()
+
+    # ending ---------------------------------------------------------------------------------------------------------
+
+    async def _drain(self, seconds: float) -> None:
+        """Take nothing more and let what runs come to its end, for so long."""
+        if self._closed is not None:
+            return
+        self._closed = SHUTTING_DOWN
+        if not self._streams:
+            return
+        self._emptied.clear()
+        try:
+            await asyncio.wait_for(self._emptied.wait(), seconds)
+        except TimeoutError:
+            self._close(SHUTTING_DOWN)
+
+    def _close(self, message: str) -> None:
+        """Answer whoever waits with an error, and take nothing more."""
+        self._closed = message
+        streams = list(self._streams.values())
+        self._streams.clear()
+        self._emptied.set()
+        for stream in streams:
+            stream.fail(message)
+        for waiter in (*self._submitting.values(), *self._asking.values()):
+            if not waiter.done():
+                waiter.set_exception(EngineStopped(message))
+
+    def _forget(self, number: int) -> None:
+        self._streams.pop(number, None)
+        if not self._streams:
+            self._emptied.set()
+
+
+def _resolve(waiter: asyncio.Future[Any] | None, value: Any) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(value)

@@ -1,0 +1,69 @@
+"""One request under way, as its caller sees it: outputs are queued by the dispatcher and read by one task."""
+
+from __future__ import annotations
+
+import asyncio
+
+from weft.base.errors import EngineStopped
+from weft.engine.events import Output, Report
+
+
+class OutputStream:
+    """The `Stream` of both backends. Iterate it once, from one task.
+
+    Each round gives everything that came since the last one. `submitted_seconds` is when the request was handed over,
+    on the loop's clock.
+    """
+
+    __slots__ = ("_ended", "_error", "_loop", "_outputs", "_waiter", "id", "report", "submitted_seconds")
+
+    def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.id = number
+        self.report: Report | None = None
+        self.submitted_seconds = loop.time()
+        self._loop = loop
+        self._outputs: list[Output] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended = False
+        self._error: EngineStopped | None = None
+
+    def __aiter__(self) -> OutputStream:
+        return self
+
+    async def __anext__(self) -> list[Output]:
+        while not self._outputs:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    # for the dispatcher ---------------------------------------------------------------------------------------------
+
+    def push(self, output: Output) -> None:
+        self._outputs.append(output)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def end(self, report: Report | None) -> None:
+        """The last output was pushed."""
+        self.report = report
+        self._ended = True
+
+    def fail(self, message: str) -> None:
+        """The engine is gone: whoever reads gets what came before, then `EngineStopped`."""
+        if not self._ended:
+            self._ended, self._error = True, EngineStopped(message)
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+
+    @property
+    def ended(self) -> bool:
+        return self._ended

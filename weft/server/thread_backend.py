@@ -1,0 +1,58 @@
+"""A backend whose engine steps in a thread of this process: for tests, for `weft chat`, for embedding."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from weft.base.options import Options
+from weft.engine.exchange import Command, Event, Shutdown
+from weft.engine.service import Drivable, Service, ThreadInbox
+from weft.server.backend import ModelInfo
+from weft.server.desk import MAX_OPEN, SHUTTING_DOWN, Desk
+
+Make = Callable[[], tuple[Drivable, ModelInfo]]
+
+
+class ThreadBackend(Desk):
+    """`make` builds the engine; it is called once, in a thread, when the backend starts."""
+
+    def __init__(self, make: Make, max_open: int = MAX_OPEN) -> None:
+        super().__init__(max_open)
+        self._make = make
+        self._inbox = ThreadInbox()
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def from_options(cls, options: Options, progress: bool = True, max_open: int = MAX_OPEN) -> ThreadBackend:
+        def make() -> tuple[Drivable, ModelInfo]:
+            from weft.server.engine_process import load_engine
+
+            return load_engine(options, progress)
+
+        return cls(make, max_open)
+
+    async def start(self) -> None:
+        """Load the model; raises what loading raises."""
+        loop = asyncio.get_running_loop()
+        engine, self.info = await asyncio.to_thread(self._make)
+
+        def deliver(event: Event) -> None:
+            loop.call_soon_threadsafe(self._receive, event)
+
+        service = Service(engine, deliver, self.info.vocab_size)
+        self._thread = threading.Thread(target=service.run, args=(self._inbox,), name="weft-engine", daemon=True)
+        self._thread.start()
+        self._closed = None
+
+    async def stop(self, drain_seconds: float) -> None:
+        await self._drain(drain_seconds)
+        self._close(SHUTTING_DOWN)
+        if self._thread is not None:
+            self._inbox.put(Shutdown())
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+
+    def _send(self, command: Command) -> None:
+        self._inbox.put(command)
