@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from weft.base.errors import EngineStopped, OptionError, RequestError
+from weft.base.grammar import Grammar
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.engine.events import Output
@@ -59,7 +60,7 @@ class LLM:
         self.vocab_size = loaded.model.vocab_size
         memory, seats = self.config.memory_bytes, self.config.max_sequences
         runner = Runner(loaded.model, loaded.spec, memory, seats, threads=options.threads or None)
-        self.engine = Engine(loaded.spec, runner, self.config)
+        self.engine = Engine(loaded.spec, runner, self.config, loaded.grammars())
         self._stopped: str | None = None
         self._running: dict[int, Track] = {}
         self._lock = threading.RLock()
@@ -75,14 +76,16 @@ class LLM:
         cache_salt: str | None = None,
         priority: int = 0,
         snapshots: Sequence[int] | Sequence[Sequence[int]] = (),
+        grammar: Grammar | None = None,
     ) -> list[Result]:
         """Answers to all prompts, in their order. Nothing runs if any of them cannot.
 
         `cache_salt` keeps the cached prefixes of one tenant from all others; a lower `priority` goes first; `snapshots`
-        are positions in the prompt (or a list of them per prompt) that later prompts will share.
+        are positions in the prompt (or a list of them per prompt) that later prompts will share; `grammar` is what
+        every answer must look like.
         """
         found = encode_prompts(as_list(prompts), self.tokenizer, self.vocab_size)
-        requests = self._requests(found, params, cache_salt, priority, snapshots)
+        requests = self._requests(found, params, cache_salt, priority, snapshots, grammar)
         return self._run(requests, progress)
 
     def chat(
@@ -95,12 +98,14 @@ class LLM:
         progress: bool = True,
         cache_salt: str | None = None,
         priority: int = 0,
+        grammar: Grammar | None = None,
     ) -> list[Result]:
         """The next message of one conversation or of many. A message with `cache_control` is kept for later ones."""
         conversations = _conversations(messages)
         rendered = [self._render(each, tools, template_variables) for each in conversations]
         found = encode_prompts([tokens for tokens, _ in rendered], self.tokenizer, self.vocab_size)
-        requests = self._requests(found, params, cache_salt, priority, [positions for _, positions in rendered])
+        kept = [positions for _, positions in rendered]
+        requests = self._requests(found, params, cache_salt, priority, kept, grammar)
         return self._run(requests, progress)
 
     def stream(
@@ -111,10 +116,11 @@ class LLM:
         cache_salt: str | None = None,
         priority: int = 0,
         snapshots: Sequence[int] = (),
+        grammar: Grammar | None = None,
     ) -> Iterator[Chunk]:
         """An answer as it grows; the last chunk carries the whole result. Closing the iterator ends the request."""
         found = encode_prompts(_single(prompt), self.tokenizer, self.vocab_size)
-        return self._follow(self._requests(found, params, cache_salt, priority, snapshots)[0])
+        return self._follow(self._requests(found, params, cache_salt, priority, snapshots, grammar)[0])
 
     def chat_stream(
         self,
@@ -125,11 +131,12 @@ class LLM:
         template_variables: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        grammar: Grammar | None = None,
     ) -> Iterator[Chunk]:
         """The next message of a conversation as it grows."""
         tokens, positions = self._render(check_messages(messages), tools, template_variables)
         found = encode_prompts([tokens], self.tokenizer, self.vocab_size)
-        return self._follow(self._requests(found, params, cache_salt, priority, positions)[0])
+        return self._follow(self._requests(found, params, cache_salt, priority, positions, grammar)[0])
 
     def close(self) -> None:
         """End what is running and give the memory back. The object is of no use afterwards."""
@@ -155,6 +162,7 @@ class LLM:
         cache_salt: str | None,
         priority: int,
         snapshots: Sequence[int] | Sequence[Sequence[int]],
+        grammar: Grammar | None,
     ) -> list[Request]:
         """Every prompt as a request that the engine will take; raises before any of them runs."""
         self._check_open()
@@ -170,7 +178,7 @@ class LLM:
             check_request(tokens, wish, self.tokenizer is not None, self.vocab_size, self.config.max_length)
             stops = frozenset(wish.stop_token_ids) | (frozenset() if wish.ignore_eos else self.end_tokens)
             checked = check_snapshots(positions, len(tokens))
-            requests.append(Request(tokens, wish, stops, salt, priority, checked))
+            requests.append(Request(tokens, wish, stops, salt, priority, checked, grammar))
         return requests
 
     def _check_open(self) -> None:

@@ -20,6 +20,7 @@ from weft.memory.spec import MemorySpec
 from weft.models.config import read_config, text_part
 from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
+from weft.text.grammar import Grammars
 from weft.text.template import ChatTemplate, load_template
 from weft.text.tokenizer import Tokenizer, end_tokens, find_text_files, load_tokenizer
 
@@ -39,6 +40,10 @@ class Loaded:
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     end_tokens: frozenset[int]
+
+    def grammars(self) -> Grammars | None:
+        """What an engine needs for answers that follow a grammar."""
+        return None if self.tokenizer is None else Grammars(self.tokenizer, self.model.vocab_size)
 
 
 def load(options: Options, progress: bool = True) -> Loaded:

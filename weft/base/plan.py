@@ -7,7 +7,7 @@ checkpoint exists, and whatever index stands in `read_slot` is not looked at.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,8 @@ class Frozen:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
 
@@ -51,6 +51,9 @@ class Sampling(Frozen):
     bias_value: Floats
     all_greedy: bool  # no row needs anything but an argmax
     wants_logprobs: bool
+    # Rows that may choose only some tokens, and a bit per token of the vocabulary, lowest first: set if allowed.
+    mask_row: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    mask_bits: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [masked rows, words]
 
 
 @dataclass(frozen=True, slots=True)

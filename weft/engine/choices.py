@@ -43,6 +43,8 @@ class Choices:
         self._seed = np.zeros(seats, np.uint64)
         self._penalised = np.zeros(seats, np.bool_)
         self._biased = np.zeros(seats, np.bool_)
+        # Seats whose next token depends on the last by a grammar.
+        self.constrained = np.zeros(seats, np.bool_)
         # Samples planned so far, in flight included: the index of the next one.
         self.sampled = np.zeros(seats, np.int64)
 
@@ -56,6 +58,7 @@ class Choices:
         neutral = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)
         self._penalised[seat] = not neutral
         self._biased[seat] = bool(params.logit_bias) or params.min_tokens > 0
+        self.constrained[seat] = sequence.constraint is not None
         self.sampled[seat] = len(sequence.generated)
 
     def gather(
@@ -67,6 +70,7 @@ class Choices:
         biases = self._biases(seats, sequences, index)
         values = {name: array[seats] for name, array in self._floats.items()}
         logprobs = self._logprobs[seats]
+        masks = self._masks(seats, sequences)
         self.sampled[seats] = index + 1
         return Sampling(
             **values,
@@ -79,8 +83,10 @@ class Choices:
             bias_row=biases[0],
             bias_token=biases[1],
             bias_value=biases[2],
-            all_greedy=not (values["temperature"].any() or len(history[0]) or len(biases[0])),
+            all_greedy=not (values["temperature"].any() or len(history[0]) or len(biases[0]) or len(masks[0])),
             wants_logprobs=bool((logprobs >= 0).any()),
+            mask_row=masks[0],
+            mask_bits=masks[1],
         )
 
     def wants_logprobs(self, seats: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -116,6 +122,12 @@ class Choices:
             tokens.extend(entries)
             values.extend(entries.values())
         return np.asarray(rows, np.int32), np.asarray(tokens, np.int32), np.asarray(values, np.float32)
+
+    def _masks(self, seats: NDArray[np.int64], sequences: list[Sequence]) -> tuple[Ints, Ints]:
+        """What grammars allow next, for the rows that have one."""
+        rows = np.flatnonzero(self.constrained[seats])
+        masks = [c.mask for row in rows.tolist() if (c := sequences[row].constraint) is not None]
+        return rows.astype(np.int32), np.stack(masks) if masks else np.zeros((0, 0), np.int32)
 
 
 def _join(parts: list[NDArray[np.int32]]) -> Ints:

@@ -15,6 +15,7 @@ from weft.base.config import EngineConfig
 from weft.base.errors import RequestError
 from weft.base.plan import Landing, Scores
 from weft.engine.assembly import Step
+from weft.engine.constraint import Constraints
 from weft.engine.device import Device
 from weft.engine.events import FinishReason, Output, PromptScore, Report, Top
 from weft.engine.planner import Planner
@@ -26,8 +27,13 @@ from weft.memory.spec import MemorySpec
 
 
 class Engine:
-    def __init__(self, spec: MemorySpec, device: Device, config: EngineConfig) -> None:
+    """`constraints` knows the grammars that answers may have to follow; without it no request may have one."""
+
+    def __init__(
+        self, spec: MemorySpec, device: Device, config: EngineConfig, constraints: Constraints | None = None
+    ) -> None:
         self.config = config
+        self._constraints = constraints
         self.ledger = Ledger(
             spec,
             config.memory_bytes,
@@ -61,9 +67,14 @@ class Engine:
                 f"prompt of {length} tokens plus max_tokens {max_tokens} does not fit into the engine's memory of "
                 f"{self.config.memory_bytes} bytes; shorten it or give the engine more memory"
             )
+        constraint = None
+        if request.grammar is not None:
+            if self._constraints is None:
+                raise RequestError("grammar: this model has no tokenizer, and only text can follow a grammar")
+            constraint = self._constraints(request.grammar, request.stop_tokens)
         drawn = int(self._seeds.integers(1 << 63))
         seed = drawn if request.params.seed is None else request.params.seed
-        sequence = Sequence(self._next_id, request, max_tokens, seed, self.ledger.spec.cell)
+        sequence = Sequence(self._next_id, request, max_tokens, seed, self.ledger.spec.cell, constraint)
         self._next_id += 1
         self._sequences[sequence.id] = sequence
         self.planner.line.add(sequence, self.planner.number)
@@ -161,14 +172,27 @@ class Engine:
             tell(output)
             if scores is not None:
                 self._add_scores(output, sequence, scores, index)
-            if token in sequence.stop_tokens:
+            if token in sequence.stop_tokens or (sequence.constraint and self._follow(sequence, output)):
                 output.finish = FinishReason.STOP
                 self._finish(sequence, FinishReason.STOP)
-            elif len(generated) >= sequence.max_tokens:
+            elif output.finish is None and len(generated) >= sequence.max_tokens:
                 output.finish = FinishReason.LENGTH
                 self._finish(sequence, FinishReason.LENGTH)
         if len(rows) < len(step.sequences):
             self._finish_silent(step)
+
+    def _follow(self, sequence: Sequence, output: Output) -> bool:
+        """Go on in the sequence's grammar; whether that ends here. An error if there is no way on."""
+        constraint, token = sequence.constraint, output.token
+        assert constraint is not None
+        assert token is not None
+        try:
+            constraint.take(token)
+        except RequestError as error:
+            output.finish, output.error = FinishReason.ERROR, str(error)
+            self._finish(sequence, FinishReason.ERROR)
+            return False
+        return constraint.ended
 
     def _add_scores(self, output: Output, sequence: Sequence, scores: Scores, index: int) -> None:
         wanted = sequence.request.params.logprobs

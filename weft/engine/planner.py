@@ -74,6 +74,10 @@ class Planner:
         if self._decode_seats is None:
             self._decode_seats = np.array([s.seat for s in self.decoding], np.int64)
         seats = self._decode_seats[self._left[self._decode_seats] > 0]
+        constrained = self.choices.constrained[seats]
+        if constrained.any():
+            # What may follow a token in flight is not known before it has landed; the others need not wait for that.
+            seats = seats[~constrained | (self._last_plan[seats] <= self.landed)]
         needy = self.ledger.needs_grant(seats)
         plain, granted = seats[~needy], []
         if needy.any():

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.grid import floor_to_grid
+from weft.engine.constraint import Constraint
 from weft.engine.events import FinishReason, Report
 from weft.engine.request import Request
 from weft.memory.keys import Key, chain, root_key
@@ -17,11 +18,13 @@ from weft.memory.misses import Miss, Reason
 
 class Sequence:
     """`known` are the tokens to compute before the next one can be sampled: the prompt, and what was generated before
-    a preemption. `leaving` is set once no more steps are planned for it; None as its reason means it will be back."""
+    a preemption. `leaving` is set once no more steps are planned for it; None as its reason means it will be back.
+    `constraint` stands where `generated` ends, whatever happened to the memory in between."""
 
     __slots__ = (
         "arrival",
         "cell",
+        "constraint",
         "fresh_starts",
         "generated",
         "id",
@@ -40,13 +43,22 @@ class Sequence:
         "waited_since",
     )
 
-    def __init__(self, number: int, request: Request, max_tokens: int, seed: int, cell: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        request: Request,
+        max_tokens: int,
+        seed: int,
+        cell: int,
+        constraint: Constraint | None = None,
+    ) -> None:
         self.id = number
         self.arrival = number
         self.request = request
         self.max_tokens = max_tokens
         self.stop_tokens = request.stop_tokens
         self.seed = seed
+        self.constraint = constraint
         self.cell = cell
         self.known: NDArray[np.int32] = request.prompt
         self.generated: list[int] = []

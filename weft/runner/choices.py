@@ -32,6 +32,14 @@ class Penalties:
 
 
 @dataclass(frozen=True, slots=True)
+class Masks:
+    """Rows that may choose only some tokens: those whose bit is set, the lowest bit of a byte first."""
+
+    row: Tensor  # [masked] sampled row
+    allowed: Tensor  # [masked, bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Biases:
     row: Tensor  # [biases] sampled row
     token: Tensor  # [biases]
@@ -58,6 +66,7 @@ class Choices:
 
     index: Tensor  # [sampled] packed index of each row's last token
     seat: Tensor  # [sampled] where its choice goes on the token board
+    masks: Masks | None
     penalties: Penalties | None
     biases: Biases | None
     draws: Draws | None
@@ -74,6 +83,7 @@ def draft_choices(plan: Plan, vocab_size: int) -> Draft:
     fields = {
         "index": last[plan.sampled],
         "seat": plan.seat[plan.sampled],
+        "masks": None if simple else _masks(sampling),
         "penalties": None if simple else _penalties(plan),
         "biases": None if simple else _biases(sampling),
         "draws": None if simple else _draws(sampling, vocab_size),
@@ -82,6 +92,12 @@ def draft_choices(plan: Plan, vocab_size: int) -> Draft:
         "score_token": plan.score_token,
     }
     return Draft(Choices, fields)
+
+
+def _masks(sampling: Sampling) -> Draft | None:
+    if not len(sampling.mask_row):
+        return None
+    return Draft(Masks, {"row": sampling.mask_row, "allowed": sampling.mask_bits.view(np.uint8)})
 
 
 def _penalties(plan: Plan) -> Draft | None:

@@ -1,8 +1,8 @@
 """The choice of the next token, for all sampled rows of a step at once, and log-probabilities.
 
-Order: penalties and bias, then greedy rows take the likeliest token; the others go through temperature, min-p, top-k,
-top-p and draw by the inverse of the cumulative distribution at the row's own random number. Every operation here works
-on each row by itself and in the same way whatever stands beside it (no `sum` over the vocabulary: its order of
+Order: masks, penalties and bias, then greedy rows take the likeliest token; the others go through temperature, min-p,
+top-k, top-p and draw by the inverse of the cumulative distribution at the row's own random number. Every operation here
+works on each row by itself and in the same way whatever stands beside it (no `sum` over the vocabulary: its order of
 additions depends on the number of rows), so a row's result is a function of its logits and its parameters alone.
 """
 
@@ -12,17 +12,19 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from weft.runner.choices import Biases, Choices, Draws, Penalties
+from weft.runner.choices import Biases, Choices, Draws, Masks, Penalties
 
 # On the CPU rows are drawn in chunks whose temporaries stay in the cache.
 CHUNK_ELEMENTS = 1 << 18
 
 
 def sample(logits: Float[Tensor, "rows vocab"], choices: Choices, board: Int[Tensor, " seats"]) -> Int[Tensor, " rows"]:
-    """One token per row."""
+    """One token per row. The logits stay as they are."""
+    if choices.masks is not None:
+        logits = ban(logits, choices.masks)
     if choices.penalties is not None:
         logits = penalise(logits, choices.penalties, board)
     if choices.biases is not None:
@@ -42,6 +44,23 @@ def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
         # NumPy's argmax is 20 times as fast as PyTorch's here.
         return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)
+
+
+def ban(logits: Float[Tensor, "rows vocab"], masks: Masks) -> Float[Tensor, "rows vocab"]:
+    """Minus infinity for every token that a row's mask does not allow."""
+    vocab = logits.shape[-1]
+    if len(masks.row) == len(logits):
+        return logits.masked_fill(_unset(masks.allowed, vocab), -torch.inf)
+    banned = logits[masks.row].masked_fill_(_unset(masks.allowed, vocab), -torch.inf)
+    return logits.index_copy(0, masks.row, banned)
+
+
+def _unset(packed: UInt8[Tensor, "masked bytes"], vocab: int) -> Bool[Tensor, "masked vocab"]:
+    if packed.device.type == "cpu":
+        bits = np.unpackbits(packed.numpy(), axis=-1, count=vocab, bitorder="little")
+        return torch.from_numpy(bits.view(np.bool_)).logical_not_()
+    place = torch.arange(8, device=packed.device, dtype=torch.uint8)
+    return ((packed[:, :, None] >> place) & 1).flatten(1)[:, :vocab] == 0
 
 
 def penalise(

@@ -10,11 +10,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 # Integers are widened here, so that no layer converts an index. The widest lie first, which keeps all aligned.
-WIDE = {"i": (np.int64, torch.int64), "f": (np.float32, torch.float32), "b": (np.bool_, torch.bool)}
+WIDE = {
+    "i": (np.int64, torch.int64),
+    "f": (np.float32, torch.float32),
+    "b": (np.bool_, torch.bool),
+    "u": (np.uint8, torch.uint8),
+}
 
 
 def upload(arrays: Mapping[str, NDArray], device: torch.device | str) -> dict[str, Tensor]:
-    """The arrays as tensors (int64, float32 or bool) under the same names: views of one uploaded buffer.
+    """The arrays as tensors (int64, float32, bool or uint8) under the same names: views of one uploaded buffer.
 
     >>> sent = upload({"ends": np.array([3, 5], np.int32), "real": np.array([[True, False]])}, "cpu")
     >>> sent["ends"].tolist(), sent["real"].tolist()

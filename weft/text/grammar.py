@@ -1,0 +1,237 @@
+"""Grammars for answers: JSON schemas, regular expressions, choices and Lark, compiled into masks over the vocabulary.
+
+Built on llguidance. Everything a caller sends is bounded before it is compiled, and compiling and matching have budgets
+of their own: a grammar that is too large or too ambiguous is an error of its request and of nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+
+from weft.base.errors import RequestError
+from weft.base.grammar import Grammar, GrammarKind
+from weft.text.tokenizer import Tokenizer
+
+MAX_SCHEMA_CHARACTERS = 64 << 10
+MAX_SCHEMA_DEPTH = 64
+# Optional properties of one object cost the square of their number.
+MAX_PROPERTIES = 512
+MAX_REGEX_CHARACTERS = 4 << 10
+MAX_CHOICES = 1024
+MAX_CHOICE_CHARACTERS = 64 << 10
+MAX_LARK_CHARACTERS = 128 << 10
+# Compiled grammars that are kept for the next request with the same one.
+MAX_COMPILED = 32
+
+# A lexer state costs one or two kB; a step's budgets are tens of milliseconds at worst.
+_LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False)
+_FIELDS: dict[GrammarKind, str] = {
+    "json_schema": "json_schema",
+    "json_object": "response_format",
+    "regex": "regex",
+    "choice": "choice",
+    "lark": "grammar",
+}
+_ANY_OBJECT = '{"type": "object"}'
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer. Safe to use from several threads.
+
+    `vocab_size` is the model's: ids beyond the tokenizer's are never allowed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._trie: LLTokenizer | None = None
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def __call__(self, grammar: Grammar, stop_tokens: frozenset[int] = frozenset()) -> Guide:
+        """The beginning of an answer that follows the grammar. Raises `RequestError` if there can be none."""
+        guide = Guide(self.compile(grammar).deep_copy(), self._vocab_size, stop_tokens, _FIELDS[grammar.kind])
+        if guide.ended:
+            raise RequestError(f"{_FIELDS[grammar.kind]} allows nothing but an empty answer")
+        return guide
+
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """Have a grammar ready, so that a call with it costs nothing. Raises `RequestError` if it is none."""
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is None:
+                source = source_of(grammar)
+                if self._trie is None:
+                    self._trie = _trie(self._tokenizer, self._vocab_size)
+                found = LLMatcher(self._trie, source, log_level=0, limits=_LIMITS)
+                if found.is_error():
+                    raise RequestError(f"{_FIELDS[grammar.kind]} cannot be used: {_first_words(found.get_error())}")
+                self._compiled[grammar] = found
+                if len(self._compiled) > MAX_COMPILED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return found
+
+
+class Guide:
+    """One answer on its way through a grammar: `mask` has a bit per token, set if it may come next.
+
+    Stop tokens are allowed only where the answer may end, whatever they would mean as text. `ended`: nothing but those
+    may follow.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, stop_tokens: frozenset[int], field: str) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._field = field
+        self._stops = _mask_of([token for token in stop_tokens if token < vocab_size], vocab_size)
+        self.ended = False
+        self.mask = self._look()
+
+    def take(self, token: int) -> None:
+        """Go on by a token. Raises `RequestError` if there is no way on."""
+        if _has(self._stops, token):
+            self.ended = True
+            return
+        if not self._matcher.consume_token(token):
+            raise RequestError(f"{self._field} cannot be followed further: {_first_words(self._matcher.get_error())}")
+        self.mask = self._look()
+
+    def _look(self) -> NDArray[np.int32]:
+        found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+        if self._matcher.is_error():
+            raise RequestError(f"{self._field} has no answer from here: {_first_words(self._matcher.get_error())}")
+        mask = found[: len(self._stops)].copy()
+        # The end is a token of its own, behind the model's vocabulary.
+        if self._vocab_size % 32:
+            mask[-1] &= np.int32((1 << self._vocab_size % 32) - 1)
+        mask &= ~self._stops
+        may_end = self._matcher.is_accepting()
+        self.ended = not mask.any()
+        if self.ended and not may_end:
+            raise RequestError(f"{self._field} has no answer from here that this model's vocabulary can spell")
+        if may_end:
+            mask |= self._stops
+        return mask
+
+
+def _mask_of(tokens: list[int], vocab_size: int) -> NDArray[np.int32]:
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    bits[tokens] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _has(mask: NDArray[np.int32], token: int) -> bool:
+    return bool(mask[token // 32] >> (token % 32) & 1)
+
+
+def _first_words(error: str) -> str:
+    """What the library says, without the state that it may append."""
+    return " ".join(error.partition("<state>")[0].split())[:300]
+
+
+# the vocabulary -------------------------------------------------------------------------------------------------------
+
+
+class _Words:
+    """A tokenizer as llguidance wants to see it. The last token stands for the end; no model knows it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        known, special = min(tokenizer.size, vocab_size), tokenizer.vocabulary.special
+        self.tokens = [tokenizer.bytes_of(token) for token in range(known)]
+        self.tokens += [b""] * (vocab_size - known) + [b"<|weft end|>"]
+        self.special_token_ids = [*sorted(token for token in special if token < vocab_size), vocab_size]
+        self.eos_token_id = vocab_size
+        self.bos_token_id = None
+        self._encode: Callable[[str], list[int]] = lambda text: tokenizer.encode(text, special=False)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._encode(text if isinstance(text, str) else text.decode(errors="replace"))
+
+
+def _trie(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Words(tokenizer, vocab_size)))
+
+
+# what callers send ----------------------------------------------------------------------------------------------------
+
+
+def source_of(grammar: Grammar) -> str:
+    """A grammar as llguidance takes it, if it keeps within bounds."""
+    text, field = grammar.text, _FIELDS[grammar.kind]
+    match grammar.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(checked_schema(text, field))
+        case "json_object":
+            return LLMatcher.grammar_from_json_schema(_ANY_OBJECT)
+        case "regex":
+            _check_size(field, text, MAX_REGEX_CHARACTERS)
+            return LLMatcher.grammar_from_regex(text)
+        case "choice":
+            return LLMatcher.grammar_from_regex("|".join(map(re.escape, checked_choices(text))))
+        case "lark":
+            _check_size(field, text, MAX_LARK_CHARACTERS)
+            return LLMatcher.grammar_from_lark(text)
+
+
+def _check_size(field: str, text: str, most: int) -> None:
+    if len(text) > most:
+        raise RequestError(f"{field} has {len(text)} characters, more than {most}")
+
+
+def checked_schema(text: str, field: str) -> str:
+    """A JSON schema that is not too large, too deep or too wide."""
+    _check_size(field, text, MAX_SCHEMA_CHARACTERS)
+    if nesting(text) > MAX_SCHEMA_DEPTH:
+        raise RequestError(f"{field} is nested deeper than {MAX_SCHEMA_DEPTH}")
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"{field} is not valid JSON: {error}") from None
+    if not isinstance(schema, dict | bool):
+        raise RequestError(f"{field} must be a JSON object, got {text[:80]}")
+    if widest(schema) > MAX_PROPERTIES:
+        raise RequestError(f"{field} has an object with {widest(schema)} members, more than {MAX_PROPERTIES}")
+    return text
+
+
+def checked_choices(text: str) -> list[str]:
+    _check_size("choice", text, MAX_CHOICE_CHARACTERS)
+    try:
+        choices = json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"choice is not valid JSON: {error}") from None
+    if not isinstance(choices, list) or not choices or not all(isinstance(each, str) for each in choices):
+        raise RequestError("choice must be a list of at least one string")
+    if len(choices) > MAX_CHOICES:
+        raise RequestError(f"choice has {len(choices)} strings, more than {MAX_CHOICES}")
+    return choices
+
+
+def nesting(text: str) -> int:
+    """How deep the brackets of a JSON text go, without parsing it.
+
+    >>> nesting('{"a": [{"b": "]]][[["}, []]}')
+    3
+    """
+    depth = deepest = 0
+    for bracket in re.findall(r'"(?:[^"\\]|\\.)*"|[][{}]', text):
+        depth += (bracket in "[{") - (bracket in "]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def widest(value: Any) -> int:
+    """Members of the largest object anywhere in a JSON value."""
+    if isinstance(value, dict):
+        return max([len(value), *map(widest, value.values())])
+    return max(map(widest, value), default=0) if isinstance(value, list) else 0
