@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weft.base.errors import OptionError
 from weft.base.options import Options, option
 from weft.base.sampling import SamplingParams
+from weft.cli.options import argument
 
 if TYPE_CHECKING:
     from weft.llm import LLM
@@ -22,10 +23,7 @@ ABOUT = "answer prompts with a model in this process"
 class GenerateOptions(Options):
     """Options of `weft generate`: what to answer and how, then those of the engine."""
 
-    prompt: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "texts to continue; without any, standard input", "choices": (), "positional": True},
-    )
+    prompt: tuple[str, ...] = argument("texts to continue; without any, standard input", many=True)
     max_tokens: int = option(256, "tokens of an answer at most")
     temperature: float = option(1.0, "0 takes the likeliest token; higher is more varied")
     stream: bool = option(True, "show the text of a single prompt as it comes")

@@ -5,16 +5,33 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from weft import __version__
 from weft.base.errors import WeftError
-from weft.cli import generate
+from weft.cli import chat, doctor, generate, serve
+from weft.cli.aliases import translate
+from weft.cli.bench import command as bench
 from weft.cli.options import Parser, add_options, read_options
 
-# name -> (what it does, its options, what runs it)
-COMMANDS: dict[str, tuple[str, type, Callable[[Any], None]]] = {
-    "generate": (generate.ABOUT, generate.GenerateOptions, generate.run),
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`run` gives an exit code, or None for 0. `aliases`: flags of other engines are understood."""
+
+    about: str
+    options: type
+    run: Callable[[Any], int | None]
+    aliases: bool = False
+
+
+COMMANDS = {
+    "serve": Command(serve.ABOUT, serve.ServeOptions, serve.run, aliases=True),
+    "chat": Command(chat.ABOUT, chat.ChatOptions, chat.run),
+    "generate": Command(generate.ABOUT, generate.GenerateOptions, generate.run),
+    "bench": Command(bench.ABOUT, bench.BenchOptions, bench.run),
+    "doctor": Command(doctor.ABOUT, doctor.DoctorOptions, doctor.run, aliases=True),
 }
 
 
@@ -22,17 +39,24 @@ def build_parser() -> Parser:
     parser = Parser(prog="weft", description="Weft serves hybrid language models.")
     parser.add_argument("--version", action="version", version=f"weft {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (about, options, _) in COMMANDS.items():
-        add_options(commands.add_parser(name, help=about, description=about + "."), options)
+    for name, command in COMMANDS.items():
+        add_options(commands.add_parser(name, help=command.about, description=command.about + "."), command.options)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    found = vars(build_parser().parse_args(arguments))
-    name = found.pop("command")
-    _, options, run = COMMANDS[name]
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    name = given[0] if given and given[0] in COMMANDS else ""
     try:
-        run(read_options(options, found))
+        if name and COMMANDS[name].aliases:
+            translated, notes = translate(given[1:])
+            given = [name, *translated]
+            for note in notes:
+                print(f"weft {name}: {note}", file=sys.stderr)
+        found = vars(build_parser().parse_args(given))
+        name = found.pop("command")
+        command = COMMANDS[name]
+        return command.run(read_options(command.options, found)) or 0
     except WeftError as error:
         print(f"weft {name}: {error}".replace("\n", " "), file=sys.stderr)
         return 2
@@ -43,4 +67,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read us has enough. Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    return 0

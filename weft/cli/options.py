@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, field, fields
 from inspect import get_annotations
-from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from weft.base.errors import OptionError
+from weft.base.options import Options
 
 T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells errors in one line."""
+    """Tells errors in one line, and takes no shortened names: those would change meaning with every new option."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, allow_abbrev=False, **named)
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
         sys.exit(2)
+
+
+def argument(help: str, many: bool = False) -> Any:
+    """A field that is given by its place on the command line: one value or none, or as many as there are."""
+    default: Any = () if many else None
+    return field(default=default, metadata={"help": help, "choices": (), "positional": "*" if many else "?"})
 
 
 def flag(name: str) -> str:
@@ -42,8 +52,14 @@ def kind(hint: Any) -> type:
 
 def listed(options: type) -> list[Field[Any]]:
     """A command's own options first, then those of the engine that it inherits."""
-    own = get_annotations(options)
+    own = own_names(options)
     return sorted(fields(options), key=lambda each: each.name not in own)
+
+
+def own_names(options: type) -> set[str]:
+    """What the command says itself: everything but the engine's options that it left as they are."""
+    classes = [each for each in options.__mro__ if each not in Options.__mro__]
+    return {name for each in classes for name in get_annotations(each)}
 
 
 def add_options(parser: argparse.ArgumentParser, options: type) -> None:
@@ -53,47 +69,69 @@ def add_options(parser: argparse.ArgumentParser, options: type) -> None:
         # argparse reads percent signs as its own.
         about = about.replace("%", "%%")
         if each.metadata.get("positional"):
-            parser.add_argument(each.name, nargs="*", metavar=each.name.upper(), help=about)
+            _add_argument(parser, each, about)
         elif hints[each.name] is bool:
             action = argparse.BooleanOptionalAction
             parser.add_argument(flag(each.name), action=action, default=each.default, help=about)
         else:
-            _add_value(parser, each, kind(hints[each.name]), about)
+            _add_value(parser, each, hints[each.name], about)
 
 
-def _add_value(parser: argparse.ArgumentParser, each: Field[Any], reads: type, about: str) -> None:
-    default = "" if each.default is None else f" (default: {each.default})"
+def _add_argument(parser: argparse.ArgumentParser, each: Field[Any], about: str) -> None:
+    # Without a default of its own, so that what is not there does not undo the option of the same name.
+    nargs = each.metadata["positional"]
+    parser.add_argument(each.name, nargs=nargs, metavar=each.name.upper(), help=about, default=argparse.SUPPRESS)
+    if nargs == "?":
+        parser.add_argument(flag(each.name), default=each.default, help=argparse.SUPPRESS)
+
+
+def _add_value(parser: argparse.ArgumentParser, each: Field[Any], hint: Any, about: str) -> None:
+    many = get_origin(hint) is tuple
+    default = "" if each.default in (None, ()) else f" (default: {each.default})"
     choices = each.metadata["choices"] or None
-    metavar = None if choices else each.name.rpartition("_")[2].upper()
     parser.add_argument(
-        flag(each.name), type=reads, default=each.default, choices=choices, metavar=metavar, help=about + default
+        flag(each.name),
+        type=kind(hint),
+        action="append" if many else "store",
+        default=None if many else each.default,
+        choices=choices,
+        metavar=None if choices else metavar(each),
+        help=about + default,
     )
+
+
+def metavar(each: Field[Any]) -> str:
+    return each.metadata.get("metavar") or each.name.rpartition("_")[2].upper()
 
 
 def read_options(options: type[T], found: Mapping[str, Any]) -> T:
     """The options as an object; what cannot work is told by the name it has on the command line."""
-    values = {each.name: found[each.name] for each in fields(options)}  # type: ignore[arg-type]
+    values = {each.name: found[each.name] for each in fields(options) if found.get(each.name) is not None}  # type: ignore[arg-type]
     try:
         return options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
     except OptionError as error:
+        names = {each.name for each in fields(options)}  # type: ignore[arg-type]
         name, _, rest = str(error).partition(" ")
-        raise OptionError(f"{flag(name)} {rest}" if name in values else str(error)) from None
+        raise OptionError(f"{flag(name)} {rest}" if name in names else str(error)) from None
 
 
-def table(options: type) -> Sequence[str]:
-    """The options as rows of a Markdown table."""
+def table(options: type, names: Iterable[str] | None = None) -> Sequence[str]:
+    """The options as rows of a Markdown table, all or those of some names."""
     hints = get_type_hints(options)
     rows = ["| option | default | meaning |", "|---|---|---|"]
+    wanted = None if names is None else set(names)
     for each in listed(options):
-        if each.metadata.get("positional"):
-            name = f"`{each.name.upper()}...`"
-        elif hints[each.name] is bool:
-            name = f"`{flag(each.name)}`, `--no-{flag(each.name)[2:]}`"
-        else:
-            values = each.metadata["choices"] or (each.name.rpartition("_")[2].upper(),)
-            name = f"`{flag(each.name)} {' or '.join(values)}`"
-        rows.append(f"| {name} | {_default(each)} | {each.metadata['help']} |")
+        if wanted is None or each.name in wanted:
+            rows.append(f"| {_name(each, hints[each.name])} | {_default(each)} | {each.metadata['help']} |")
     return rows
+
+
+def _name(each: Field[Any], hint: Any) -> str:
+    if each.metadata.get("positional"):
+        return f"`{each.name.upper()}{'...' if each.metadata['positional'] == '*' else ''}`"
+    if hint is bool:
+        return f"`{flag(each.name)}`, `--no-{flag(each.name)[2:]}`"
+    return f"`{flag(each.name)} {' or '.join(each.metadata['choices'] or (metavar(each),))}`"
 
 
 def _default(each: Field[Any]) -> str:

@@ -1,0 +1,163 @@
+"""Flags of other engines' servers, and what `weft serve` makes of them: one table, also shown in docs/cli.md.
+
+Rewrites arguments before they are parsed. A flag that would change nothing here is taken with a note; one that
+cannot be honoured is refused, because a server that only looks as asked is worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from weft.base.errors import OptionError
+
+# Marks values that pass as they are.
+ANY = "*"
+ONE_PROCESS = "this version runs a model on one device; start several servers behind a router instead"
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """`to` are our arguments instead ("{}" is the value); `values` renames or limits values; `refused` says why."""
+
+    names: tuple[str, ...]
+    to: tuple[str, ...] = ()
+    takes_value: bool = True
+    values: Mapping[str, str] = field(default_factory=lambda: {ANY: ANY})
+    note: str = ""
+    refused: str = ""
+
+
+def value(names: str, to: str, values: Mapping[str, str] | None = None, note: str = "") -> Alias:
+    """A flag with a value that we have under another name."""
+    return Alias(tuple(names.split()), (to, "{}"), values=values or {ANY: ANY}, note=note)
+
+
+def switch(names: str, to: str, note: str = "") -> Alias:
+    """A flag without a value that says something we can say."""
+    return Alias(tuple(names.split()), tuple(to.split()), takes_value=False, note=note)
+
+
+def ignored(names: str, note: str, takes_value: bool = False) -> Alias:
+    return Alias(tuple(names.split()), takes_value=takes_value, note=note)
+
+
+def only(names: str, values: str, refused: str) -> Alias:
+    """A flag that changes nothing with these values, and cannot be honoured with any other."""
+    return Alias(tuple(names.split()), values=dict.fromkeys(values.split(), ""), refused=refused)
+
+
+def refused(names: str, why: str, takes_value: bool = False) -> Alias:
+    return Alias(tuple(names.split()), takes_value=takes_value, values={}, refused=why)
+
+
+ALIASES = (
+    value("--model-path", "--model"),
+    value("--tokenizer-path", "--tokenizer"),
+    value("--max-model-len --context-length", "--max-length", {"-1": "auto", ANY: ANY}),
+    value("--max-num-seqs --max-running-requests", "--max-sequences"),
+    value("--max-num-batched-tokens --chunked-prefill-size", "--max-tokens-per-step"),
+    value("--dtype", "--dtype", {"half": "float16", "float": "float32", ANY: ANY}),
+    value("--load-format", "--weights", {"dummy": "dummy", "auto": "checkpoint", "safetensors": "checkpoint"}),
+    value("--schedule-policy", "--order", {"lpm": "prefix", "fcfs": "fcfs"}),
+    value("--scheduling-policy", "--order", {"fcfs": "fcfs", "priority": "fcfs"}, "priorities are always honoured"),
+    value("--random-seed", "--seed"),
+    value("--uvicorn-log-level", "--log-level"),
+    switch("--enable-prefix-caching", "--cache"),
+    switch("--no-enable-prefix-caching --disable-radix-cache", "--no-cache"),
+    switch("--disable-overlap-schedule --no-async-scheduling", "--depth 0"),
+    switch("--async-scheduling", "--depth 1"),
+    only("--tensor-parallel-size --tp-size --tp -tp", "1", ONE_PROCESS),
+    only("--data-parallel-size --dp-size --dp -dp", "1", ONE_PROCESS),
+    only("--pipeline-parallel-size --pp-size --pp -pp", "1", ONE_PROCESS),
+    only("--expert-parallel-size --ep-size --ep", "1", ONE_PROCESS),
+    only("--device", "cpu auto", "this version runs on the CPU"),
+    only("--kv-cache-dtype", "auto", "pages have the number format of the model"),
+    only("--block-size --page-size", "64", "a cell, the unit of reuse, is 64 tokens"),
+    ignored(
+        "--gpu-memory-utilization --mem-fraction-static",
+        "memory on a CPU is not given as a share: say --memory, such as 8GiB",
+        takes_value=True,
+    ),
+    ignored("--enforce-eager --disable-cuda-graph", "there are no CUDA graphs on a CPU"),
+    ignored("--enable-metrics", "metrics are always there, at /metrics"),
+    ignored("--enable-cache-report", "cached tokens are always told"),
+    ignored("--disable-log-requests --no-enable-log-requests --disable-log-stats", "requests are not logged"),
+    ignored("--skip-server-warmup", "there is no warm-up"),
+    refused("--trust-remote-code", "code from a model's folder is never run"),
+    refused("--quantization -q", "quantised weights are not read in this version", takes_value=True),
+    refused("--enable-lora", "adapters are not there in this version"),
+    refused("--lora-modules --lora-paths", "adapters are not there in this version", takes_value=True),
+    refused("--speculative-algorithm --speculative-config", "drafts are not there in this version", takes_value=True),
+)
+BY_NAME = {name: alias for alias in ALIASES for name in alias.names}
+
+
+def translate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own arguments in place of other engines', and what to tell about them.
+
+    >>> translate(["--max-model-len", "4096", "--disable-radix-cache"])
+    (['--max-length', '4096', '--no-cache'], [])
+    """
+    translated: list[str] = []
+    notes: list[str] = []
+    left = iter(arguments)
+    for given in left:
+        if given == "--":
+            return [*translated, given, *left], notes
+        name, equals, told = given.partition("=")
+        alias = BY_NAME.get(name)
+        if alias is None:
+            translated.append(given)
+            continue
+        if alias.takes_value and not equals:
+            told = _next(name, left)
+        translated += _ours(alias, name, told)
+        if alias.note:
+            notes.append(f"{name}: {alias.note}")
+    return translated, notes
+
+
+def _next(name: str, left: Iterator[str]) -> str:
+    found = next(left, None)
+    if found is None:
+        raise OptionError(f"{name} expects a value")
+    return found
+
+
+def _ours(alias: Alias, name: str, told: str) -> list[str]:
+    if not alias.takes_value:
+        if alias.refused or told:
+            raise OptionError(f"{name}: {alias.refused or 'takes no value'}")
+        return list(alias.to)
+    renamed = alias.values.get(told, alias.values.get(ANY))
+    if renamed is None:
+        known = ", ".join(alias.values)
+        raise OptionError(f"{name} {told}: {alias.refused or f'only {known} are known here'}")
+    return [part.replace("{}", told if renamed == ANY else renamed) for part in alias.to]
+
+
+def table() -> list[str]:
+    """The aliases as rows of a Markdown table."""
+    rows = ["| flag | here |", "|---|---|"]
+    for alias in ALIASES:
+        names = ", ".join(f"`{name}`" for name in alias.names)
+        rows.append(f"| {names} | {'; '.join(_meanings(alias))} |")
+    return rows
+
+
+def _meanings(alias: Alias) -> Iterator[str]:
+    named = {told: ours for told, ours in alias.values.items() if told != ANY}
+    if alias.to and not alias.takes_value:
+        yield f"`{' '.join(alias.to)}`"
+    elif alias.to:
+        if ANY in alias.values:
+            yield f"`{alias.to[0]}`"
+        for told, ours in named.items():
+            yield f"`{told}`: `{alias.to[0]} {ours}`"
+    elif named:
+        yield f"{' or '.join(f'`{told}`' for told in named)} accepted"
+    if alias.note:
+        yield alias.note if alias.to else f"taken without effect: {alias.note}"
+    if alias.refused:
+        yield f"refused: {alias.refused}" if not named else f"others refused: {alias.refused}"

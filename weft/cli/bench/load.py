@@ -1,0 +1,112 @@
+"""Sends sessions to a server, at a rate or with a bound on how many are under way, and takes the times."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, nullcontext
+from typing import Any
+
+from weft.cli.bench.measures import Outcome
+from weft.cli.bench.options import BenchOptions
+from weft.cli.bench.workloads import Session, Turn, words
+from weft.cli.client import Client, ServerError
+
+PATHS = {"tokens": "/v1/completions", "text": "/v1/completions", "chat": "/v1/chat/completions"}
+Tell = Callable[[Outcome], None]
+
+
+async def send_all(
+    client: Client, model: str, sessions: Sequence[Session], options: BenchOptions, tell: Tell
+) -> tuple[list[Outcome], float]:
+    """All outcomes, and how long it took from the first arrival to the last chunk."""
+    gate = asyncio.Semaphore(options.concurrency) if options.concurrency else nullcontext()
+    outcomes: list[Outcome] = []
+    started = time.perf_counter()
+
+    async def one(session: Session) -> None:
+        async with gate:
+            async for outcome in converse(client, model, session, options):
+                outcomes.append(outcome)
+                tell(outcome)
+
+    async with asyncio.TaskGroup() as tasks:
+        async for session in arrivals(sessions, options):
+            tasks.create_task(one(session))
+    return outcomes, time.perf_counter() - started
+
+
+async def arrivals(sessions: Sequence[Session], options: BenchOptions) -> AsyncIterator[Session]:
+    """Every session when it is due: by the trace's clock, by chance at the rate asked for, or now."""
+    chance, started, due = random.Random(options.seed), time.perf_counter(), 0.0
+    for session in sessions:
+        if options.request_rate:
+            due += chance.expovariate(options.request_rate)
+        elif session.due is not None:
+            due = session.due
+        await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
+        yield session
+
+
+async def converse(client: Client, model: str, session: Session, options: BenchOptions) -> AsyncIterator[Outcome]:
+    """The turns of a session; after a failure nothing follows that would build upon it."""
+    said: list[dict[str, str]] = []
+    for turn in session.turns:
+        outcome = await ask(client, PATHS[options.shape], body_of(model, said, turn, options))
+        yield outcome
+        if outcome.error is not None:
+            return
+        said += [{"role": "user", "content": words(turn.drawn)}, {"role": "assistant", "content": outcome.text}]
+
+
+def body_of(model: str, said: list[dict[str, str]], turn: Turn, options: BenchOptions) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": model,
+        "max_tokens": turn.max_tokens,
+        "temperature": options.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if options.ignore_eos:
+        body["ignore_eos"] = True
+    if options.shape == "tokens":
+        body["prompt"] = list(turn.drawn)
+    elif options.shape == "text":
+        body["prompt"] = "\n".join([*(each["content"] for each in said), words(turn.drawn)])
+    else:
+        body["messages"] = [*said, {"role": "user", "content": words(turn.drawn)}]
+    return body
+
+
+async def ask(client: Client, path: str, body: dict[str, Any]) -> Outcome:
+    outcome = Outcome(sent=time.perf_counter())
+    try:
+        async with aclosing(client.stream(path, body)) as events:
+            async for event in events:
+                _take(outcome, event, time.perf_counter())
+        if not outcome.chunks:
+            outcome.error = "the answer holds no choice"
+    except ServerError as error:
+        outcome.error = str(error)
+    outcome.ended = outcome.chunks[-1] if outcome.chunks else time.perf_counter()
+    outcome.tokens = outcome.tokens or len(outcome.chunks)
+    return outcome
+
+
+def _take(outcome: Outcome, event: dict[str, Any], now: float) -> None:
+    for choice in event.get("choices") or ():
+        spoken = choice.get("delta", {}) if "delta" in choice else {"content": choice.get("text")}
+        text = spoken.get("content") or spoken.get("reasoning_content") or ""
+        # The first chunk of a chat may only name the role, and the last one only say why it is the last.
+        silent = "role" in spoken or (choice.get("finish_reason") and outcome.chunks)
+        if text or not silent:
+            outcome.chunks.append(now)
+            outcome.text += text
+    usage = event.get("usage")
+    if usage:
+        outcome.prompt_tokens, outcome.tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+        details = usage.get("prompt_tokens_details")
+        if details is not None:
+            outcome.cached_tokens = details.get("cached_tokens") or 0

@@ -1,0 +1,187 @@
+"""`weft chat`: a conversation in the terminal, with a model in this process or one behind a server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import aclosing, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from weft.base.errors import OptionError, RequestError, WeftError
+from weft.base.options import Options, option
+from weft.base.sampling import SamplingParams
+from weft.cli.options import argument
+
+if TYPE_CHECKING:
+    from weft.llm import LLM
+
+ABOUT = "talk with a model in the terminal"
+HELP = "/reset forgets the conversation, /exit ends it; Ctrl-C cuts an answer short"
+PROMPT = "> "
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(Options):
+    """Options of `weft chat`: with whom and how to talk, then those of the engine."""
+
+    model: str | None = argument("folder or hub id of a model, or the name of one at --url; without, the built-in one")
+    url: str | None = option(None, "talk to this OpenAI-compatible server, such as http://127.0.0.1:8000")
+    api_key: str | None = option(None, "key of that server; also from WEFT_API_KEY")
+    system: str | None = option(None, "a first message that says how to behave")
+    max_tokens: int = option(512, "tokens of an answer at most")
+    temperature: float = option(1.0, "0 takes the likeliest token; higher is more varied")
+    stats: bool = option(False, "tell tokens per second and cached tokens after every answer")
+
+
+@dataclass(slots=True)
+class Spent:
+    """What an answer took; filled when it has ended."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens: int = 0
+
+
+class Partner(Protocol):
+    def answer(self, messages: list[Message], show: Callable[[str], None], spent: Spent) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def run(options: ChatOptions) -> None:
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature)
+    partner: Partner = Remote(options) if options.url else Local(options, params)
+    try:
+        converse(options, partner)
+    finally:
+        partner.close()
+
+
+class Local:
+    """A model in this process."""
+
+    def __init__(self, options: ChatOptions, params: SamplingParams) -> None:
+        from weft.llm import LLM
+
+        self._params = params
+        self._llm: LLM = LLM.from_options(options)
+        if self._llm.template is None:
+            self.close()
+            raise OptionError("this model has no chat template; use weft generate")
+
+    def answer(self, messages: list[Message], show: Callable[[str], None], spent: Spent) -> None:
+        with closing(self._llm.chat_stream(messages, self._params)) as chunks:
+            for chunk in chunks:
+                show(chunk.text)
+                result = chunk.result
+        assert result is not None, "the last chunk carries the result"
+        spent.prompt_tokens, spent.cached_tokens = len(result.prompt_token_ids), result.cached_tokens
+        spent.tokens = len(result.token_ids)
+        if result.error is not None:
+            raise RequestError(result.error)
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+class Remote:
+    """A model behind an OpenAI-compatible server."""
+
+    def __init__(self, options: ChatOptions) -> None:
+        from weft.cli.client import Client
+
+        self._loop = asyncio.Runner()
+        self._client = Client(str(options.url), options.api_key or os.environ.get("WEFT_API_KEY"))
+        self._body: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
+        try:
+            self._body["model"] = options.model or self._loop.run(first_model(self._client))
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def answer(self, messages: list[Message], show: Callable[[str], None], spent: Spent) -> None:
+        self._loop.run(self._answer(messages, show, spent))
+
+    async def _answer(self, messages: list[Message], show: Callable[[str], None], spent: Spent) -> None:
+        body = {**self._body, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
+        async with aclosing(self._client.stream("/v1/chat/completions", body)) as events:
+            async for event in events:
+                note_usage(event, spent)
+                for choice in event.get("choices") or ():
+                    show(str(choice["delta"].get("content") or ""))
+
+    def close(self) -> None:
+        self._loop.run(self._client.close())
+        self._loop.close()
+
+
+async def first_model(client: Any) -> str:
+    listed = await client.get("/v1/models")
+    return str(listed["data"][0]["id"])
+
+
+def note_usage(event: dict[str, Any], spent: Spent) -> None:
+    usage = event.get("usage") or {}
+    if usage:
+        spent.prompt_tokens, spent.tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+        spent.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+
+def converse(options: ChatOptions, partner: Partner) -> None:
+    first: list[Message] = [] if options.system is None else [{"role": "system", "content": options.system}]
+    messages = list(first)
+    if sys.stdin.isatty():
+        print(HELP, file=sys.stderr)
+    while (said := read_line()) not in (None, "/exit"):
+        if said == "/reset":
+            messages = list(first)
+        elif said == "/help":
+            print(HELP, file=sys.stderr)
+        elif said:
+            messages = take_turn(messages, said, options, partner)
+
+
+def read_line() -> str | None:
+    """What the user says; None when there is nothing more."""
+    try:
+        return input(PROMPT if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return None
+
+
+def take_turn(messages: list[Message], said: str, options: ChatOptions, partner: Partner) -> list[Message]:
+    """The conversation after one more question; as it was, if there is no answer."""
+    asked = [*messages, {"role": "user", "content": said}]
+    pieces: list[str] = []
+    spent, started = Spent(), time.monotonic()
+
+    def show(piece: str) -> None:
+        pieces.append(piece)
+        print(piece, end="", flush=True)
+
+    try:
+        partner.answer(asked, show, spent)
+        print()
+    except KeyboardInterrupt:
+        print(" (cut short)")
+    except WeftError as error:
+        print(f"(no answer: {error})", file=sys.stderr)
+        return messages
+    if options.stats:
+        print(stats(spent, time.monotonic() - started), file=sys.stderr)
+    return [*asked, {"role": "assistant", "content": "".join(pieces)}]
+
+
+def stats(spent: Spent, seconds: float) -> str:
+    """
+    >>> stats(Spent(100, 64, 20), 2.0)
+    '20 tokens in 2.00 s, 10.0 tokens/s; 64 of 100 prompt tokens cached'
+    """
+    pace = spent.tokens / seconds if seconds else 0.0
+    cached = f"{spent.cached_tokens} of {spent.prompt_tokens} prompt tokens cached"
+    return f"{spent.tokens} tokens in {seconds:.2f} s, {pace:.1f} tokens/s; {cached}"

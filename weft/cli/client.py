@@ -1,0 +1,200 @@
+"""A small HTTP client for OpenAI-compatible servers: JSON in, JSON or a stream of events out, connections kept alive.
+
+Made for measuring: nothing between a chunk on the wire and the clock. No redirects, no proxies, no compression.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from weft import __version__
+from weft.base.errors import OptionError, WeftError
+
+# Lines of a stream may be long: top log-probabilities, whole tool calls.
+LINE_BYTES = 1 << 24
+SHOWN = 300
+
+
+class ServerError(WeftError):
+    """The server could not be reached, or its answer was an error."""
+
+
+@dataclass(slots=True)
+class Connection:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    used: bool = False
+
+
+@dataclass(slots=True)
+class Response:
+    """The head of an answer, and how its body ends: by chunks, by length, or with the connection."""
+
+    status: int
+    headers: dict[str, str]
+    connection: Connection
+
+    @property
+    def keeps_alive(self) -> bool:
+        ends = "content-length" in self.headers or self.chunked
+        return ends and self.headers.get("connection", "").lower() != "close"
+
+    @property
+    def chunked(self) -> bool:
+        return "chunked" in self.headers.get("transfer-encoding", "").lower()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        reader = self.connection.reader
+        if self.chunked:
+            while size := int((await _line(reader)).partition(b";")[0], 16):
+                yield await reader.readexactly(size)
+                await _line(reader)
+            while await _line(reader):
+                pass  # trailers
+        elif "content-length" in self.headers:
+            yield await reader.readexactly(int(self.headers["content-length"]))
+        else:
+            while piece := await reader.read(1 << 16):
+                yield piece
+
+    async def body(self) -> bytes:
+        return b"".join([piece async for piece in self.pieces()])
+
+
+class Client:
+    """One server. `url` is its root, with or without /v1 at the end. For one event loop."""
+
+    def __init__(self, url: str, api_key: str | None = None, timeout_seconds: float = 3600.0) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise OptionError(f"url must be like http://127.0.0.1:8000, got {url!r}")
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._secure = ssl.create_default_context() if parts.scheme == "https" else None
+        self._host, self._port = parts.hostname, parts.port or (443 if self._secure else 80)
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self._idle: list[Connection] = []
+        self._timeout = timeout_seconds
+        key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        agent = f"User-Agent: weft/{__version__}\r\n"
+        self._headers = f"Host: {parts.netloc}\r\n{agent}{key}Accept-Encoding: identity\r\n"
+
+    async def get(self, path: str) -> Any:
+        return await self._json("GET", path, None)
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        return await self._json("POST", path, body)
+
+    async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of a streamed answer, until its [DONE]. An event that is an error raises."""
+        async with self._exchange("POST", path, body) as response:
+            if response.status != 200:
+                raise _failure(response.status, await response.body())
+            async for data in events(response):
+                if data == b"[DONE]":
+                    continue  # the body's own end follows, and leaves the connection usable
+                event = json.loads(data)
+                if "error" in event:
+                    raise ServerError(_message(event))
+                yield event
+
+    async def close(self) -> None:
+        while self._idle:
+            self._idle.pop().writer.close()
+
+    async def _json(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        async with self._exchange(method, path, body) as response:
+            text = await response.body()
+            if response.status != 200:
+                raise _failure(response.status, text)
+            try:
+                return json.loads(text) if text else None
+            except ValueError:
+                raise ServerError(f"{self.url}{path} did not answer in JSON: {text[:SHOWN]!r}") from None
+
+    @asynccontextmanager
+    async def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> AsyncIterator[Response]:
+        content = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
+        kind = "" if body is None else "Content-Type: application/json\r\n"
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}{kind}Content-Length: {len(content)}\r\n\r\n"
+        connection = None
+        try:
+            async with asyncio.timeout(self._timeout):
+                response = await self._send(head.encode() + content)
+                connection = response.connection
+                yield response
+                if response.keeps_alive:
+                    self._idle.append(connection)
+                    connection = None
+        except TimeoutError:
+            raise ServerError(f"{self.url} gave no answer within {self._timeout:g} s") from None
+        except (OSError, EOFError, asyncio.IncompleteReadError, ValueError) as error:
+            raise ServerError(f"{self.url} broke off: {error!r}") from None
+        finally:
+            if connection is not None:
+                connection.writer.close()
+
+    async def _send(self, message: bytes) -> Response:
+        """Once more on a fresh connection, if the server has closed the kept one meanwhile."""
+        while True:
+            connection = self._idle.pop() if self._idle else await self._open()
+            try:
+                connection.writer.write(message)
+                await connection.writer.drain()
+                return await _head(connection)
+            except (OSError, EOFError, asyncio.IncompleteReadError):
+                connection.writer.close()
+                if not connection.used:
+                    raise
+            except BaseException:
+                connection.writer.close()
+                raise
+
+    async def _open(self) -> Connection:
+        try:
+            opened = await asyncio.open_connection(self._host, self._port, ssl=self._secure, limit=LINE_BYTES)
+        except OSError as error:
+            raise ServerError(f"{self.url} cannot be reached: {error}") from None
+        return Connection(*opened)
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    return (await reader.readuntil(b"\n")).rstrip(b"\r\n")
+
+
+async def _head(connection: Connection) -> Response:
+    status = await _line(connection.reader)
+    connection.used = True
+    headers: dict[str, str] = {}
+    while line := await _line(connection.reader):
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return Response(int(status.split(maxsplit=2)[1]), headers, connection)
+
+
+async def events(response: Response) -> AsyncIterator[bytes]:
+    """The data of server-sent events, one line each; wherever the pieces were cut."""
+    rest = b""
+    async for piece in response.pieces():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+
+
+def _failure(status: int, text: bytes) -> ServerError:
+    try:
+        return ServerError(f"status {status}: {_message(json.loads(text))}")
+    except ValueError:
+        return ServerError(f"status {status}: {text[:SHOWN].decode(errors='replace')}")
+
+
+def _message(event: Any) -> str:
+    error = event.get("error", event) if isinstance(event, dict) else event
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:SHOWN]

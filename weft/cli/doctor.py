@@ -1,0 +1,178 @@
+"""`weft doctor`: the machine, what would be used and why, and whether a cache hit answers as a cold run does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft import __version__
+from weft.base.errors import WeftError
+from weft.base.options import Options, option
+from weft.cli.options import argument
+
+if TYPE_CHECKING:
+    from weft.llm import LLM
+
+ABOUT = "tell what would be used here and why, and test the cache on the model at hand"
+LIBRARIES = (
+    "torch",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "huggingface_hub",
+    "jinja2",
+    "uvicorn",
+    "starlette",
+    "msgspec",
+)
+# What the CPU can do that matters to matrix products.
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(Options):
+    """Options of `weft doctor`: those of the engine, as the server would be started with."""
+
+    model: str | None = argument("folder or hub id of a model; without one, the built-in one")
+    self_test: bool = option(True, "compare answers after a cache hit with cold runs")
+
+
+def run(options: DoctorOptions) -> int:
+    show("weft", {"version": __version__, "python": platform.python_version(), **dict(libraries())})
+    show("machine", machine())
+    try:
+        wrong = examine(options)
+    except WeftError as error:
+        wrong = [str(error)]
+    for complaint in wrong:
+        print(f"wrong: {complaint}")
+    if not wrong:
+        print("all is well")
+    return 1 if wrong else 0
+
+
+def show(title: str, facts: dict[str, Any]) -> None:
+    print(title)
+    for name, fact in facts.items():
+        print(f"  {name + ':':<22}{fact}")
+
+
+def libraries() -> Iterator[tuple[str, str]]:
+    for name in LIBRARIES:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            yield name, "not installed"
+
+
+def machine() -> dict[str, str]:
+    from weft.loading import free_bytes
+
+    model, flags = processor()
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": model,
+        "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} usable",
+        "instructions": " ".join(flag for flag in CPU_FLAGS if flag in flags) or "none that help",
+        "free memory": f"{free_bytes() / 2**30:.1f} GiB",
+        "device": device(),
+    }
+
+
+def processor() -> tuple[str, set[str]]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown", set()
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return facts.get("model name", "unknown"), set(facts.get("flags", "").split())
+
+
+def device() -> str:
+    cards = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return f"CPU; {cards} CUDA devices are there, but this version does not use them" if cards else "CPU"
+
+
+class Heard(logging.Handler):
+    """Decisions as they are logged, with their reasons."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.said: dict[str, str] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        name, _, reason = record.getMessage().partition(": ")
+        self.said[name] = reason
+
+
+def examine(options: DoctorOptions) -> list[str]:
+    """Load the model as the server would, tell about it, and what is wrong."""
+    from weft.llm import LLM
+
+    log, heard = logging.getLogger("weft"), Heard()
+    before = log.level
+    log.addHandler(heard)
+    log.setLevel(logging.INFO)
+    try:
+        llm = LLM.from_options(options)
+    finally:
+        log.removeHandler(heard)
+        log.setLevel(before)
+    dtype = heard.said.get("dtype", options.dtype).partition(",")[0]
+    with llm:
+        show("model", about_model(llm, options, dtype))
+        show("decisions", decisions(options, heard.said))
+        return self_test(llm, dtype) if options.self_test else []
+
+
+def about_model(llm: LLM, options: DoctorOptions, dtype: str) -> dict[str, Any]:
+    spec, config = llm.engine.ledger.spec, llm.config
+    return {
+        "name": options.model or "built-in",
+        "vocabulary": llm.vocab_size,
+        "dtype": dtype,
+        "tokenizer": "none: token ids only" if llm.tokenizer is None else "there",
+        "chat template": "none" if llm.template is None else "there",
+        "end tokens": sorted(llm.end_tokens) or "none",
+        "memory": f"{config.memory_bytes / 2**30:.2f} GiB",
+        "a cell of 64 tokens": f"{spec.page_bytes} bytes of pages, {spec.window_page_bytes} of window pages",
+        "a state": f"{spec.state_bytes} bytes; a tail {spec.tail_bytes}",
+    }
+
+
+def decisions(options: Options, said: dict[str, str]) -> dict[str, str]:
+    """Every option: as asked, as by default, or decided and why."""
+    found = {}
+    for each in fields(Options):
+        value = getattr(options, each.name)
+        if each.name in said:
+            found[each.name] = said[each.name]
+        elif each.name not in ("model", "tokenizer"):
+            found[each.name] = f"{value}, {'by default' if value == each.default else 'as asked'}"
+    if not options.threads:
+        found["threads"] = f"{len(os.sched_getaffinity(0))}: one for each core that this process may use"
+    return found
+
+
+def self_test(llm: LLM, dtype: str) -> list[str]:
+    from weft.cli.selftest import SelfTest, can_tell, complaints
+
+    test = SelfTest(llm)
+    if not llm.config.cache or not test.fits():
+        why = "the cache is switched off" if not llm.config.cache else "max_length is too short for it"
+        print(f"self-test\n  left out: {why}")
+        return []
+    found = test.run()
+    print("self-test, against scores from nothing")
+    for name, each in found.items():
+        size = f"KL {each.kl:8.1e}, largest difference {each.difference:8.1e}"
+        print(f"  {name + ':':<22}{size}, {each.cached_tokens} tokens cached")
+    if not can_tell(found):
+        print("  this model answers alike after another prefix, so a wrong state would not show")
+    return complaints(found, dtype)
