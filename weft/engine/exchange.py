@@ -1,4 +1,4 @@
-"""What callers tell a running engine and what they hear from it, as plain values: the words between two threads or processes.
+"""What callers tell a running engine and what they hear from it, as plain values, between threads or processes.
 
 Callers number their requests and questions themselves; every answer carries the number that it belongs to.
 """

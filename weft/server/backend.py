@@ -28,8 +28,8 @@ class ModelInfo:
 class Stream(Protocol):
     """One request under way: its outputs as they come. After the last one `report` is there.
 
-    The last output has a `finish`; then iteration ends. An engine that dies, or a shutdown that waits no longer, ends it
-    by raising `EngineStopped` instead, after what came before. One task reads a stream, once.
+    The last output has a `finish`; then iteration ends. If the engine dies, or a shutdown waits no longer, it raises
+    `EngineStopped` instead, after what came before. One task reads a stream, once.
     """
 
     id: int
@@ -39,7 +39,10 @@ class Stream(Protocol):
 
 
 class Backend(Protocol):
-    """All methods are for the event loop's thread. Errors of requests are `RequestError`, of the engine `EngineStopped`."""
+    """All methods are for the event loop's thread.
+
+    Errors of requests are `RequestError` (429: too many are under way), those of the engine `EngineStopped`.
+    """
 
     info: ModelInfo
 

@@ -1,22 +1,120 @@
-"""The engine's side: what loads a model and makes an engine of it."""
+"""The engine process: loads a model and steps it for a front that holds the other end of its socket.
+
+Started as `python -m weft.server.engine_process FD`, with one end of a socket pair as file descriptor FD: nothing lies
+in the file system, nobody else can connect. It ends when it is told to, when a step fails, or when the front is gone.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.base.errors import ModelError, OptionError
 from weft.base.options import Options
+from weft.engine.exchange import Command, Event, Shutdown
+from weft.engine.service import Drivable, Service
+from weft.server import messages as wire
 from weft.server.backend import ModelInfo
+from weft.server.codec import Frames, ProtocolError, decode_begin, decode_command, encode_event, frame
 
 if TYPE_CHECKING:
     from weft.engine.loop import Engine
     from weft.memory.ledger import Ledger
 
+log = logging.getLogger("weft")
+
+READ_BYTES = 1 << 18
+# Room for the outputs of many steps while the front is busy with something else.
+SEND_BUFFER_BYTES = 1 << 20
 BUILTIN_NAME = "builtin"
 # A model whose memory does not grow with the text has room for any length; somewhere the count must end.
 MOST_CELLS = 1 << 18
+
+
+Load = Callable[[Options, bool], tuple[Drivable, ModelInfo]]
+
+
+class SocketInbox:
+    """Commands from the front. What cannot be read is dropped; a frame that is too long ends the service."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._frames = Frames()
+        self._bodies: list[bytes] = []
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def first(self) -> wire.Begin:
+        while not self._bodies:
+            if not self._read():
+                raise ProtocolError("the front said nothing")
+        return decode_begin(self._bodies.pop(0))
+
+    def take(self, wait: bool) -> list[Command]:
+        commands: list[Command] = []
+        while self._bodies or self._poll.poll(None if wait and not commands else 0):
+            if not self._bodies and not self._read():
+                return [*commands, Shutdown()]
+            commands += self._decode()
+        return commands
+
+    def _read(self) -> bool:
+        """Whether there is more to come."""
+        data = self._connection.recv(READ_BYTES)
+        try:
+            self._bodies = self._frames.feed(data)
+        except ProtocolError:
+            log.exception("the front sends frames without end")
+            return False
+        return bool(data)
+
+    def _decode(self) -> list[Command]:
+        commands: list[Command] = []
+        for body in self._bodies:
+            try:
+                commands.append(decode_command(body))
+            except ProtocolError as error:
+                log.error("dropped a frame that cannot be read: %s", error)
+        self._bodies = []
+        return commands
+
+
+def run_engine(connection: socket.socket, load: Load) -> int:
+    """Serve the front at the other end; the process's exit code."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    inbox = SocketInbox(connection)
+    begin = inbox.first()
+    logging.basicConfig(level=begin.log_level, format="%(levelname)s %(name)s: %(message)s")
+    threading.Thread(target=_end_with_front, args=(connection,), daemon=True).start()
+    try:
+        engine, info = load(begin.options, begin.progress)
+    except (OptionError, ModelError) as error:
+        connection.sendall(frame(wire.Unloadable(str(error), isinstance(error, OptionError))))
+        return 1
+    connection.sendall(frame(wire.Ready(**asdict(info))))
+
+    def deliver(event: Event) -> None:
+        connection.sendall(encode_event(event))
+
+    return 0 if Service(engine, deliver, info.vocab_size).run(inbox) else 1
+
+
+def _end_with_front(connection: socket.socket) -> None:
+    """Nobody is left to answer: end at once, even in the middle of loading or of a step."""
+    hangup = select.poll()
+    hangup.register(connection, 0)
+    hangup.poll()
+    os._exit(1)
 
 
 def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
@@ -28,7 +126,7 @@ def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
     loaded = load(options, progress)
     config, model = loaded.config, loaded.model
     runner = Runner(model, loaded.spec, config.memory_bytes, config.max_sequences, threads=options.threads or None)
-    engine = Engine(loaded.spec, runner, config)
+    engine = Engine(loaded.spec, runner, config, loaded.grammars())
     folder = _folder(options)
     info = ModelInfo(
         name=_name(options.model),
@@ -70,3 +168,19 @@ def _longest(ledger: Ledger) -> int:
     """Tokens of the longest sequence that memory could hold if it were alone."""
     cell = ledger.spec.cell
     return (bisect_left(range(1, MOST_CELLS), True, key=lambda n: not ledger.fits_alone(n * cell))) * cell
+
+
+def main(load: Load = load_engine) -> None:
+    # The terminal's Ctrl-C is for the front, which then lets running requests finish.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    code = run_engine(connection, load)
+    # Threads of libraries must not hold up the end.
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

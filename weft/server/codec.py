@@ -1,0 +1,281 @@
+"""From values to bytes and back, and frames on a stream of bytes. Nothing that is read can run, or grow without bound.
+
+A frame is its length in four bytes, big-endian, and one MessagePack message. Whatever is not such a message, or says
+what no peer of ours says, is a `ProtocolError`; a frame that is too long is refused before its content arrives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from weft.base.errors import RequestError, WeftError
+from weft.engine.events import Output, PromptScore, Report
+from weft.engine.exchange import (
+    Ask,
+    Command,
+    End,
+    Event,
+    Outputs,
+    Refusal,
+    Refuse,
+    Replies,
+    Shutdown,
+    Stopped,
+    Submit,
+)
+from weft.engine.request import Request
+from weft.server import messages as wire
+from weft.server.backend import ModelInfo
+
+HEADER_BYTES = 4
+MAX_FRAME_BYTES = 1 << 27
+# Of a message for people.
+MAX_WORDS = 4000
+
+_encode = msgspec.msgpack.Encoder(enc_hook=lambda value: _plain(value)).encode
+_from_front = msgspec.msgpack.Decoder(wire.FromFront)
+_from_engine = msgspec.msgpack.Decoder(wire.FromEngine)
+_request = msgspec.msgpack.Decoder(wire.RequestBody)
+
+
+class ProtocolError(WeftError):
+    """A peer said something that no peer of ours says."""
+
+
+# frames ---------------------------------------------------------------------------------------------------------------
+
+
+def frame(message: wire.Message) -> bytes:
+    body = _encode(message)
+    assert len(body) <= MAX_FRAME_BYTES, f"a message of {len(body)} bytes"
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+class Frames:
+    """Cuts a stream of bytes into the bodies of frames."""
+
+    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies that these bytes complete."""
+        buffer, bodies, start = self._buffer, [], 0
+        buffer += data
+        while len(buffer) - start >= HEADER_BYTES:
+            first = start + HEADER_BYTES
+            size = int.from_bytes(buffer[start:first], "big")
+            if size > self._limit:
+                raise ProtocolError(f"a frame of {size} bytes; at most {self._limit} are taken")
+            if len(buffer) < first + size:
+                break
+            start = first + size
+            bodies.append(bytes(memoryview(buffer)[first:start]))
+        del buffer[:start]
+        return bodies
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise NotImplementedError(f"{type(value)} does not travel")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes | msgspec.Raw) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a message: {error}") from error
+
+
+# commands -------------------------------------------------------------------------------------------------------------
+
+
+def encode_command(command: Command) -> bytes:
+    match command:
+        case Submit(number, request):
+            return frame(wire.SubmitMessage(number, _encode_request(request)))
+        case End(number, stopped):
+            return frame(wire.EndMessage(number, stopped))
+        case Ask(number, topic, limit):
+            return frame(wire.AskMessage(number, topic, limit))
+        case _:
+            return frame(wire.ShutdownMessage())
+
+
+def _encode_request(request: Request) -> msgspec.Raw:
+    prompt = np.ascontiguousarray(request.prompt, "<i4").tobytes()
+    if len(prompt) > wire.MAX_PROMPT_BYTES:
+        raise RequestError(f"prompt has {len(request.prompt)} tokens; at most {wire.MAX_PROMPT_BYTES // 4} can be sent")
+    body = wire.RequestBody(
+        prompt,
+        request.params,
+        request.stop_tokens,
+        request.salt,
+        request.priority,
+        request.snapshots,
+        request.grammar,
+    )
+    try:
+        return msgspec.Raw(_encode(body))
+    except (OverflowError, UnicodeEncodeError, NotImplementedError) as error:
+        raise RequestError(f"the request holds a value that cannot be sent: {error}") from error
+
+
+def decode_begin(body: bytes) -> wire.Begin:
+    try:
+        message = _decode(_from_front, body)
+    except WeftError as error:
+        raise ProtocolError(str(error)) from error
+    if not isinstance(message, wire.Begin):
+        raise ProtocolError("the first message must say which model to load")
+    return message
+
+
+def decode_command(body: bytes) -> Command:
+    """A command that the engine can carry out; one whose request makes no sense becomes a refusal."""
+    message = _decode(_from_front, body)
+    match message:
+        case wire.SubmitMessage(number, raw):
+            try:
+                return Submit(number, _decode_request(raw))
+            except WeftError as error:
+                return Refuse(number, str(error))
+        case wire.EndMessage(number, stopped):
+            return End(number, stopped)
+        case wire.AskMessage(number, topic, limit):
+            return Ask(number, topic, limit)
+        case wire.ShutdownMessage():
+            return Shutdown()
+    raise ProtocolError("a model was loaded already")
+
+
+def _decode_request(raw: msgspec.Raw) -> Request:
+    body = _decode(_request, raw)
+    if len(body.prompt) % 4:
+        raise ProtocolError("the prompt is not a list of tokens")
+    if body.grammar is not None and len(body.grammar.text) > wire.MAX_TEXT:
+        raise RequestError(f"a grammar of {len(body.grammar.text)} characters; at most {wire.MAX_TEXT} are taken")
+    prompt = np.frombuffer(body.prompt, "<i4").astype(np.int32)
+    return Request(prompt, body.params, body.stop_tokens, body.salt, body.priority, body.snapshots, body.grammar)
+
+
+# events ---------------------------------------------------------------------------------------------------------------
+
+
+def encode_event(event: Event) -> bytes:
+    match event:
+        case Outputs():
+            return _encode_scores(event) + frame(_outputs_message(event))
+        case Replies(accepted, refused, answers):
+            refusals = [wire.RefusalBody(each.number, each.message[:MAX_WORDS], each.status) for each in refused]
+            return frame(wire.RepliesMessage(accepted, refusals, answers))
+        case Stopped(message):
+            return frame(wire.StoppedMessage(message))
+
+
+def _outputs_message(event: Outputs) -> wire.OutputsMessage:
+    scores, endings = [], []
+    for row, output in enumerate(event.outputs):
+        if output.logprob is not None:
+            tops = output.top or ()
+            scores.append(wire.ScoreBody(row, output.logprob, [t for t, _ in tops], [p for _, p in tops]))
+        if output.finish is not None:
+            endings.append(_ending(row, output, event.reports[output.sequence]))
+    numbers = [output.sequence for output in event.outputs]
+    return wire.OutputsMessage(numbers, [output.token for output in event.outputs], scores, endings)
+
+
+def _ending(row: int, output: Output, report: Report) -> wire.EndingBody:
+    assert output.finish is not None
+    error = None if output.error is None else output.error[:MAX_WORDS]
+    return wire.EndingBody(
+        row, output.finish, error, report.cached_tokens, report.miss, report.preemptions, report.queued_seconds
+    )
+
+
+def _encode_scores(event: Outputs) -> bytes:
+    """Prompt scores of those that end with this step."""
+    frames = []
+    for number, report in event.reports.items():
+        scores = report.prompt_scores
+        for first in range(0, len(scores), wire.SCORES_PER_PIECE):
+            piece = scores[first : first + wire.SCORES_PER_PIECE]
+            tops = [pair for score in piece for pair in score.top]
+            frames.append(
+                wire.ScoresMessage(
+                    number,
+                    len(piece[0].top),
+                    np.array([score.logprob for score in piece], "<f4").tobytes(),
+                    np.array([token for token, _ in tops], "<i4").tobytes(),
+                    np.array([logprob for _, logprob in tops], "<f4").tobytes(),
+                )
+            )
+    return b"".join(map(frame, frames))
+
+
+class EventReader:
+    """Reads what an engine process says; keeps prompt scores until the output that they belong to."""
+
+    def __init__(self) -> None:
+        self._scores: dict[int, list[PromptScore]] = {}
+
+    def read(self, body: bytes) -> Event | ModelInfo | wire.Unloadable | None:
+        """Nothing if the message is only a part of something."""
+        message = _decode(_from_engine, body)
+        match message:
+            case wire.OutputsMessage():
+                return self._outputs(message)
+            case wire.ScoresMessage():
+                self._scores.setdefault(message.number, []).extend(_prompt_scores(message))
+                return None
+            case wire.RepliesMessage(accepted, refused, answers):
+                return Replies(accepted, [Refusal(each.number, each.message, each.status) for each in refused], answers)
+            case wire.StoppedMessage(message=text):
+                return Stopped(text)
+            case wire.Ready():
+                return ModelInfo(**msgspec.structs.asdict(message))
+        assert isinstance(message, wire.Unloadable)
+        return message
+
+    def _outputs(self, message: wire.OutputsMessage) -> Outputs:
+        if len(message.numbers) != len(message.tokens):
+            raise ProtocolError("columns of different lengths")
+        outputs = list(map(Output, message.numbers, message.tokens))
+        reports: dict[int, Report] = {}
+        try:
+            for score in message.scores:
+                output = outputs[score.row]
+                output.logprob = score.logprob
+                output.top = list(zip(score.tokens, score.logprobs, strict=True))
+            for ending in message.endings:
+                output = outputs[ending.row]
+                output.finish, output.error = ending.finish, ending.error
+                reports[output.sequence] = self._report(output.sequence, ending)
+        except (IndexError, ValueError) as error:
+            raise ProtocolError(f"columns that do not fit: {error}") from error
+        return Outputs(outputs, reports)
+
+    def _report(self, number: int, ending: wire.EndingBody) -> Report:
+        return Report(
+            cached_tokens=ending.cached_tokens,
+            miss=ending.miss,
+            preemptions=ending.preemptions,
+            queued_seconds=ending.queued_seconds,
+            prompt_scores=self._scores.pop(number, []),
+        )
+
+
+def _prompt_scores(message: wire.ScoresMessage) -> list[PromptScore]:
+    try:
+        logprobs = np.frombuffer(message.logprobs, "<f4")
+        shape = (len(logprobs), message.tops)
+        tokens = np.frombuffer(message.top_tokens, "<i4").reshape(shape).tolist()
+        tops = np.frombuffer(message.top_logprobs, "<f4").reshape(shape).tolist()
+    except ValueError as error:
+        raise ProtocolError(f"scores that do not fit: {error}") from error
+    rows = zip(logprobs.tolist(), tokens, tops, strict=True)
+    return [PromptScore(logprob, list(zip(likeliest, theirs))) for logprob, likeliest, theirs in rows]

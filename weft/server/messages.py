@@ -1,0 +1,167 @@
+"""The messages between front and engine process as they are written on the wire: typed, tagged, every field bounded.
+
+Only `codec.py` makes and reads these; everybody else sees `weft.engine.exchange`. A step's outputs are columns, not an
+object per token, so that a batch of hundreds costs little.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from weft.base.grammar import Grammar
+from weft.base.options import Options
+from weft.base.sampling import SamplingParams
+from weft.engine.events import FinishReason
+from weft.engine.exchange import Topic
+from weft.memory.misses import Miss
+
+MAX_ROWS = 1 << 16
+MAX_PROMPT_BYTES = 1 << 26
+MAX_TEXT = 1 << 20
+# Scores of a long prompt travel in pieces of so many tokens: reading one must not keep other streams waiting.
+SCORES_PER_PIECE = 1 << 10
+MAX_TOPS = 32
+
+Number = Annotated[int, Meta(ge=0, le=(1 << 62))]
+Count = Annotated[int, Meta(ge=0, le=(1 << 40))]
+Seconds = Annotated[float, Meta(ge=0)]
+Token = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Priority = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31))]
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Fields in their order, after the tag."""
+
+
+# from the front -------------------------------------------------------------------------------------------------------
+
+
+class Begin(Message, tag="begin"):
+    """The first message: which model to load, and how."""
+
+    options: Options
+    progress: bool
+    log_level: Annotated[int, Meta(ge=0, le=100)]
+
+
+class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`Request`, field by field and by name, so that errors tell it; the prompt as little-endian int32."""
+
+    prompt: Annotated[bytes, Meta(max_length=MAX_PROMPT_BYTES)]
+    params: SamplingParams
+    stop_tokens: Annotated[frozenset[Token], Meta(max_length=1024)]
+    salt: Annotated[bytes, Meta(max_length=1024)]
+    priority: Priority
+    snapshots: Annotated[tuple[Token, ...], Meta(max_length=4096)]
+    grammar: Grammar | None
+
+
+class SubmitMessage(Message, tag="submit"):
+    """The body is read apart, so that one that cannot be read is refused under its number."""
+
+    number: Number
+    request: msgspec.Raw
+
+
+class EndMessage(Message, tag="end"):
+    number: Number
+    stopped: bool
+
+
+class AskMessage(Message, tag="ask"):
+    number: Number
+    topic: Topic
+    limit: Annotated[int, Meta(ge=0, le=1 << 20)]
+
+
+class ShutdownMessage(Message, tag="shutdown"):
+    pass
+
+
+FromFront = Begin | SubmitMessage | EndMessage | AskMessage | ShutdownMessage
+
+# from the engine ------------------------------------------------------------------------------------------------------
+
+
+class Ready(Message, tag="ready"):
+    """The model is loaded: the fields of `ModelInfo`."""
+
+    name: Text
+    architecture: Text
+    dtype: Text
+    vocab_size: Count
+    max_length: Count
+    memory_bytes: Count
+    memory_tokens: Count
+    max_sequences: Count
+    settings: dict[str, Any]
+
+
+class Unloadable(Message, tag="unloadable"):
+    """The model cannot be loaded as asked: a message for the user, and whether an option is to blame."""
+
+    message: Text
+    option: bool
+
+
+class RefusalBody(Message):
+    number: Number
+    message: Text
+    status: Annotated[int, Meta(ge=400, le=599)]
+
+
+class RepliesMessage(Message, tag="replies"):
+    accepted: Annotated[list[Number], Meta(max_length=MAX_ROWS)]
+    refused: Annotated[list[RefusalBody], Meta(max_length=MAX_ROWS)]
+    answers: Annotated[dict[Number, Any], Meta(max_length=MAX_ROWS)]
+
+
+class ScoresMessage(Message, tag="scores"):
+    """A piece of a request's prompt scores, before its last output: float32 and int32, `tops` of them per token."""
+
+    number: Number
+    tops: Annotated[int, Meta(ge=0, le=MAX_TOPS)]
+    logprobs: Annotated[bytes, Meta(max_length=4 * SCORES_PER_PIECE)]
+    top_tokens: Annotated[bytes, Meta(max_length=4 * SCORES_PER_PIECE * MAX_TOPS)]
+    top_logprobs: Annotated[bytes, Meta(max_length=4 * SCORES_PER_PIECE * MAX_TOPS)]
+
+
+class ScoreBody(Message):
+    """Log-probabilities of one row's token and of the likeliest ones."""
+
+    row: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
+    logprob: float
+    tokens: Annotated[list[Token], Meta(max_length=MAX_TOPS)]
+    logprobs: Annotated[list[float], Meta(max_length=MAX_TOPS)]
+
+
+class EndingBody(Message):
+    """What ends with a row, and the fields of its report; prompt scores came before."""
+
+    row: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
+    finish: FinishReason
+    error: Text | None
+    cached_tokens: Count
+    miss: Miss | None
+    preemptions: Count
+    queued_seconds: Seconds
+
+
+class OutputsMessage(Message, tag="outputs"):
+    """One step: a number and a token (or none) per row; what only some rows have is told apart."""
+
+    numbers: Annotated[list[Number], Meta(max_length=MAX_ROWS)]
+    tokens: Annotated[list[Token | None], Meta(max_length=MAX_ROWS)]
+    scores: Annotated[list[ScoreBody], Meta(max_length=MAX_ROWS)]
+    endings: Annotated[list[EndingBody], Meta(max_length=MAX_ROWS)]
+
+
+class StoppedMessage(Message, tag="stopped"):
+    message: Text
+
+
+FromEngine = Ready | Unloadable | RepliesMessage | ScoresMessage | OutputsMessage | StoppedMessage

@@ -1,0 +1,225 @@
+"""A backend whose engine is a process of its own: a crash there is an error here, and Python's lock is not shared.
+
+Front and engine talk over a socket pair that only these two have. The engine's death is the socket's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import weft
+from weft.base.errors import EngineStopped, ModelError, OptionError, WeftError
+from weft.base.options import Options
+from weft.engine.exchange import Command, Event, Shutdown, Stopped
+from weft.server import messages as wire
+from weft.server.backend import ModelInfo
+from weft.server.codec import EventReader, Frames, ProtocolError, encode_command, frame
+from weft.server.desk import MAX_OPEN, SHUTTING_DOWN, Desk
+
+log = logging.getLogger("weft")
+
+DIED = "the engine process has ended unexpectedly"
+RESTARTING = "the engine process has ended unexpectedly and is being started again"
+GOODBYE_SECONDS = 10.0
+# So many restarts within so long, and it is no accident.
+MAX_RESTARTS = 5
+RESTARTS_WITHIN_SECONDS = 600.0
+
+Heard = Event | ModelInfo | wire.Unloadable
+
+
+class Link(asyncio.Protocol):
+    """The front's end of the socket: cuts what comes into messages and tells them, and the end, to the backend."""
+
+    def __init__(self, hear: Callable[[Link, Heard], None], lost: Callable[[Link], None]) -> None:
+        self._hear = hear
+        self._lost = lost
+        self._frames = Frames()
+        self._reader = EventReader()
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._frames.feed(data):
+                event = self._reader.read(body)
+                if event is not None:
+                    self._hear(self, event)
+        except ProtocolError as error:
+            # What was lost here nobody could ever answer.
+            log.error("the engine process does not keep to the protocol: %s", error)
+            assert self.transport is not None
+            self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost(self)
+
+
+class ProcessBackend(Desk):
+    """With `restart` a dead engine is started again; requests that were open get their error all the same.
+
+    `program` is what to start instead of the engine process; it gets the number of a file descriptor as argument.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        progress: bool = True,
+        restart: bool = False,
+        max_open: int = MAX_OPEN,
+        program: Sequence[str] = (),
+    ) -> None:
+        super().__init__(max_open)
+        self._options = Options(**{each.name: getattr(options, each.name) for each in fields(Options)})
+        self._progress = progress
+        self._restart = restart
+        self._program = tuple(program) or (sys.executable, "-P", "-m", "weft.server.engine_process")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: Link | None = None
+        self._ready: asyncio.Future[ModelInfo] | None = None
+        self._stopping = False
+        self._restarting: asyncio.Task[None] | None = None
+        self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
+
+    # start and stop -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the process and wait until the model is loaded; raises what loading it raises."""
+        self.info = await self._launch()
+        self._closed = None
+
+    async def stop(self, drain_seconds: float) -> None:
+        self._stopping = True
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.gather(self._restarting, return_exceptions=True)
+        await self._drain(drain_seconds)
+        self._close(SHUTTING_DOWN)
+        if self._link is not None and self._process is not None and self._process.poll() is None:
+            self._send(Shutdown())
+        await self._bury(GOODBYE_SECONDS)
+
+    @property
+    def healthy(self) -> bool:
+        return super().healthy and self._process is not None and self._process.poll() is None
+
+    @property
+    def process_id(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def _launch(self) -> ModelInfo:
+        loop = asyncio.get_running_loop()
+        self._ready = loop.create_future()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*self._program, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__,
+                env=_environment(),
+                # Not in the terminal's group: Ctrl-C is for the front.
+                process_group=0,
+            )
+        try:
+            link = self._link = Link(self._heard, self._lost)
+            await loop.create_unix_connection(lambda: link, sock=ours)
+            level = logging.getLogger("weft").getEffectiveLevel()
+            self._write(frame(wire.Begin(self._options, self._progress, level)))
+            return await self._ready
+        except BaseException:
+            await self._bury(0)
+            raise
+
+    async def _bury(self, seconds: float) -> None:
+        """See the process end, by force if it takes longer than that."""
+        process, link = self._process, self._link
+        self._process = self._link = None
+        if process is not None:
+            try:
+                await asyncio.to_thread(process.wait, seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                await asyncio.to_thread(process.wait)
+        if link is not None and link.transport is not None:
+            link.transport.abort()
+
+    # talking --------------------------------------------------------------------------------------------------------
+
+    def _send(self, command: Command) -> None:
+        self._write(encode_command(command))
+
+    def _write(self, data: bytes) -> None:
+        if self._link is None or self._link.transport is None:
+            raise EngineStopped(DIED)
+        self._link.transport.write(data)
+
+    def _heard(self, link: Link, event: Heard) -> None:
+        if link is not self._link:
+            return
+        if isinstance(event, ModelInfo):
+            self._loaded(event)
+        elif isinstance(event, wire.Unloadable):
+            self._loaded((OptionError if event.option else ModelError)(event.message))
+        elif isinstance(event, Stopped):
+            # The process ends now; what is to be done then is done when it has.
+            self._close(event.message)
+        else:
+            self._receive(event)
+
+    def _loaded(self, found: ModelInfo | WeftError) -> None:
+        if self._ready is None or self._ready.done():
+            return
+        if isinstance(found, WeftError):
+            self._ready.set_exception(found)
+        else:
+            self._ready.set_result(found)
+
+    def _lost(self, link: Link) -> None:
+        """The process is gone, or as good as gone."""
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(EngineStopped("the engine process has ended before the model was loaded"))
+            return
+        if link is not self._link or self._stopping:
+            return
+        log.error("%s", DIED)
+        self._close(RESTARTING if self._restart else DIED)
+        self._restarting = asyncio.get_running_loop().create_task(self._after_death())
+
+    async def _after_death(self) -> None:
+        await self._bury(1.0)
+        if not self._restart:
+            self._stopped(DIED)
+            return
+        loop = asyncio.get_running_loop()
+        while len(self._restarts) < MAX_RESTARTS or loop.time() - self._restarts[0] > RESTARTS_WITHIN_SECONDS:
+            self._restarts.append(loop.time())
+            try:
+                self.info = await self._launch()
+            except WeftError as error:
+                log.error("the engine could not be started again: %s", error)
+                await asyncio.sleep(1.0)
+            else:
+                self._closed = None
+                return
+        self._stopped(f"{DIED} {MAX_RESTARTS} times")
+
+
+def _environment() -> dict[str, str]:
+    """This one's, so that the engine process finds the same Weft."""
+    root = str(Path(weft.__file__).parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return os.environ | {"PYTHONPATH": root if not path else root + os.pathsep + path}
