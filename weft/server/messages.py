@@ -33,7 +33,7 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Priority = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31))]
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Fields in their order, after the tag."""
 
 
@@ -48,7 +48,7 @@ class Begin(Message, tag="begin"):
     log_level: Annotated[int, Meta(ge=0, le=100)]
 
 
-class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RequestBody(msgspec.Struct, forbid_unknown_fields=True):
     """`Request`, field by field and by name, so that errors tell it; the prompt as little-endian int32."""
 
     prompt: Annotated[bytes, Meta(max_length=MAX_PROMPT_BYTES)]

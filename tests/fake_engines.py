@@ -1,0 +1,129 @@
+"""Engines without a model: what is left is the cost, and the correctness, of everything around one.
+
+Run as a program with the number of a file descriptor it is an engine process that needs no weights.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from weft.base.errors import OptionError, RequestError
+from weft.base.options import Options
+from weft.engine.events import FinishReason, Output, PromptScore, Report
+from weft.engine.request import Request
+from weft.memory.misses import Miss, Reason
+from weft.server.backend import ModelInfo
+from weft.server.engine_process import main
+
+PROGRAM = (sys.executable, str(Path(__file__).resolve()))
+VOCABULARY = 256
+MAX_LENGTH = 1 << 20
+# A prompt that begins with this token makes the step fail that would answer it.
+POISON = 13
+
+
+class InstantEngine:
+    """A token for every request at each step; answer i to a prompt that ends with t is t + 1 + i, modulo 256."""
+
+    def __init__(self, step_seconds: float = 0.0) -> None:
+        self._step_seconds = step_seconds
+        self._open: dict[int, tuple[Request, int]] = {}
+        self._reports: dict[int, Report] = {}
+        self._outputs: list[Output] = []
+        self._next = 0
+        self._steps = 0
+
+    def add(self, request: Request) -> int:
+        if len(request.prompt) + request.params.max_tokens > MAX_LENGTH:
+            raise RequestError(f"prompt plus max_tokens exceed {MAX_LENGTH}")
+        self._next += 1
+        self._open[self._next] = request, 0
+        miss = Miss(Reason.NEVER_COMPUTED, 0, 0, len(request.prompt), len(request.prompt))
+        scores = request.params.prompt_logprobs
+        found = [] if scores is None else [PromptScore(-0.5, [(7, -0.5)] * scores) for _ in request.prompt[1:]]
+        self._reports[self._next] = Report(miss=miss, prompt_scores=found)
+        return self._next
+
+    def abort(self, number: int) -> None:
+        self._end(number, FinishReason.ABORT)
+
+    def finish(self, number: int) -> None:
+        self._end(number, FinishReason.STOP)
+
+    def _end(self, number: int, reason: FinishReason) -> None:
+        if self._open.pop(number, None) is not None:
+            self._outputs.append(Output(number, None, finish=reason))
+
+    def report(self, number: int) -> Report:
+        return self._reports[number]
+
+    def forget(self, number: int) -> None:
+        del self._reports[number]
+
+    @property
+    def idle(self) -> bool:
+        return not self._open and not self._outputs
+
+    def step(self) -> list[Output]:
+        self._steps += 1
+        if self._step_seconds:
+            time.sleep(self._step_seconds)
+        outputs, self._outputs = self._outputs, []
+        for number, (request, done) in list(self._open.items()):
+            outputs.append(self._next_output(number, request, done))
+        return outputs
+
+    def _next_output(self, number: int, request: Request, done: int) -> Output:
+        if request.prompt[0] == POISON:
+            raise RuntimeError("a secret of the engine's inside")
+        params = request.params
+        if not params.max_tokens:
+            del self._open[number]
+            return Output(number, None, finish=FinishReason.LENGTH)
+        token = (int(request.prompt[-1]) + 1 + done) % VOCABULARY
+        output = Output(number, token)
+        if params.logprobs is not None:
+            output.logprob, output.top = -1.5, [(token, -1.5)] * params.logprobs
+        if token in request.stop_tokens:
+            output.finish = FinishReason.STOP
+        elif done + 1 >= params.max_tokens:
+            output.finish = FinishReason.LENGTH
+        if output.finish is None:
+            self._open[number] = request, done + 1
+        else:
+            del self._open[number]
+        return output
+
+    def flush(self) -> int:
+        return 0
+
+    def stats(self) -> dict[str, Any]:
+        return {"running": len(self._open), "waiting": 0, "steps": self._steps}
+
+    def cache_report(self, limit: int) -> dict[str, Any]:
+        return {"prefixes": [], "limit": limit}
+
+
+def answer(prompt: list[int], count: int) -> list[int]:
+    """What an instant engine says."""
+    return [(prompt[-1] + 1 + index) % VOCABULARY for index in range(count)]
+
+
+def fake_info(**settings: Any) -> ModelInfo:
+    return ModelInfo("instant", "Instant", "float32", VOCABULARY, MAX_LENGTH, 1 << 20, 1 << 20, 4096, settings)
+
+
+def load_instant(options: Options, progress: bool) -> tuple[InstantEngine, ModelInfo]:
+    """`model` may name what shall go wrong, or how many seconds a step takes."""
+    if options.model == "unloadable":
+        raise OptionError("model: there is no such thing")
+    if options.model == "broken":
+        raise RuntimeError("a bug")
+    return InstantEngine(float(options.model or 0)), fake_info(max_sequences=options.max_sequences)
+
+
+if __name__ == "__main__":
+    main(load_instant)
