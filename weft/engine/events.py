@@ -44,4 +44,5 @@ class Report:
     cached_tokens: int = 0
     miss: Miss | None = None
     preemptions: int = 0
+    queued_seconds: float = 0.0  # before it first ran
     prompt_scores: list[PromptScore] = field(default_factory=list)

@@ -171,8 +171,8 @@ class Planner:
             return False
         self.line.remove(sequence)
         sequence.seat, sequence.lease = seat, lease
-        if not sequence.report.preemptions:
-            sequence.note_start(lease.miss)
+        again = sequence.report.preemptions > 0
+        self.ledger.cache.count(lease.miss if again else sequence.note_start(lease.miss), again)
         self.by_seat[seat] = sequence
         self.choices.sit(sequence)
         self._left[seat] = sequence.max_tokens - len(sequence.generated)

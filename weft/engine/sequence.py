@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ class Sequence:
 
     __slots__ = (
         "arrival",
+        "arrived_seconds",
         "cell",
         "constraint",
         "fresh_starts",
@@ -54,6 +56,7 @@ class Sequence:
     ) -> None:
         self.id = number
         self.arrival = number
+        self.arrived_seconds = monotonic()
         self.request = request
         self.max_tokens = max_tokens
         self.stop_tokens = request.stop_tokens
@@ -94,14 +97,16 @@ class Sequence:
             return len(self.report.prompt_scores)
         return len(self.known) - 1
 
-    def note_start(self, miss: Miss) -> None:
-        """Where the sequence started from, and why not further."""
+    def note_start(self, miss: Miss) -> Miss:
+        """Where the sequence started from, and why not further; the report's version of it is for the client."""
         if self.request.params.prompt_logprobs is not None and miss.reason is not Reason.CACHE_OFF:
             reusable = floor_to_grid(len(self.request.prompt) - 1, self.cell)
             lost = reusable - miss.cached
             miss = replace(miss, reason=Reason.SCORES_WANTED, reusable=reusable, tokens_lost=lost)
         self.report.cached_tokens = miss.cached
         self.report.miss = miss.for_client()
+        self.report.queued_seconds = monotonic() - self.arrived_seconds
+        return miss
 
     def tokens(self, start: int, end: int) -> NDArray[np.int32]:
         """Known tokens of an interval of positions."""

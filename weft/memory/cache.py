@@ -29,6 +29,7 @@ class Counts:
     lookups: int = 0
     tokens_asked: int = 0
     tokens_cached: int = 0
+    tokens_resumed: int = 0  # by sequences that came back after they had given way
     misses: Counter[Reason] = field(default_factory=Counter)
     tokens_lost: Counter[Reason] = field(default_factory=Counter)
     captures_kept: int = 0
@@ -79,11 +80,17 @@ class Cache:
             return self.ghosts.reason(b"state" + keys[matched // self.spec.cell - 1], Reason.STATE_NEVER_KEPT)
         return self.ghosts.reason(keys[matched // self.spec.cell], Reason.NEVER_COMPUTED)
 
-    def looked_up(self, miss: Miss, plain: Key | None, keys: list[Key]) -> None:
+    def looked_up(self, plain: Key | None, keys: list[Key]) -> None:
         """A lease was opened: the clock of recency goes on."""
         self.clock += 1
         if plain is not None and keys:
             self.tenants.add(plain, keys[0])
+
+    def count(self, miss: Miss, again: bool) -> None:
+        """A request started; `again` if it had started before and given way: that tells nothing of the cache's worth."""
+        if again:
+            self.counts.tokens_resumed += miss.cached
+            return
         self.counts.lookups += 1
         self.counts.tokens_asked += miss.reusable
         self.counts.tokens_cached += miss.cached

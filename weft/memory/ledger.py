@@ -112,7 +112,7 @@ class Ledger:
         if self.enabled:
             for key in keys[lease.published : prompt // self.spec.cell]:
                 self._promises.setdefault(key, lease)
-            self.cache.looked_up(lease.miss, plain, keys)
+            self.cache.looked_up(plain, keys)
         return lease
 
     def _resume(self, lease: Lease, cached: int) -> None:

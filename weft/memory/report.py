@@ -1,0 +1,155 @@
+"""What memory holds, as plain values for people and dashboards: counters, units in use, and the largest shared prefixes.
+
+Reads, never changes. It names prefixes by the beginning of their salted keys and tells lengths and counts, so that no
+prompt can be read from it. Times are the cache's own clock: the number of lookups so far.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from heapq import nlargest
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.memory.kinds import Kind
+from weft.memory.ledger import Ledger
+from weft.memory.misses import Reason
+from weft.memory.trie import Node
+
+NAME_LETTERS = 16
+MAX_PREFIXES = 1000
+# Resume points listed for one prefix, deepest first.
+MAX_POINTS = 32
+
+
+def memory_stats(ledger: Ledger) -> dict[str, Any]:
+    """Counters and gauges for metrics."""
+    counts, arena, trie = ledger.cache.counts, ledger.arena, ledger.cache.trie
+    return {
+        "lookups": counts.lookups,
+        "reusable_tokens": counts.tokens_asked,
+        "cached_tokens": counts.tokens_cached,
+        "resumed_tokens": counts.tokens_resumed,
+        # All reasons, so that a series exists before its first event.
+        "misses": {reason.value: counts.misses[reason] for reason in Reason},
+        "lost_tokens": {reason.value: counts.tokens_lost[reason] for reason in Reason},
+        "captures_kept": counts.captures_kept,
+        "captures_skipped": counts.captures_skipped,
+        "evicted_pages": counts.evicted_pages,
+        "evicted_points": counts.evicted_points,
+        "units": units_in_use(ledger),
+        "unit_bytes": {kind.value: size for kind, size in arena.unit_bytes.items()},
+        "slabs": arena.slabs,
+        "slabs_used": arena.used_slabs,
+        "slab_bytes": arena.slab_bytes,
+        "cells": len(trie),
+        "resume_points": sum(node.resume is not None for node in trie.nodes.values()),
+        "leases": len(ledger.leases),
+    }
+
+
+def units_in_use(ledger: Ledger) -> dict[str, dict[str, int]]:
+    """Units of each kind: `live` ones are held by a running sequence, `cached` ones by the cache alone."""
+    held = {
+        Kind.PAGE: lambda: _distinct([ledger.page_table[s, : lease.cells] for s, lease in ledger.leases.items()]),
+        Kind.WINDOW: lambda: _distinct(
+            [ledger.window_table[s, lease.window_first : lease.cells] for s, lease in ledger.leases.items()]
+        ),
+        Kind.STATE: lambda: _live_slots(ledger),
+        Kind.TAIL: lambda: len(ledger.leases),
+    }
+    found = {}
+    for kind in ledger.arena.unit_bytes:
+        live = held[kind]()
+        found[kind.value] = {"live": live, "cached": ledger.arena.used(kind) - live}
+    return found
+
+
+def _distinct(parts: list[NDArray[np.int32]]) -> int:
+    return len(np.unique(np.concatenate(parts))) if parts else 0
+
+
+def _live_slots(ledger: Ledger) -> int:
+    slots: set[int | None] = set()
+    for lease in ledger.leases.values():
+        slots.add(lease.slot)
+        for grant in lease.pending:
+            slots.add(grant.read_slot)
+            slots.update(capture.slot for capture in grant.captures)
+    return len(slots - {None})
+
+
+def cache_report(ledger: Ledger, limit: int) -> dict[str, Any]:
+    """The cache at a glance: totals, and the `limit` prefixes that saved most, or would."""
+    cache, cell = ledger.cache, ledger.spec.cell
+    hits, sequences = _sums(list(cache.trie.nodes.values()))
+
+    def worth(node: Node) -> tuple[int, int]:
+        return hits[node] * node.depth, (sequences[node] - 1) * node.depth
+
+    shared = [node for node in cache.trie.nodes.values() if node.children > 1 or node.hits]
+    chosen = nlargest(max(0, min(limit, MAX_PREFIXES)), shared, key=worth)
+    return {
+        "enabled": ledger.enabled,
+        "cell_tokens": cell,
+        "clock": cache.clock,
+        "cached_tokens": len(cache.trie) * cell,
+        "shared_prefixes": len(shared),
+        "memory": _memory(ledger),
+        "prefixes": [_prefix(ledger, node, hits[node], sequences[node]) for node in chosen],
+    }
+
+
+def _sums(nodes: list[Node]) -> tuple[Counter[Node], Counter[Node]]:
+    """For every node: how often a request resumed at or below it, and how many different continuations it has."""
+    hits: Counter[Node] = Counter()
+    sequences: Counter[Node] = Counter()
+    # A parent was always entered before its children, so backwards they come first.
+    for node in reversed(nodes):
+        hits[node] += node.hits
+        sequences[node] += node.children == 0
+        if node.parent:
+            hits[node.parent] += hits[node]
+            sequences[node.parent] += sequences[node]
+    return hits, sequences
+
+
+def _memory(ledger: Ledger) -> dict[str, Any]:
+    sizes = ledger.arena.unit_bytes
+    kinds = {}
+    for name, used in units_in_use(ledger).items():
+        size = sizes[Kind(name)]
+        kinds[name] = used | {"unit_bytes": size, "live_bytes": used["live"] * size}
+        kinds[name]["cached_bytes"] = used["cached"] * size
+    return {"limit_bytes": ledger.arena.slabs * ledger.arena.slab_bytes, "kinds": kinds}
+
+
+def _prefix(ledger: Ledger, node: Node, hits: int, sequences: int) -> dict[str, Any]:
+    cell, clock = ledger.spec.cell, ledger.cache.clock
+    points = []
+    above: Node | None = node
+    while above:
+        if above.resume:
+            points.append(above.resume)
+        above = above.parent
+    states, windows = len(points), sum(len(point.window) for point in points)
+    sizes = {Kind.PAGE: node.depth, Kind.STATE: states, Kind.WINDOW: windows}
+    arena = ledger.arena.unit_bytes
+    return {
+        "name": node.key.hex()[:NAME_LETTERS],
+        "tokens": node.depth * cell,
+        "sequences": sequences,
+        "children": node.children,
+        "running": node.pins,
+        "hits": hits,
+        "saved_tokens": hits * node.depth * cell,
+        "age": clock - node.used,
+        "bytes": {kind.value: count * arena[kind] for kind, count in sizes.items() if kind in arena},
+        "resume_point_count": states if ledger.cache.point_bytes else node.depth,
+        "resume_points": [
+            {"tokens": point.node.depth * cell, "hits": point.hits, "age": clock - point.used}
+            for point in points[:MAX_POINTS]
+        ],
+    }
