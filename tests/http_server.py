@@ -1,0 +1,139 @@
+"""A server for tests: the built-in model in a thread, HTTP on a real socket of this machine, plain clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import httpx
+import uvicorn
+
+from weft import builtin
+from weft.base.options import Options
+from weft.server.app import create_app
+from weft.server.http import bounded_protocol
+from weft.server.settings import ServerSettings
+from weft.server.thread_backend import ThreadBackend
+from weft.text.template import ChatTemplate
+
+T = TypeVar("T")
+
+MEMORY = "16MiB"
+
+
+class Served:
+    """A running server and a client of it."""
+
+    def __init__(self, backend: Any, settings: ServerSettings, texts: bool, template: str) -> None:
+        self.backend = backend
+        self.settings = settings
+        self._texts = texts
+        self._template = template
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._ready.wait(60)
+        if self._error is not None:
+            raise self._error
+        key = self.settings.api_keys[:1]
+        headers = {"authorization": f"Bearer {key[0]}"} if key else {}
+        self.client = httpx.Client(base_url=self.url, headers=headers, timeout=60)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        await self.backend.start()
+        tokenizer = builtin.tokenizer() if self._texts else None
+        template = ChatTemplate(self._template, tokenizer.specials) if tokenizer else None
+        ends = tokenizer.end_tokens if tokenizer else frozenset([257])
+        self.app = create_app(self.backend, tokenizer, template, ends, self.settings)
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        protocol = bounded_protocol(self.settings.limits)
+        self.server = uvicorn.Server(uvicorn.Config(self.app, http=protocol, lifespan="off", log_level="error"))
+        serving = asyncio.ensure_future(self.server.serve(sockets=[listener]))
+        while not self.server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        self._ready.set()
+        await serving
+        await self.backend.stop(0)
+
+    def stop(self) -> None:
+        self.client.close()
+        self.server.should_exit = True
+        self.server.force_exit = True
+        self._thread.join(30)
+
+    # asking -----------------------------------------------------------------------------------------------------------
+
+    def on_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run something where the server runs."""
+        return asyncio.run_coroutine_threadsafe(work(), self.loop).result(60)
+
+    def post(self, path: str, body: Any, status: int = 200, **more: Any) -> Any:
+        answer = self.client.post(path, json=body, **more)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """All events of a stream but the closing mark, which must be there."""
+        found = []
+        with self.client.stream("POST", path, json={**body, "stream": True}) as answer:
+            assert answer.status_code == 200, answer.read()
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    found.append(line[6:])
+        if path != "/v1/responses":
+            assert found.pop() == "[DONE]"
+        return [json.loads(each) for each in found]
+
+    def chat(self, content: Any = "Hello", status: int = 200, **more: Any) -> Any:
+        """One chat turn; greedy and short unless told otherwise."""
+        body = {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 16, **more}
+        return self.post("/v1/chat/completions", body, status)
+
+    def say(self, content: Any = "Hello", **more: Any) -> str:
+        return str(self.chat(content, **more)["choices"][0]["message"]["content"])
+
+    def complete(self, prompt: Any = "Once upon", status: int = 200, **more: Any) -> Any:
+        body = {"prompt": prompt, "temperature": 0, "max_tokens": 16, **more}
+        return self.post("/v1/completions", body, status)
+
+    def ids(self, prompt: Any = "Once upon", **more: Any) -> list[int]:
+        return list(self.complete(prompt, return_token_ids=True, **more)["choices"][0]["token_ids"])
+
+    def generate(self, text: Any = "Once upon", status: int = 200, sampling: Any = None, **more: Any) -> Any:
+        chosen = {"temperature": 0, "max_new_tokens": 8, **(sampling or {})}
+        return self.post("/generate", {"text": text, "sampling_params": chosen, **more}, status)
+
+    def stats(self) -> dict[str, Any]:
+        return self.on_loop(self.backend.stats)
+
+
+@contextmanager
+def serving(
+    settings: ServerSettings | None = None, texts: bool = True, template: str = builtin.TEMPLATE, **options: Any
+) -> Iterator[Served]:
+    chosen = Options(**{"memory": MEMORY, "threads": 1, "max_length": 2048, **options})
+    served = Served(ThreadBackend.from_options(chosen, progress=False), settings or ServerSettings(), texts, template)
+    served.start()
+    try:
+        yield served
+    finally:
+        served.stop()

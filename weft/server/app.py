@@ -1,0 +1,86 @@
+"""The HTTP application: which path leads where. What is common to all of them lies around it, in `guard.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from weft.base.errors import WeftError
+from weft.server import control, native, openai_chat, openai_completions, openai_responses, tokens
+from weft.server.backend import Backend
+from weft.server.errors import json_response, response
+from weft.server.front import Front
+from weft.server.guard import Guard
+from weft.server.openapi import document
+from weft.server.settings import ServerSettings
+from weft.text.template import ChatTemplate
+from weft.text.tokenizer import Tokenizer
+
+Endpoint = Callable[[Front, Request], Awaitable[Response]]
+
+# path, method, who answers
+ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
+    ("/v1/models", "GET", control.models),
+    ("/v1/models/{name:path}", "GET", control.model),
+    ("/v1/completions", "POST", openai_completions.complete),
+    ("/v1/chat/completions", "POST", openai_chat.chat),
+    ("/v1/responses", "POST", openai_responses.respond),
+    ("/tokenize", "POST", tokens.tokenize),
+    ("/detokenize", "POST", tokens.detokenize),
+    ("/generate", "POST", native.generate),
+    ("/abort_request", "POST", control.abort_request),
+    ("/flush_cache", "POST", control.flush_cache),
+    ("/server_info", "GET", control.server_info),
+    ("/get_server_info", "GET", control.server_info),
+    ("/model_info", "GET", control.model_info),
+    ("/get_model_info", "GET", control.model_info),
+    ("/health", "GET", control.health),
+    ("/health_generate", "GET", control.health_generate),
+)
+
+
+def create_app(
+    backend: Backend,
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+    end_tokens: frozenset[int],
+    settings: ServerSettings,
+) -> ASGIApp:
+    """The app for a backend that somebody else has started and will stop."""
+    front = Front(backend, tokenizer, template, end_tokens, settings)
+    routes = [Route(path, bound(front, endpoint), methods=[method]) for path, method, endpoint in ROUTES]
+
+    async def openapi(request: Request) -> Response:
+        return json_response(document(front.model_name))
+
+    routes.append(Route("/openapi.json", openapi, methods=["GET"]))
+    routes += observing(front)
+    handlers = {WeftError: _failed, HTTPException: _failed}
+    app = Guard(Starlette(routes=routes, exception_handlers=handlers), settings)  # type: ignore[arg-type]
+    if not settings.cors_origins:
+        return app
+    # Outside of the guard: a browser asks for permission before it shows its key.
+    allowed = list(settings.cors_origins)
+    return CORSMiddleware(app, allow_origins=allowed, allow_methods=["GET", "POST"], allow_headers=["*"])
+
+
+def bound(front: Front, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    return partial(endpoint, front)
+
+
+def observing(front: Front) -> list[Route]:
+    """Metrics and the cache report, which need the admin's key where there are several."""
+    found: list[Route] = []
+    return found
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return response(error)

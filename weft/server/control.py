@@ -1,0 +1,138 @@
+"""Everything that generates nothing for a client: models, health, facts about the server, flushing, aborting."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft import __version__
+from weft.base.errors import EngineStopped, RequestError
+from weft.base.sampling import SamplingParams
+from weft.server.auth import Tenant
+from weft.server.errors import FieldError, json_response
+from weft.server.front import Front, Wish, new_name
+from weft.server.limits import decode, read_body
+
+HEALTH_SECONDS = 20.0
+CREATED = int(time.time())
+
+
+class AbortRequest(msgspec.Struct, kw_only=True):
+    """`rid` is a native request's name or the id of an OpenAI answer."""
+
+    rid: str | list[str] | None = None
+    abort_all: bool | None = None
+
+
+class AbortAnswer(msgspec.Struct, kw_only=True):
+    aborted: int
+
+
+class FlushAnswer(msgspec.Struct, kw_only=True):
+    """`cached_tokens` are left because running sequences use them."""
+
+    success: bool = True
+    cached_tokens: int
+
+
+async def models(front: Front, request: Request) -> Response:
+    return json_response({"object": "list", "data": [model_card(front)]})
+
+
+async def model(front: Front, request: Request) -> Response:
+    front.check_model(request.path_params["name"])
+    return json_response(model_card(front))
+
+
+def model_card(front: Front) -> dict[str, Any]:
+    info = front.backend.info
+    return {
+        "id": front.model_name,
+        "object": "model",
+        "created": CREATED,
+        "owned_by": "weft",
+        "root": info.name,
+        "max_model_len": info.max_length,
+    }
+
+
+async def model_info(front: Front, request: Request) -> Response:
+    info = front.backend.info
+    return json_response(
+        {
+            "model_path": info.name,
+            "served_model_name": front.model_name,
+            "architecture": info.architecture,
+            "dtype": info.dtype,
+            "vocab_size": info.vocab_size,
+            "max_length": info.max_length,
+            "is_generation": True,
+            "has_tokenizer": front.tokenizer is not None,
+            "has_chat_template": front.template is not None,
+        }
+    )
+
+
+async def server_info(front: Front, request: Request) -> Response:
+    need_admin(request)
+    info = front.backend.info
+    return json_response(
+        {
+            "version": __version__,
+            "model": front.model_name,
+            "max_length": info.max_length,
+            "max_sequences": info.max_sequences,
+            "memory_bytes": info.memory_bytes,
+            "memory_tokens": info.memory_tokens,
+            "open_sequences": front.open_sequences,
+            "limits": msgspec.to_builtins(front.limits),
+            "stats": await front.backend.stats(),
+        }
+    )
+
+
+async def flush_cache(front: Front, request: Request) -> Response:
+    need_admin(request)
+    return json_response(FlushAnswer(cached_tokens=await front.backend.flush()))
+
+
+async def abort_request(front: Front, request: Request) -> Response:
+    body = decode(await read_body(request, front.limits), AbortRequest, front.limits)
+    if body.rid is None and not body.abort_all:
+        raise FieldError("rid", "or abort_all must be given")
+    names = None if body.abort_all else [body.rid] if isinstance(body.rid, str) else body.rid
+    return json_response(AbortAnswer(aborted=front.abort(names, request.state.tenant)))
+
+
+async def health(front: Front, request: Request) -> Response:
+    if not front.backend.healthy:
+        raise EngineStopped("unhealthy")
+    return json_response({"status": "ok"})
+
+
+async def health_generate(front: Front, request: Request) -> Response:
+    """Health by doing: one token from the engine, within some seconds."""
+    if not front.backend.healthy:
+        raise EngineStopped("unhealthy")
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    wish = Wish(np.zeros(1, np.int32), params)
+    run = await front.run([wish], Tenant(b"health"), name=new_name("health-"), priority=-1)
+    try:
+        await asyncio.wait_for(run.collect(), HEALTH_SECONDS)
+    except TimeoutError:
+        raise RequestError(f"no token came within {HEALTH_SECONDS:g} seconds", 503) from None
+    finally:
+        run.close()
+    return json_response({"status": "ok"})
+
+
+def need_admin(request: Request) -> None:
+    if not request.state.tenant.admin:
+        raise HTTPException(403, "this concerns all clients: it needs the admin key")

@@ -1,0 +1,101 @@
+"""What goes wrong, as clients are told: OpenAI's error object, a status, the field at fault, and nothing internal."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from weft.base.errors import EngineStopped, RequestError
+
+log = logging.getLogger("weft.server")
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable",
+}
+CODES = {401: "invalid_api_key", 413: "request_too_large", 429: "busy", 431: "headers_too_large", 503: "unavailable"}
+STOPPED = "the engine has stopped or is about to: no answer can be given"
+INTERNAL = "an internal error; the server's log has more"
+
+# How messages of the layers below spell a field, where a body spells it differently.
+SPELLED = {"include_stop": "include_stop_str_in_output", "prompts": "prompt"}
+
+
+class FieldError(RequestError):
+    """A field of a body that cannot be served as sent."""
+
+    def __init__(self, param: str, message: str, status: int = 400, code: str | None = None) -> None:
+        super().__init__(f"{param} {message}", status)
+        self.param = param
+        self.code = code
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """What every 4xx and 5xx carries."""
+
+    error: ErrorBody
+
+
+def describe(error: Exception) -> tuple[int, ErrorAnswer]:
+    """Status and body of an error. What we did not raise on purpose is told to the log alone."""
+    if isinstance(error, RequestError):
+        return error.status, answer(error.status, str(error), param_of(error), getattr(error, "code", None))
+    if isinstance(error, EngineStopped):
+        return 503, answer(503, STOPPED)
+    if isinstance(error, HTTPException):
+        return error.status_code, answer(error.status_code, str(error.detail))
+    log.error("a request failed", exc_info=error)
+    return 500, answer(500, INTERNAL)
+
+
+def answer(status: int, message: str, param: str | None = None, code: str | None = None) -> ErrorAnswer:
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return ErrorAnswer(ErrorBody(message, kind, param, code or CODES.get(status)))
+
+
+def param_of(error: RequestError) -> str | None:
+    """The field at fault: messages of the layers below begin with it.
+
+    >>> param_of(RequestError("top_p must be a number")), param_of(RequestError("This model has no tokenizer"))
+    ('top_p', None)
+    """
+    stated = getattr(error, "param", None)
+    if stated is not None:
+        return str(stated)
+    found = re.match(r"[a-z][a-z_]*(\[\d+\]|\.[a-z_]+)*(?= (must|is|has|takes|holds|may|do|of)\b)", str(error))
+    if found is None or found[0] == "this":
+        return None
+    name = re.split(r"[.\[]", found[0], maxsplit=1)[0]
+    return SPELLED.get(name, name) + found[0][len(name) :]
+
+
+def response(error: Exception) -> Response:
+    status, body = describe(error)
+    headers = {}
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if status in (429, 503):
+        headers["retry-after"] = "1"
+    if isinstance(error, HTTPException) and error.headers:
+        headers |= dict(error.headers)
+    return json_response(body, status, headers)
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

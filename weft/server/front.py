@@ -1,0 +1,219 @@
+"""What all routes share: the model's texts on this side, the engine on the other, and who runs what."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any, TypeVar
+
+from weft.base.errors import RequestError
+from weft.base.grammar import Grammar
+from weft.base.sampling import SamplingParams
+from weft.engine.request import Request
+from weft.server.auth import Tenant
+from weft.server.backend import Backend
+from weft.server.errors import FieldError
+from weft.server.limits import check_count
+from weft.server.runs import Run
+from weft.server.settings import ServerSettings
+from weft.text import conversation
+from weft.text.answer import Answer
+from weft.text.prompts import NO_TOKENIZER, Tokens, check_request, check_snapshots, checked_tokens
+from weft.text.template import ChatTemplate, Message
+from weft.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+# Texts of more characters are tokenized beside the event loop.
+LONG_TEXT = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One prompt and how to go on from it; `n` answers are wanted."""
+
+    tokens: Tokens
+    params: SamplingParams
+    n: int = 1
+    snapshots: tuple[int, ...] = ()
+
+
+class Front:
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer | None,
+        template: ChatTemplate | None,
+        end_tokens: frozenset[int],
+        settings: ServerSettings,
+    ) -> None:
+        self.backend = backend
+        self.tokenizer = tokenizer
+        self.template = template
+        self.end_tokens = end_tokens
+        self.settings = settings
+        self.limits = settings.limits
+        self.runs: set[Run] = set()
+        self.open_sequences = 0
+
+    @property
+    def model_name(self) -> str:
+        return self.settings.model_name or self.backend.info.name
+
+    @property
+    def room(self) -> int:
+        """The most tokens that a sequence can have here."""
+        return min(self.backend.info.max_length, self.backend.info.memory_tokens or self.backend.info.max_length)
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model_name:
+            raise FieldError(
+                "model", f"{name!r:.80} is not served here, but {self.model_name!r}", 404, "model_not_found"
+            )
+
+    def need_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError(NO_TOKENIZER)
+        return self.tokenizer
+
+    # prompts --------------------------------------------------------------------------------------------------------
+
+    async def beside(self, size: int, work: Callable[[], T]) -> T:
+        """Long work must not hold up the streams of others."""
+        return await asyncio.to_thread(work) if size > LONG_TEXT else work()
+
+    async def encode(self, prompts: Sequence[str | list[int]], field: str) -> list[Tokens]:
+        """Token ids of prompts, which are texts or token ids already."""
+        check_count(f"{field} (how many)", len(prompts), self.limits.prompts, 1)
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        encoded: list[list[int]] = []
+        if texts:
+            tokenizer = self.need_tokenizer()
+            encoded = await self.beside(sum(map(len, texts)), lambda: tokenizer.encode_all(texts))
+        found = iter(encoded)
+        vocab_size = self.backend.info.vocab_size
+        named = [field] if len(prompts) == 1 else [f"{field}[{place}]" for place in range(len(prompts))]
+        return [
+            checked_tokens(next(found) if isinstance(prompt, str) else prompt, vocab_size, name)
+            for prompt, name in zip(prompts, named)
+        ]
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+        add_generation_prompt: bool = True,
+    ) -> tuple[Tokens, tuple[int, ...]]:
+        """A conversation as tokens, and the positions that it declares worth keeping."""
+        size = sum(len(str(message.get("content"))) for message in messages) + 256 * len(messages)
+        tokens, positions = await self.beside(
+            size,
+            lambda: conversation.render(
+                self.tokenizer,
+                self.template,
+                messages,
+                tools=tools,
+                variables=variables,
+                add_generation_prompt=add_generation_prompt,
+            ),
+        )
+        checked = checked_tokens(tokens, self.backend.info.vocab_size, "messages")
+        return checked, check_snapshots(positions, len(checked))
+
+    def template_variables(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """What a request may tell the template: names from a list, plain values."""
+        for name, value in (given or {}).items():
+            if name not in self.settings.template_kwargs:
+                known = ", ".join(self.settings.template_kwargs)
+                raise FieldError(f"chat_template_kwargs.{name:.64}", f"is not allowed; known are {known}")
+            if not isinstance(value, str | int | float | None) or len(str(value)) > 256:
+                raise FieldError(f"chat_template_kwargs.{name}", "must be a short text, a number, true, false or null")
+        return dict(given or {})
+
+    def max_tokens(self, asked: int | None, prompt: int, field: str = "max_tokens") -> int:
+        """As asked, or all that fits behind the prompt."""
+        if asked is not None:
+            check_count(field, asked, self.limits.max_tokens)
+            return asked
+        return max(1, min(self.room - prompt, self.limits.max_tokens))
+
+    # running --------------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        wishes: Sequence[Wish],
+        tenant: Tenant,
+        *,
+        name: str,
+        aliases: tuple[str, ...] = (),
+        cache_salt: str | None = None,
+        priority: int | None = None,
+        grammar: Grammar | None = None,
+        skip_special: bool = True,
+    ) -> Run:
+        """Start everything that one HTTP request asks for: n sequences per prompt, in their order."""
+        requests, answers = [], []
+        for wish in wishes:
+            check_count("n", wish.n, self.limits.n, 1)
+            self._check(wish)
+            for place in range(wish.n):
+                request = self._request(wish, place, tenant.salted(cache_salt), priority or 0, grammar)
+                detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer(skip_special)
+                requests.append(request)
+                answers.append(Answer(request.params, detokenizer, request.stop_tokens))
+        check_count("n (prompts times n)", len(requests), self.limits.sequences, 1)
+        run = self._open(name, aliases, tenant, len(requests))
+        await run.submit(requests, answers)
+        return run
+
+    def _check(self, wish: Wish) -> None:
+        info = self.backend.info
+        check_request(wish.tokens, wish.params, self.tokenizer is not None, info.vocab_size, info.max_length)
+
+    def _request(self, wish: Wish, place: int, salt: bytes, priority: int, grammar: Grammar | None) -> Request:
+        params = wish.params
+        if params.seed is not None and place:
+            params = replace(params, seed=derived_seed(params.seed, place))
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_tokens)
+        return Request(wish.tokens, params, stops, salt, priority, wish.snapshots, grammar)
+
+    def _open(self, name: str, aliases: tuple[str, ...], tenant: Tenant, sequences: int) -> Run:
+        if self.open_sequences + sequences > self.limits.open_sequences:
+            raise RequestError("the server is busy: too many requests are running or waiting", 429)
+        self.open_sequences += sequences
+
+        def closed(run: Run) -> None:
+            if run in self.runs:
+                self.runs.remove(run)
+                self.open_sequences -= sequences
+
+        run = Run((name, *aliases), tenant, self.backend, closed)
+        self.runs.add(run)
+        return run
+
+    def abort(self, names: Sequence[str] | None, tenant: Tenant) -> int:
+        """End runs by name, or all of a tenant (of everybody, for an admin); how many."""
+        found = [
+            run
+            for run in self.runs
+            if (tenant.admin or run.tenant == tenant) and (names is None or not run.names.isdisjoint(names))
+        ]
+        for run in found:
+            run.abort()
+        return len(found)
+
+
+def new_name(prefix: str) -> str:
+    return prefix + secrets.token_hex(16)
+
+
+def derived_seed(seed: int, place: int) -> int:
+    """The seed of the n-th answer: the first keeps the request's own.
+
+    >>> derived_seed(7, 1) == derived_seed(7, 1) != derived_seed(7, 2)
+    True
+    """
+    return int.from_bytes(sha256(f"{seed}/{place}".encode()).digest()[:8], "big", signed=True)

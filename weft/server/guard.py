@@ -1,0 +1,77 @@
+"""The first of our code that sees a request: hosts, origins, keys, sizes; and the last that sees an error."""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from weft.base.errors import RequestError
+from weft.server.auth import Keys
+from weft.server.errors import response
+from weft.server.settings import ServerSettings
+
+
+class Guard:
+    """Wraps the whole app, so that no route, not even one that does not exist, answers without a key."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._keys = Keys(settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            self._admit(scope)
+            await self._app(scope, receive, watched)
+        except ClientDisconnect:
+            pass
+        except Exception as error:  # the process's edge: every request gets an answer
+            if not begun:
+                await response(error)(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> None:
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        if sum(len(name) + len(value) for name, value in headers) > self._settings.limits.header_bytes:
+            raise RequestError(f"the headers exceed {self._settings.limits.header_bytes} bytes", 431)
+        self._check_browser(headers)
+        tenant = self._keys.tenant(headers)
+        if tenant is None and not (self._settings.open_health and scope["path"] == "/health"):
+            raise HTTPException(401, "no valid key: send Authorization: Bearer KEY")
+        scope.setdefault("state", {})["tenant"] = tenant
+
+    def _check_browser(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """A page of somebody else, in the browser of somebody who may reach us, is not a client."""
+        found = dict(headers)
+        host = found.get(b"host", b"").decode("latin-1")
+        trusted = self._settings.trusted_hosts
+        if trusted and host_name(host) not in trusted:
+            raise HTTPException(403, "the Host header names none of this server's hosts")
+        origin = found.get(b"origin")
+        if origin is not None and "*" not in self._settings.cors_origins:
+            text = origin.decode("latin-1")
+            if text not in self._settings.cors_origins and text.partition("://")[2] != host:
+                raise HTTPException(403, "requests from web pages of this origin are not allowed")
+
+
+def host_name(host: str) -> str:
+    """
+    >>> host_name("localhost:8000"), host_name("[::1]:80"), host_name("a.b")
+    ('localhost', '::1', 'a.b')
+    """
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] or host if ":" in host else host

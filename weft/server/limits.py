@@ -1,0 +1,119 @@
+"""Bodies, read and decoded within bounds. What is malformed, too large or of a wrong type names itself in a 4xx."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from weft.base.errors import RequestError
+from weft.server.errors import FieldError
+from weft.server.settings import Limits
+
+T = TypeVar("T")
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """A request's body; stops reading at the bound."""
+    too_large = RequestError(f"the body exceeds {limits.body_bytes} bytes", 413)
+    stated = request.headers.get("content-length", "")
+    if stated.isdigit() and int(stated[:20]) > limits.body_bytes:
+        raise too_large
+    parts, size = [], 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limits.body_bytes:
+            raise too_large
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def decode(body: bytes, kind: type[T], limits: Limits) -> T:
+    """A body as a value of a type; raises with the name of the field that does not fit."""
+    if not body.strip():
+        raise RequestError("the body is empty: send a JSON object")
+    check_depth(body, limits.json_depth)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise wrong_type(str(error)) from None
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not UTF-8: {error.reason} (0x{error.object[error.start]:02x})") from None
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+
+
+def wrong_type(message: str) -> RequestError:
+    """
+    >>> str(wrong_type("Expected `int`, got `str` - at `$.stream_options.x`"))
+    'stream_options.x: expected `int`, got `str`'
+    """
+    what, _, where = message.partition(" - at ")
+    what = what[:1].lower() + what[1:]
+    found = re.search(r"`\$\.?([^`]*)`", where)
+    if found is None or not found[1]:
+        return RequestError(f"the body: {what}")
+    error = FieldError(found[1], f": {what}")
+    error.args = (f"{found[1]}: {what}",)
+    return error
+
+
+def check_depth(body: bytes, depth: int) -> None:
+    """Refuses deep nesting before anything recurses into it. Brackets in strings do not count."""
+    if body.count(b"[") + body.count(b"{") <= depth:
+        return
+    open_brackets = 0
+    for found in re.finditer(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', body, re.DOTALL):
+        first = found[0][:1]
+        if first in b"[{":
+            open_brackets += 1
+            if open_brackets > depth:
+                raise RequestError(f"the body is nested more than {depth} levels deep")
+        elif first in b"]}":
+            open_brackets -= 1
+
+
+def check_count(name: str, value: int, most: int, least: int = 0) -> None:
+    if not least <= value <= most:
+        raise FieldError(name, f"must be from {least} to {most}, got {value}")
+
+
+def check_items(name: str, items: Any, most: int) -> None:
+    if items is not None and len(items) > most:
+        raise FieldError(name, f"takes at most {most} items, got {len(items)}")
+
+
+def check_schema(name: str, schema: Any, limits: Limits) -> str:
+    """A JSON schema as text, if its size and depth are within bounds."""
+    text = json.dumps(schema)
+    if len(text) > limits.schema_bytes:
+        raise FieldError(name, f"is a schema of {len(text)} bytes, more than {limits.schema_bytes}")
+    if depth_of(schema) > limits.schema_depth:
+        raise FieldError(name, f"is a schema nested more than {limits.schema_depth} levels deep")
+    return text
+
+
+def check_regex(name: str, regex: str, limits: Limits) -> str:
+    if not 0 < len(regex) <= limits.regex_characters:
+        raise FieldError(name, f"must have 1 to {limits.regex_characters} characters, got {len(regex)}")
+    return regex
+
+
+def depth_of(value: Any) -> int:
+    """
+    >>> depth_of({"a": [1, {}]}), depth_of(1)
+    (3, 0)
+    """
+    if isinstance(value, dict):
+        return 1 + max(map(depth_of, value.values()), default=0)
+    if isinstance(value, list):
+        return 1 + max(map(depth_of, value), default=0)
+    return 0

@@ -1,0 +1,312 @@
+"""POST /generate: the native API that SGLang's clients and test kits speak. Texts or token ids, one or many."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.base.grammar import Grammar
+from weft.engine.events import FinishReason, Top
+from weft.server.errors import FieldError, json_response
+from weft.server.front import Front, Wish, new_name
+from weft.server.grammars import from_schema, lark, parsed
+from weft.server.limits import check_regex, decode, read_body
+from weft.server.openai_shapes import miss_of, token_text
+from weft.server.runs import Followed, Run, check_piece
+from weft.server.schemas import CacheFields, Count, Penalty, SamplingFields, Seed, TokenId, sampling_params
+from weft.server.sse import EventStream, event, while_connected
+
+DEFAULT_MAX_TOKENS = 128
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class NativeSampling(msgspec.Struct, kw_only=True):
+    """SGLang's spelling. `max_new_tokens` may be 0: the prompt is only read, and scored if asked."""
+
+    max_new_tokens: Count | None = None
+    min_new_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    sampling_seed: Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+    def common(self) -> SamplingFields:
+        """The same in the words of the other routes."""
+        same = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+        same += ("logit_bias", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens")
+        # Their "all tokens" is any number beyond the vocabulary.
+        top_k = None if self.top_k is None else min(self.top_k, 1 << 24)
+        return SamplingFields(
+            **{name: getattr(self, name) for name in same},
+            top_k=top_k,
+            seed=self.sampling_seed,
+            min_tokens=self.min_new_tokens,
+            include_stop_str_in_output=self.no_stop_trim,
+        )
+
+
+class GenerateRequest(CacheFields, kw_only=True):
+    """`text` or `input_ids`, each one or a list. What belongs to a prompt may be one value or a list of them."""
+
+    text: str | list[str] | None = None
+    input_ids: list[TokenId | list[TokenId]] | None = None
+    sampling_params: NativeSampling | list[NativeSampling] | None = None
+    stream: bool | None = None
+    rid: Name | list[Name] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: Annotated[int, Meta(ge=-1, le=1 << 31)] | list[int] | None = None
+    top_logprobs_num: Count | list[Count] | None = None
+    return_text_in_logprobs: bool | None = None
+    extra_key: Annotated[str, Meta(max_length=256)] | None = None
+    image_data: Any = None
+    audio_data: Any = None
+    input_embeds: Any = None
+
+
+class GenerateAnswer(msgspec.Struct, kw_only=True):
+    text: str
+    output_ids: list[int]
+    meta_info: dict[str, Any]
+    index: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class Scoring(msgspec.Struct, frozen=True):
+    """Which log-probabilities one prompt's answer reports: from `start` on in the prompt, with `top` alternatives."""
+
+    start: int
+    top: int
+
+
+async def generate(front: Front, request: Request) -> Response:
+    body = decode(await read_body(request, front.limits), GenerateRequest, front.limits)
+    for name in ("image_data", "audio_data", "input_embeds"):
+        if getattr(body, name) is not None:
+            raise FieldError(name, "is not supported: only texts and token ids are, and nothing is fetched")
+    native = await Native.prepare(front, body)
+    run = await native.start(request)
+    if body.stream:
+        return EventStream(native.events(run), run.close)
+    try:
+        await while_connected(request, run.collect())
+    finally:
+        run.close()
+    answers = [native.answer(sequence) for sequence in run.sequences]
+    return json_response(answers if native.many else answers[0])
+
+
+class Native:
+    """One request's way through the engine, and the shape of its answers."""
+
+    def __init__(self, front: Front, body: GenerateRequest, many: bool) -> None:
+        self.front = front
+        self.body = body
+        self.many = many
+        self.began = time.perf_counter()
+        self.names: list[str] = []  # by sequence
+        self.scorings: list[Scoring | None] = []  # by sequence
+        self.wishes: list[Wish] = []
+        self.grammar: Grammar | None = None
+        self.skip_special = True
+
+    @classmethod
+    async def prepare(cls, front: Front, body: GenerateRequest) -> Native:
+        prompts, many = prompts_of(body)
+        tokens = await front.encode(prompts, "text" if body.text is not None else "input_ids")
+        samplings = spread("sampling_params", body.sampling_params, len(tokens), NativeSampling())
+        natives = cls(front, body, many or any((each.n or 1) > 1 for each in samplings))
+        scored = spread("return_logprob", body.return_logprob, len(tokens), False)
+        starts = spread("logprob_start_len", body.logprob_start_len, len(tokens), -1)
+        tops = spread("top_logprobs_num", body.top_logprobs_num, len(tokens), 0)
+        names = natives.request_names(len(tokens))
+        for prompt, sampling, wanted, start, top, name in zip(tokens, samplings, scored, starts, tops, names):
+            scoring = scoring_of(len(prompt), start, top) if wanted else None
+            natives.add(prompt, sampling, scoring, name)
+        natives.take_form(samplings)
+        return natives
+
+    def request_names(self, count: int) -> list[str]:
+        rid = self.body.rid
+        if rid is None:
+            return [new_name("") for _ in range(count)]
+        if isinstance(rid, str):
+            return [rid] if count == 1 else [f"{rid}_{place}" for place in range(count)]
+        if len(rid) != count:
+            raise FieldError("rid", f"has {len(rid)} entries for {count} prompts")
+        return list(rid)
+
+    def add(self, prompt: Any, sampling: NativeSampling, scoring: Scoring | None, name: str) -> None:
+        asked = DEFAULT_MAX_TOKENS if sampling.max_new_tokens is None else sampling.max_new_tokens
+        last = len(prompt) - 1
+        params = sampling_params(
+            sampling.common(),
+            self.front.limits,
+            asked,
+            None if scoring is None else scoring.top,
+            None if scoring is None or scoring.start >= last else scoring.top,
+        )
+        n = sampling.n or 1
+        self.wishes.append(Wish(prompt, params, n))
+        self.names += [name] if n == 1 else [f"{name}_{place}" for place in range(n)]
+        self.scorings += [scoring] * n
+
+    def take_form(self, samplings: list[NativeSampling]) -> None:
+        """A grammar and how special tokens are shown hold for the whole body."""
+        forms = [grammar_of_native(each, self.front) for each in samplings]
+        shown = [each.skip_special_tokens is not False for each in samplings]
+        if any(form != forms[0] for form in forms) or any(each != shown[0] for each in shown):
+            raise FieldError("sampling_params", "of one body must share their grammar and skip_special_tokens")
+        self.grammar, self.skip_special = forms[0], shown[0]
+
+    async def start(self, request: Request) -> Run:
+        rid = self.body.rid
+        return await self.front.run(
+            self.wishes,
+            request.state.tenant,
+            name=rid if isinstance(rid, str) else self.names[0],
+            aliases=tuple(self.names),
+            cache_salt=self.body.cache_salt if self.body.extra_key is None else self.body.extra_key,
+            priority=self.body.priority,
+            grammar=self.grammar,
+            skip_special=self.skip_special,
+        )
+
+    # shapes -----------------------------------------------------------------------------------------------------------
+
+    async def events(self, run: Run) -> AsyncIterator[bytes]:
+        """Each event holds the whole answer so far, as this API has it."""
+        async for piece in run:
+            check_piece(piece)
+            found = self.answer(run.sequences[piece.index])
+            if self.many:
+                found.index = piece.index
+            yield event(found)
+
+    def answer(self, sequence: Followed) -> GenerateAnswer:
+        report, scoring = sequence.report, self.scorings[sequence.index]
+        meta: dict[str, Any] = {
+            "id": self.names[sequence.index],
+            "finish_reason": finish_of(sequence),
+            "prompt_tokens": len(sequence.request.prompt),
+            "completion_tokens": sequence.generated,
+            "cached_tokens": report.cached_tokens,
+            "miss": miss_of(report),
+            "preemptions": report.preemptions,
+            "e2e_latency": time.perf_counter() - self.began,
+        }
+        if scoring is not None:
+            meta |= self._scores(sequence, scoring)
+        return GenerateAnswer(text=sequence.answer.text, output_ids=sequence.answer.tokens, meta_info=meta)
+
+    def _scores(self, sequence: Followed, scoring: Scoring) -> dict[str, Any]:
+        prompt, scores = sequence.request.prompt.tolist(), sequence.report.prompt_scores
+        outputs = [output for output in sequence.outputs if output.logprob is not None]
+        # The first that is reported has no probability, as in the API that this one follows.
+        known = list(zip(prompt[scoring.start + 1 :], scores[scoring.start :]))
+        found: dict[str, Any] = {
+            "input_token_logprobs": [
+                self._entry(None, prompt[scoring.start]),
+                *(self._entry(score.logprob, token) for token, score in known),
+            ],
+            "output_token_logprobs": [self._entry(output.logprob, output.token or 0) for output in outputs],
+        }
+        if scoring.top:
+            found["input_top_logprobs"] = [None, *(self._top(score.top) for _, score in known)]
+            found["output_top_logprobs"] = [self._top(output.top or []) for output in outputs]
+        return found
+
+    def _top(self, top: Top) -> list[tuple[float | None, int, str | None]]:
+        return [self._entry(logprob, token) for token, logprob in top]
+
+    def _entry(self, logprob: float | None, token: int) -> tuple[float | None, int, str | None]:
+        text = token_text(self.front.tokenizer, token) if self.body.return_text_in_logprobs else None
+        return logprob, token, text
+
+
+def prompts_of(body: GenerateRequest) -> tuple[list[str | list[int]], bool]:
+    """The prompts, and whether the answer is a list."""
+    if (body.text is None) == (body.input_ids is None):
+        raise FieldError("text", "or input_ids must be given, one of them")
+    if isinstance(body.text, str):
+        return [body.text], False
+    if body.text is not None:
+        return list(body.text), True
+    ids = body.input_ids or []
+    lists = [each for each in ids if isinstance(each, list)]
+    if not lists:
+        return [[each for each in ids if isinstance(each, int)]], False
+    if len(lists) != len(ids):
+        raise FieldError("input_ids", "must be a list of token ids or a list of such lists, not a mixture")
+    return list(lists), True
+
+
+def spread(name: str, value: Any, count: int, default: Any) -> list[Any]:
+    """One value for each prompt."""
+    if value is None:
+        return [default] * count
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise FieldError(name, f"has {len(value)} entries for {count} prompts")
+    return value
+
+
+def scoring_of(prompt: int, start: int, top: int) -> Scoring:
+    if start >= prompt:
+        raise FieldError("logprob_start_len", f"must be below the prompt's length {prompt}, got {start}")
+    return Scoring(prompt - 1 if start < 0 else start, top)
+
+
+def grammar_of_native(sampling: NativeSampling, front: Front) -> Grammar | None:
+    found: list[Grammar] = []
+    if sampling.json_schema is not None:
+        name = "sampling_params.json_schema"
+        found.append(from_schema(name, parsed(name, sampling.json_schema), front.limits))
+    if sampling.regex is not None:
+        found.append(Grammar("regex", check_regex("sampling_params.regex", sampling.regex, front.limits)))
+    if sampling.ebnf is not None:
+        found.append(lark("sampling_params.ebnf", sampling.ebnf, front.limits))
+    if len(found) > 1:
+        raise FieldError("sampling_params", "may hold one of json_schema, regex and ebnf")
+    return found[0] if found else None
+
+
+def finish_of(sequence: Followed) -> dict[str, Any] | None:
+    """Why it ended, as an object."""
+    match sequence.finish:
+        case None:
+            return None
+        case FinishReason.LENGTH:
+            return {"type": "length", "length": sequence.generated}
+        case FinishReason.STOP:
+            matched = sequence.answer.stop_reason
+            if (
+                matched is None
+                and sequence.answer.tokens
+                and sequence.answer.tokens[-1] in sequence.request.stop_tokens
+            ):
+                matched = sequence.answer.tokens[-1]
+            return {"type": "stop", "matched": matched}
+        case FinishReason.ABORT:
+            return {"type": "abort", "message": "the request was aborted"}
+        case FinishReason.ERROR:
+            return {"type": "error", "message": sequence.error}

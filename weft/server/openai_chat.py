@@ -1,0 +1,286 @@
+"""POST /v1/chat/completions: the next message of a conversation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.engine.events import FinishReason, Output
+from weft.server.errors import FieldError, json_response
+from weft.server.front import Front, Wish, new_name
+from weft.server.limits import decode, read_body
+from weft.server.openai_messages import ChatMessage, Tool, ToolChoice, chosen_tool, plain_messages, plain_tools
+from weft.server.openai_shapes import ChatLogprobs, chat_logprobs, finish_word, usage_of
+from weft.server.parts import Parts
+from weft.server.runs import Followed, Piece, Run, check_piece
+from weft.server.schemas import (
+    Count,
+    ResponseFormat,
+    SamplingFields,
+    StreamOptions,
+    StructuredOutputs,
+    Usage,
+    grammar_of,
+    sampling_params,
+)
+from weft.server.sse import EventStream, event, while_connected
+from weft.server.turns import Turn
+from weft.text.parts import Part
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    messages: list[ChatMessage]
+    model: str | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=16)] | None = None
+    include_reasoning: bool | None = None
+    return_token_ids: bool | None = None
+    modalities: list[str] | None = None
+    functions: list[Any] | None = None
+    user: str | None = None
+
+
+class ToolCallFunction(msgspec.Struct, kw_only=True, omit_defaults=True):
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    index: int | None = None
+    id: str | None = None
+    type: str | None = None
+    function: ToolCallFunction
+
+
+class ChatAnswerMessage(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    reasoning_content: str | UnsetType | None = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, kw_only=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: ChatAnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatAnswer(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+async def chat(front: Front, request: Request) -> Response:
+    body = decode(await read_body(request, front.limits), ChatRequest, front.limits)
+    asked = Chat(front, body)
+    run = await asked.start(request)
+    if body.stream:
+        return EventStream(asked.events(run), run.close)
+    try:
+        await while_connected(request, run.collect())
+    finally:
+        run.close()
+    return json_response(asked.answer(run))
+
+
+def check_unsupported(body: ChatRequest) -> None:
+    if body.functions:
+        raise FieldError("functions", "is an older spelling: use tools")
+    if body.modalities is not None and body.modalities != ["text"]:
+        raise FieldError("modalities", 'may only be ["text"]')
+    if body.top_logprobs is not None and not body.logprobs:
+        raise FieldError("top_logprobs", "needs logprobs to be true")
+
+
+def turn_of(front: Front, body: ChatRequest) -> Turn:
+    variables = front.template_variables(body.chat_template_kwargs)
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    tools = plain_tools(body.tools, front.limits)
+    return Turn(
+        front,
+        messages=plain_messages(body.messages, front.limits),
+        tools=tools,
+        choice=chosen_tool(body.tool_choice, tools),
+        parallel=body.parallel_tool_calls is not False,
+        variables=variables,
+        grammar=grammar_of(body.response_format, body.structured_outputs, front.limits),
+        reasoning=body.include_reasoning is not False,
+    )
+
+
+class Chat:
+    """One request's way through the engine, and the shapes of its answer."""
+
+    def __init__(self, front: Front, body: ChatRequest) -> None:
+        front.check_model(body.model)
+        check_unsupported(body)
+        self.front = front
+        self.body = body
+        self.name = new_name("chatcmpl-")
+        self.created = int(time.time())
+        self.turn = turn_of(front, body)
+
+    async def start(self, request: Request) -> Run:
+        body, front = self.body, self.front
+        tokens, snapshots = await self.turn.render()
+        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        max_tokens = front.max_tokens(asked, len(tokens))
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        params = sampling_params(body, front.limits, max_tokens, logprobs)
+        return await front.run(
+            [Wish(tokens, params, body.n or 1, snapshots)],
+            request.state.tenant,
+            name=self.name,
+            cache_salt=body.cache_salt,
+            priority=body.priority,
+            grammar=self.turn.grammar,
+            skip_special=self.turn.skip_special and body.skip_special_tokens is not False,
+        )
+
+    # whole ------------------------------------------------------------------------------------------------------------
+
+    def answer(self, run: Run) -> ChatAnswer:
+        found = ChatAnswer(
+            id=self.name,
+            created=self.created,
+            model=self.front.model_name,
+            choices=[self._choice(sequence) for sequence in run.sequences],
+            usage=usage_of(run.sequences, self.body.n or 1),
+        )
+        if self.body.return_token_ids:
+            found.prompt_token_ids = run.sequences[0].request.prompt.tolist()
+        return found
+
+    def _choice(self, sequence: Followed) -> ChatChoice:
+        assert sequence.finish is not None
+        parts = self.turn.parts()
+        parts.feed(sequence.answer.text)
+        parts.finish()
+        return ChatChoice(
+            index=sequence.index,
+            message=whole_message(parts),
+            logprobs=self._logprobs(sequence.outputs),
+            finish_reason=end_word(sequence.finish, parts),
+            stop_reason=sequence.answer.stop_reason,
+            token_ids=sequence.answer.tokens if self.body.return_token_ids else UNSET,
+        )
+
+    def _logprobs(self, outputs: list[Output]) -> ChatLogprobs | None:
+        return chat_logprobs(self.front.tokenizer, outputs) if self.body.logprobs else None
+
+    # in pieces --------------------------------------------------------------------------------------------------------
+
+    async def events(self, run: Run) -> AsyncIterator[bytes]:
+        options = self.body.stream_options or StreamOptions()
+        no_usage = None if options.include_usage else UNSET
+        parts = [self.turn.parts() for _ in run.sequences]
+        for sequence in run.sequences:
+            opening = ChatChunkChoice(index=sequence.index, delta=ChatDelta(role="assistant", content=""))
+            yield event(self._chunk([opening], no_usage))
+        async for piece in run:
+            check_piece(piece)
+            for choice in self._pieces(run.sequences[piece.index], piece, parts[piece.index]):
+                yield event(self._chunk([choice], no_usage))
+        if options.include_usage:
+            yield event(self._chunk([], usage_of(run.sequences, self.body.n or 1)))
+
+    def _pieces(self, sequence: Followed, piece: Piece, parts: Parts) -> list[ChatChunkChoice]:
+        """A piece as chunks: one per part of the answer; scores and ids go with the first, the end with the last."""
+        found = parts.feed(piece.text)
+        if piece.finish is not None:
+            found = found + parts.finish()
+        deltas = [delta_of(part) for part in found]
+        if not deltas and (piece.finish is not None or self.body.logprobs or self.body.return_token_ids):
+            deltas = [ChatDelta()]
+        choices = [ChatChunkChoice(index=piece.index, delta=delta) for delta in deltas]
+        if choices:
+            choices[0].logprobs = self._logprobs(piece.outputs)
+            if self.body.return_token_ids:
+                choices[0].token_ids = [output.token for output in piece.outputs if output.token is not None]
+        if piece.finish is not None:
+            choices[-1].finish_reason = end_word(piece.finish, parts)
+            choices[-1].stop_reason = sequence.answer.stop_reason
+        return choices
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> ChatChunk:
+        return ChatChunk(id=self.name, created=self.created, model=self.front.model_name, choices=choices, usage=usage)
+
+
+def end_word(finish: FinishReason, parts: Parts) -> str:
+    return "tool_calls" if parts.calls and finish is FinishReason.STOP else finish_word(finish)
+
+
+def whole_message(parts: Parts) -> ChatAnswerMessage:
+    message = ChatAnswerMessage(content=None if parts.calls and not parts.content else parts.content)
+    if parts.reasoning:
+        message.reasoning_content = parts.reasoning
+    if parts.calls:
+        message.tool_calls = [
+            ToolCallDelta(
+                id=call.id, type="function", function=ToolCallFunction(name=call.name, arguments=call.arguments)
+            )
+            for call in parts.calls
+        ]
+    return message
+
+
+def delta_of(part: Part) -> ChatDelta:
+    if part.kind == "content":
+        return ChatDelta(content=part.text)
+    if part.kind == "reasoning":
+        return ChatDelta(reasoning_content=part.text)
+    function = ToolCallFunction(name=part.name, arguments=part.text)
+    call = ToolCallDelta(index=part.call, id=part.id, type="function" if part.name else None, function=function)
+    return ChatDelta(tool_calls=[call])

@@ -1,0 +1,207 @@
+"""POST /v1/completions: a text or token ids continued. Also for models without a tokenizer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.server.errors import FieldError, json_response
+from weft.server.front import Front, Wish, new_name
+from weft.server.limits import decode, read_body
+from weft.server.openai_shapes import TextLogprobs, finish_word, joined, prompt_logprobs, text_logprobs, usage_of
+from weft.server.runs import Followed, Piece, Run, check_piece
+from weft.server.schemas import (
+    Count,
+    ResponseFormat,
+    SamplingFields,
+    StreamOptions,
+    StructuredOutputs,
+    TokenId,
+    Usage,
+    grammar_of,
+    sampling_params,
+)
+from weft.server.sse import EventStream, event, while_connected
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """`prompt` is a text, token ids, or a list of either; with `n`, choices come prompt by prompt."""
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+    model: str | None = None
+    max_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
+    best_of: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: Annotated[int, Meta(ge=0)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    return_token_ids: bool | None = None
+    user: str | None = None
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class CompletionAnswer(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+async def complete(front: Front, request: Request) -> Response:
+    body = decode(await read_body(request, front.limits), CompletionRequest, front.limits)
+    asked = await prepare(front, body)
+    run = await front.run(
+        asked.wishes,
+        request.state.tenant,
+        name=asked.name,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+        grammar=grammar_of(body.response_format, body.structured_outputs, front.limits),
+        skip_special=body.skip_special_tokens is not False,
+    )
+    if body.stream:
+        return EventStream(asked.events(run), run.close)
+    try:
+        await while_connected(request, run.collect())
+    finally:
+        run.close()
+    return json_response(asked.answer(run))
+
+
+async def prepare(front: Front, body: CompletionRequest) -> Completion:
+    front.check_model(body.model)
+    n = body.n or 1
+    if body.best_of is not None and body.best_of != n:
+        raise FieldError("best_of", f"must be the same as n ({n}) here, got {body.best_of}")
+    if body.suffix:
+        raise FieldError("suffix", "is not supported: send a prompt that holds it")
+    found = await front.encode(as_prompts(body.prompt), "prompt")
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    scored = body.logprobs if body.echo else None
+    params = sampling_params(body, front.limits, max_tokens, body.logprobs, scored)
+    return Completion(front, body, [Wish(tokens, params, n) for tokens in found])
+
+
+def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """
+    >>> as_prompts("a"), as_prompts([1, 2]), as_prompts(["a", [1]])
+    (['a'], [[1, 2]], ['a', [1]])
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    numbers = [each for each in prompt if isinstance(each, int)]
+    if numbers and len(numbers) == len(prompt):
+        return [numbers]
+    if numbers:
+        raise FieldError("prompt", "must be a text, a list of token ids, or a list of those, not a mixture")
+    return [each for each in prompt if not isinstance(each, int)]
+
+
+class Completion:
+    """The shapes of one request's answer."""
+
+    def __init__(self, front: Front, body: CompletionRequest, wishes: list[Wish]) -> None:
+        self.front = front
+        self.body = body
+        self.wishes = wishes
+        self.name = new_name("cmpl-")
+        self.created = int(time.time())
+        self.with_ids = bool(body.return_token_ids) or front.tokenizer is None
+
+    def answer(self, run: Run) -> CompletionAnswer:
+        choices = [self._choice(sequence) for sequence in run.sequences]
+        return self._wrap(choices, usage_of(run.sequences, self.body.n or 1))
+
+    def _choice(self, sequence: Followed) -> CompletionChoice:
+        assert sequence.finish is not None
+        start = 0
+        text, logprobs = sequence.answer.text, None
+        if self.body.echo:
+            prompt = self._prompt_text(sequence)
+            text, start = prompt + text, len(prompt)
+        if self.body.logprobs is not None:
+            begins = sequence.begins(len(sequence.outputs), start)
+            logprobs = text_logprobs(self.front.tokenizer, sequence.outputs, begins)
+            if self.body.echo:
+                logprobs = joined(self._prompt_logprobs(sequence), logprobs)
+        return CompletionChoice(
+            index=sequence.index,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=finish_word(sequence.finish),
+            stop_reason=sequence.answer.stop_reason,
+            token_ids=sequence.answer.tokens if self.with_ids else msgspec.UNSET,
+            prompt_token_ids=sequence.request.prompt.tolist() if self.body.return_token_ids else msgspec.UNSET,
+        )
+
+    def _prompt_text(self, sequence: Followed) -> str:
+        if self.front.tokenizer is None:
+            return ""
+        return self.front.tokenizer.decode(sequence.request.prompt.tolist(), skip_special=False)
+
+    def _prompt_logprobs(self, sequence: Followed) -> TextLogprobs:
+        scores = sequence.report.prompt_scores
+        return prompt_logprobs(self.front.tokenizer, sequence.request.prompt.tolist(), scores)
+
+    async def events(self, run: Run) -> AsyncIterator[bytes]:
+        options = self.body.stream_options or StreamOptions()
+        no_usage = None if options.include_usage else msgspec.UNSET
+        begun: set[int] = set()
+        async for piece in run:
+            check_piece(piece)
+            sequence, first = run.sequences[piece.index], piece.index not in begun
+            if self.body.echo and self.body.logprobs is not None:
+                # Scores of the prompt, which come first, are known only at the end.
+                if piece.finish is not None:
+                    yield event(self._wrap([self._choice(sequence)], no_usage))
+                continue
+            begun.add(piece.index)
+            yield event(self._wrap([self._piece(sequence, piece, first)], no_usage))
+        if options.include_usage:
+            yield event(self._wrap([], usage_of(run.sequences, self.body.n or 1)))
+
+    def _piece(self, sequence: Followed, piece: Piece, first: bool) -> CompletionChoice:
+        text, logprobs = piece.text, None
+        if first and self.body.echo:
+            text = self._prompt_text(sequence) + text
+        if self.body.logprobs is not None:
+            begins = sequence.begins(len(piece.outputs))
+            logprobs = text_logprobs(self.front.tokenizer, piece.outputs, begins)
+        return CompletionChoice(
+            index=piece.index,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=None if piece.finish is None else finish_word(piece.finish),
+            stop_reason=None if piece.finish is None else sequence.answer.stop_reason,
+            token_ids=[o.token for o in piece.outputs if o.token is not None] if self.with_ids else msgspec.UNSET,
+        )
+
+    def _wrap(
+        self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    ) -> CompletionAnswer:
+        return CompletionAnswer(
+            id=self.name, created=self.created, model=self.front.model_name, choices=choices, usage=usage
+        )

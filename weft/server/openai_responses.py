@@ -1,0 +1,305 @@
+"""POST /v1/responses: OpenAI's newer API. Nothing is stored: every request brings its whole conversation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.base.grammar import Grammar
+from weft.engine.events import FinishReason
+from weft.server.errors import FieldError, describe, json_response
+from weft.server.front import Front, Wish, new_name
+from weft.server.grammars import from_schema
+from weft.server.limits import check_count, decode, read_body
+from weft.server.openai_messages import (
+    CalledFunction,
+    CalledTool,
+    ChatMessage,
+    ContentPart,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolFunction,
+    chosen_tool,
+    plain_messages,
+    plain_tools,
+)
+from weft.server.openai_shapes import chat_logprobs, miss_of
+from weft.server.responses_events import Events
+from weft.server.runs import Followed, Run, check_piece
+from weft.server.schemas import Count, SamplingFields, sampling_params
+from weft.server.sse import EventStream, named_event, while_connected
+from weft.server.turns import Turn
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class InputItem(msgspec.Struct, kw_only=True):
+    """A message, a call that was made, what came of it, or a thought."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Annotated[str, Meta(min_length=1, max_length=32)] | None = None
+    content: str | list[ContentPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[ContentPart] | None = None
+
+
+class ResponseTool(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedResponseTool(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(msgspec.Struct, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextConfig(msgspec.Struct, kw_only=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(msgspec.Struct, kw_only=True):
+    effort: Annotated[str, Meta(max_length=16)] | None = None
+    summary: str | None = None
+
+
+class ResponsesRequest(SamplingFields, kw_only=True):
+    input: str | list[InputItem]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    stream: bool | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedResponseTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    store: bool | None = None
+    user: str | None = None
+
+
+async def respond(front: Front, request: Request) -> Response:
+    body = decode(await read_body(request, front.limits), ResponsesRequest, front.limits)
+    answer = ResponseAnswer(front, body)
+    run = await answer.start(request)
+    if body.stream:
+        return EventStream(answer.events(run), run.close, answer.failed, b"")
+    try:
+        await while_connected(request, run.collect())
+    finally:
+        run.close()
+    return json_response(answer.whole(run.sequences[0]))
+
+
+def check_unsupported(body: ResponsesRequest) -> None:
+    if body.previous_response_id is not None:
+        raise FieldError("previous_response_id", "cannot be resolved: nothing is stored here; send the conversation")
+    if body.background:
+        raise FieldError("background", "is not supported: nothing is stored here")
+    if body.truncation == "auto":
+        raise FieldError("truncation", 'may only be "disabled"')
+
+
+def messages_of(body: ResponsesRequest) -> list[ChatMessage]:
+    """The conversation in the words of the chat API. Calls that follow one another are one message."""
+    found: list[ChatMessage] = []
+    if body.instructions:
+        found.append(ChatMessage(role="system", content=body.instructions))
+    if isinstance(body.input, str):
+        return [*found, ChatMessage(role="user", content=body.input)]
+    for place, item in enumerate(body.input):
+        where = f"input[{place}]"
+        match item.type:
+            case "message":
+                if item.role is None or item.content is None:
+                    raise FieldError(where, "is a message: it must have role and content")
+                found.append(ChatMessage(role=item.role, content=item.content))
+            case "function_call":
+                _add_call(found, item, where)
+            case "function_call_output":
+                if item.call_id is None or item.output is None:
+                    raise FieldError(where, "is an output: it must have call_id and output")
+                found.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
+            case "reasoning":
+                pass  # what a model thought before is not shown to it again
+    return found
+
+
+def _add_call(found: list[ChatMessage], item: InputItem, where: str) -> None:
+    if item.name is None or item.call_id is None:
+        raise FieldError(where, "is a call: it must have call_id and name")
+    call = CalledTool(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments or "{}"))
+    if found and found[-1].role == "assistant":
+        found[-1].tool_calls = [*(found[-1].tool_calls or []), call]
+    else:
+        found.append(ChatMessage(role="assistant", tool_calls=[call]))
+
+
+def format_of(body: ResponsesRequest, front: Front) -> Grammar | None:
+    wanted = body.text.format if body.text else None
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return Grammar("json_object")
+    if wanted.schema is None:
+        raise FieldError("text.format.schema", "must be given")
+    return from_schema("text.format.schema", wanted.schema, front.limits)
+
+
+def turn_of(front: Front, body: ResponsesRequest) -> Turn:
+    variables = front.template_variables(body.chat_template_kwargs)
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning.effort)
+    functions = [
+        Tool(type="function", function=ToolFunction(name=t.name, description=t.description, parameters=t.parameters))
+        for t in body.tools or ()
+    ]
+    tools = plain_tools(functions, front.limits)
+    choice = body.tool_choice
+    if isinstance(choice, NamedResponseTool):
+        choice = NamedTool(type="function", function=NamedFunction(name=choice.name))  # type: ignore[assignment]
+    return Turn(
+        front,
+        messages=plain_messages(messages_of(body), front.limits),
+        tools=tools,
+        choice=chosen_tool(choice, tools),  # type: ignore[arg-type]
+        parallel=body.parallel_tool_calls is not False,
+        variables=variables,
+        grammar=format_of(body, front),
+    )
+
+
+class ResponseAnswer:
+    """One request's way through the engine, and the shapes of its answer."""
+
+    def __init__(self, front: Front, body: ResponsesRequest) -> None:
+        front.check_model(body.model)
+        check_unsupported(body)
+        self.front = front
+        self.body = body
+        self.name = new_name("resp_")
+        self.created = int(time.time())
+        self.turn = turn_of(front, body)
+        self.scored = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+        self._events = Events(self.name)
+
+    async def start(self, request: Request) -> Run:
+        body, front = self.body, self.front
+        tokens, snapshots = await self.turn.render()
+        max_tokens = front.max_tokens(body.max_output_tokens, len(tokens), "max_output_tokens")
+        if body.top_logprobs is not None:
+            check_count("top_logprobs", body.top_logprobs, front.limits.logprobs)
+        logprobs = (body.top_logprobs or 0) if self.scored else None
+        params = sampling_params(body, front.limits, max_tokens, logprobs)
+        return await front.run(
+            [Wish(tokens, params, 1, snapshots)],
+            request.state.tenant,
+            name=self.name,
+            cache_salt=body.cache_salt,
+            priority=body.priority,
+            grammar=self.turn.grammar,
+            skip_special=self.turn.skip_special and body.skip_special_tokens is not False,
+        )
+
+    # whole ------------------------------------------------------------------------------------------------------------
+
+    def whole(self, sequence: Followed) -> dict[str, Any]:
+        parts = self.turn.parts()
+        events = Events(self.name)
+        events.take(parts.feed(sequence.answer.text) + parts.finish())
+        events.end(self._logprobs(sequence))
+        return self._response(sequence, events.output)
+
+    def _logprobs(self, sequence: Followed) -> list[Any]:
+        return chat_logprobs(self.front.tokenizer, sequence.outputs).content if self.scored else []
+
+    def _response(self, sequence: Followed | None, output: list[dict[str, Any]]) -> dict[str, Any]:
+        body = self.body
+        finish = sequence.finish if sequence else None
+        cut = {FinishReason.LENGTH: "max_output_tokens", FinishReason.ABORT: "aborted"}.get(finish)  # type: ignore[arg-type]
+        format_ = body.text.format if body.text and body.text.format else TextFormat()
+        return {
+            "id": self.name,
+            "object": "response",
+            "created_at": self.created,
+            "status": "in_progress" if finish is None else "incomplete" if cut else "completed",
+            "error": None,
+            "incomplete_details": {"reason": cut} if cut else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": self.front.model_name,
+            "output": output,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+            "store": False,
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "text": {"format": {k: v for k, v in msgspec.to_builtins(format_).items() if v is not None}},
+            "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+            "tools": [msgspec.to_builtins(tool) for tool in body.tools or ()],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": "disabled",
+            "usage": None if sequence is None else self._usage(sequence),
+            "user": body.user,
+        }
+
+    def _usage(self, sequence: Followed) -> dict[str, Any]:
+        prompt, report = len(sequence.request.prompt), sequence.report
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": report.cached_tokens, "miss": miss_of(report)},
+            "output_tokens": sequence.generated,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + sequence.generated,
+        }
+
+    # in pieces --------------------------------------------------------------------------------------------------------
+
+    async def events(self, run: Run) -> AsyncIterator[bytes]:
+        parts, sequence, events = self.turn.parts(), run.sequences[0], self._events
+        for kind in ("response.created", "response.in_progress"):
+            yield named_event(*events.numbered(kind, {"response": self._response(None, [])}))
+        async for piece in run:
+            check_piece(piece)
+            scored = chat_logprobs(self.front.tokenizer, piece.outputs).content if self.scored else []
+            for each in events.take(parts.feed(piece.text), scored):
+                yield named_event(*each)
+        for each in [*events.take(parts.finish()), *events.end(self._logprobs(sequence))]:
+            yield named_event(*each)
+        found = self._response(sequence, events.output)
+        yield named_event(*events.numbered(f"response.{found['status']}", {"response": found}))
+
+    def failed(self, error: Exception) -> bytes:
+        body = describe(error)[1].error
+        found = self._response(None, self._events.output)
+        found |= {"status": "failed", "error": {"code": body.code or "server_error", "message": body.message}}
+        return named_event(*self._events.numbered("response.failed", {"response": found}))

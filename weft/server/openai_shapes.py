@@ -1,0 +1,141 @@
+"""What OpenAI's two older APIs have in common: usage, scores of tokens, the words for an end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from weft.engine.events import FinishReason, Output, PromptScore, Report
+from weft.server.runs import Followed
+from weft.server.schemas import PromptDetails, Usage
+from weft.text.tokenizer import Tokenizer
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+    top_logprobs: list[TopLogprob] = []
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(msgspec.Struct, frozen=True):
+    """One entry per token; the first of a prompt has no probability."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+def token_text(tokenizer: Tokenizer | None, token: int) -> str:
+    """A token as it is shown; without a tokenizer, its id."""
+    if tokenizer is None:
+        return f"token_id:{token}"
+    return tokenizer.bytes_of(token).decode(errors="replace")
+
+
+def token_bytes(tokenizer: Tokenizer | None, token: int) -> list[int] | None:
+    return None if tokenizer is None else list(tokenizer.bytes_of(token))
+
+
+def chat_logprobs(tokenizer: Tokenizer | None, outputs: Sequence[Output]) -> ChatLogprobs:
+    return ChatLogprobs([_chat_logprob(tokenizer, output) for output in outputs if output.logprob is not None])
+
+
+def _chat_logprob(tokenizer: Tokenizer | None, output: Output) -> TokenLogprob:
+    assert output.token is not None
+    assert output.logprob is not None
+    top = [
+        TopLogprob(token_text(tokenizer, token), logprob, token_bytes(tokenizer, token))
+        for token, logprob in output.top or ()
+    ]
+    text, raw = token_text(tokenizer, output.token), token_bytes(tokenizer, output.token)
+    return TokenLogprob(text, output.logprob, raw, top)
+
+
+def text_logprobs(tokenizer: Tokenizer | None, outputs: Sequence[Output], offsets: Sequence[int]) -> TextLogprobs:
+    """`offsets` are where in the text each token begins."""
+    shown = [output for output in outputs if output.logprob is not None]
+    return TextLogprobs(
+        list(offsets[: len(shown)]),
+        [output.logprob for output in shown],
+        [token_text(tokenizer, output.token or 0) for output in shown],
+        [_top_by_text(tokenizer, output.token or 0, output.logprob or 0.0, output.top or ()) for output in shown],
+    )
+
+
+def _top_by_text(
+    tokenizer: Tokenizer | None, token: int, logprob: float, top: Sequence[tuple[int, float]]
+) -> dict[str, float] | None:
+    """The likeliest tokens, and the chosen one even if it is none of them."""
+    if not top:
+        return None
+    found = {token_text(tokenizer, each): value for each, value in reversed(top)}
+    return {token_text(tokenizer, token): logprob} | dict(reversed(found.items()))
+
+
+def prompt_logprobs(tokenizer: Tokenizer | None, prompt: Sequence[int], scores: Sequence[PromptScore]) -> TextLogprobs:
+    """Scores of an echoed prompt: its first token has none."""
+    texts = [token_text(tokenizer, token) for token in prompt]
+    offsets = [0]
+    for text in texts[:-1]:
+        offsets.append(offsets[-1] + len(text))
+    tops: list[dict[str, float] | None] = [None]
+    tops += [_top_by_text(tokenizer, token, score.logprob, score.top) for token, score in zip(prompt[1:], scores)]
+    return TextLogprobs(offsets, [None, *(score.logprob for score in scores)], texts, tops)
+
+
+def joined(first: TextLogprobs, second: TextLogprobs) -> TextLogprobs:
+    return TextLogprobs(
+        first.text_offset + second.text_offset,
+        first.token_logprobs + second.token_logprobs,
+        first.tokens + second.tokens,
+        first.top_logprobs + second.top_logprobs,
+    )
+
+
+def finish_word(finish: FinishReason) -> str:
+    """OpenAI has "stop" and "length"; "abort" is ours."""
+    return str(finish)
+
+
+def miss_of(report: Report) -> dict[str, Any] | None:
+    """Why not more was cached, in tokens and in words."""
+    if report.miss is None:
+        return None
+    miss = report.miss
+    return {
+        "reason": str(miss.reason),
+        "why": miss.sentence,
+        "reusable_tokens": miss.reusable,
+        "matched_tokens": miss.kv_matched,
+        "lost_tokens": miss.tokens_lost,
+    }
+
+
+def usage_of(sequences: Sequence[Followed], per_prompt: int, reasoning: int | None = None) -> Usage:
+    """What a run took; `per_prompt` sequences share a prompt, which is counted once."""
+    firsts = sequences[::per_prompt]
+    prompt = sum(len(each.request.prompt) for each in firsts)
+    generated = sum(each.generated for each in sequences)
+    cached = sum(each.report.cached_tokens for each in firsts)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=generated,
+        total_tokens=prompt + generated,
+        prompt_tokens_details=PromptDetails(cached_tokens=cached, miss=miss_of(firsts[0].report)),
+        completion_tokens_details=None if reasoning is None else {"reasoning_tokens": reasoning},
+    )

@@ -1,0 +1,82 @@
+"""The OpenAPI document, made of the Structs that decode the bodies, so that it cannot say anything else."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from weft import __version__
+from weft.server.control import AbortAnswer, AbortRequest, FlushAnswer
+from weft.server.errors import ErrorAnswer
+from weft.server.native import GenerateAnswer, GenerateRequest
+from weft.server.openai_chat import ChatAnswer, ChatRequest
+from weft.server.openai_completions import CompletionAnswer, CompletionRequest
+from weft.server.openai_responses import ResponsesRequest
+from weft.server.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
+
+Object = dict[str, Any]
+
+# path, method, what it is for, its body, its answer
+OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
+    ("/v1/models", "get", "Which model is served", None, Object),
+    ("/v1/completions", "post", "Continue a text or token ids", CompletionRequest, CompletionAnswer),
+    ("/v1/chat/completions", "post", "The next message of a conversation", ChatRequest, ChatAnswer),
+    ("/v1/responses", "post", "The same by OpenAI's newer API", ResponsesRequest, Object),
+    ("/tokenize", "post", "Texts and conversations as token ids", TokenizeRequest, TokenizeAnswer),
+    ("/detokenize", "post", "Token ids as text", DetokenizeRequest, DetokenizeAnswer),
+    ("/generate", "post", "The native API", GenerateRequest, GenerateAnswer | list[GenerateAnswer]),
+    ("/abort_request", "post", "End requests by name", AbortRequest, AbortAnswer),
+    ("/flush_cache", "post", "Forget all that no running sequence uses", None, FlushAnswer),
+    ("/server_info", "get", "Settings and counters", None, Object),
+    ("/model_info", "get", "Facts about the model", None, Object),
+    ("/health", "get", "Whether the engine runs", None, Object),
+    ("/health_generate", "get", "Whether it can give a token", None, Object),
+    ("/metrics", "get", "Counters and gauges for Prometheus", None, str),
+    ("/cache", "get", "What is cached, largest shared prefixes first", None, Object),
+)
+STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate")
+
+
+@cache
+def document(title: str) -> dict[str, Any]:
+    kinds = [kind for *_, body, answer in OPERATIONS for kind in (body, answer) if kind is not None]
+    schemas, components = msgspec.json.schema_components(
+        [*kinds, ErrorAnswer], ref_template="#/components/schemas/{name}"
+    )
+    found = iter(schemas)
+    paths: dict[str, Any] = {}
+    for path, method, about, body, answer in OPERATIONS:
+        request = None if body is None else next(found)
+        paths.setdefault(path, {})[method] = _operation(path, about, request, None if answer is None else next(found))
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": f"Weft serving {title}", "version": __version__},
+        "security": [{"key": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(path: str, about: str, body: dict[str, Any] | None, answer: dict[str, Any] | None) -> dict[str, Any]:
+    kind = "text/plain" if path == "/metrics" else "application/json"
+    content: dict[str, Any] = {kind: {"schema": answer}}
+    if path in STREAMED:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}
+    operation: dict[str, Any] = {
+        "summary": about,
+        "operationId": path.strip("/").replace("/", "_"),
+        "responses": {
+            "200": {"description": "The answer", "content": content},
+            "4XX": {"description": "What is wrong with the request", "content": error},
+            "503": {"description": "The engine has stopped", "content": error},
+        },
+    }
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return operation

@@ -1,0 +1,186 @@
+"""Requests under way on behalf of one HTTP request: outputs of the engine in, pieces of text out.
+
+A run may hold several sequences (`n`, lists of prompts). It knows no API: routes give pieces their shapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+
+from weft.base.errors import RequestError
+from weft.engine.events import FinishReason, Output, Report
+from weft.engine.request import Request
+from weft.server.auth import Tenant
+from weft.server.backend import Backend, Stream
+from weft.text.answer import Answer
+
+
+@dataclass(slots=True)
+class Piece:
+    """What came for one sequence since its last piece. `outputs` hold the tokens and their scores."""
+
+    index: int
+    text: str
+    outputs: list[Output]
+    finish: FinishReason | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Followed:
+    """One sequence and its answer so far. `text_ends[i]` is the length of the text after the i-th token."""
+
+    index: int
+    request: Request
+    answer: Answer
+    stream: Stream
+    outputs: list[Output] = field(default_factory=list)
+    text_ends: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    error: str | None = None
+    _length: int = 0
+
+    def take(self, outputs: list[Output], backend: Backend) -> Piece:
+        """Take in what the engine brought. A stop string ends the answer, and the engine is told."""
+        pieces, new = [], []
+        for output in outputs:
+            if self.finish is None and output.token is not None:
+                pieces.append(self.answer.feed(output.token))
+                new.append(output)
+                self._length += len(pieces[-1])
+                self.text_ends.append(self._length)
+            if output.finish is not None:
+                self._end(output, pieces)
+            elif self.answer.stopped and self.finish is None:
+                self.finish = FinishReason.STOP
+                backend.finish(self.stream)
+        self.outputs += new
+        return Piece(self.index, "".join(pieces), new, self.finish, self.error)
+
+    def _end(self, output: Output, pieces: list[str]) -> None:
+        if self.finish is None:
+            pieces.append(self.answer.finish())
+            self.finish = FinishReason.STOP if self.answer.stopped else output.finish
+            self.error = output.error
+
+    def begins(self, count: int, shift: int = 0) -> list[int]:
+        """Where in the text the last `count` tokens begin."""
+        begins = [shift, *(shift + end for end in self.text_ends[:-1])]
+        return begins[len(self.text_ends) - count :]
+
+    @property
+    def report(self) -> Report:
+        return self.stream.report or Report()
+
+    @property
+    def generated(self) -> int:
+        return len(self.answer.tokens)
+
+
+class Run:
+    """Iterate it once for its pieces; `close` it in any case. A sequence's last piece has its finish."""
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        tenant: Tenant,
+        backend: Backend,
+        closed: Callable[[Run], None] = lambda run: None,
+    ) -> None:
+        self.names = frozenset(names)
+        self.tenant = tenant
+        self.sequences: list[Followed] = []
+        self._backend = backend
+        self._closed = closed
+        self._ended: set[int] = set()
+
+    async def submit(self, requests: list[Request], answers: list[Answer]) -> None:
+        """Hand all requests over, or none."""
+        try:
+            if len(requests) == 1:
+                streams = [await self._backend.submit(requests[0])]
+                self._add(requests, answers, streams)
+                return
+            tasks = [asyncio.ensure_future(self._backend.submit(request)) for request in requests]
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            errors = [each for each in found if isinstance(each, BaseException)]
+            if errors:
+                for each in found:
+                    if not isinstance(each, BaseException):
+                        self._backend.abort(each)
+                raise errors[0]
+            self._add(requests, answers, [each for each in found if not isinstance(each, BaseException)])
+        except BaseException:
+            self._closed(self)
+            raise
+
+    def _add(self, requests: list[Request], answers: list[Answer], streams: list[Stream]) -> None:
+        for index, (request, answer, stream) in enumerate(zip(requests, answers, streams, strict=True)):
+            self.sequences.append(Followed(index, request, answer, stream))
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self._follow(self.sequences[0]) if len(self.sequences) == 1 else self._merge()
+
+    async def _follow(self, sequence: Followed) -> AsyncIterator[Piece]:
+        finished = False
+        async for outputs in sequence.stream:
+            if finished:
+                continue  # a stop string ended it; the engine's own end is still awaited, for its report
+            piece = sequence.take(outputs, self._backend)
+            if piece.finish is None:
+                yield piece
+            else:
+                finished = True
+                last = piece
+        self._ended.add(sequence.index)
+        if finished:
+            yield last
+
+    async def _merge(self) -> AsyncIterator[Piece]:
+        queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
+        tasks = [asyncio.ensure_future(self._feed(sequence, queue)) for sequence in self.sequences]
+        try:
+            left = len(tasks)
+            while left:
+                found = await queue.get()
+                if found is None:
+                    left -= 1
+                elif isinstance(found, BaseException):
+                    raise found
+                else:
+                    yield found
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _feed(self, sequence: Followed, queue: asyncio.Queue[Piece | BaseException | None]) -> None:
+        try:
+            async for piece in self._follow(sequence):
+                queue.put_nowait(piece)
+        except Exception as error:  # whoever reads the queue raises it
+            queue.put_nowait(error)
+        queue.put_nowait(None)
+
+    async def collect(self) -> list[Followed]:
+        """Wait for all answers. Raises if one of them could not be given."""
+        async for piece in self:
+            check_piece(piece)
+        return self.sequences
+
+    def abort(self) -> None:
+        """End what still runs; its pieces then say so."""
+        for sequence in self.sequences:
+            if sequence.index not in self._ended:
+                self._backend.abort(sequence.stream)
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        self.abort()
+        self._closed(self)
+
+
+def check_piece(piece: Piece) -> None:
+    if piece.finish is FinishReason.ERROR:
+        raise RequestError(piece.error or "the answer could not be finished", 503)

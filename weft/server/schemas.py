@@ -1,0 +1,158 @@
+"""Bodies that several routes share, as msgspec Structs: decoding checks them, the OpenAPI document is made of them.
+
+Unknown fields are ignored, as other servers do; a field that would change the answer and is not supported is refused
+by its route. `null` means the default everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from weft.base.grammar import Grammar
+from weft.base.sampling import MAX_BIASES, MAX_LOGPROBS, SamplingParams
+from weft.server.errors import FieldError
+from weft.server.limits import check_count, check_items
+from weft.server.settings import Limits
+
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Count = Annotated[int, Meta(ge=0, le=1 << 31)]
+Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Number = int | float
+
+
+class CacheFields(msgspec.Struct, kw_only=True):
+    """What concerns reuse and order, in every body that generates."""
+
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
+
+
+class SamplingFields(CacheFields, kw_only=True):
+    """How tokens are chosen and when to stop; the names are OpenAI's, then vLLM's."""
+
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    skip_special_tokens: bool | None = None
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchema(msgspec.Struct, kw_only=True):
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """OpenAI's three types."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's spelling of the constraints that OpenAI's API has no word for; one of them. `grammar` is Lark."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class PromptDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`miss` is our own: why not more of the prompt was cached."""
+
+    cached_tokens: int | None = None
+    miss: dict[str, Any] | None = None
+
+
+class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: dict[str, int] | None = None
+
+
+def sampling_params(
+    fields: SamplingFields,
+    limits: Limits,
+    max_tokens: int,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """A body's fields as the engine wants them; raises with the name of the one that exceeds a bound."""
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
+    check_stops(stops, limits)
+    check_items("stop_token_ids", fields.stop_token_ids, limits.stops)
+    check_items("logit_bias", fields.logit_bias, min(limits.biases, MAX_BIASES))
+    check_count("max_tokens", max_tokens, limits.max_tokens)
+    for count in (logprobs, prompt_logprobs):
+        if count is not None:
+            check_count("logprobs", count, min(limits.logprobs, MAX_LOGPROBS))
+    if (fields.min_tokens or 0) > max_tokens:
+        raise FieldError("min_tokens", f"must not exceed max_tokens {max_tokens}, got {fields.min_tokens}")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=fields.min_tokens or 0,
+        temperature=_or(fields.temperature, 1.0),
+        top_k=max(fields.top_k or 0, 0),
+        top_p=_or(fields.top_p, 1.0),
+        min_p=fields.min_p or 0.0,
+        repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=fields.logit_bias or None,
+        seed=fields.seed,
+        stop=tuple(stops),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+        include_stop=bool(fields.include_stop_str_in_output),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def check_stops(stops: list[str], limits: Limits) -> None:
+    check_items("stop", stops, limits.stops)
+    for text in stops:
+        if not 0 < len(text) <= limits.stop_characters:
+            raise FieldError("stop", f"must hold strings of 1 to {limits.stop_characters} characters")
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def grammar_of(
+    response_format: ResponseFormat | None, structured: StructuredOutputs | None, limits: Limits
+) -> Grammar | None:
+    """What the answer must look like, if anything is asked."""
+    from weft.server.grammars import from_response_format, from_structured
+
+    found = from_response_format(response_format, limits)
+    other = from_structured(structured, limits)
+    if found is not None and other is not None:
+        raise FieldError("structured_outputs", "and response_format are both given: choose one")
+    return found or other

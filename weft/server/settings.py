@@ -1,0 +1,71 @@
+"""What an operator decides about the HTTP side: keys, names, bounds. All decided, nothing is looked up here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from weft.base.errors import OptionError
+
+# Names that a request may hand to the chat template. A template is a program; everything else stays out of its reach.
+TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The most that one request may ask for. What goes beyond gets a 4xx that names the field."""
+
+    body_bytes: int = 8 << 20
+    header_bytes: int = 32 << 10
+    header_seconds: float = 30.0  # for a request's head to arrive
+    json_depth: int = 64
+    prompts: int = 128  # prompts in one body
+    n: int = 32  # answers to one prompt
+    sequences: int = 256  # prompts times n
+    max_tokens: int = 1 << 20  # the model's own limit holds beside it
+    logprobs: int = 20
+    stops: int = 16
+    stop_characters: int = 1024
+    biases: int = 1024
+    messages: int = 4096
+    tools: int = 128
+    schema_bytes: int = 64 << 10
+    schema_depth: int = 32
+    regex_characters: int = 4096
+    open_sequences: int = 1024  # running and waiting, of all clients; more are answered with 429
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise OptionError(f"{name} must be greater than zero, got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How the front behaves.
+
+    With `api_keys` every route wants one of them. Several keys are several tenants: none sees or hits the prefixes of
+    another, and what concerns all (metrics, cache, flush, server_info) wants the `admin_key`; a single key is its own
+    admin. `open_health` lets /health answer without a key. `trusted_hosts`: if any, others in the Host header are
+    refused, which protects a server without keys on a loopback address from pages in a browser.
+    """
+
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+    model_name: str | None = None  # as clients call it; None: as the model calls itself
+    open_health: bool = False
+    cors_origins: tuple[str, ...] = ()
+    trusted_hosts: tuple[str, ...] = ()
+    template_kwargs: tuple[str, ...] = TEMPLATE_KWARGS
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    drain_seconds: float = 30.0
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        for key in (*self.api_keys, *([] if self.admin_key is None else [self.admin_key])):
+            if not key or not key.isascii() or any(character.isspace() for character in key):
+                raise OptionError("api_keys must be of ASCII characters without spaces, and not empty")
+        if len(set(self.api_keys)) != len(self.api_keys):
+            raise OptionError("api_keys holds a key twice")
+        if self.admin_key is not None and not self.api_keys:
+            raise OptionError("admin_key without api_keys would leave all other routes open: give api_keys too")

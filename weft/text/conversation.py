@@ -1,0 +1,63 @@
+"""Conversations into prompts: the chat template's text as tokens, and where what is worth keeping ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from weft.base.errors import RequestError
+from weft.text.prompts import NO_TOKENIZER
+from weft.text.template import ChatTemplate, Message, check_messages
+from weft.text.tokenizer import Tokenizer
+
+NO_TEMPLATE = "this model has no chat template: use generate with a prompt of your own"
+
+
+def render(
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+) -> tuple[list[int], list[int]]:
+    """A conversation's tokens, and the positions where messages or parts of them with `cache_control` end."""
+    if tokenizer is None:
+        raise RequestError(NO_TOKENIZER)
+    if template is None:
+        raise RequestError(NO_TEMPLATE)
+    text = template.render(messages, tools=tools, variables=variables, add_generation_prompt=add_generation_prompt)
+    tokens = tokenizer.encode(text, special=False)
+    positions = []
+    for beginning in declared(check_messages(messages)):
+        begun = template.render(beginning, tools=tools, variables=variables, add_generation_prompt=False)
+        positions.append(shared(tokens, tokenizer.encode(begun, special=False)))
+    return tokens, [position for position in positions if position]
+
+
+def declared(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """The conversation up to each message, or part of a message's content, that has a `cache_control`.
+
+    >>> parts = [{"type": "text", "text": "a", "cache_control": {}}, {"type": "text", "text": "b"}]
+    >>> [begun[-1]["content"] for begun in declared([{"role": "user", "content": parts}])]
+    [[{'type': 'text', 'text': 'a', 'cache_control': {}}]]
+    """
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, Sequence) and not isinstance(content, str):
+            for end, part in enumerate(content, start=1):
+                if isinstance(part, Mapping) and part.get("cache_control") is not None:
+                    yield [*messages[:place], {**message, "content": list(content[:end])}]
+        if message.get("cache_control") is not None:
+            yield list(messages[: place + 1])
+
+
+def shared(whole: Sequence[int], begun: Sequence[int]) -> int:
+    """How many tokens a prompt shares with the beginning of it that was rendered apart.
+
+    >>> shared([1, 2, 3], [1, 2, 9, 9])
+    2
+    """
+    differ = (i for i, (a, b) in enumerate(zip(whole, begun)) if a != b)
+    return next(differ, min(len(whole), len(begun)))
