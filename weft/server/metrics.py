@@ -1,0 +1,257 @@
+"""Numbers for Prometheus: what the front measures where streams are read, and what the engine tells of itself.
+
+Every server has a registry of its own; nothing is global. The front's half costs a microsecond a token. The engine's
+half is one snapshot per scrape; `docs/operations.md` says how to read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from time import perf_counter
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from weft import __version__
+from weft.base.errors import EngineStopped
+from weft.server import timings
+from weft.server.backend import Backend
+from weft.server.timings import Histogram
+
+STATS_SECONDS = 5.0
+FINISHES = ("stop", "length", "abort", "error")
+OTHER = "other"
+
+
+class Metrics:
+    """What one server counts. `meter` is for its routes, `answered` for whatever sees statuses go out."""
+
+    def __init__(self) -> None:
+        self.first_token = Histogram(
+            "weft_time_to_first_token_seconds",
+            "From a request's submission to its first token",
+            timings.FIRST_TOKEN_SECONDS,
+        )
+        self.inter_token = Histogram(
+            "weft_inter_token_seconds",
+            "Between the tokens of one sequence, as they reach the front",
+            timings.TOKEN_SECONDS,
+        )
+        self.request = Histogram(
+            "weft_request_seconds", "From a request's submission to its last token", timings.REQUEST_SECONDS
+        )
+        self.queue = Histogram(
+            "weft_queue_seconds", "How long a request waited before it first ran", timings.QUEUE_SECONDS
+        )
+        self.prompt = Histogram("weft_request_prompt_tokens", "Tokens of a request's prompt", timings.TOKENS)
+        self.cached = Histogram("weft_request_cached_tokens", "Tokens of a prompt that were reused", timings.TOKENS)
+        self.completion = Histogram("weft_request_generated_tokens", "Tokens of an answer", timings.TOKENS)
+        self.open = 0
+        self.finished: Counter[str] = Counter()
+        self.http: Counter[tuple[str, str, str]] = Counter()
+        self.registry = CollectorRegistry()
+        self.engine = EngineCollector()
+        self.registry.register(self)
+        self.registry.register(self.engine)
+        ProcessCollector(registry=self.registry)
+
+    def meter(self) -> Meter:
+        """For one sequence. Call its `started` when the request is handed to the engine."""
+        return Meter(self)
+
+    def answered(self, method: str, route: str, status: int) -> None:
+        """An HTTP answer began. `route` must come from a fixed list, never from the client."""
+        self.http[method if method in ("GET", "POST") else OTHER, route, str(status)] += 1
+
+    @property
+    def histograms(self) -> tuple[Histogram, ...]:
+        return self.first_token, self.inter_token, self.request, self.queue, self.prompt, self.cached, self.completion
+
+    def collect(self) -> Iterator[Metric]:
+        for histogram in self.histograms:
+            yield histogram.family()
+        yield GaugeMetricFamily("weft_requests_open", "Sequences that the front is waiting for", self.open)
+        finished = CounterMetricFamily("weft_requests", "Sequences by how they ended for the client", labels=["reason"])
+        for reason in (*FINISHES, OTHER):
+            finished.add_metric([reason], self.finished[reason])
+        yield finished
+        http = CounterMetricFamily("weft_http_requests", "HTTP answers", labels=["method", "route", "status"])
+        for labels, count in sorted(self.http.items()):
+            http.add_metric(list(labels), count)
+        yield http
+
+    async def render(self, backend: Backend, accept: str = "") -> Response:
+        """The page that Prometheus reads."""
+        await self.engine.refresh(backend)
+        encode, content_type = choose_encoder(accept)
+        return Response(encode(self.registry), headers={"content-type": content_type, "cache-control": "no-store"})
+
+
+class Meter:
+    """Measures one sequence where its stream is read. `finished` must come in any case; only its first call counts.
+
+    `token(n)` takes n tokens that arrived together: they share the time since the last arrival evenly.
+    """
+
+    __slots__ = ("_last", "_metrics", "_seen", "_started")
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._started: float | None = None
+        self._last = 0.0
+        self._seen = False
+
+    def started(self) -> None:
+        self._started = self._last = perf_counter()
+        self._metrics.open += 1
+
+    def first_token(self) -> None:
+        now = perf_counter()
+        self._metrics.first_token.observe(now - self._last)
+        self._last = now
+        self._seen = True
+
+    def token(self, count: int = 1) -> None:
+        if not self._seen:
+            self.first_token()
+            count -= 1
+        if count > 0:
+            now = perf_counter()
+            self._metrics.inter_token.observe((now - self._last) / count, count)
+            self._last = now
+
+    def finished(self, reason: str, prompt: int, cached: int, completion: int, queued_seconds: float = 0.0) -> None:
+        if self._started is None:
+            return
+        metrics = self._metrics
+        metrics.open -= 1
+        metrics.finished[reason if reason in FINISHES else OTHER] += 1
+        metrics.request.observe(perf_counter() - self._started)
+        metrics.queue.observe(queued_seconds)
+        metrics.prompt.observe(prompt)
+        metrics.cached.observe(cached)
+        metrics.completion.observe(completion)
+        self._started = None
+
+
+# name in `Backend.stats()`: name of the metric, help
+GAUGES = {
+    "running": ("weft_sequences_running", "Sequences that hold a seat in the engine"),
+    "waiting": ("weft_sequences_waiting", "Sequences in the waiting line"),
+    "leases": ("weft_leases", "Sequences that hold memory"),
+    "cells": ("weft_cache_cells", "Cells in the cache, of 64 tokens each"),
+    "resume_points": ("weft_cache_resume_points", "Places in the cache that a sequence can start from"),
+    "slabs": ("weft_memory_slabs", "Slabs that memory is cut into"),
+    "slabs_used": ("weft_memory_slabs_used", "Slabs that hold anything, live or cached"),
+}
+COUNTERS = {
+    "steps": ("weft_steps", "Steps that were planned"),
+    "step_seconds": ("weft_step_seconds", "Time in steps of the engine"),
+    "planning_seconds": ("weft_planning_seconds", "Time of it in planning"),
+    "tokens_in": ("weft_prompt_tokens", "Tokens of accepted prompts"),
+    "tokens_out": ("weft_generated_tokens", "Tokens that were generated"),
+    "requests": ("weft_sequences_accepted", "Sequences that the engine accepted"),
+    "refused": ("weft_sequences_refused", "Sequences that the engine refused"),
+    "aborts": ("weft_aborts", "Sequences ended because their client went away or asked for it"),
+    "preemptions": ("weft_preemptions", "How often a running sequence gave way for want of memory"),
+    "lookups": ("weft_cache_lookups", "Requests that were looked up in the cache"),
+    "reusable_tokens": ("weft_cache_reusable_tokens", "Prompt tokens on the grid: the most a perfect cache could give"),
+    "resumed_tokens": ("weft_resumed_tokens", "Tokens that preempted sequences found again in the cache"),
+}
+BY_REASON = {
+    "misses": ("weft_cache_misses", "Lookups that reused less than the grid allows, by reason"),
+    "lost_tokens": ("weft_cache_lost_tokens", "Prompt tokens computed though they lie on the grid, by reason"),
+}
+# metric: help, label, {value of the label: name in the stats}
+GROUPED = {
+    "weft_cached_tokens": ("Prompt tokens that were reused", "source", {"device": "cached_tokens"}),
+    "weft_captures": ("States to keep", "result", {"kept": "captures_kept", "skipped": "captures_skipped"}),
+    "weft_evictions": ("What was given up", "kind", {"page": "evicted_pages", "resume_point": "evicted_points"}),
+}
+
+
+class EngineCollector:
+    """The engine's snapshot as metrics. Without an engine it says only that."""
+
+    def __init__(self) -> None:
+        self._stats: Mapping[str, Any] = {}
+        self._info: dict[str, str] = {}
+        self._taken = perf_counter()
+        self._up = False
+
+    async def refresh(self, backend: Backend) -> None:
+        """Take a snapshot. A long step may hold it up: then the last one stands, and its age tells."""
+        try:
+            self._stats = await asyncio.wait_for(backend.stats(), STATS_SECONDS)
+        except TimeoutError:
+            self._up = backend.healthy
+            return
+        except EngineStopped:
+            self._up, self._stats = False, {}
+            return
+        info = backend.info
+        self._info = {"model": info.name, "architecture": info.architecture, "dtype": info.dtype}
+        self._info["version"] = __version__
+        self._taken, self._up = perf_counter(), backend.healthy
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats
+        yield GaugeMetricFamily("weft_engine_up", "1 while the engine runs and takes requests", float(self._up))
+        if not stats:
+            return
+        yield InfoMetricFamily("weft_model", "What is served", self._info)
+        age = perf_counter() - self._taken
+        yield GaugeMetricFamily("weft_engine_stats_age_seconds", "How old the engine's numbers on this page are", age)
+        for key, (name, help) in GAUGES.items():
+            if key in stats:
+                yield GaugeMetricFamily(name, help, stats[key])
+        for key, (name, help) in COUNTERS.items():
+            if key in stats:
+                yield CounterMetricFamily(name, help, stats[key])
+        yield from self._labelled(stats)
+        yield from self._memory(stats)
+
+    def _labelled(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
+        for key, (name, help) in BY_REASON.items():
+            family = CounterMetricFamily(name, help, labels=["reason"])
+            for reason, count in stats.get(key, {}).items():
+                if reason != "nothing_more":
+                    family.add_metric([reason], count)
+            yield family
+        for name, (help, label, parts) in GROUPED.items():
+            family = CounterMetricFamily(name, help, labels=[label])
+            for value, key in parts.items():
+                family.add_metric([value], stats.get(key, 0))
+            yield family
+        asked = stats.get("reusable_tokens", 0)
+        ratio = stats.get("cached_tokens", 0) / asked if asked else 0.0
+        yield GaugeMetricFamily("weft_cache_hit_ratio", "Reused of reusable prompt tokens, since the start", ratio)
+
+    def _memory(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
+        labels = ["kind", "use"]
+        units = GaugeMetricFamily("weft_memory_units", "Pages, window pages, states and tails in use", labels=labels)
+        sizes = GaugeMetricFamily("weft_memory_used_bytes", "The same in bytes", labels=labels)
+        for kind, uses in stats.get("units", {}).items():
+            for use, count in uses.items():
+                units.add_metric([kind, use], count)
+                sizes.add_metric([kind, use], count * stats["unit_bytes"][kind])
+        yield units
+        yield sizes
+        limit = stats.get("slabs", 0) * stats.get("slab_bytes", 0)
+        yield GaugeMetricFamily("weft_memory_limit_bytes", "Memory for pages, window pages, states and tails", limit)
+
+
+def routes(metrics: Metrics, backend: Backend) -> list[Route]:
+    """For the application to mount behind its keys."""
+
+    async def show(request: Request) -> Response:
+        return await metrics.render(backend, request.headers.get("accept", ""))
+
+    return [Route("/metrics", show, methods=["GET"])]
