@@ -7,6 +7,7 @@ planning never waits for them; a sequence that turns out to be finished has flow
 from __future__ import annotations
 
 from collections import deque
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from weft.engine.request import Request
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
 from weft.memory.ledger import Ledger
+from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
 
 
@@ -50,6 +52,7 @@ class Engine:
         self._flights: deque[tuple[Step, Any]] = deque()
         self._outputs: list[Output] = []
         self._next_id = 0
+        self._planning_seconds = 0.0
         self._seeds = np.random.default_rng(config.seed)
 
     # requests -------------------------------------------------------------------------------------------------------
@@ -121,11 +124,35 @@ class Engine:
         busy = planner.running or planner.leaving or len(planner.line) or self._flights or self._outputs
         return not busy
 
+    # looking --------------------------------------------------------------------------------------------------------
+
+    def flush(self) -> int:
+        """Forget everything that no running sequence uses; how many cached tokens are left."""
+        self.ledger.cache.clear()
+        return len(self.ledger.cache.trie) * self.ledger.spec.cell
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges by name: those of the planner, and those of memory."""
+        planner = self.planner
+        own = {
+            "running": planner.running + len(planner.leaving),
+            "waiting": len(planner.line),
+            "preemptions": planner.preemptions,
+            "steps": planner.number,
+            "planning_seconds": self._planning_seconds,
+        }
+        return own | memory_stats(self.ledger)
+
+    def cache_report(self, limit: int) -> dict[str, Any]:
+        return cache_report(self.ledger, limit)
+
     # steps ----------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Output]:
         """Plan and launch a step, settle what has landed by now, and tell what came of it."""
+        began = perf_counter()
         step = self.planner.plan()
+        self._planning_seconds += perf_counter() - began
         self._fail_hopeless()
         if step is not None:
             if self.config.paranoid:
