@@ -1,0 +1,103 @@
+"""What the documents say is so: commands, examples, links, and the tests and planted bugs that they name."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import re
+import subprocess
+
+import pytest
+
+from tests.fences import ROOT, functions, project_files
+
+DOCUMENTS = sorted(path for path in project_files(".md") if path.parent in (ROOT, ROOT / "docs"))
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def names_of_tests() -> set[str]:
+    found = set()
+    for path in project_files(".py", under="tests"):
+        found |= {f"{path.name}::{name}" for name, _ in functions(ast.parse(path.read_text()))}
+    return found
+
+
+def planted_bugs() -> set[str]:
+    """Functions below a decorator `plant`."""
+    found = set()
+    for path in project_files(".py", under="tests"):
+        for name, function in functions(ast.parse(path.read_text())):
+            if any(ast.unparse(each).split("(")[0] == "plant" for each in function.decorator_list):
+                found.add(name)
+    return found
+
+
+def unknown(text: str) -> list[str]:
+    """Tests and planted bugs that a text names and that do not exist. A bug's name is a whole sentence."""
+    tests = set(re.findall(r"`(test_\w+\.py::\w+)`", text)) - names_of_tests()
+    bugs = {name for name in re.findall(r"`([a-z]+(?:_[a-z0-9]+){3,})`", text) if not name.startswith("test_")}
+    return sorted(tests | (bugs - planted_bugs()))
+
+
+def broken_links(text: str, folder: str) -> list[str]:
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    return [t for t in targets if "://" not in t and not (ROOT / folder / t).exists()]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_links_lead_somewhere(path):
+    assert broken_links(path.read_text(), str(path.parent.relative_to(ROOT))) == []
+
+
+def test_a_broken_link_is_seen():
+    assert broken_links("see [this](nowhere.md#part)", "docs") == ["nowhere.md"]
+
+
+def test_behaviours_and_planted_bugs_name_what_exists():
+    for name in ("behaviours.md", "planted-bugs.md"):
+        assert unknown((ROOT / "docs" / name).read_text()) == []
+    assert unknown("`test_docs.py::test_nothing` and `a_bug_that_nobody_planted`") != []
+
+
+def test_every_behaviour_in_scope_has_a_test_and_a_bug():
+    rows = re.findall(r"^\| (S\d+) \|(.*)\|$", (ROOT / "docs" / "behaviours.md").read_text(), re.MULTILINE)
+    assert [number for number, _ in rows] == [f"S{n}" for n in range(1, 15)]
+    for number, row in rows:
+        *_, held, fails = row.split("|")
+        assert ("`" in held and "`" in fails) or number in ("S8", "S11"), number
+
+
+def test_every_planted_bug_stands_in_the_table():
+    table = (ROOT / "docs" / "planted-bugs.md").read_text()
+    assert sorted(bug for bug in planted_bugs() if f"`{bug}`" not in table) == []
+
+
+def test_the_readmes_example_prints_what_it_says():
+    [example], [expected] = blocks(README, "python"), blocks(README, "text")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(example, "README.md", "exec"), {})
+    assert printed.getvalue() == expected
+
+
+def test_a_build_machine_runs_the_readmes_commands():
+    """`.ci/run` takes its two commands from the README by their headings."""
+    script = (ROOT / ".ci" / "run").read_text()
+    extract = re.search(r"command_of\(\) \{\n(.*?)\n\}", script, re.DOTALL)[1]
+    for heading, word in (("Run it", "weft generate"), ("Test it", "pytest")):
+        assert f'run_readme "{heading}"' in script
+        command = f"command_of() {{ {extract}; }}; command_of '{heading}'"
+        found = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+        assert found.stdout.strip() in [block.strip() for block in blocks(README, "sh")]
+        assert word in found.stdout
+
+
+def test_every_option_of_the_readme_exists():
+    known = (ROOT / "docs" / "cli.md").read_text()
+    for option in set(re.findall(r"`(--[a-z-]+)", README)):
+        assert f"`{option}" in known or option == "--index-url", option
