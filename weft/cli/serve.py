@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from weft.server.settings import ServerSettings
 
 ABOUT = "serve a model over HTTP: OpenAI's API, and the native one that SGLang's clients speak"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -64,7 +65,6 @@ def run(options: ServeOptions) -> int:
         port=options.port,
         in_process=options.in_process,
         restart_engine=options.restart_engine,
-        log_level=options.log_level,
     )
     return launch(options, settings_of(options), place)
 
@@ -77,12 +77,15 @@ def settings_of(options: ServeOptions) -> ServerSettings:
     if body is None:
         raise OptionError("max_body must be a size, such as 8MiB")
     limits = Limits(body_bytes=body, n=options.max_answers, open_sequences=options.max_open_requests)
+    keys = read_keys(options)
     return ServerSettings(
-        api_keys=read_keys(options),
+        api_keys=keys,
         admin_key=options.admin_key,
         model_name=options.served_model_name,
         open_health=options.open_health,
         cors_origins=options.cors_origin,
+        # Without a key, a page in the user's browser could reach us under a name of its own.
+        trusted_hosts=LOOPBACK if options.host in LOOPBACK and not keys else (),
         tool_parser=options.tool_parser,
         reasoning_parser=options.reasoning_parser,
         drain_seconds=options.drain_seconds,

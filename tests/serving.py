@@ -1,0 +1,84 @@
+"""A server as users start it: `weft serve` in a process of its own, found by its first line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SMALL = ["--port", "0", "--memory", "64MiB", "--threads", "1", "--max-length", "4096"]
+SECONDS = 60
+
+
+@dataclass
+class Served:
+    process: subprocess.Popen[str]
+    first_line: str
+    errors: Path
+    environment: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"at (http://\S+),", self.first_line)
+        assert found is not None, f"{self.first_line!r}\n{self.errors.read_text()}"
+        return found[1]
+
+    @property
+    def children(self) -> list[int]:
+        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(number) for number in listed.split()]
+
+    def call(self, path: str, body: dict[str, Any] | None = None, key: str | None = None) -> tuple[int, Any]:
+        """Status and decoded answer."""
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+                text = answer.read()
+                status = answer.status
+        except urllib.error.HTTPError as error:
+            text, status = error.read(), error.code
+        try:
+            return status, json.loads(text)
+        except ValueError:
+            return status, text.decode()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(SECONDS)
+
+
+@contextmanager
+def serving(*arguments: str, **environment: str) -> Iterator[Served]:
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "errors").open("w") as errors:
+        known = {name: value for name, value in os.environ.items() if name != "WEFT_API_KEY"} | environment
+        process = subprocess.Popen(
+            [sys.executable, "-m", "weft", "serve", *SMALL, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=known,
+        )
+        try:
+            assert process.stdout is not None
+            yield Served(process, process.stdout.readline().strip(), Path(errors.name), known)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            process.wait(SECONDS)
+            assert process.stdout is not None
+            process.stdout.close()

@@ -1,0 +1,270 @@
+"""`weft serve` as its users meet it: the first line, what it lets paste, signals, exit codes, keys, warnings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from tests.serving import SMALL, serving
+from weft.base.errors import OptionError
+from weft.base.options import Options
+from weft.cli.client import Client, ServerError
+from weft.cli.main import main
+from weft.cli.serve import ServeOptions, read_keys, settings_of
+from weft.server.backend import ModelInfo
+from weft.server.launch import bind, first_line, load_texts, warn_of_strangers
+from weft.server.settings import ServerSettings
+
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+LONG = {"prompt": "Once upon a time", "max_tokens": 500, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serving() as found:
+        yield found
+
+
+def test_the_first_line_names_address_model_and_memory(served):
+    line = served.first_line
+    assert line.startswith("weft serves builtin (")
+    assert f"at {served.url}, memory for " in line
+    assert "tokens in 0.06 GiB" in line
+
+
+def test_the_first_line_has_a_curl_that_works(served):
+    command = served.first_line[served.first_line.index("curl ") :]
+    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    answer = json.loads(found.stdout)
+    assert answer["choices"][0]["message"]["role"] == "assistant"
+    assert answer["usage"]["completion_tokens"] <= 32
+
+
+def test_it_says_that_the_built_in_model_talks_nonsense(served):
+    assert "talks nonsense" in served.errors.read_text()
+
+
+def test_it_answers_openai_requests(served):
+    status, models = served.call("/v1/models")
+    assert (status, [each["id"] for each in models["data"]]) == (200, ["builtin"])
+    status, answer = served.call("/v1/chat/completions", HELLO)
+    assert (status, answer["object"]) == (200, "chat.completion")
+    assert served.call("/v1/chat/completions", HELLO | {"max_tokens": -1})[0] == 400
+    assert served.call("/health")[0] == 200
+
+
+def test_chat_talks_to_a_server_and_tells_cached_tokens(served, monkeypatch, capsys, tmp_path):
+    said = tmp_path / "said"
+    said.write_text(f"{'Tell me about looms. ' * 10}\nAnd then?\n/exit\nnever sent\n")
+    with said.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main(["chat", "--url", served.url, "--max-tokens", "8", "--stats", "--temperature", "0"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert "; 0 of " in told[0]
+    cached = int(told[1].partition("; ")[2].split()[0])
+    assert cached >= 192
+    assert cached % 64 == 0
+
+
+def test_chat_without_a_server_says_so_in_one_line(capsys):
+    assert main(["chat", "--url", "http://127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err.startswith("weft chat: http://127.0.0.1:1 cannot be reached")
+
+
+async def follow(url: str, body: dict, after_first=lambda: None, key: str | None = None) -> int:
+    """Tokens of a streamed answer; something is done after its first chunk."""
+    client, tokens = Client(url, key), 0
+    async with aclosing(client.stream("/v1/completions", body | {"stream_options": {"include_usage": True}})) as events:
+        async for event in events:
+            if event["choices"] and not tokens:
+                after_first()
+                tokens = 1
+            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    await client.close()
+    return tokens
+
+
+# Stops the module's server, so it comes after what needs one.
+def test_sigterm_lets_running_requests_finish_and_takes_no_more(served):
+    refused = []
+
+    def stop() -> None:
+        served.process.send_signal(signal.SIGTERM)
+
+    async def watch() -> int:
+        running = asyncio.create_task(follow(served.url, LONG, stop))
+        while not served.errors.read_text().count("finishing"):
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
+        refused.append(not running.done())
+        with pytest.raises(ServerError, match="cannot be reached"):
+            await Client(served.url).get("/v1/models")
+        return await running
+
+    assert asyncio.run(watch()) == 500
+    assert refused == [True], "the answer must not have been complete before the server closed its door"
+    assert served.process.wait(20) == 0
+    assert "Traceback" not in served.errors.read_text()
+
+
+def test_what_is_not_finished_in_time_is_answered_with_an_error():
+    with serving("--drain-seconds", "0.2", "--in-process") as served:
+
+        def stop() -> None:
+            served.process.send_signal(signal.SIGINT)
+
+        with pytest.raises(ServerError, match="no answer can be given"):
+            asyncio.run(follow(served.url, LONG | {"max_tokens": 3500}, stop))
+        assert served.process.wait(20) == 0
+
+
+def test_with_a_key_the_curl_takes_it_from_the_environment_and_a_dead_engine_ends_the_server():
+    with serving("--served-model-name", "loom", WEFT_API_KEY="secret") as served:
+        assert "secret" not in served.first_line
+        assert served.call("/v1/models")[0] == 401
+        assert served.call("/v1/models", key="secret")[1]["data"][0]["id"] == "loom"
+        command = served.first_line[served.first_line.index("curl ") :]
+        found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=served.environment)
+        assert json.loads(found.stdout)["model"] == "loom"
+
+        [engine] = served.children
+        with pytest.raises(ServerError):
+            asyncio.run(follow(served.url, LONG, lambda: os.kill(engine, signal.SIGKILL), key="secret"))
+        assert served.process.wait(20) == 1
+        assert "the engine is gone" in served.errors.read_text()
+
+
+# what goes wrong before anything runs ---------------------------------------------------------------------------------
+
+
+def test_an_address_in_use_is_told_at_once_and_in_one_line(capsys):
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"weft serve: host 127.0.0.1 port {port} cannot be listened at: " + os.strerror(98) + "\n"
+    )
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line():
+    command = [sys.executable, "-m", "weft", "serve", *SMALL, "/no/such/model"]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.splitlines() == [
+        "weft serve: /no/such/model is neither a folder with a checkpoint nor a hub id such as 'owner/name'"
+    ]
+
+
+def test_a_signal_while_loading_ends_at_once():
+    command = [sys.executable, "-m", "weft", "serve", *SMALL]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not children.read_text():
+        assert process.poll() is None
+    engine = int(children.read_text())
+    process.send_signal(signal.SIGTERM)
+    text, told = process.communicate(timeout=20)
+    assert (process.returncode, text) == (0, "")
+    assert "Traceback" not in told
+    assert not Path(f"/proc/{engine}").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "70000"], "--port must be from 0 to 65535"),
+        (["--drain-seconds", "-1"], "--drain-seconds must be from 0"),
+        (["--api-key", "two words"], "api_keys must be of ASCII"),
+        (["--admin-key", "a"], "admin_key without api_keys"),
+        (["--api-key-file", "/no/such/file"], "api_key_file /no/such/file cannot be read"),
+        (["--max-body", "auto"], "max_body must be"),
+        (["--host", "no.such.host.invalid"], "cannot be listened at"),
+        (["--max-open-requests", "0"], "greater than zero"),
+    ],
+)
+def test_options_that_cannot_work_are_one_line(capsys, monkeypatch, arguments, message):
+    monkeypatch.delenv("WEFT_API_KEY", raising=False)
+    assert main(["serve", *arguments]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("weft serve: ")
+    assert message in told
+
+
+def test_strangers_are_warned_of_and_louder_without_a_key(capsys):
+    for host in ("127.0.0.1", "localhost", "::1"):
+        warn_of_strangers(host, has_keys=False)
+    assert capsys.readouterr().err == ""
+    warn_of_strangers("0.0.0.0", has_keys=True)
+    assert capsys.readouterr().err.count("WARNING") == 1
+    warn_of_strangers("0.0.0.0", has_keys=False)
+    told = capsys.readouterr().err
+    assert told.count("WARNING") == 2
+    assert "NO API KEY" in told
+
+
+def test_by_default_only_this_machine_is_served():
+    assert ServeOptions().host == "127.0.0.1"
+    with bind(ServeOptions().host, 0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_keys_come_from_options_and_file_or_else_from_the_environment(monkeypatch, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("b\n\n c \n")
+    monkeypatch.setenv("WEFT_API_KEY", "d,e")
+    assert read_keys(ServeOptions()) == ("d", "e")
+    assert read_keys(ServeOptions(api_key=("a",), api_key_file=str(file))) == ("a", "b", "c")
+    file.write_text("\n")
+    with pytest.raises(OptionError, match="holds no key"):
+        read_keys(ServeOptions(api_key_file=str(file)))
+
+
+def test_options_reach_the_settings(monkeypatch):
+    monkeypatch.delenv("WEFT_API_KEY", raising=False)
+    found = settings_of(
+        ServeOptions(
+            api_key=("a", "b"),
+            admin_key="c",
+            served_model_name="loom",
+            open_health=True,
+            max_open_requests=7,
+            max_body="1KiB",
+            max_answers=3,
+            drain_seconds=2.5,
+            cors_origin=("http://a",),
+        )
+    )
+    assert (found.api_keys, found.admin_key, found.model_name) == (("a", "b"), "c", "loom")
+    assert (found.limits.open_sequences, found.limits.body_bytes, found.limits.n) == (7, 1024, 3)
+    assert (found.open_health, found.drain_seconds, found.cors_origins) == (True, 2.5, ("http://a",))
+
+
+def test_a_model_without_a_tokenizer_is_told_of_and_pasted_with_token_ids(tmp_path, capsys):
+    texts = load_texts(Options(model=str(tmp_path)), {"folder": str(tmp_path), "end_tokens": [5]})
+    assert (texts.tokenizer, texts.template, texts.end_tokens) == (None, None, frozenset([5]))
+    assert "no tokenizer.json" in capsys.readouterr().err
+    info = ModelInfo("it's", "Some", "float32", 100, 4096, 3 << 29, 12345, 8)
+    line = first_line(info, ServerSettings(), texts, "::1", 80)
+    assert "memory for 12345 tokens in 1.50 GiB" in line
+    echo = line[line.index("curl ") :].replace("curl", "printf '%s\\n'", 1)
+    words = subprocess.run(["bash", "-c", echo], capture_output=True, text=True).stdout.splitlines()
+    assert words[1] == "http://[::1]:80/v1/completions"
+    assert json.loads(words[-1]) == {"model": "it's", "max_tokens": 32, "prompt": [1, 2, 3]}
+
+
+def test_a_free_port_is_found_for_zero():
+    with bind("127.0.0.1", 0) as listener:
+        assert listener.family == socket.AF_INET
+        assert listener.getsockname()[1] > 0

@@ -1,0 +1,261 @@
+"""A whole server from options: engine, texts, application, socket; its first line, its signals and its exit code.
+
+The socket is bound before the model is loaded, so that an address in use is told at once, and listens only when
+requests can be answered. SIGTERM and SIGINT drain: nothing new is taken, what runs may finish for a while, the rest is
+answered with an error. A second signal waits no longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.loops.auto import auto_loop_factory
+
+from weft import builtin
+from weft.base.errors import ModelError, OptionError
+from weft.base.options import Options
+from weft.server.app import create_app
+from weft.server.backend import ModelInfo
+from weft.server.desk import Desk
+from weft.server.http import bounded_protocol
+from weft.server.process_backend import ProcessBackend
+from weft.server.settings import ServerSettings
+from weft.server.thread_backend import ThreadBackend
+from weft.text.template import ChatTemplate, load_template
+from weft.text.tokenizer import Tokenizer, find_text_files, load_tokenizer
+
+log = logging.getLogger("weft")
+
+KEEP_ALIVE_SECONDS = 15
+# After the drain, for the last bytes to leave.
+GOODBYE_SECONDS = 5
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ENGINE_DIED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where and how the server runs."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    in_process: bool = False
+    restart_engine: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What the front needs to turn messages into tokens and back."""
+
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    end_tokens: frozenset[int]
+
+
+def launch(options: Options, settings: ServerSettings, place: Place) -> int:
+    """Serve until told to stop; the exit code."""
+    warn_of_strangers(place.host, bool(settings.api_keys))
+    # uvicorn's choice: uvloop where it is installed.
+    with bind(place.host, place.port) as listener, asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+        return runner.run(serve(options, settings, place, listener))
+
+
+async def serve(options: Options, settings: ServerSettings, place: Place, listener: socket.socket) -> int:
+    orders = Orders()
+    backend = make_backend(options, settings, place)
+    starting = asyncio.create_task(backend.start())
+    await orders.or_done(starting)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return 0
+    await starting
+    try:
+        texts = load_texts(options, backend.info.settings)
+        app = create_app(backend, texts.tokenizer, texts.template, texts.end_tokens, settings)
+    except BaseException:
+        await backend.stop(0)
+        raise
+
+    def ready(host: str, port: int) -> None:
+        print(first_line(backend.info, settings, texts, host, port), flush=True)
+
+    server = Server(app, settings, lambda: drain(backend, orders, settings.drain_seconds), ready)
+    return await run_until_told(server, backend, orders, listener)
+
+
+def make_backend(options: Options, settings: ServerSettings, place: Place) -> Desk:
+    most = settings.limits.open_sequences
+    if place.in_process:
+        return ThreadBackend.from_options(options, max_open=most)
+    return ProcessBackend(options, max_open=most, restart=place.restart_engine)
+
+
+class Orders:
+    """What the operator wants, by signals: the first to stop, the second at once."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._tell)
+
+    def _tell(self) -> None:
+        (self.hurry if self.stop.is_set() else self.stop).set()
+
+    async def or_done(self, *tasks: asyncio.Task[Any]) -> None:
+        """Until told to stop, or until one of these is done."""
+        await first_of(self.stop, *tasks)
+
+
+async def first_of(event: asyncio.Event, *tasks: asyncio.Task[Any]) -> None:
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+async def run_until_told(server: Server, backend: Desk, orders: Orders, listener: socket.socket) -> int:
+    """Serve until a signal or the engine's death; the exit code."""
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    dying = asyncio.create_task(backend.wait_failed())
+    await orders.or_done(serving, dying)
+    died = dying.done()
+    if died:
+        log.error("ending, for the engine is gone: %s", dying.result())
+    dying.cancel()
+    server.should_exit = True
+    await serving
+    return ENGINE_DIED if died or not server.started else 0
+
+
+async def drain(backend: Desk, orders: Orders, seconds: float) -> None:
+    """Let what runs come to its end, for so long or until somebody is in a hurry; then end the rest."""
+    if backend.open:
+        log.warning("finishing %d requests, for %g s at most; another signal ends them", backend.open, seconds)
+    stopping = asyncio.create_task(backend.stop(seconds))
+    await first_of(orders.hurry, stopping)
+    if not stopping.done():
+        stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)
+        stopping = asyncio.create_task(backend.stop(0))
+    await stopping
+
+
+class Server(uvicorn.Server):
+    """Tells its address when it listens; closing, it lets `drain` end what runs, so that every client gets an answer.
+
+    No header names the software, no proxy is believed, nothing is logged per request.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        drain: Callable[[], Awaitable[None]],
+        ready: Callable[[str, int], None],
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=bounded_protocol(settings.limits),
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                log_level=logging.WARNING,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=int(settings.drain_seconds) + GOODBYE_SECONDS,
+            )
+        )
+        self._drain, self._ready = drain, ready
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        # Left to us: uvicorn would raise them again at its end, and so end as if killed.
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready(*self.servers[0].sockets[0].getsockname()[:2])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.gather(self._drain(), super().shutdown(sockets))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at the address; the machine's choice of a port for 0."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise OptionError(f"host {host} port {port} cannot be listened at: {error.strerror or error}") from None
+    return listener
+
+
+def warn_of_strangers(host: str, has_keys: bool) -> None:
+    """Loud, because whoever reaches the port can use the model and flush its cache."""
+    if host in LOOPBACK:
+        return
+    print(f"weft: WARNING: listening at {host}, where other machines may reach this server", file=sys.stderr)
+    if not has_keys:
+        print(
+            "weft: WARNING: NO API KEY IS SET: ANYBODY WHO REACHES IT MAY USE IT. Set --api-key, or --host 127.0.0.1",
+            file=sys.stderr,
+        )
+
+
+def load_texts(options: Options, settings: dict[str, Any]) -> Texts:
+    """Tokenizer and template, from the folder that the engine found the model in, or from another one."""
+    ends = frozenset(settings["end_tokens"])
+    if options.model is None and options.tokenizer is None:
+        tokenizer = builtin.tokenizer()
+        return Texts(tokenizer, ChatTemplate(builtin.TEMPLATE, tokenizer.specials), ends | tokenizer.end_tokens)
+    folder = Path(settings["folder"]) if options.tokenizer is None else find_text_files(options.tokenizer)
+    folder = folder if folder.is_dir() else folder.parent
+    found = load_tokenizer(folder)
+    if found is None and options.tokenizer is not None:
+        raise ModelError(f"tokenizer: {folder} holds no tokenizer.json")
+    if found is None:
+        print("weft: WARNING: the model has no tokenizer.json; token ids are served, text is not", file=sys.stderr)
+        return Texts(None, None, ends)
+    return Texts(found, load_template(folder, found.specials), ends | found.end_tokens)
+
+
+def first_line(info: ModelInfo, settings: ServerSettings, texts: Texts, host: str, port: int) -> str:
+    """Address, model, memory, and something to paste."""
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    name = settings.model_name or info.name
+    memory = f"memory for {info.memory_tokens} tokens in {info.memory_bytes / 2**30:.2f} GiB"
+    about = f"weft serves {name} ({info.architecture}, {info.dtype}) at {url}, {memory}. Try:"
+    return f"{about} {curl(url, name, bool(settings.api_keys), texts)}"
+
+
+def curl(url: str, name: str, has_keys: bool, texts: Texts) -> str:
+    body: dict[str, Any] = {"model": name, "max_tokens": 32}
+    path = "/v1/completions"
+    if texts.template is not None:
+        path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": "Hello"}]
+    else:
+        body["prompt"] = "Hello" if texts.tokenizer is not None else [1, 2, 3]
+    key = ' -H "Authorization: Bearer $WEFT_API_KEY"' if has_keys else ""
+    quoted = json.dumps(body).replace("'", "'\\''")
+    return f"curl -s {url}{path}{key} -H 'Content-Type: application/json' -d '{quoted}'"
