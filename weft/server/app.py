@@ -14,7 +14,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.base.errors import WeftError
-from weft.server import control, native, openai_chat, openai_completions, openai_responses, tokens
+from weft.server import (
+    cache_report,
+    control,
+    metrics,
+    native,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+    tokens,
+)
 from weft.server.backend import Backend
 from weft.server.errors import json_response, response
 from weft.server.front import Front
@@ -64,7 +73,8 @@ def create_app(
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
     routes += observing(front)
     handlers = {WeftError: _failed, HTTPException: _failed}
-    app = Guard(Starlette(routes=routes, exception_handlers=handlers), settings)  # type: ignore[arg-type]
+    inner = Starlette(routes=routes, exception_handlers=handlers)
+    app = Guard(inner, settings, front.metrics, frozenset(route.path for route in routes))
     if not settings.cors_origins:
         return app
     # Outside of the guard: a browser asks for permission before it shows its key.
@@ -78,8 +88,16 @@ def bound(front: Front, endpoint: Endpoint) -> Callable[[Request], Awaitable[Res
 
 def observing(front: Front) -> list[Route]:
     """Metrics and the cache report, which need the admin's key where there are several."""
-    found: list[Route] = []
-    return found
+
+    def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def show(request: Request) -> Response:
+            control.need_admin(request)
+            return await endpoint(request)
+
+        return show
+
+    found = metrics.routes(front.metrics, front.backend) + cache_report.routes(front.backend)
+    return [Route(each.path, guarded(each.endpoint), methods=["GET"]) for each in found]
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -17,6 +17,7 @@ from weft.server.auth import Tenant
 from weft.server.backend import Backend
 from weft.server.errors import FieldError
 from weft.server.limits import check_count
+from weft.server.metrics import Metrics
 from weft.server.runs import Run
 from weft.server.settings import ServerSettings
 from weft.text import conversation
@@ -55,6 +56,7 @@ class Front:
         self.end_tokens = end_tokens
         self.settings = settings
         self.limits = settings.limits
+        self.metrics = Metrics()
         self.runs: set[Run] = set()
         self.open_sequences = 0
 
@@ -190,7 +192,7 @@ class Front:
                 self.runs.remove(run)
                 self.open_sequences -= sequences
 
-        run = Run((name, *aliases), tenant, self.backend, closed)
+        run = Run((name, *aliases), tenant, self.backend, self.metrics, closed)
         self.runs.add(run)
         return run
 

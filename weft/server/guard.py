@@ -9,15 +9,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from weft.base.errors import RequestError
 from weft.server.auth import Keys
 from weft.server.errors import response
+from weft.server.metrics import Metrics
 from weft.server.settings import ServerSettings
 
 
 class Guard:
     """Wraps the whole app, so that no route, not even one that does not exist, answers without a key."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, paths: frozenset[str]) -> None:
         self._app = app
         self._settings = settings
+        self._metrics = metrics
+        self._paths = paths
         self._keys = Keys(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -31,7 +34,10 @@ class Guard:
 
         async def watched(message: Message) -> None:
             nonlocal begun
-            begun = True
+            if not begun:
+                begun = True
+                path = scope["path"] if scope["path"] in self._paths else "other"
+                self._metrics.answered(scope["method"], path, message["status"])
             await send(message)
 
         try:
@@ -41,7 +47,7 @@ class Guard:
             pass
         except Exception as error:  # the process's edge: every request gets an answer
             if not begun:
-                await response(error)(scope, receive, send)
+                await response(error)(scope, receive, watched)
 
     def _admit(self, scope: Scope) -> None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]

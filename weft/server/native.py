@@ -52,8 +52,8 @@ class NativeSampling(msgspec.Struct, kw_only=True):
 
     def common(self) -> SamplingFields:
         """The same in the words of the other routes."""
-        same = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-        same += ("logit_bias", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens")
+        same = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
+        same += ["logit_bias", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens"]
         # Their "all tokens" is any number beyond the vocabulary.
         top_k = None if self.top_k is None else min(self.top_k, 1 << 24)
         return SamplingFields(

@@ -51,6 +51,7 @@ class Events:
 
     def _begin(self, part: Part) -> list[Event]:
         self._open = part.kind
+        item: dict[str, Any]
         if part.kind == "tool_call":
             self._call = part.call
             item = {"type": "function_call", "id": new_name("fc_"), "call_id": part.id, "name": part.name}

@@ -14,6 +14,7 @@ from weft.engine.events import FinishReason, Output, Report
 from weft.engine.request import Request
 from weft.server.auth import Tenant
 from weft.server.backend import Backend, Stream
+from weft.server.metrics import Meter, Metrics
 from weft.text.answer import Answer
 
 
@@ -36,6 +37,7 @@ class Followed:
     request: Request
     answer: Answer
     stream: Stream
+    meter: Meter
     outputs: list[Output] = field(default_factory=list)
     text_ends: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
@@ -56,7 +58,9 @@ class Followed:
             elif self.answer.stopped and self.finish is None:
                 self.finish = FinishReason.STOP
                 backend.finish(self.stream)
-        self.outputs += new
+        if new:
+            self.outputs += new
+            self.meter.token(len(new))
         return Piece(self.index, "".join(pieces), new, self.finish, self.error)
 
     def _end(self, output: Output, pieces: list[str]) -> None:
@@ -64,6 +68,14 @@ class Followed:
             pieces.append(self.answer.finish())
             self.finish = FinishReason.STOP if self.answer.stopped else output.finish
             self.error = output.error
+
+    def measured(self) -> None:
+        """It is over, one way or the other."""
+        reason = FinishReason.ABORT if self.finish is None else self.finish
+        report = self.report
+        self.meter.finished(
+            reason, len(self.request.prompt), report.cached_tokens, self.generated, report.queued_seconds
+        )
 
     def begins(self, count: int, shift: int = 0) -> list[int]:
         """Where in the text the last `count` tokens begin."""
@@ -87,38 +99,41 @@ class Run:
         names: Iterable[str],
         tenant: Tenant,
         backend: Backend,
+        metrics: Metrics,
         closed: Callable[[Run], None] = lambda run: None,
     ) -> None:
         self.names = frozenset(names)
         self.tenant = tenant
         self.sequences: list[Followed] = []
         self._backend = backend
+        self._metrics = metrics
         self._closed = closed
         self._ended: set[int] = set()
 
     async def submit(self, requests: list[Request], answers: list[Answer]) -> None:
         """Hand all requests over, or none."""
+        tasks = [asyncio.ensure_future(self._submit(*each)) for each in zip(range(len(requests)), requests, answers)]
         try:
-            if len(requests) == 1:
-                streams = [await self._backend.submit(requests[0])]
-                self._add(requests, answers, streams)
-                return
-            tasks = [asyncio.ensure_future(self._backend.submit(request)) for request in requests]
-            found = await asyncio.gather(*tasks, return_exceptions=True)
-            errors = [each for each in found if isinstance(each, BaseException)]
-            if errors:
-                for each in found:
-                    if not isinstance(each, BaseException):
-                        self._backend.abort(each)
-                raise errors[0]
-            self._add(requests, answers, [each for each in found if not isinstance(each, BaseException)])
+            self.sequences += await asyncio.gather(*tasks)
         except BaseException:
-            self._closed(self)
+            for task in tasks:
+                task.cancel()
+            # Those that were taken all the same must go; a cancelled submission is aborted by the backend.
+            for found in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(found, Followed):
+                    self.sequences.append(found)
+            self.close()
             raise
 
-    def _add(self, requests: list[Request], answers: list[Answer], streams: list[Stream]) -> None:
-        for index, (request, answer, stream) in enumerate(zip(requests, answers, streams, strict=True)):
-            self.sequences.append(Followed(index, request, answer, stream))
+    async def _submit(self, index: int, request: Request, answer: Answer) -> Followed:
+        meter = self._metrics.meter()
+        meter.started()
+        try:
+            stream = await self._backend.submit(request)
+        except BaseException:
+            meter.finished("refused", len(request.prompt), 0, 0)
+            raise
+        return Followed(index, request, answer, stream, meter)
 
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self._follow(self.sequences[0]) if len(self.sequences) == 1 else self._merge()
@@ -135,6 +150,7 @@ class Run:
                 finished = True
                 last = piece
         self._ended.add(sequence.index)
+        sequence.measured()
         if finished:
             yield last
 
@@ -178,6 +194,8 @@ class Run:
     def close(self) -> None:
         """Nobody listens any more."""
         self.abort()
+        for sequence in self.sequences:
+            sequence.measured()
         self._closed(self)
 
 
