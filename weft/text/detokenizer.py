@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 import tokenizers
@@ -57,8 +57,10 @@ class Vocabulary:
             return b""
         return piece.encode() if self._rule is None else self._rule(piece)
 
-    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
+    def detokenizer(self, skip_special: bool = True, shown: Collection[str] = ()) -> Detokenizer:
+        """Special tokens are left out, except those in `shown`."""
         hidden = self.special if skip_special else frozenset()
+        hidden -= {token for token in hidden if self._added[token] in shown}
         if self._rule is None:
             return WindowDetokenizer(self.backend, hidden)
         return ByteDetokenizer(self, hidden)

@@ -7,7 +7,7 @@ an answer. Special tokens around a prompt are those that tokenizer.json's own po
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,9 @@ class Tokenizer:
             _check_unicode(text)
         return [found.ids for found in self.backend.encode_batch(list(texts), add_special_tokens=special)]
 
-    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
-        return self.vocabulary.detokenizer(skip_special)
+    def detokenizer(self, skip_special: bool = True, shown: Collection[str] = ()) -> Detokenizer:
+        """Special tokens are left out, except those in `shown`."""
+        return self.vocabulary.detokenizer(skip_special, shown)
 
     def decode(self, tokens: Iterable[int], skip_special: bool = True) -> str:
         """The text that a detokenizer gives for these tokens, all at once."""

@@ -1,0 +1,210 @@
+"""Calls written as Python: `[name(key="value", other=[1, 2])]`. Read literal by literal; nothing is ever evaluated."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from weft.text.formats.json_calls import SPACE, json_calls
+from weft.text.reader import Malformed, Reader, Reading
+
+MAX_DEPTH = 32
+_WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+_NAME = re.compile(r"[A-Za-z_][\w.\-]*")
+# More digits than this are no number that anybody meant.
+_MAX_DIGITS = 400
+
+Positions = Mapping[str, Sequence[str]]
+
+
+def between(reader: Reader, start: str, end: str, positions: Positions) -> Reading:
+    """Content, and lists of calls between two markers."""
+    while marker := (yield from reader.skip_to((start,), reader.content)):
+        yield from reader.attempt(marker, _marked_calls(reader, end, positions))
+
+
+def _marked_calls(reader: Reader, end: str, positions: Positions) -> Reading:
+    yield from python_or_json(reader, positions)
+    yield from reader.skip(SPACE)
+    reader.place += len((yield from reader.sees(end)))
+
+
+def fenced(reader: Reader, positions: Positions) -> Reading:
+    """Gemma's: calls in a block of code of their own, as Python or as JSON."""
+    fences = ("```tool_code", "```tool_call", "```json")
+    while marker := (yield from reader.skip_to(fences, reader.content)):
+        yield from reader.attempt(marker, _fenced_calls(reader, positions))
+
+
+def _fenced_calls(reader: Reader, positions: Positions) -> Reading:
+    yield from python_or_json(reader, positions, strict=True)
+    yield from reader.skip(SPACE)
+    reader.place += len((yield from reader.sees("```")))
+
+
+def python_or_json(reader: Reader, positions: Positions, strict: bool = False) -> Reading:
+    listed = (yield from reader.skip(SPACE)) == "["
+    reader.place += listed
+    if (yield from reader.skip(SPACE)) == "{":
+        yield from json_calls(reader, strict=strict)
+    else:
+        yield from _python_calls(reader, positions)
+    yield from reader.skip(SPACE)
+    if listed:
+        yield from reader.expect("]")
+
+
+def _python_calls(reader: Reader, positions: Positions) -> Reading:
+    while _NAME.match((yield from reader.skip(SPACE)) or " "):
+        name = yield from _word(reader)
+        yield from reader.skip(SPACE)
+        yield from reader.expect("(")
+        if name == "print":
+            yield from _python_calls(reader, positions)
+            yield from reader.expect(")")
+        else:
+            arguments = yield from _arguments(reader, positions.get(name, ()))
+            try:
+                text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+            except ValueError:
+                raise Malformed from None
+            reader.begin_call(name)
+            reader.arguments(text)
+        if (yield from reader.skip(SPACE)) in (",", ";"):
+            reader.place += 1
+
+
+def _arguments(reader: Reader, order: Sequence[str]) -> Generator[None, None, dict[str, Any]]:
+    """Up to the closing bracket. Arguments without a keyword are named by the tool's own order."""
+    found: dict[str, Any] = {}
+    while (first := (yield from reader.skip(SPACE))) != ")":
+        value = yield from _value(reader, 0) if not _NAME.match(first or " ") else _word_or_key(reader)
+        if isinstance(value, _Key):
+            found[value.name] = yield from _value(reader, 0)
+        elif len(found) < len(order):
+            found[order[len(found)]] = value
+        else:
+            raise Malformed
+        if (yield from reader.skip(SPACE)) == ",":
+            reader.place += 1
+        elif (yield from reader.peek()) != ")":
+            raise Malformed
+    reader.place += 1
+    return found
+
+
+class _Key:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _word_or_key(reader: Reader) -> Generator[None, None, Any]:
+    word = yield from _word(reader)
+    if (yield from reader.skip(SPACE)) == "=":
+        reader.place += 1
+        return _Key(word)
+    return _constant(word)
+
+
+def _value(reader: Reader, depth: int) -> Generator[None, None, Any]:
+    if depth > MAX_DEPTH:
+        raise Malformed
+    first = yield from reader.skip(SPACE)
+    if first in ("'", '"'):
+        return (yield from _string(reader, first))
+    if first in ("[", "("):
+        return (yield from _items(reader, "]" if first == "[" else ")", depth))
+    if first == "{":
+        return (yield from _members(reader, depth))
+    return _constant((yield from _word(reader)))
+
+
+def _items(reader: Reader, end: str, depth: int) -> Generator[None, None, list[Any]]:
+    reader.place += 1
+    found = []
+    while (yield from reader.skip(SPACE)) != end:
+        found.append((yield from _value(reader, depth + 1)))
+        yield from _comma_or(reader, end)
+    reader.place += 1
+    return found
+
+
+def _members(reader: Reader, depth: int) -> Generator[None, None, dict[str, Any]]:
+    reader.place += 1
+    found: dict[str, Any] = {}
+    while (yield from reader.skip(SPACE)) != "}":
+        key = yield from _value(reader, depth + 1)
+        if isinstance(key, list | dict):
+            raise Malformed
+        yield from reader.skip(SPACE)
+        yield from reader.expect(":")
+        found[str(key)] = yield from _value(reader, depth + 1)
+        yield from _comma_or(reader, "}")
+    reader.place += 1
+    return found
+
+
+def _comma_or(reader: Reader, end: str) -> Reading:
+    found = yield from reader.skip(SPACE)
+    if found == ",":
+        reader.place += 1
+    elif found != end:
+        raise Malformed
+
+
+def _word(reader: Reader) -> Generator[None, None, str]:
+    """A name or a number, up to the first character that cannot belong to either."""
+    found: list[str] = []
+    while (character := (yield from reader.peek())) and (character.isalnum() or character in "_.-+"):
+        found.append(character)
+        reader.place += 1
+    return "".join(found)
+
+
+def _constant(word: str) -> Any:
+    if word in _WORDS:
+        return _WORDS[word]
+    if not word or len(word) > _MAX_DIGITS:
+        raise Malformed
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    raise Malformed
+
+
+def _string(reader: Reader, quote: str) -> Generator[None, None, str]:
+    """A string in single, double or triple quotes."""
+    quotes = (yield from reader.sees(quote * 3)) or quote
+    reader.place += len(quotes)
+    pieces = [quotes]
+    while not (yield from reader.sees(quotes)):
+        character = yield from reader.peek()
+        if not character:
+            raise Malformed
+        reader.place += 1
+        pieces.append(character)
+        if character == "\\":
+            pieces.append((yield from reader.peek()))
+            reader.place += 1
+    reader.place += len(quotes)
+    return _plain_string("".join(pieces) + quotes)
+
+
+def _plain_string(literal: str) -> str:
+    """
+    >>> _plain_string(r"'it\\'s'")
+    "it's"
+    """
+    # Models write line breaks into strings of any kind.
+    try:
+        value = ast.literal_eval(literal.replace("\r", "\\r").replace("\n", "\\n"))
+    except (ValueError, SyntaxError):
+        raise Malformed from None
+    if not isinstance(value, str):
+        raise Malformed
+    return value

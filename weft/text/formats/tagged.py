@@ -1,0 +1,93 @@
+"""Calls written with tags, as Qwen3-Coder does: `<function=name><parameter=key>value</parameter></function>`.
+
+A value stands there without quotes, so the tool's schema tells whether `5` is a number or a text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from weft.text.formats.json_calls import SPACE
+from weft.text.reader import Malformed, Reader, Reading
+
+# By tool and parameter: its JSON schema.
+Schemas = Mapping[str, Mapping[str, Any]]
+
+_FUNCTION = "<function="
+_PARAMETER = "<parameter="
+_MAX_NAME = 256
+_VALUE_ENDS = ("</parameter>", "</function>\n</tool_call>", "</function></tool_call>")
+
+
+def tagged(reader: Reader, schemas: Schemas) -> Reading:
+    """Content, and calls in tags. Models forget the outer ones now and then."""
+    while marker := (yield from reader.skip_to(("<tool_call>", _FUNCTION), reader.content)):
+        yield from reader.attempt(marker, _calls(reader, marker == _FUNCTION, schemas))
+
+
+def _calls(reader: Reader, begun: bool, schemas: Schemas) -> Reading:
+    while begun or (yield from _reads(reader, _FUNCTION)):
+        begun = False
+        name = (yield from _up_to(reader, ">")).strip()
+        reader.begin_call(name)
+        yield from _parameters(reader, schemas.get(name, {}))
+    yield from _reads(reader, "</tool_call>")
+
+
+def _parameters(reader: Reader, schemas: Mapping[str, Any]) -> Reading:
+    """The arguments of one call, each as soon as it is whole. An answer cut short leaves them open."""
+    before, ended = "{", False
+    while not ended and (yield from _reads(reader, _PARAMETER)):
+        key = (yield from _up_to(reader, ">")).strip()
+        pieces: list[str] = []
+        marker = yield from reader.skip_to(_VALUE_ENDS, pieces.append)
+        if not marker:
+            raise Malformed
+        value = "".join(pieces).removeprefix("\n").removesuffix("\n")
+        text = json.dumps(typed(value, schemas.get(key)), ensure_ascii=False, allow_nan=False)
+        reader.arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: {text}")
+        before, ended = ", ", marker != _VALUE_ENDS[0]
+    if ended or (yield from _reads(reader, "</function>")) or (yield from reader.peek()):
+        reader.arguments("{}" if before == "{" else "}")
+
+
+def _reads(reader: Reader, wanted: str) -> Generator[None, None, bool]:
+    """Read over space and this text, if it is there."""
+    yield from reader.skip(SPACE)
+    found = yield from reader.sees(wanted)
+    reader.place += len(found)
+    return bool(found)
+
+
+def _up_to(reader: Reader, end: str) -> Generator[None, None, str]:
+    pieces: list[str] = []
+    while (character := (yield from reader.peek())) != end:
+        if not character or len(pieces) > _MAX_NAME:
+            raise Malformed
+        pieces.append(character)
+        reader.place += 1
+    reader.place += 1
+    return "".join(pieces)
+
+
+def typed(text: str, schema: Any) -> Any:
+    """A value by its schema: a text stays one; anything else is JSON if it can be, or Python's words for it.
+
+    >>> typed("5", {"type": "string"}), typed("5", {"type": "integer"}), typed("5", None), typed("[1", None)
+    ('5', 5, 5, '[1')
+    """
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    if kind == "string" or (isinstance(kind, list) and "string" in kind and text != "null"):
+        return text
+    word = text.strip()
+    try:
+        value = json.loads({"True": "true", "False": "false", "None": "null"}.get(word, word), parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(value, float) and value in (float("inf"), -float("inf")) else value
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(word)

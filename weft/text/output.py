@@ -1,0 +1,54 @@
+"""An answer's text as parts: first the thoughts are told from the rest, then the calls of tools from the content."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.text.parsing import TextParser
+from weft.text.parts import Part, joined
+from weft.text.reasoning import opens, reasoning_for
+from weft.text.tools import Tool, parser_for
+
+
+class OutputParser:
+    """Either parser may be missing: then nothing is told apart there."""
+
+    def __init__(self, reasoning: TextParser | None = None, tools: TextParser | None = None) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+        self.markers = frozenset((reasoning.markers if reasoning else ()) + (tools.markers if tools else ()))
+
+    def feed(self, text: str) -> list[Part]:
+        """What the text so far makes certain, beyond what was told before."""
+        parts = self._reasoning.feed(text) if self._reasoning else _content(text)
+        return self._calls(parts)
+
+    def finish(self) -> list[Part]:
+        """No text follows: the rest."""
+        parts = self._calls(self._reasoning.finish() if self._reasoning else [])
+        return joined(parts + (self._tools.finish() if self._tools else []))
+
+    def _calls(self, parts: list[Part]) -> list[Part]:
+        if self._tools is None:
+            return parts
+        found: list[Part] = []
+        for part in parts:
+            found += self._tools.feed(part.text) if part.kind == "content" else [part]
+        return joined(found)
+
+
+def _content(text: str) -> list[Part]:
+    return [Part("content", text)] if text else []
+
+
+def output_parser(
+    reasoning: str | None, tools: str | None, declared: Sequence[Tool] = (), prompt: str = ""
+) -> OutputParser:
+    """By the names of the formats. `prompt` is the end of the rendered prompt: it may have opened the thoughts."""
+    if "harmony" in (reasoning, tools):
+        # One notation for both.
+        return OutputParser(None, parser_for("harmony", declared))
+    return OutputParser(
+        None if reasoning is None else reasoning_for(reasoning, opens(reasoning, prompt)),
+        None if tools is None else parser_for(tools, declared),
+    )

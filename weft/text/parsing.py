@@ -1,0 +1,36 @@
+"""A parser of answers: text in as it is sampled, parts out. What it looks for is a format's business."""
+
+from __future__ import annotations
+
+from weft.text.parts import Part, joined
+from weft.text.reader import Reader, Reading
+
+
+class TextParser:
+    """`markers` are special tokens that the format needs to see in the text."""
+
+    def __init__(self, reader: Reader, reading: Reading, markers: tuple[str, ...] = ()) -> None:
+        self.markers = markers
+        self._reader = reader
+        self._reading = reading
+
+    def feed(self, text: str) -> list[Part]:
+        """What the text so far makes certain, beyond what was told before."""
+        if text:
+            self._reader.text += text
+            self._read()
+        return self._told()
+
+    def finish(self) -> list[Part]:
+        """No text follows: the rest."""
+        self._reader.ended = True
+        self._read()
+        self._reader.last_space()
+        return self._told()
+
+    def _read(self) -> None:
+        next(self._reading, None)
+
+    def _told(self) -> list[Part]:
+        parts, self._reader.parts = self._reader.parts, []
+        return joined(parts)

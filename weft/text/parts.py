@@ -1,0 +1,48 @@
+"""What an answer's text turns out to be, piece by piece: content, reasoning, or a call of a tool."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from dataclasses import dataclass, replace
+from typing import Literal
+
+PartKind = Literal["content", "reasoning", "tool_call"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`text` goes on where the last part of the same kind (and call) ended; of a call it is its arguments, as JSON.
+
+    `call` counts the calls of an answer from 0. The first part of a call has its `id` and `name`, the others neither.
+    """
+
+    kind: PartKind
+    text: str = ""
+    call: int = 0
+    id: str | None = None
+    name: str | None = None
+
+
+def joined(parts: list[Part]) -> list[Part]:
+    """The same parts with neighbours of one kind put together.
+
+    >>> [part.text for part in joined([Part("content", "a"), Part("content", "b"), Part("reasoning", "c")])]
+    ['ab', 'c']
+    """
+    found: list[Part] = []
+    for part in parts:
+        if found and part.name is None and (found[-1].kind, found[-1].call) == (part.kind, part.call):
+            found[-1] = replace(found[-1], text=found[-1].text + part.text)
+        elif part.text or part.name is not None:
+            found.append(part)
+    return found
+
+
+def call_id() -> str:
+    return "call_" + secrets.token_hex(12)
+
+
+def short_call_id() -> str:
+    """Nine letters and digits: what Mistral's templates insist on."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))

@@ -1,0 +1,214 @@
+"""Reads a text that arrives in pieces as if it were whole.
+
+A format is a generator that reads from here and yields whenever the text so far does not tell how it goes on. So
+formats are written like parsers of a whole text, and what they make of it depends on the text alone, not on where it
+was cut.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator
+
+from weft.text.parts import Part, call_id
+
+# Text of one call that may be held back before it is plain that it is a call.
+MAX_HELD = 1 << 18
+MAX_CALLS = 128
+
+Reading = Generator[None, None, None]
+# Runs of characters that change nothing: between strings, inside of one, and in a number or a word.
+_PLAIN = re.compile(r'[^"{}\[\]]*')
+_INSIDE = re.compile(r'[^"\\]*')
+_SCALAR = re.compile(r"[^\s,:;\[\]{}\"]*")
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+
+
+class Malformed(Exception):
+    """The text is not what the format thought it was."""
+
+
+class Reader:
+    """The text so far, the place up to which it is read, and the parts found in it."""
+
+    def __init__(self, make_id: Callable[[], str] = call_id) -> None:
+        self.text = ""
+        self.place = 0
+        self.ended = False
+        self.parts: list[Part] = []
+        self.calls = 0
+        self._make_id = make_id
+        self._space = ""
+        self._start: int | None = None
+
+    # what comes out ---------------------------------------------------------------------------------------------------
+
+    def content(self, text: str) -> None:
+        """Text of the answer. Space at its end waits: beside calls it is dropped."""
+        text = self._space + text
+        kept = text.rstrip()
+        self._space = text[len(kept) :]
+        if kept:
+            self.parts.append(Part("content", kept))
+
+    def reasoning(self, text: str) -> None:
+        if text:
+            self.parts.append(Part("reasoning", text))
+
+    def begin_call(self, name: str) -> None:
+        if self.calls >= MAX_CALLS or not name:
+            raise Malformed
+        self._space = ""
+        self._start = None  # whatever follows, this will not become content again
+        self.parts.append(Part("tool_call", "", self.calls, self._make_id(), name))
+        self.calls += 1
+
+    def arguments(self, text: str) -> None:
+        """More of the arguments of the last call."""
+        if text:
+            self.parts.append(Part("tool_call", text, self.calls - 1))
+
+    def last_space(self) -> None:
+        if self._space and not self.calls:
+            self.parts.append(Part("content", self._space))
+        self._space = ""
+
+    # reading ----------------------------------------------------------------------------------------------------------
+
+    def more(self) -> Generator[None, None, bool]:
+        """Wait for text; whether there will be any."""
+        if self._start is not None and len(self.text) - self._start > MAX_HELD:
+            raise Malformed
+        if self.ended:
+            return False
+        yield
+        return True
+
+    def peek(self) -> Generator[None, None, str]:
+        """The next character, or nothing at the end."""
+        while self.place >= len(self.text):
+            if not (yield from self.more()):
+                return ""
+        return self.text[self.place]
+
+    def skip(self, characters: str) -> Generator[None, None, str]:
+        """Read over any of these; the character after them."""
+        while (found := (yield from self.peek())) and found in characters:
+            self.place += 1
+        return found
+
+    def expect(self, wanted: str) -> Reading:
+        """Read exactly this text."""
+        if not (yield from self.sees(wanted)):
+            raise Malformed
+        self.place += len(wanted)
+
+    def sees(self, *wanted: str) -> Generator[None, None, str]:
+        """Which of these texts comes next, if one does. The longest, if several do."""
+        while True:
+            rest = self.text[self.place : self.place + max(map(len, wanted))]
+            undecided = [each for each in wanted if len(each) > len(rest) and each.startswith(rest)]
+            if not undecided or not (yield from self.more()):
+                return max((each for each in wanted if rest.startswith(each)), key=len, default="")
+
+    def skip_to(self, markers: tuple[str, ...], show: Callable[[str], None]) -> Generator[None, None, str]:
+        """Show everything up to the first of the markers and read over that; nothing at the end of the text.
+
+        No marker may contain another.
+        """
+        while True:
+            found = [(at, marker) for marker in markers if (at := self.text.find(marker, self.place)) >= 0]
+            at, marker = min(found, default=(self._certain(markers), ""))
+            show(self.text[self.place : at])
+            self.place = at + len(marker)
+            if marker:
+                return marker
+            self._forget()
+            if not (yield from self.more()):
+                show(self.text[self.place :])
+                self.place = len(self.text)
+                return ""
+
+    def _certain(self, markers: tuple[str, ...]) -> int:
+        """Up to where no marker can begin any more, whatever follows."""
+        for at in range(max(self.place, len(self.text) - max(map(len, markers)) + 1), len(self.text)):
+            if any(marker.startswith(self.text[at:]) for marker in markers):
+                return at
+        return len(self.text)
+
+    def _forget(self) -> None:
+        """Drop what is read, unless it may have to be shown after all."""
+        if self._start is None:
+            self.text, self.place = self.text[self.place :], 0
+
+    def attempt(self, marker: str, calls: Reading) -> Reading:
+        """Read what follows a marker as calls. If not one begins, all that was read is content."""
+        before, start = self.calls, self.place - len(marker)
+        self._start = start
+        try:
+            yield from calls
+        except Malformed:
+            pass
+        finally:
+            self._start = None
+        if self.calls == before:
+            self.content(self.text[start : self.place])
+
+    # JSON -------------------------------------------------------------------------------------------------------------
+
+    def json_string(self) -> Generator[None, None, str]:
+        """The text that a string stands for."""
+        if (yield from self.peek()) != '"':
+            raise Malformed
+        try:
+            return str(json.loads((yield from self.json_value())))
+        except ValueError:
+            raise Malformed from None
+
+    def json_value(self) -> Generator[None, None, str]:
+        """A value as it stands in the text. Its brackets and quotes are matched, no more."""
+        pieces: list[str] = []
+        yield from self.json_stream(pieces.append)
+        return "".join(pieces)
+
+    def json_stream(self, show: Callable[[str], None]) -> Reading:
+        """The same, shown as it comes."""
+        depth, pattern = 0, _PLAIN
+        first = yield from self.peek()
+        if first not in ("{", "[", '"'):
+            yield from self._run(_SCALAR, show)
+            return
+        while True:
+            yield from self._run(pattern, show)
+            if not (yield from self.peek()):
+                raise Malformed
+            character = self.text[self.place]
+            if character == "\\":
+                yield from self._run(_ESCAPE, show, least=2)
+                continue
+            self.place += 1
+            show(character)
+            if character == '"':
+                pattern = _PLAIN if pattern is _INSIDE else _INSIDE
+            else:
+                depth += (character in "{[") - (character in "}]")
+            if depth == 0 and pattern is _PLAIN:
+                return
+
+    def _run(self, pattern: re.Pattern[str], show: Callable[[str], None], least: int = 1) -> Reading:
+        """Show everything from here on that the pattern matches."""
+        while True:
+            if len(self.text) - self.place < least:
+                if not (yield from self.more()):
+                    if least > 1:
+                        raise Malformed
+                    return
+                continue
+            found = pattern.match(self.text, self.place)
+            assert found is not None
+            show(found.group())
+            self.place = found.end()
+            if self.place < len(self.text) or least > 1:
+                return
+            self._forget()

@@ -1,0 +1,93 @@
+"""Tells a model's thoughts from its answer. Thoughts come first, between markers that differ by family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.base.errors import OptionError
+from weft.text.formats.harmony import MARKERS, harmony
+from weft.text.formats.json_calls import SPACE
+from weft.text.parsing import TextParser
+from weft.text.parts import Part
+from weft.text.reader import Reader, Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """Markers around thoughts, and around the answer where a family has some. They may be special tokens."""
+
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]
+    answer: tuple[str, str] | None = None
+
+
+STYLES = {
+    "think": Thoughts(("<think>",), ("</think>",)),
+    "mistral": Thoughts(("[THINK]",), ("[/THINK]",)),
+    "granite": Thoughts(
+        ("<think>", "Here is my thought process:", "Here's my thought process:"),
+        ("</think>", "Here is my response:", "Here's my response:"),
+        ("<response>", "</response>"),
+    ),
+}
+REASONING = (*STYLES, "harmony")
+
+
+def reasoning_for(name: str, opened: bool = False) -> TextParser:
+    """A parser by name. `opened`: the prompt ends within thoughts already (see `opens`)."""
+    reader = Reader()
+    if name == "harmony":
+        return TextParser(reader, harmony(reader), MARKERS)
+    if name not in STYLES:
+        raise OptionError(f"reasoning_parser must be one of {', '.join(REASONING)}, got {name!r}")
+    style = STYLES[name]
+    markers = (*style.starts, *style.ends, *(style.answer or ()))
+    return TextParser(reader, _thoughts_first(reader, style, opened), markers)
+
+
+def opens(name: str, prompt: str) -> bool:
+    """Whether a prompt, by its chat template, ends within thoughts.
+
+    >>> opens("think", "<|assistant|><think>\\n"), opens("think", "<|assistant|><think>\\n\\n</think>\\n\\n")
+    (True, False)
+    """
+    return name in STYLES and prompt.rstrip().endswith(STYLES[name].starts)
+
+
+def detect_reasoning(template: str) -> str | None:
+    """The style that a chat template speaks of."""
+    marks = {"<|channel|>": "harmony", "[THINK]": "mistral", "my thought process": "granite", "<think>": "think"}
+    return next((name for mark, name in marks.items() if mark in template), None)
+
+
+def _thoughts_first(reader: Reader, style: Thoughts, opened: bool) -> Reading:
+    start = reader.place
+    yield from reader.skip(SPACE)
+    marker = yield from reader.sees(*style.starts)
+    if marker or opened:
+        reader.place += len(marker)
+        yield from reader.skip(SPACE)
+        yield from _thoughts(reader, style.ends)
+        yield from reader.skip(SPACE)
+        if style.answer is not None and (yield from reader.sees(style.answer[0])):
+            reader.place += len(style.answer[0])
+            yield from reader.skip(SPACE)
+            yield from reader.skip_to((style.answer[1],), reader.content)
+    else:
+        reader.place = start
+    while (yield from reader.peek()):
+        reader.parts.append(Part("content", reader.text[reader.place :]))
+        reader.place = len(reader.text)
+
+
+def _thoughts(reader: Reader, ends: tuple[str, ...]) -> Reading:
+    held = ""
+
+    def show(text: str) -> None:
+        nonlocal held
+        text = held + text
+        held = text[len(text.rstrip()) :]
+        reader.reasoning(text.rstrip())
+
+    if not (yield from reader.skip_to(ends, show)):
+        reader.reasoning(held)

@@ -1,0 +1,130 @@
+"""Tells calls of tools from the rest of an answer, in the notation of the model's family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.base.errors import OptionError
+from weft.text.formats import harmony, json_calls, pythonic, tagged
+from weft.text.parsing import TextParser
+from weft.text.parts import call_id, short_call_id
+from weft.text.reader import Reader, Reading
+
+Tool = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """`markers` may be special tokens of the model; the parser needs to see them in the text."""
+
+    read: Callable[[Reader, Sequence[Tool]], Reading]
+    markers: tuple[str, ...] = ()
+    make_id: Callable[[], str] = call_id
+
+
+FORMATS = {
+    "hermes": ToolFormat(
+        lambda reader, tools: json_calls.marked(reader, ("<tool_call>",), ("</tool_call>",)),
+        ("<tool_call>", "</tool_call>"),
+    ),
+    "qwen3_coder": ToolFormat(
+        lambda reader, tools: tagged.tagged(reader, schemas_of(tools)), ("<tool_call>", "</tool_call>")
+    ),
+    "lfm2": ToolFormat(
+        lambda reader, tools: pythonic.between(reader, "<|tool_call_start|>", "<|tool_call_end|>", positions_of(tools)),
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
+    ),
+    "llama3_json": ToolFormat(
+        lambda reader, tools: json_calls.bare(reader, "<|python_tag|>", schemas_of(tools) if tools else None),
+        ("<|python_tag|>",),
+    ),
+    "mistral": ToolFormat(
+        lambda reader, tools: json_calls.named(reader, "[TOOL_CALLS]"),
+        ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+        short_call_id,
+    ),
+    "granite": ToolFormat(
+        lambda reader, tools: json_calls.marked(
+            reader, ("<|tool_call|>", "<tool_call>"), ("</tool_call>", "<|end_of_text|>")
+        ),
+        ("<|tool_call|>", "<tool_call>", "</tool_call>"),
+    ),
+    "nemotron": ToolFormat(
+        lambda reader, tools: json_calls.marked(reader, ("<TOOLCALL>",), ("</TOOLCALL>",)),
+        ("<TOOLCALL>", "</TOOLCALL>"),
+    ),
+    "gemma": ToolFormat(lambda reader, tools: pythonic.fenced(reader, positions_of(tools))),
+    "harmony": ToolFormat(lambda reader, tools: harmony.harmony(reader), harmony.MARKERS),
+}
+
+# What stands in a family's chat template when its models write calls in a format; the first that is found counts.
+_SIGNS = (
+    ("<|channel|>", "harmony"),
+    ("<function=", "qwen3_coder"),
+    ("<|tool_list_start|>", "lfm2"),
+    ("<|tool_call_start|>", "lfm2"),
+    ("<TOOLCALL>", "nemotron"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("[AVAILABLE_TOOLS]", "mistral"),
+    ("<|tool_call|>", "granite"),
+    ("<tool_call>", "hermes"),
+    ("<|python_tag|>", "llama3_json"),
+    ("tool_code", "gemma"),
+)
+_FAMILIES = (
+    ("gpt_oss", "harmony"),
+    ("lfm2", "lfm2"),
+    ("qwen3_5", "qwen3_coder"),
+    ("qwen", "hermes"),
+    ("granite", "granite"),
+    ("mistral", "mistral"),
+    ("nemotron", "nemotron"),
+    ("gemma", "gemma"),
+    ("llama", "llama3_json"),
+    ("falcon", "hermes"),
+)
+
+
+def parser_for(name: str, tools: Sequence[Tool] = ()) -> TextParser:
+    """A parser by the name of its format. `tools` are those of the request, as the API spells them."""
+    if name not in FORMATS:
+        raise OptionError(f"tool_parser must be one of {', '.join(FORMATS)}, got {name!r}")
+    form = FORMATS[name]
+    reader = Reader(form.make_id)
+    return TextParser(reader, form.read(reader, tools), form.markers)
+
+
+def detect_tools(family: str, template: str | None) -> str | None:
+    """The format of a model's calls, by its chat template, or else by its `model_type` or architecture."""
+    if template is not None:
+        for sign, name in _SIGNS:
+            if sign in template:
+                return name
+        if "tools" not in template:
+            return None
+    plain = family.lower().replace("_", "")
+    return next((name for part, name in _FAMILIES if part.replace("_", "") in plain), None)
+
+
+def function_of(tool: Tool) -> Mapping[str, Any]:
+    """A tool's name and parameters, whether they stand in `function` or not."""
+    inner = tool.get("function")
+    return inner if isinstance(inner, Mapping) else tool
+
+
+def parameters_of(tool: Tool) -> Mapping[str, Any]:
+    found = function_of(tool).get("parameters")
+    return found if isinstance(found, Mapping) else {}
+
+
+def schemas_of(tools: Sequence[Tool]) -> dict[str, Mapping[str, Any]]:
+    """By tool: the schemas of its parameters."""
+    found = {str(function_of(tool).get("name")): parameters_of(tool).get("properties") for tool in tools}
+    return {name: each if isinstance(each, Mapping) else {} for name, each in found.items()}
+
+
+def positions_of(tools: Sequence[Tool]) -> dict[str, list[str]]:
+    """By tool: the names of its parameters in their order."""
+    return {name: list(parameters) for name, parameters in schemas_of(tools).items()}
