@@ -37,6 +37,8 @@ class InstantEngine:
         self._steps = 0
 
     def add(self, request: Request) -> int:
+        if not len(request.prompt):
+            raise RequestError("prompt must hold at least one token")
         if len(request.prompt) + request.params.max_tokens > MAX_LENGTH:
             raise RequestError(f"prompt plus max_tokens exceed {MAX_LENGTH}")
         self._next += 1
