@@ -24,9 +24,9 @@ from weft.loading import load
 from weft.result import Chunk, Result
 from weft.runner.runner import Runner
 from weft.text.answer import Answer
-from weft.text.prompts import NO_TOKENIZER, Prompt, as_list, check_request, check_snapshots, encode_prompts
+from weft.text.conversation import render
+from weft.text.prompts import Prompt, as_list, check_request, check_snapshots, encode_prompts
 from weft.text.template import Message, check_messages
-from weft.text.tokenizer import Tokenizer
 from weft.tracking import InterruptLater, Track
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -192,16 +192,7 @@ class LLM:
         variables: Mapping[str, Any] | None,
     ) -> tuple[list[int], list[int]]:
         """A conversation's tokens, and where its messages with `cache_control` end."""
-        if self.tokenizer is None:
-            raise RequestError(NO_TOKENIZER)
-        if self.template is None:
-            raise RequestError("this model has no chat template: use generate with a prompt of your own")
-        text = self.template.render(messages, tools=tools, variables=variables)
-        positions = []
-        for end in (place + 1 for place, message in enumerate(messages) if message.get("cache_control") is not None):
-            begun = self.template.render(messages[:end], tools=tools, variables=variables, add_generation_prompt=False)
-            positions.append(_shared_tokens(self.tokenizer, text, begun))
-        return self.tokenizer.encode(text, special=False), [position for position in positions if position]
+        return render(self.tokenizer, self.template, messages, tools=tools, variables=variables)
 
     # running ----------------------------------------------------------------------------------------------------------
 
@@ -335,10 +326,3 @@ def _single(prompt: Prompt) -> list[Prompt]:
     if len(prompts) != 1:
         raise RequestError(f"stream takes one prompt, got {len(prompts)}; use generate for many")
     return prompts
-
-
-def _shared_tokens(tokenizer: Tokenizer, text: str, begun: str) -> int:
-    """How many tokens a text shares with the beginning of it that was rendered apart."""
-    whole, part = tokenizer.encode_all([text, begun], special=False)
-    differ = (i for i, (a, b) in enumerate(zip(whole, part)) if a != b)
-    return next(differ, min(len(whole), len(part)))

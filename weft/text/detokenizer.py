@@ -60,7 +60,8 @@ class Vocabulary:
     def detokenizer(self, skip_special: bool = True, shown: Collection[str] = ()) -> Detokenizer:
         """Special tokens are left out, except those in `shown`."""
         hidden = self.special if skip_special else frozenset()
-        hidden -= {token for token in hidden if self._added[token] in shown}
+        if shown:
+            hidden -= {token for token in hidden if self._added[token] in shown}
         if self._rule is None:
             return WindowDetokenizer(self.backend, hidden)
         return ByteDetokenizer(self, hidden)
