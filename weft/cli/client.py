@@ -30,7 +30,6 @@ class ServerError(WeftError):
 class Connection:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    used: bool = False
 
 
 @dataclass(slots=True)
@@ -143,14 +142,15 @@ class Client:
     async def _send(self, message: bytes) -> Response:
         """Once more on a fresh connection, if the server has closed the kept one meanwhile."""
         while True:
-            connection = self._idle.pop() if self._idle else await self._open()
+            kept = bool(self._idle)
+            connection = self._idle.pop() if kept else await self._open()
             try:
                 connection.writer.write(message)
                 await connection.writer.drain()
                 return await _head(connection)
             except (OSError, EOFError, asyncio.IncompleteReadError):
                 connection.writer.close()
-                if not connection.used:
+                if not kept:
                     raise
             except BaseException:
                 connection.writer.close()
@@ -169,13 +169,14 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _head(connection: Connection) -> Response:
-    status = await _line(connection.reader)
-    connection.used = True
+    version, _, status = (await _line(connection.reader)).partition(b" ")
+    if not version.startswith(b"HTTP/"):
+        raise ValueError(f"no HTTP: {version[:SHOWN]!r}")
     headers: dict[str, str] = {}
     while line := await _line(connection.reader):
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip().lower()] = value.strip()
-    return Response(int(status.split(maxsplit=2)[1]), headers, connection)
+    return Response(int(status[:3]), headers, connection)
 
 
 async def events(response: Response) -> AsyncIterator[bytes]:

@@ -94,17 +94,11 @@ def multi_turn(options: BenchOptions) -> Iterator[Session]:
     """Conversations: every turn sends what was said so far, with the answers."""
     chance = random.Random(options.seed)
     for number in range(options.prompts):
-        yield Session(
-            tuple(
-                Turn(
-                    draw(
-                        f"{options.seed} turn {number} {turn}", _spread(options, options.input_length, chance), 1 << 30
-                    ),
-                    _spread(options, options.output_length, chance),
-                )
-                for turn in range(options.turns)
-            )
-        )
+        turns = []
+        for turn in range(options.turns):
+            length, answer = (_spread(options, each, chance) for each in (options.input_length, options.output_length))
+            turns.append(Turn(draw(f"{options.seed} turn {number} {turn}", length, options.vocabulary), answer))
+        yield Session(tuple(turns))
 
 
 def traced(options: BenchOptions) -> Iterator[Session]:
