@@ -56,6 +56,7 @@ class Grammars:
         self._trie: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = Lock()
+        self._trie_lock = Lock()
 
     def __call__(self, grammar: Grammar, stop_tokens: frozenset[int] = frozenset()) -> Guide:
         """The beginning of an answer that follows the grammar. Raises `RequestError` if there can be none."""
@@ -66,20 +67,25 @@ class Grammars:
 
     def compile(self, grammar: Grammar) -> LLMatcher:
         """Have a grammar ready, so that a call with it costs nothing. Raises `RequestError` if it is none."""
+        found = self._compiled.get(grammar)
+        if found is None:
+            # Outside of the lock: nobody who has a grammar ready waits for somebody else's.
+            found = LLMatcher(self._words(), source_of(grammar), log_level=0, limits=_LIMITS)
+            if found.is_error():
+                raise RequestError(f"{_FIELDS[grammar.kind]} cannot be used: {_first_words(found.get_error())}")
         with self._lock:
-            found = self._compiled.get(grammar)
-            if found is None:
-                source = source_of(grammar)
-                if self._trie is None:
-                    self._trie = _trie(self._tokenizer, self._vocab_size)
-                found = LLMatcher(self._trie, source, log_level=0, limits=_LIMITS)
-                if found.is_error():
-                    raise RequestError(f"{_FIELDS[grammar.kind]} cannot be used: {_first_words(found.get_error())}")
-                self._compiled[grammar] = found
-                if len(self._compiled) > MAX_COMPILED:
-                    self._compiled.popitem(last=False)
+            self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
-            return found
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return found
+
+    def _words(self) -> LLTokenizer:
+        """The vocabulary as a trie, made when the first grammar comes."""
+        with self._trie_lock:
+            if self._trie is None:
+                self._trie = LLTokenizer(TokenizerWrapper(_Words(self._tokenizer, self._vocab_size)))
+            return self._trie
 
 
 class Guide:
@@ -156,10 +162,6 @@ class _Words:
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self._encode(text if isinstance(text, str) else text.decode(errors="replace"))
-
-
-def _trie(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(_Words(tokenizer, vocab_size)))
 
 
 # what callers send ----------------------------------------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import string
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 PartKind = Literal["content", "reasoning", "tool_call"]
 
@@ -37,6 +38,25 @@ def joined(parts: list[Part]) -> list[Part]:
         elif part.text or part.name is not None:
             found.append(part)
     return found
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON that any encoding can carry. Raises `ValueError` for what JSON cannot say.
+
+    >>> as_json({"é": "\\ud800"}), as_json(["é"])
+    ('{"\\\\u00e9": "\\\\ud800"}', '["é"]')
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text if is_text(text) else json.dumps(value)
+
+
+def is_text(text: str) -> bool:
+    """Whether it can be encoded: no half of a surrogate pair stands alone in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def call_id() -> str:

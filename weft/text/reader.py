@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Generator
 
-from weft.text.parts import Part, call_id
+from weft.text.parts import Part, call_id, is_text
 
 # Text of one call that may be held back before it is plain that it is a call.
 MAX_HELD = 1 << 18
@@ -57,7 +57,7 @@ class Reader:
             self.parts.append(Part("reasoning", text))
 
     def begin_call(self, name: str) -> None:
-        if self.calls >= MAX_CALLS or not name:
+        if self.calls >= MAX_CALLS or not name or not is_text(name):
             raise Malformed
         self._space = ""
         self._start = None  # whatever follows, this will not become content again

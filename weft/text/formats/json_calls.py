@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
+from weft.text.parts import is_text
 from weft.text.reader import Malformed, Reader, Reading
 
 SPACE = " \t\r\n"
@@ -119,6 +120,6 @@ def _object(text: str) -> str:
         raise Malformed from None
     if value is None or value == "":
         return "{}"
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not is_text(text):
         raise Malformed
     return text or "{}"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from weft.text.formats.json_calls import SPACE, json_calls
+from weft.text.parts import as_json
 from weft.text.reader import Malformed, Reader, Reading
 
 MAX_DEPTH = 32
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
+_ESCAPES |= {character: character for character in "\\'\"/"}
+# Escapes by number, and how many digits they have.
+_CODES = {"x": 2, "u": 4, "U": 8}
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 # More digits than this are no number that anybody meant.
 _MAX_DIGITS = 400
@@ -68,7 +71,7 @@ def _python_calls(reader: Reader, positions: Positions) -> Reading:
         else:
             arguments = yield from _arguments(reader, positions.get(name, ()))
             try:
-                text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+                text = as_json(arguments)
             except ValueError:
                 raise Malformed from None
             reader.begin_call(name)
@@ -178,33 +181,36 @@ def _constant(word: str) -> Any:
 
 
 def _string(reader: Reader, quote: str) -> Generator[None, None, str]:
-    """A string in single, double or triple quotes."""
+    """A string in single, double or triple quotes. Models break lines in any of them."""
     quotes = (yield from reader.sees(quote * 3)) or quote
     reader.place += len(quotes)
-    pieces = [quotes]
+    pieces: list[str] = []
     while not (yield from reader.sees(quotes)):
         character = yield from reader.peek()
         if not character:
             raise Malformed
         reader.place += 1
-        pieces.append(character)
-        if character == "\\":
-            pieces.append((yield from reader.peek()))
-            reader.place += 1
+        pieces.append((yield from _escape(reader)) if character == "\\" else character)
     reader.place += len(quotes)
-    return _plain_string("".join(pieces) + quotes)
+    # Two halves of a character may have been escaped apart.
+    return "".join(pieces).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _plain_string(literal: str) -> str:
-    """
-    >>> _plain_string(r"'it\\'s'")
-    "it's"
-    """
-    # Models write line breaks into strings of any kind.
-    try:
-        value = ast.literal_eval(literal.replace("\r", "\\r").replace("\n", "\\n"))
-    except (ValueError, SyntaxError):
-        raise Malformed from None
-    if not isinstance(value, str):
+def _escape(reader: Reader) -> Generator[None, None, str]:
+    """What follows a backslash. An escape that nobody knows stands for itself, as in Python."""
+    character = yield from reader.peek()
+    reader.place += len(character)
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if character not in _CODES:
+        return "\\" + character
+    digits: list[str] = []
+    while len(digits) < _CODES[character]:
+        digits.append((yield from reader.peek()))
+        if digits[-1] not in "0123456789abcdefABCDEF" or not digits[-1]:
+            raise Malformed
+        reader.place += 1
+    code = int("".join(digits), 16)
+    if code > 0x10FFFF:
         raise Malformed
-    return value
+    return chr(code)

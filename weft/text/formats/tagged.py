@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from weft.text.formats.json_calls import SPACE
+from weft.text.parts import as_json
 from weft.text.reader import Malformed, Reader, Reading
 
 # By tool and parameter: its JSON schema.
@@ -46,8 +47,7 @@ def _parameters(reader: Reader, schemas: Mapping[str, Any]) -> Reading:
         if not marker:
             raise Malformed
         value = "".join(pieces).removeprefix("\n").removesuffix("\n")
-        text = json.dumps(typed(value, schemas.get(key)), ensure_ascii=False, allow_nan=False)
-        reader.arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: {text}")
+        reader.arguments(f"{before}{as_json(key)}: {typed(value, schemas.get(key))}")
         before, ended = ", ", marker != _VALUE_ENDS[0]
     if ended or (yield from _reads(reader, "</function>")) or (yield from reader.peek()):
         reader.arguments("{}" if before == "{" else "}")
@@ -72,22 +72,17 @@ def _up_to(reader: Reader, end: str) -> Generator[None, None, str]:
     return "".join(pieces)
 
 
-def typed(text: str, schema: Any) -> Any:
-    """A value by its schema: a text stays one; anything else is JSON if it can be, or Python's words for it.
+def typed(text: str, schema: Any) -> str:
+    """A value as JSON, by its schema: a text stays one; others are JSON already if they can be, or Python's words.
 
-    >>> typed("5", {"type": "string"}), typed("5", {"type": "integer"}), typed("5", None), typed("[1", None)
-    ('5', 5, 5, '[1')
+    >>> typed("5", {"type": "string"}), typed("5", {"type": "integer"}), typed("None", None), typed("[1", None)
+    ('"5"', '5', 'null', '"[1"')
     """
     kind = schema.get("type") if isinstance(schema, Mapping) else None
     if kind == "string" or (isinstance(kind, list) and "string" in kind and text != "null"):
-        return text
+        return as_json(text)
     word = text.strip()
     try:
-        value = json.loads({"True": "true", "False": "false", "None": "null"}.get(word, word), parse_constant=_refuse)
+        return as_json(json.loads({"True": "true", "False": "false", "None": "null"}.get(word, word)))
     except (ValueError, RecursionError):
-        return text
-    return text if isinstance(value, float) and value in (float("inf"), -float("inf")) else value
-
-
-def _refuse(word: str) -> Any:
-    raise ValueError(word)
+        return as_json(text)
