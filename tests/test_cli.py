@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
-import time
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weft.base.errors import OptionError
 from weft.base.options import Facts, Options, memory_bytes, resolve
+from weft.cli.aliases import ALIASES, BY_NAME, translate
 from weft.cli.generate import GenerateOptions, stats
-from weft.cli.main import build_parser, main
-from weft.cli.options import read_options
+from weft.cli.main import COMMANDS, build_parser, main
+from weft.cli.options import flag, read_options
 from weft.cli.reference import reference
+from weft.cli.serve import ServeOptions
 
 SMALL = ["--memory", "16MiB", "--threads", "1", "--max-tokens", "8", "--max-length", "512"]
 ROOT = Path(__file__).parent.parent
@@ -24,27 +28,39 @@ def weft(*arguments: str, text: str | None = None) -> subprocess.CompletedProces
     return subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, input=text)
 
 
-def test_help_names_every_option_and_is_quick():
-    started = time.monotonic()
-    found = weft("generate", "--help")
-    assert time.monotonic() - started < 2.0
-    assert found.returncode == 0
-    for name in (
-        "--model",
-        "--max-tokens",
-        "--temperature",
-        "--seed",
-        "--weights",
-        "--dtype",
-        "--no-stream",
-        "--stats",
-    ):
-        assert name in found.stdout
+def options_of(name: str) -> list[str]:
+    return [flag(each.name) for each in fields(COMMANDS[name].options) if not each.metadata.get("positional")]
 
 
-def test_the_command_line_loads_no_torch_before_it_runs():
-    code = "import sys, weft, weft.cli.main as m; m.build_parser(); assert not {'torch', 'numpy'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_every_option(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert options_of(name)
+    for option in options_of(name):
+        assert option in text
+
+
+# Each of these takes a good part of half a second; `--help` needs none.
+SLOW_TO_LOAD = ("torch", "numpy", "tokenizers", "jinja2", "uvicorn", "starlette", "msgspec", "tqdm", "asyncio", "ssl")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
+def test_help_loads_nothing_that_takes_time(arguments):
+    code = f"""
+import sys
+from weft.cli.main import main
+try:
+    main({arguments!r})
+except SystemExit:
+    loaded = [name for name in {SLOW_TO_LOAD!r} if name in sys.modules]
+    sys.exit(f"loaded {{loaded}}" if loaded else 0)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "usage: weft" in found.stdout
 
 
 def test_the_documentation_is_what_the_options_say():
@@ -128,10 +144,146 @@ def test_a_closed_pipe_is_no_error():
 
 
 def test_options_on_the_command_line_are_those_of_the_dataclass():
-    found = vars(build_parser().parse_args(["generate", "a", "b", "--no-cache", "--depth", "1", "--memory", "1GiB"]))
+    arguments = ["generate", "a", "b", "--no-cache", "--depth", "1", "--memory", "1GiB"]
+    assert read(*arguments) == GenerateOptions(prompt=("a", "b"), cache=False, depth=1, memory="1GiB")
+    assert read("generate") == GenerateOptions()
+
+
+def read(name: str, *arguments: str) -> Any:
+    """The options that a command would run with."""
+    given, _ = translate(arguments) if COMMANDS[name].aliases else (list(arguments), [])
+    found = vars(build_parser().parse_args([name, *given]))
     found.pop("command")
-    options = read_options(GenerateOptions, found)
-    assert options == GenerateOptions(prompt=("a", "b"), cache=False, depth=1, memory="1GiB")
+    return read_options(COMMANDS[name].options, found)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_without_arguments_every_option_has_its_default(name):
+    assert read(name) == COMMANDS[name].options()
+
+
+@pytest.mark.parametrize("name", ["serve", "chat", "doctor"])
+def test_a_model_is_named_by_its_place_or_by_an_option(name):
+    for arguments in (["m", "--depth", "1"], ["--depth", "1", "m"], ["--model", "m", "--depth", "1"]):
+        assert read(name, *arguments) == COMMANDS[name].options(model="m", depth=1)
+
+
+def test_an_option_may_be_repeated_where_it_holds_several():
+    assert read("serve", "--api-key", "a", "--api-key", "b").api_key == ("a", "b")
+
+
+# flags of other engines -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ("--model-path m", {"model": "m"}),
+        ("--model m --tokenizer-path t", {"model": "m", "tokenizer": "t"}),
+        ("--max-model-len 4096", {"max_length": "4096"}),
+        ("--context-length=4096", {"max_length": "4096"}),
+        ("--max-model-len -1", {"max_length": "auto"}),
+        ("--max-num-seqs 8", {"max_sequences": 8}),
+        ("--max-running-requests 8", {"max_sequences": 8}),
+        ("--max-num-batched-tokens 512", {"max_tokens_per_step": 512}),
+        ("--chunked-prefill-size 512", {"max_tokens_per_step": 512}),
+        ("--tensor-parallel-size 1 --tp 1 --dp-size=1 --pp 1", {}),
+        ("--no-enable-prefix-caching", {"cache": False}),
+        ("--disable-radix-cache", {"cache": False}),
+        ("--enable-prefix-caching", {"cache": True}),
+        ("--load-format dummy", {"weights": "dummy"}),
+        ("--load-format safetensors", {"weights": "checkpoint"}),
+        ("--disable-overlap-schedule", {"depth": 0}),
+        ("--async-scheduling", {"depth": 1}),
+        ("--schedule-policy lpm", {"order": "prefix"}),
+        ("--schedule-policy fcfs", {"order": "fcfs"}),
+        ("--dtype half", {"dtype": "float16"}),
+        ("--dtype bfloat16", {"dtype": "bfloat16"}),
+        ("--random-seed 7", {"seed": 7}),
+        ("--gpu-memory-utilization 0.9 --mem-fraction-static=0.8 --enforce-eager --device cpu", {}),
+        ("--served-model-name a --host ::1 --port 30000", {"served_model_name": "a", "host": "::1", "port": 30000}),
+    ],
+)
+def test_flags_of_other_engines_mean_what_they_mean_there(arguments, options):
+    assert read("serve", *arguments.split()) == ServeOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--tensor-parallel-size 2", "--tensor-parallel-size 2: this version runs a model on one device"),
+        ("--tp=8", "--tp 8: this version"),
+        ("--trust-remote-code", "--trust-remote-code: code from a model's folder is never run"),
+        ("--quantization fp8", "quantised weights"),
+        ("--load-format gguf", "--load-format gguf: only dummy, auto, safetensors are known here"),
+        ("--disable-radix-cache=yes", "takes no value"),
+        ("--max-model-len", "expects a value"),
+        ("--device cuda", "runs on the CPU"),
+        ("--page-size 16", "64 tokens"),
+        ("--max-num-seqs 0", "max_sequences must be at least 1"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_in_one_line(quiet, arguments, message):
+    code, text, told = quiet("doctor", "--memory", "16MiB", "--no-self-test", *arguments.split())
+    assert message in (told or text)
+    if code == 2:
+        assert (text, len(told.splitlines())) == ("", 1)
+        assert told.startswith("weft doctor: ")
+    else:
+        assert (code, arguments) == (1, "--max-num-seqs 0"), "only what needs the model may come later"
+
+
+def test_flags_without_effect_are_told(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--gpu-memory-utilization", "0.9", "--no-such"])
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("weft serve: --gpu-memory-utilization: memory on a CPU is not given as a share")
+    assert len(told) == 2
+
+
+def test_every_alias_leads_to_options_that_exist():
+    known = {name for action in serve_parser()._actions for name in action.option_strings}
+    for alias in ALIASES:
+        assert set(alias.to[:1]) <= known, alias
+        assert not set(alias.names) & (known - {"--dtype"}), f"{alias.names} would hide an option of ours"
+    assert len(BY_NAME) == sum(len(alias.names) for alias in ALIASES)
+
+
+def serve_parser() -> argparse.ArgumentParser:
+    [commands] = [each for each in build_parser()._actions if isinstance(each, argparse._SubParsersAction)]
+    return commands.choices["serve"]
+
+
+def test_what_follows_two_dashes_is_left_alone():
+    assert translate(["--", "--disable-radix-cache"]) == (["--", "--disable-radix-cache"], [])
+
+
+# talking --------------------------------------------------------------------------------------------------------------
+
+
+def test_chat_keeps_the_conversation_until_it_is_reset(quiet, monkeypatch, tmp_path):
+    said = f"{'Tell me about looms. ' * 5}\n\nAnd then?\n/reset\nAnd then?\n/help\n"
+    (tmp_path / "said").write_text(said)
+    with open(tmp_path / "said") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        code, text, told = quiet("chat", *SMALL, "--stats", "--temperature", "0", "--system", "Be brief.")
+    assert (code, len(text.splitlines()) >= 3) == (0, True)
+    stats = [line for line in told.splitlines() if "prompt tokens cached" in line]
+    first, second, third = (int(line.split()[-4]) for line in stats)
+    assert second > first > third
+    assert "; 0 of" in stats[0]
+    assert "; 128 of" in stats[1]
+    assert "/reset forgets" in told
+
+
+def test_chat_says_why_there_is_no_answer_and_goes_on(quiet, monkeypatch, tmp_path):
+    (tmp_path / "said").write_text(f"{'x' * 600}\nHello\n")
+    with open(tmp_path / "said") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        code, _, told = quiet("chat", *SMALL, "--stats")
+    assert code == 0
+    assert "(no answer: prompt of" in told
+    assert told.count("prompt tokens cached") == 1
 
 
 # options into a configuration -----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import time
@@ -93,6 +92,8 @@ class Remote:
     """A model behind an OpenAI-compatible server."""
 
     def __init__(self, options: ChatOptions) -> None:
+        import asyncio
+
         from weft.cli.client import Client
 
         self._loop = asyncio.Runner()

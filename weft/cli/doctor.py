@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +63,8 @@ def show(title: str, facts: dict[str, Any]) -> None:
 
 
 def libraries() -> Iterator[tuple[str, str]]:
+    from importlib.metadata import PackageNotFoundError, version
+
     for name in LIBRARIES:
         try:
             yield name, version(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -23,6 +22,8 @@ ABOUT = "measure any OpenAI-compatible server under a chosen load"
 
 
 def run(options: BenchOptions) -> int:
+    import asyncio
+
     from weft.cli.bench.measures import report
     from weft.cli.bench.workloads import WORKLOADS
 
