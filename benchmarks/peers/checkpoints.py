@@ -115,7 +115,7 @@ def _build(family: Family, recipe: dict[str, Any]) -> Any:
     model = getattr(transformers, family.model)._from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for weight in model.parameters():
             # Vectors (norms, decays, dt biases) keep the values that their layers give them.
             if weight.ndim >= 2:
                 fan_in = weight.shape[-1]
@@ -124,7 +124,7 @@ def _build(family: Family, recipe: dict[str, Any]) -> Any:
 
 
 def _save_tokenizer(folder: Path) -> None:
-    """Every byte a token; the rest of the vocabulary has no text. Prompts here are token ids, but converters want one."""
+    """Every byte is a token; the rest of the vocabulary has no text. Prompts here are ids, but converters want text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

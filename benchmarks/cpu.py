@@ -1,0 +1,143 @@
+"""Weft beside transformers and llama.cpp on the CPU: the same weights, the same prompts, greedy, one engine at a time.
+
+    python -m benchmarks.cpu                                    about ten minutes on two cores
+    python -m benchmarks.cpu --quick                            under three minutes: float32 only, fewer repetitions
+    python -m benchmarks.cpu --only weft,transformers --models lfm2,granite
+
+Models are random ones of about 100M parameters, made once in ~/.cache/weft-benchmarks and converted for llama.cpp by
+its own converter. Needs the extra `bench`; an engine that cannot take part is skipped with the reason. Results go to
+benchmarks/results/ as JSON, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.checkpoints import FAMILIES, checkpoint, parameters_of
+from benchmarks.peers.gguf import Unavailable, gguf
+from benchmarks.peers.table import agreements, machine, summary, table
+from benchmarks.peers.work import Job, Work
+
+ENGINES = ("weft", "transformers", "llama.cpp")
+PRECISIONS = ("float32", "bfloat16")
+DRIVERS = {"weft": "with_weft", "transformers": "with_transformers", "llama.cpp": "with_llama_cpp"}
+CACHE = Path.home() / ".cache" / "weft-benchmarks"
+RESULTS = Path(__file__).parent / "results"
+LIMIT_SECONDS = 600
+
+
+def main() -> int:
+    arguments = _arguments()
+    work = Work(single_repeats=3, single_answer=96, crowd_repeats=1) if arguments.quick else Work()
+    if arguments.single:
+        work = replace(work, crowd_repeats=0)
+    report: dict[str, Any] = {"machine": machine(arguments.threads), "runs": []}
+    print(report["machine"], flush=True)
+    reasons = {name: why for name in arguments.only if (why := _why_not(name, arguments.cache))}
+    for name, why in reasons.items():
+        print(f"{name}: skipped, because {why}", flush=True)
+    engines = [name for name in arguments.only if name not in reasons]
+    for model in arguments.models:
+        folder = checkpoint(model, arguments.cache)
+        print(f"\n{model}: {parameters_of(folder) / 1e6:.0f}M parameters", flush=True)
+        for precision in arguments.precisions:
+            rows = {name: _run(name, folder, precision, arguments, work) for name in engines}
+            report["runs"].append({"model": model, "precision": precision, "engines": rows})
+    print("\n" + table(report["runs"]) + "\n" + agreements(report["runs"]) + "\n" + summary(report["runs"]))
+    return _save(report)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="float32 only and fewer repetitions")
+    parser.add_argument("--single", action="store_true", help="only the requests that come one at a time")
+    parser.add_argument("--only", type=_choice(ENGINES), default=list(ENGINES), help=f"of {','.join(ENGINES)}")
+    parser.add_argument("--models", type=_choice(FAMILIES), default=list(FAMILIES), help=f"of {','.join(FAMILIES)}")
+    parser.add_argument("--precisions", type=_choice(PRECISIONS), help=f"of {','.join(PRECISIONS)}")
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder for models and the converter")
+    arguments = parser.parse_args()
+    arguments.precisions = arguments.precisions or (["float32"] if arguments.quick else list(PRECISIONS))
+    return arguments
+
+
+def _choice(known: Any) -> Any:
+    def parse(text: str) -> list[str]:
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def _why_not(engine: str, cache: Path) -> str | None:
+    """Why an engine cannot take part; None if it can."""
+    package = {"weft": "weft", "transformers": "transformers", "llama.cpp": "xllamacpp"}[engine]
+    if importlib.util.find_spec(package) is None:
+        return f"the package {package} is not installed (pip install 'weft[bench]')"
+    if engine != "llama.cpp":
+        return None
+    from benchmarks.peers.gguf import converter
+
+    try:
+        converter(cache)
+    except Unavailable as error:
+        return str(error)
+    return None
+
+
+def _run(engine: str, folder: Path, precision: str, arguments: argparse.Namespace, work: Work) -> dict[str, Any]:
+    """One engine in a process of its own: its result, or the reason why there is none."""
+    begun = time.perf_counter()
+    print(f"  {precision:8}  {engine:12}  ", end="", flush=True)
+    try:
+        converted = str(gguf(folder, precision, arguments.cache)) if engine == "llama.cpp" else None
+        result = _measure(Job(engine, str(folder), converted, precision, arguments.threads, work))
+    except Unavailable as error:
+        print(f"skipped, because {error}", flush=True)
+        return {"skipped": str(error)}
+    rates = " ".join(f"{rate:.1f}" for rate in result["single"])
+    crowd = " ".join(f"{rate:.1f}" for rate in result["crowd"])
+    print(f"alone {rates}   crowd {crowd}   ({time.perf_counter() - begun:.0f} s)", flush=True)
+    return result
+
+
+def _measure(job: Job) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        given, target, log = Path(folder) / "job.json", Path(folder) / "result.json", Path(folder) / "log.txt"
+        job.write(given)
+        command = [sys.executable, "-m", f"benchmarks.peers.{DRIVERS[job.engine]}", str(given), str(target)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
+        with log.open("w") as sink:
+            try:
+                subprocess.run(command, env=environment, stdout=sink, stderr=sink, check=False, timeout=LIMIT_SECONDS)
+            except subprocess.TimeoutExpired as error:
+                raise Unavailable(f"it took longer than {LIMIT_SECONDS} s") from error
+        if not target.exists():
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            raise Unavailable("it failed: " + (lines[-1][:300] if lines else "without a word"))
+        return json.loads(target.read_text())
+
+
+def _save(report: dict[str, Any]) -> int:
+    RESULTS.mkdir(exist_ok=True)
+    target = RESULTS / f"cpu-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    target.write_text(json.dumps(report, indent=1))
+    print(f"\nsaved to {target}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
