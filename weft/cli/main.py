@@ -13,6 +13,7 @@ from weft.base.errors import WeftError
 from weft.cli import chat, doctor, generate, serve
 from weft.cli.aliases import translate
 from weft.cli.bench import command as bench
+from weft.cli.bench.options import BenchOptions
 from weft.cli.options import Parser, add_options, read_options
 
 
@@ -30,7 +31,7 @@ COMMANDS = {
     "serve": Command(serve.ABOUT, serve.ServeOptions, serve.run, aliases=True),
     "chat": Command(chat.ABOUT, chat.ChatOptions, chat.run),
     "generate": Command(generate.ABOUT, generate.GenerateOptions, generate.run),
-    "bench": Command(bench.ABOUT, bench.BenchOptions, bench.run),
+    "bench": Command(bench.ABOUT, BenchOptions, bench.run),
     "doctor": Command(doctor.ABOUT, doctor.DoctorOptions, doctor.run, aliases=True),
 }
 

@@ -18,8 +18,8 @@ T = TypeVar("T")
 class Parser(argparse.ArgumentParser):
     """Tells errors in one line, and takes no shortened names: those would change meaning with every new option."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, allow_abbrev=False, **named)
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **named})
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)

@@ -28,7 +28,6 @@ from weft.base.errors import ModelError, OptionError
 from weft.base.options import Options
 from weft.server.app import create_app
 from weft.server.backend import ModelInfo
-from weft.server.desk import Desk
 from weft.server.http import bounded_protocol
 from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
@@ -39,10 +38,11 @@ from weft.text.tokenizer import Tokenizer, find_text_files, load_tokenizer
 log = logging.getLogger("weft")
 
 KEEP_ALIVE_SECONDS = 15
+ENGINE_DIED = 1
 # After the drain, for the last bytes to leave.
 GOODBYE_SECONDS = 5
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-ENGINE_DIED = 1
+Running = ThreadBackend | ProcessBackend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ async def serve(options: Options, settings: ServerSettings, place: Place, listen
     return await run_until_told(server, backend, orders, listener)
 
 
-def make_backend(options: Options, settings: ServerSettings, place: Place) -> Desk:
+def make_backend(options: Options, settings: ServerSettings, place: Place) -> Running:
     most = settings.limits.open_sequences
     if place.in_process:
         return ThreadBackend.from_options(options, max_open=most)
@@ -128,7 +128,7 @@ async def first_of(event: asyncio.Event, *tasks: asyncio.Task[Any]) -> None:
         waiting.cancel()
 
 
-async def run_until_told(server: Server, backend: Desk, orders: Orders, listener: socket.socket) -> int:
+async def run_until_told(server: Server, backend: Running, orders: Orders, listener: socket.socket) -> int:
     """Serve until a signal or the engine's death; the exit code."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     dying = asyncio.create_task(backend.wait_failed())
@@ -142,7 +142,7 @@ async def run_until_told(server: Server, backend: Desk, orders: Orders, listener
     return ENGINE_DIED if died or not server.started else 0
 
 
-async def drain(backend: Desk, orders: Orders, seconds: float) -> None:
+async def drain(backend: Running, orders: Orders, seconds: float) -> None:
     """Let what runs come to its end, for so long or until somebody is in a hurry; then end the rest."""
     if backend.open:
         log.warning("finishing %d requests, for %g s at most; another signal ends them", backend.open, seconds)
