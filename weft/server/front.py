@@ -22,9 +22,12 @@ from weft.server.runs import Run
 from weft.server.settings import ServerSettings
 from weft.text import conversation
 from weft.text.answer import Answer
+from weft.text.output import output_parser
 from weft.text.prompts import NO_TOKENIZER, Tokens, check_request, check_snapshots, checked_tokens
+from weft.text.reasoning import detect_reasoning
 from weft.text.template import ChatTemplate, Message
 from weft.text.tokenizer import Tokenizer
+from weft.text.tools import detect_tools
 
 T = TypeVar("T")
 # Texts of more characters are tokenized beside the event loop.
@@ -57,6 +60,11 @@ class Front:
         self.settings = settings
         self.limits = settings.limits
         self.metrics = Metrics()
+        source = None if template is None else template.source
+        self.tool_parser = chosen(settings.tool_parser, lambda: detect_tools(backend.info.architecture, source))
+        self.reasoning_parser = chosen(settings.reasoning_parser, lambda: detect_reasoning(source or ""))
+        # A name that is none fails now, not with the first request.
+        output_parser(self.reasoning_parser, self.tool_parser)
         self.runs: set[Run] = set()
         self.open_sequences = 0
 
@@ -79,6 +87,10 @@ class Front:
         if self.tokenizer is None:
             raise RequestError(NO_TOKENIZER)
         return self.tokenizer
+
+    def count(self, text: str) -> int:
+        """How many tokens a text has."""
+        return len(self.tokenizer.encode(text, special=False)) if self.tokenizer is not None and text else 0
 
     # prompts --------------------------------------------------------------------------------------------------------
 
@@ -155,6 +167,7 @@ class Front:
         priority: int | None = None,
         grammar: Grammar | None = None,
         skip_special: bool = True,
+        shown: frozenset[str] = frozenset(),
     ) -> Run:
         """Start everything that one HTTP request asks for: n sequences per prompt, in their order."""
         requests, answers = [], []
@@ -163,7 +176,7 @@ class Front:
             self._check(wish)
             for place in range(wish.n):
                 request = self._request(wish, place, tenant.salted(cache_salt), priority or 0, grammar)
-                detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer(skip_special)
+                detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer(skip_special, shown)
                 requests.append(request)
                 answers.append(Answer(request.params, detokenizer, request.stop_tokens))
         check_count("n (prompts times n)", len(requests), self.limits.sequences, 1)
@@ -206,6 +219,11 @@ class Front:
         for run in found:
             run.abort()
         return len(found)
+
+
+def chosen(name: str, detect: Callable[[], str | None]) -> str | None:
+    """A parser's name: as told, or as found out; none if told so."""
+    return detect() if name == "auto" else None if name == "none" else name
 
 
 def new_name(prefix: str) -> str:

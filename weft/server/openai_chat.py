@@ -186,26 +186,31 @@ class Chat:
             cache_salt=body.cache_salt,
             priority=body.priority,
             grammar=self.turn.grammar,
-            skip_special=self.turn.skip_special and body.skip_special_tokens is not False,
+            skip_special=body.skip_special_tokens is not False,
+            shown=self.turn.shown,
         )
 
     # whole ------------------------------------------------------------------------------------------------------------
 
     def answer(self, run: Run) -> ChatAnswer:
+        parts = [self.turn.parts() for _ in run.sequences]
         found = ChatAnswer(
             id=self.name,
             created=self.created,
             model=self.front.model_name,
-            choices=[self._choice(sequence) for sequence in run.sequences],
-            usage=usage_of(run.sequences, self.body.n or 1),
+            choices=[self._choice(*each) for each in zip(run.sequences, parts)],
+            usage=self._usage(run, parts),
         )
         if self.body.return_token_ids:
             found.prompt_token_ids = run.sequences[0].request.prompt.tolist()
         return found
 
-    def _choice(self, sequence: Followed) -> ChatChoice:
+    def _usage(self, run: Run, parts: list[Parts]) -> Usage:
+        thought = sum(self.front.count(each.reasoning) for each in parts)
+        return usage_of(run.sequences, self.body.n or 1, thought or None)
+
+    def _choice(self, sequence: Followed, parts: Parts) -> ChatChoice:
         assert sequence.finish is not None
-        parts = self.turn.parts()
         parts.feed(sequence.answer.text)
         parts.finish()
         return ChatChoice(
@@ -234,7 +239,7 @@ class Chat:
             for choice in self._pieces(run.sequences[piece.index], piece, parts[piece.index]):
                 yield event(self._chunk([choice], no_usage))
         if options.include_usage:
-            yield event(self._chunk([], usage_of(run.sequences, self.body.n or 1)))
+            yield event(self._chunk([], self._usage(run, parts)))
 
     def _pieces(self, sequence: Followed, piece: Piece, parts: Parts) -> list[ChatChunkChoice]:
         """A piece as chunks: one per part of the answer; scores and ids go with the first, the end with the last."""

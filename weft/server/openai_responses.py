@@ -225,7 +225,8 @@ class ResponseAnswer:
             cache_salt=body.cache_salt,
             priority=body.priority,
             grammar=self.turn.grammar,
-            skip_special=self.turn.skip_special and body.skip_special_tokens is not False,
+            skip_special=body.skip_special_tokens is not False,
+            shown=self.turn.shown,
         )
 
     # whole ------------------------------------------------------------------------------------------------------------
@@ -235,12 +236,12 @@ class ResponseAnswer:
         events = Events(self.name)
         events.take(parts.feed(sequence.answer.text) + parts.finish())
         events.end(self._logprobs(sequence))
-        return self._response(sequence, events.output)
+        return self._response(sequence, events.output, parts.reasoning)
 
     def _logprobs(self, sequence: Followed) -> list[Any]:
         return chat_logprobs(self.front.tokenizer, sequence.outputs).content if self.scored else []
 
-    def _response(self, sequence: Followed | None, output: list[dict[str, Any]]) -> dict[str, Any]:
+    def _response(self, sequence: Followed | None, output: list[dict[str, Any]], thought: str = "") -> dict[str, Any]:
         body = self.body
         finish = sequence.finish if sequence else None
         cut = {FinishReason.LENGTH: "max_output_tokens", FinishReason.ABORT: "aborted"}.get(finish)  # type: ignore[arg-type]
@@ -268,17 +269,17 @@ class ResponseAnswer:
             "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
-            "usage": None if sequence is None else self._usage(sequence),
+            "usage": None if sequence is None else self._usage(sequence, thought),
             "user": body.user,
         }
 
-    def _usage(self, sequence: Followed) -> dict[str, Any]:
+    def _usage(self, sequence: Followed, thought: str) -> dict[str, Any]:
         prompt, report = len(sequence.request.prompt), sequence.report
         return {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": report.cached_tokens, "miss": miss_of(report)},
             "output_tokens": sequence.generated,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.front.count(thought)},
             "total_tokens": prompt + sequence.generated,
         }
 
@@ -295,7 +296,7 @@ class ResponseAnswer:
                 yield named_event(*each)
         for each in [*events.take(parts.finish()), *events.end(self._logprobs(sequence))]:
             yield named_event(*each)
-        found = self._response(sequence, events.output)
+        found = self._response(sequence, events.output, parts.reasoning)
         yield named_event(*events.numbered(f"response.{found['status']}", {"response": found}))
 
     def failed(self, error: Exception) -> bytes:

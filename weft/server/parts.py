@@ -24,25 +24,26 @@ class Call:
 
 
 class Parts:
-    """Feed it the text of one answer; without a parser, all of it is content."""
+    """Feed it the text of one answer. Not `parallel`: calls after the first are dropped, as are unwanted thoughts."""
 
-    def __init__(self, parser: Parser | None = None) -> None:
+    def __init__(self, parser: Parser, parallel: bool = True, reasoning: bool = True) -> None:
         self.content = ""
         self.reasoning = ""
         self.calls: list[Call] = []
         self._parser = parser
+        self._parallel = parallel
+        self._wants_reasoning = reasoning
 
     def feed(self, text: str) -> list[Part]:
-        if self._parser is None:
-            return self._note([Part("content", text)] if text else [])
-        return self._note(self._parser.feed(text))
+        return self._note(self._parser.feed(text)) if text else []
 
     def finish(self) -> list[Part]:
         """No text follows."""
-        return [] if self._parser is None else self._note(self._parser.finish())
+        return self._note(self._parser.finish())
 
     def _note(self, parts: list[Part]) -> list[Part]:
-        for part in parts:
+        kept = [part for part in parts if self._wanted(part)]
+        for part in kept:
             if part.kind == "content":
                 self.content += part.text
             elif part.kind == "reasoning":
@@ -51,4 +52,9 @@ class Parts:
                 if part.name is not None:
                     self.calls.append(Call(part.id or "", part.name))
                 self.calls[part.call].arguments += part.text
-        return parts
+        return kept
+
+    def _wanted(self, part: Part) -> bool:
+        if part.kind == "tool_call":
+            return self._parallel or part.call == 0
+        return part.kind == "content" or self._wants_reasoning
