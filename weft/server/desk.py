@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Any
 
 from weft.base.errors import EngineStopped, RequestError
@@ -29,8 +30,9 @@ class Desk(ABC):
 
     def __init__(self, max_open: int = MAX_OPEN) -> None:
         self._max_open = max_open
-        # Why nothing is taken now; None: the engine runs.
+        # Why nothing is answered now; None: the engine runs.
         self._closed: str | None = NOT_STARTED
+        self._draining = False
         self._streams: dict[int, OutputStream] = {}
         self._submitting: dict[int, asyncio.Future[None]] = {}
         self._asking: dict[int, asyncio.Future[Any]] = {}
@@ -48,7 +50,7 @@ class Desk(ABC):
     @property
     def healthy(self) -> bool:
         """The engine runs and takes requests."""
-        return self._closed is None
+        return self._closed is None and not self._draining
 
     @property
     def open(self) -> int:
@@ -57,6 +59,8 @@ class Desk(ABC):
 
     async def submit(self, request: Request) -> Stream:
         self._check_open()
+        if self._draining:
+            raise EngineStopped(SHUTTING_DOWN)
         if len(self._streams) >= self._max_open:
             raise RequestError(f"there are {self._max_open} requests under way already; try again later", status=429)
         loop = asyncio.get_running_loop()
@@ -96,8 +100,7 @@ class Desk(ABC):
         return dict(await self._ask(Topic.CACHE, limit))
 
     async def _ask(self, topic: Topic, limit: int = 0) -> Any:
-        if self._closed != SHUTTING_DOWN:
-            self._check_open()
+        self._check_open()
         number = next(self._numbers)
         answer = self._asking[number] = asyncio.get_running_loop().create_future()
         try:
@@ -154,17 +157,13 @@ class Desk(ABC):
     # ending ---------------------------------------------------------------------------------------------------------
 
     async def _drain(self, seconds: float) -> None:
-        """Take nothing more and let what runs come to its end, for so long."""
-        if self._closed is not None:
-            return
-        self._closed = SHUTTING_DOWN
-        if not self._streams:
-            return
-        self._emptied.clear()
-        try:
-            await asyncio.wait_for(self._emptied.wait(), seconds)
-        except TimeoutError:
-            self._close(SHUTTING_DOWN)
+        """Take nothing more, let what runs come to its end for so long, and answer the rest with an error."""
+        self._draining = True
+        if self._streams and seconds > 0:
+            self._emptied.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), seconds)
+        self._close(self._closed or SHUTTING_DOWN)
 
     def _close(self, message: str) -> None:
         """Answer whoever waits with an error, and take nothing more."""

@@ -24,7 +24,7 @@ from weft.engine.exchange import Command, Event, Shutdown, Stopped
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo
 from weft.server.codec import EventReader, Frames, ProtocolError, encode_command, frame
-from weft.server.desk import MAX_OPEN, SHUTTING_DOWN, Desk
+from weft.server.desk import MAX_OPEN, Desk
 
 log = logging.getLogger("weft")
 
@@ -107,7 +107,6 @@ class ProcessBackend(Desk):
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
         await self._drain(drain_seconds)
-        self._close(SHUTTING_DOWN)
         if self._link is not None and self._process is not None and self._process.poll() is None:
             self._send(Shutdown())
         await self._bury(GOODBYE_SECONDS)
@@ -193,16 +192,18 @@ class ProcessBackend(Desk):
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(EngineStopped("the engine process has ended before the model was loaded"))
             return
-        if link is not self._link or self._stopping:
+        if link is not self._link:
             return
-        log.error("%s", DIED)
-        self._close(RESTARTING if self._restart else DIED)
-        self._restarting = asyncio.get_running_loop().create_task(self._after_death())
+        reason = self._closed or DIED
+        log.error("%s", reason)
+        self._close(RESTARTING if self._restart and not self._stopping else reason)
+        if not self._stopping:
+            self._restarting = asyncio.get_running_loop().create_task(self._after_death(reason))
 
-    async def _after_death(self) -> None:
+    async def _after_death(self, reason: str) -> None:
         await self._bury(1.0)
         if not self._restart:
-            self._stopped(DIED)
+            self._stopped(reason)
             return
         loop = asyncio.get_running_loop()
         while len(self._restarts) < MAX_RESTARTS or loop.time() - self._restarts[0] > RESTARTS_WITHIN_SECONDS:

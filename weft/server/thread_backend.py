@@ -10,7 +10,7 @@ from weft.base.options import Options
 from weft.engine.exchange import Command, Event, Shutdown
 from weft.engine.service import Drivable, Service, ThreadInbox
 from weft.server.backend import ModelInfo
-from weft.server.desk import MAX_OPEN, SHUTTING_DOWN, Desk
+from weft.server.desk import MAX_OPEN, Desk
 
 Make = Callable[[], tuple[Drivable, ModelInfo]]
 
@@ -48,7 +48,6 @@ class ThreadBackend(Desk):
 
     async def stop(self, drain_seconds: float) -> None:
         await self._drain(drain_seconds)
-        self._close(SHUTTING_DOWN)
         if self._thread is not None:
             self._inbox.put(Shutdown())
             await asyncio.to_thread(self._thread.join)
