@@ -375,6 +375,17 @@ async def test_what_does_not_finish_in_time_gets_an_error(kind):
 
 
 @in_loop
+async def test_signals_that_reach_the_whole_service_end_no_request():
+    async with started(instant("process", 0.002)) as backend:
+        stream = await backend.submit(ask([1], 100))
+        await anext(stream)
+        os.kill(backend.process_id, signal.SIGTERM)
+        os.kill(backend.process_id, signal.SIGINT)
+        outputs, _ = await collect(stream)
+        assert outputs[-1].finish is FinishReason.LENGTH
+
+
+@in_loop
 async def test_an_engine_that_dies_while_others_wait_for_its_last_words_is_waited_for_no_longer():
     backend = instant("process", 0.002)
     await backend.start()

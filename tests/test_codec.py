@@ -37,7 +37,7 @@ from weft.server.codec import (
 )
 from weft.server.engine_process import SocketInbox, load_engine
 
-EXAMPLES = settings(max_examples=150, deadline=None)
+EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 
 numbers = st.integers(0, 1 << 62)
 tokens = st.integers(0, 258) | st.integers(0, (1 << 31) - 1)
@@ -298,14 +298,14 @@ def command_bodies() -> st.SearchStrategy[bytes]:
     return commands.filter(lambda c: not isinstance(c, Shutdown)).map(lambda c: bodies(encode_command(c))[0])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(damaged(command_bodies()))
 def test_a_damaged_command_is_a_command_or_a_protocol_error(body):
     with suppress(ProtocolError):
         decode_command(body)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(damaged(events.map(lambda event: bodies(encode_event(event))[-1])))
 def test_a_damaged_event_is_an_event_or_a_protocol_error(body):
     with suppress(ProtocolError):
@@ -326,7 +326,13 @@ def answer_to_sane(engine, *others) -> list[int]:
     return [o.token for event in told if isinstance(event, Outputs) for o in event.outputs if o.sequence == SANE.number]
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(nonsense=st.lists(damaged(command_bodies()), max_size=8))
 def test_an_engine_that_is_sent_nonsense_still_answers(engine, nonsense):
     front, back = socket.socketpair()

@@ -171,8 +171,9 @@ def _longest(ledger: Ledger) -> int:
 
 
 def main(load: Load = load_engine) -> None:
-    # The terminal's Ctrl-C is for the front, which then lets running requests finish.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal or a service manager tells every process to end: the front, which lets requests finish, decides when.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     code = run_engine(connection, load)
