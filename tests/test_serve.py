@@ -19,10 +19,12 @@ from weft.base.errors import OptionError
 from weft.base.options import Options
 from weft.cli.client import Client, ServerError
 from weft.cli.main import main
-from weft.cli.serve import ServeOptions, read_keys, settings_of
+from weft.cli.serve import REASONING_PARSERS, TOOL_PARSERS, ServeOptions, read_keys, settings_of
 from weft.server.backend import ModelInfo
-from weft.server.launch import bind, first_line, load_texts, warn_of_strangers
+from weft.server.launch import LOOPBACK, bind, first_line, load_texts, warn_of_strangers
 from weft.server.settings import ServerSettings
+from weft.text.reasoning import REASONING
+from weft.text.tools import FORMATS
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 LONG = {"prompt": "Once upon a time", "max_tokens": 500, "ignore_eos": True, "stream": True}
@@ -231,6 +233,11 @@ def test_keys_come_from_options_and_file_or_else_from_the_environment(monkeypatc
         read_keys(ServeOptions(api_key_file=str(file)))
 
 
+def test_parsers_on_the_command_line_are_those_that_exist():
+    assert ("auto", "none", *FORMATS) == TOOL_PARSERS
+    assert ("auto", "none", *REASONING) == REASONING_PARSERS
+
+
 def test_options_reach_the_settings(monkeypatch):
     monkeypatch.delenv("WEFT_API_KEY", raising=False)
     found = settings_of(
@@ -244,11 +251,21 @@ def test_options_reach_the_settings(monkeypatch):
             max_answers=3,
             drain_seconds=2.5,
             cors_origin=("http://a",),
+            tool_parser="hermes",
+            reasoning_parser="none",
         )
     )
     assert (found.api_keys, found.admin_key, found.model_name) == (("a", "b"), "c", "loom")
     assert (found.limits.open_sequences, found.limits.body_bytes, found.limits.n) == (7, 1024, 3)
     assert (found.open_health, found.drain_seconds, found.cors_origins) == (True, 2.5, ("http://a",))
+    assert (found.tool_parser, found.reasoning_parser) == ("hermes", "none")
+
+
+def test_without_a_key_only_names_of_this_machine_are_answered_to(monkeypatch):
+    monkeypatch.delenv("WEFT_API_KEY", raising=False)
+    assert settings_of(ServeOptions()).trusted_hosts == LOOPBACK
+    assert settings_of(ServeOptions(host="0.0.0.0")).trusted_hosts == ()
+    assert settings_of(ServeOptions(api_key=("a",))).trusted_hosts == ()
 
 
 def test_a_model_without_a_tokenizer_is_told_of_and_pasted_with_token_ids(tmp_path, capsys):

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 ABOUT = "serve a model over HTTP: OpenAI's API, and the native one that SGLang's clients speak"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# Named here too, so that `--help` need not load the parsers; a test compares.
+TOOL_PARSERS = ("auto", "none", "hermes", "qwen3_coder", "lfm2", "llama3_json", "mistral", "granite", "nemotron")
+TOOL_PARSERS += ("gemma", "harmony")
+REASONING_PARSERS = ("auto", "none", "think", "mistral", "granite", "harmony")
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -41,8 +45,8 @@ class ServeOptions(Options):
     drain_seconds: float = option(30.0, "how long requests may finish after SIGTERM")
     restart_engine: bool = option(False, "start the engine anew if it dies, instead of ending with exit code 1")
     in_process: bool = option(False, "run the engine in a thread of the server's process")
-    tool_parser: str = option("auto", "format of the model's tool calls; auto: by its chat template")
-    reasoning_parser: str = option("auto", "format of the model's thoughts; auto: by its chat template")
+    tool_parser: str = option("auto", "how the model writes calls of tools; auto: by its chat template", TOOL_PARSERS)
+    reasoning_parser: str = option("auto", "how the model marks thoughts; auto: by its template", REASONING_PARSERS)
     cors_origin: tuple[str, ...] = field(
         default=(), metadata={"help": "web pages of this origin may call, may be repeated", "choices": ()}
     )
