@@ -13,7 +13,8 @@ import pytest
 
 from weft.base.errors import OptionError
 from weft.base.options import Facts, Options, memory_bytes, resolve
-from weft.cli.aliases import ALIASES, BY_NAME, translate
+from weft.cli.aliases import SERVER, translate
+from weft.cli.bench.options import BenchOptions
 from weft.cli.generate import GenerateOptions, stats
 from weft.cli.main import COMMANDS, build_parser, main
 from weft.cli.options import flag, read_options
@@ -151,7 +152,7 @@ def test_options_on_the_command_line_are_those_of_the_dataclass():
 
 def read(name: str, *arguments: str) -> Any:
     """The options that a command would run with."""
-    given, _ = translate(arguments) if COMMANDS[name].aliases else (list(arguments), [])
+    given, _ = translate(arguments, COMMANDS[name].aliases)
     found = vars(build_parser().parse_args([name, *given]))
     found.pop("command")
     return read_options(COMMANDS[name].options, found)
@@ -243,21 +244,43 @@ def test_flags_without_effect_are_told(capsys):
     assert len(told) == 2
 
 
-def test_every_alias_leads_to_options_that_exist():
-    known = {name for action in serve_parser()._actions for name in action.option_strings}
-    for alias in ALIASES:
+def test_flags_of_other_benchmarks_mean_what_they_mean_there():
+    given = (
+        "--base-url u --backend openai-chat --dataset-name generated-shared-prefix --num-prompts 5 --request-rate inf"
+    )
+    given += " --gsp-num-groups 3 --gsp-system-prompt-len 64 --random-output-len 7 --max-concurrency 2"
+    given += " --disable-tqdm"
+    assert read("bench", *given.split()) == BenchOptions(
+        url="u",
+        form="chat",
+        workload="generated-shared-prefix",
+        prompts=5,
+        groups=3,
+        prefix_length=64,
+        output_length=7,
+        concurrency=2,
+        progress=False,
+    )
+
+
+@pytest.mark.parametrize("command", ["serve", "bench"])
+def test_every_alias_leads_to_options_that_exist(command):
+    known = {name for action in parser_of(command)._actions for name in action.option_strings}
+    aliases = COMMANDS[command].aliases
+    for alias in aliases:
         assert set(alias.to[:1]) <= known, alias
         assert not set(alias.names) & (known - set(alias.to)), f"{alias.names} would hide an option of ours"
-    assert len(BY_NAME) == sum(len(alias.names) for alias in ALIASES)
+    names = [name for alias in aliases for name in alias.names]
+    assert len(set(names)) == len(names)
 
 
-def serve_parser() -> argparse.ArgumentParser:
+def parser_of(command: str) -> argparse.ArgumentParser:
     [commands] = [each for each in build_parser()._actions if isinstance(each, argparse._SubParsersAction)]
-    return commands.choices["serve"]
+    return commands.choices[command]
 
 
 def test_what_follows_two_dashes_is_left_alone():
-    assert translate(["--", "--disable-radix-cache"]) == (["--", "--disable-radix-cache"], [])
+    assert translate(["--", "--disable-radix-cache"], SERVER) == (["--", "--disable-radix-cache"], [])
 
 
 # talking --------------------------------------------------------------------------------------------------------------

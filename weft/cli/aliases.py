@@ -1,4 +1,4 @@
-"""Flags of other engines' servers, and what `weft serve` makes of them: one table, also shown in docs/cli.md.
+"""Flags of other engines' servers and benchmarks, and what they are here: two tables, also shown in docs/cli.md.
 
 Rewrites arguments before they are parsed. A flag that would change nothing here is taken with a note; one that
 cannot be honoured is refused, because a server that only looks as asked is worse than none.
@@ -51,7 +51,7 @@ def refused(names: str, why: str, takes_value: bool = False) -> Alias:
     return Alias(tuple(names.split()), takes_value=takes_value, values={}, refused=why)
 
 
-ALIASES = (
+SERVER = (
     value("--model-path", "--model"),
     value("--tokenizer-path", "--tokenizer"),
     value("--max-model-len --context-length", "--max-length", {"-1": "auto", ANY: ANY}),
@@ -108,23 +108,44 @@ ALIASES = (
     refused("--lora-modules --lora-paths", "adapters are not there in this version", takes_value=True),
     refused("--speculative-algorithm --speculative-config", "drafts are not there in this version", takes_value=True),
 )
-BY_NAME = {name: alias for alias in ALIASES for name in alias.names}
+BENCHMARK = (
+    value("--base-url", "--url"),
+    value("--num-prompts", "--prompts"),
+    value("--max-concurrency", "--concurrency"),
+    value("--request-rate", "--request-rate", {"inf": "0", ANY: ANY}),
+    value("--random-input-len --random-input --gsp-question-len", "--input-length"),
+    value("--random-output-len --random-output --gsp-output-len", "--output-length"),
+    value("--gsp-num-groups", "--groups"),
+    value("--gsp-system-prompt-len", "--prefix-length"),
+    refused("--gsp-prompts-per-group", "say how many in all, with --prompts", takes_value=True),
+    value(
+        "--dataset-name",
+        "--workload",
+        {"random": "random", "generated-shared-prefix": "generated-shared-prefix", "mooncake": "trace"},
+    ),
+    value("--dataset-path", "--trace"),
+    value("--backend", "--form", dict.fromkeys(("openai", "vllm", "sglang-oai"), "auto") | {"openai-chat": "chat"}),
+    value("--output-file --result-filename", "--json"),
+    switch("--disable-tqdm", "--no-progress"),
+    switch("--disable-ignore-eos", "--no-ignore-eos"),
+)
 
 
-def translate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def translate(arguments: Sequence[str], aliases: Sequence[Alias]) -> tuple[list[str], list[str]]:
     """Our own arguments in place of other engines', and what to tell about them.
 
-    >>> translate(["--max-model-len", "4096", "--disable-radix-cache"])
+    >>> translate(["--max-model-len", "4096", "--disable-radix-cache"], SERVER)
     (['--max-length', '4096', '--no-cache'], [])
     """
     translated: list[str] = []
     notes: list[str] = []
     left = iter(arguments)
+    by_name = {name: alias for alias in aliases for name in alias.names}
     for given in left:
         if given == "--":
             return [*translated, given, *left], notes
         name, equals, told = given.partition("=")
-        alias = BY_NAME.get(name)
+        alias = by_name.get(name)
         if alias is None:
             translated.append(given)
             continue
@@ -155,10 +176,10 @@ def _ours(alias: Alias, name: str, told: str) -> list[str]:
     return [part.replace("{}", told if renamed == ANY else renamed) for part in alias.to]
 
 
-def table() -> list[str]:
-    """The aliases as rows of a Markdown table."""
+def table(aliases: Sequence[Alias]) -> list[str]:
+    """Aliases as rows of a Markdown table."""
     rows = ["| flag | here |", "|---|---|"]
-    for alias in ALIASES:
+    for alias in aliases:
         names = ", ".join(f"`{name}`" for name in alias.names)
         rows.append(f"| {names} | {'; '.join(_meanings(alias))} |")
     return rows

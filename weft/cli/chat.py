@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -138,6 +138,8 @@ def converse(options: ChatOptions, partner: Partner) -> None:
     messages = list(first)
     if sys.stdin.isatty():
         print(HELP, file=sys.stderr)
+        with suppress(ImportError):
+            import readline  # noqa: F401  editing and history of what is typed
     while (said := read_line()) not in (None, "/exit"):
         if said == "/reset":
             messages = list(first)

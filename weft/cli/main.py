@@ -11,7 +11,7 @@ from typing import Any
 from weft import __version__
 from weft.base.errors import WeftError
 from weft.cli import chat, doctor, generate, serve
-from weft.cli.aliases import translate
+from weft.cli.aliases import BENCHMARK, SERVER, Alias, translate
 from weft.cli.bench import command as bench
 from weft.cli.bench.options import BenchOptions
 from weft.cli.options import Parser, add_options, read_options
@@ -19,20 +19,20 @@ from weft.cli.options import Parser, add_options, read_options
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`run` gives an exit code, or None for 0. `aliases`: flags of other engines are understood."""
+    """`run` gives an exit code, or None for 0. `aliases` are flags of other engines that are understood."""
 
     about: str
     options: type
     run: Callable[[Any], int | None]
-    aliases: bool = False
+    aliases: tuple[Alias, ...] = ()
 
 
 COMMANDS = {
-    "serve": Command(serve.ABOUT, serve.ServeOptions, serve.run, aliases=True),
+    "serve": Command(serve.ABOUT, serve.ServeOptions, serve.run, SERVER),
     "chat": Command(chat.ABOUT, chat.ChatOptions, chat.run),
     "generate": Command(generate.ABOUT, generate.GenerateOptions, generate.run),
-    "bench": Command(bench.ABOUT, BenchOptions, bench.run),
-    "doctor": Command(doctor.ABOUT, doctor.DoctorOptions, doctor.run, aliases=True),
+    "bench": Command(bench.ABOUT, BenchOptions, bench.run, BENCHMARK),
+    "doctor": Command(doctor.ABOUT, doctor.DoctorOptions, doctor.run, SERVER),
 }
 
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = given[0] if given and given[0] in COMMANDS else ""
     try:
         if name and COMMANDS[name].aliases:
-            translated, notes = translate(given[1:])
+            translated, notes = translate(given[1:], COMMANDS[name].aliases)
             given = [name, *translated]
             for note in notes:
                 print(f"weft {name}: {note}", file=sys.stderr)

@@ -28,6 +28,10 @@ FLAGS = """\
 Flags that have the same name here (`--host`, `--port`, `--api-key`, `--served-model-name`, ...) are not listed.
 """
 
+BENCH_FLAGS = """\
+`weft bench` understands those of their benchmarks.
+"""
+
 
 def reference() -> str:
     parts = [HEAD]
@@ -35,7 +39,8 @@ def reference() -> str:
     takers = ", ".join(f"`weft {name}`" for name, command in COMMANDS.items() if issubclass(command.options, Options))
     names = [each.name for each in fields(Options)]
     parts.append("\n".join([ENGINE.format(takers=takers), *table(Options, names), ""]))
-    parts.append("\n".join([FLAGS, *aliases.table(), ""]))
+    parts.append("\n".join([FLAGS, *aliases.table(aliases.SERVER), ""]))
+    parts.append("\n".join([BENCH_FLAGS, *aliases.table(aliases.BENCHMARK), ""]))
     return "\n".join(parts)
 
 
