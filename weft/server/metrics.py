@@ -26,7 +26,8 @@ from weft.server.backend import Backend
 from weft.server.timings import Histogram
 
 STATS_SECONDS = 5.0
-FINISHES = ("stop", "length", "abort", "error")
+# "refused": the engine did not take it.
+FINISHES = ("stop", "length", "abort", "error", "refused")
 OTHER = "other"
 
 
