@@ -25,6 +25,8 @@ MAX_SCHEMA_CHARACTERS = 64 << 10
 MAX_SCHEMA_DEPTH = 64
 # Optional properties of one object cost the square of their number.
 MAX_PROPERTIES = 512
+# A fixed text costs a microsecond per character and token.
+MAX_TEXT_CHARACTERS = 2 << 10
 MAX_REGEX_CHARACTERS = 4 << 10
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARACTERS = 64 << 10
@@ -41,6 +43,8 @@ _FIELDS: dict[GrammarKind, str] = {
     "choice": "choice",
     "lark": "grammar",
 }
+# Keys of a schema that say nothing about the answer.
+EXPLANATIONS = ("description", "title", "$comment")
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -182,6 +186,7 @@ def source_of(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_regex("|".join(map(re.escape, checked_choices(text))))
         case "lark":
             _check_size(field, text, MAX_LARK_CHARACTERS)
+            _check_texts(field, max((len(each) for each in re.findall(r'"[^"]*"', text)), default=0))
             return LLMatcher.grammar_from_lark(text)
 
 
@@ -203,7 +208,13 @@ def checked_schema(text: str, field: str) -> str:
         raise RequestError(f"{field} must be a JSON object, got {text[:80]}")
     if widest(schema) > MAX_PROPERTIES:
         raise RequestError(f"{field} has an object with {widest(schema)} members, more than {MAX_PROPERTIES}")
+    _check_texts(field, longest_text(schema))
     return text
+
+
+def _check_texts(field: str, longest: int) -> None:
+    if longest > MAX_TEXT_CHARACTERS:
+        raise RequestError(f"{field} has a text of {longest} characters, more than {MAX_TEXT_CHARACTERS}")
 
 
 def checked_choices(text: str) -> list[str]:
@@ -216,6 +227,7 @@ def checked_choices(text: str) -> list[str]:
         raise RequestError("choice must be a list of at least one string")
     if len(choices) > MAX_CHOICES:
         raise RequestError(f"choice has {len(choices)} strings, more than {MAX_CHOICES}")
+    _check_texts("choice", max(map(len, choices)))
     return choices
 
 
@@ -237,3 +249,13 @@ def widest(value: Any) -> int:
     if isinstance(value, dict):
         return max([len(value), *map(widest, value.values())])
     return max(map(widest, value), default=0) if isinstance(value, list) else 0
+
+
+def longest_text(value: Any) -> int:
+    """Characters of the longest key or text anywhere in a schema, explanations aside."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        kept = (each for key, each in value.items() if not (key in EXPLANATIONS and isinstance(each, str)))
+        return max([*map(len, value), *map(longest_text, kept)], default=0)
+    return max(map(longest_text, value), default=0) if isinstance(value, list) else 0

@@ -13,7 +13,7 @@ from llguidance import regex_to_lark
 
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
-from weft.text.grammar import checked_choices, checked_schema
+from weft.text.grammar import EXPLANATIONS, checked_choices, checked_schema
 from weft.text.reasoning import STYLES, opens
 from weft.text.tools import Tool, function_of, parameters_of
 
@@ -46,7 +46,7 @@ class _Rules:
         return name
 
     def schema(self, schema: Mapping[str, Any]) -> str:
-        return self.add("%json " + json.dumps({**schema, **_LENIENT}))
+        return self.add("%json " + json.dumps({**_plain(schema), **_LENIENT}))
 
     def literal(self, *texts: str) -> str:
         """Texts in a row; a special token stands for itself."""
@@ -63,6 +63,14 @@ class _Rules:
 
     def knows(self, text: str) -> bool:
         return self._token_of(text) is not None
+
+
+def _plain(schema: Any) -> Any:
+    """A schema without its explanations: only the model needs them."""
+    if isinstance(schema, Mapping):
+        kept = {key: each for key, each in schema.items() if not (key in EXPLANATIONS and isinstance(each, str))}
+        return {key: _plain(each) for key, each in kept.items()}
+    return [_plain(each) for each in schema] if isinstance(schema, list) else schema
 
 
 Write = Callable[[_Rules, str, Mapping[str, Any]], str]
