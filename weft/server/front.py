@@ -170,6 +170,8 @@ class Front:
         shown: frozenset[str] = frozenset(),
     ) -> Run:
         """Start everything that one HTTP request asks for: n sequences per prompt, in their order."""
+        if grammar is not None:
+            self.need_tokenizer()
         requests, answers = [], []
         for wish in wishes:
             check_count("n", wish.n, self.limits.n, 1)

@@ -1,0 +1,55 @@
+"""What tests of the HTTP APIs send: a template with everything, tools, a schema, fields that force an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# A template with everything: tools, thoughts, a switch. Its marks tell the server which parsers to use.
+RICH = """\
+{%- if tools %}<|start|>tools
+{{ tools | tojson }} Call with <tool_call>{"name": ..., "arguments": ...}</tool_call><|end|>
+{% endif -%}
+{%- for message in messages -%}
+<|start|>{{ message.role }}
+{{ message.content }}
+{%- if message.tool_calls %}<tool_call>{{ message.tool_calls | tojson }}</tool_call>{% endif %}<|end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|start|>assistant
+{% if enable_thinking %}<think>
+{% endif %}{% endif -%}
+"""
+
+
+def saying(text: str) -> dict[str, Any]:
+    """Fields that make the model say exactly this."""
+    return {"structured_outputs": {"choice": [text]}, "max_tokens": 200}
+
+
+PATH = "/v1/chat/completions"
+LONG = "The quick brown fox jumps over the lazy dog. " * 6
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"size": {"type": "integer", "minimum": 0, "maximum": 99}, "good": {"type": "boolean"}},
+    "required": ["size", "good"],
+    "additionalProperties": False,
+}
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "for tests",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("weather", "clock")
+]
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
