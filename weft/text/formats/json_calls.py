@@ -30,7 +30,7 @@ def bare(reader: Reader, tag: str, known: Collection[str] | None) -> Reading:
     """Calls after a tag, or an answer that is nothing but calls of known tools from its first character on."""
     start = reader.place
     if (yield from reader.skip(SPACE)) == "{":
-        yield from reader.attempt("", json_calls(reader, known, strict=True))
+        yield from reader.attempt(reader.text[start : reader.place], json_calls(reader, known, strict=True))
     else:
         reader.place = start
     while marker := (yield from reader.skip_to((tag,), reader.content)):
