@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from weft.base.errors import EngineStopped, RequestError
@@ -23,6 +24,8 @@ TYPES = {
     503: "service_unavailable",
 }
 CODES = {401: "invalid_api_key", 413: "request_too_large", 429: "busy", 431: "headers_too_large", 503: "unavailable"}
+# As nginx counts clients that hang up before their answer.
+GONE = 499
 STOPPED = "the engine has stopped or is about to: no answer can be given"
 INTERNAL = "an internal error; the server's log has more"
 
@@ -60,6 +63,8 @@ def describe(error: Exception) -> tuple[int, ErrorAnswer]:
         return 503, answer(503, STOPPED)
     if isinstance(error, HTTPException):
         return error.status_code, answer(error.status_code, str(error.detail))
+    if isinstance(error, ClientDisconnect):
+        return GONE, answer(GONE, "the client went away")  # nobody will read it; counted, and no fault of ours
     log.error("a request failed", exc_info=error)
     return 500, answer(500, INTERNAL)
 
