@@ -72,7 +72,7 @@ def create_app(
 
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
     routes += observing(front)
-    handlers = {WeftError: _failed, HTTPException: _failed}
+    handlers = dict.fromkeys((WeftError, HTTPException, Exception), _failed)
     inner = Starlette(routes=routes, exception_handlers=handlers)
     app = Guard(inner, settings, front.metrics, frozenset(route.path for route in routes))
     if not settings.cors_origins:

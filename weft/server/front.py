@@ -36,12 +36,13 @@ LONG_TEXT = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One prompt and how to go on from it; `n` answers are wanted."""
+    """One prompt and how to go on from it; `n` answers are wanted. `field` is where the body has the prompt."""
 
     tokens: Tokens
     params: SamplingParams
     n: int = 1
     snapshots: tuple[int, ...] = ()
+    field: str = "prompt"
 
 
 class Front:
@@ -100,7 +101,8 @@ class Front:
 
     async def encode(self, prompts: Sequence[str | list[int]], field: str) -> list[Tokens]:
         """Token ids of prompts, which are texts or token ids already."""
-        check_count(f"{field} (how many)", len(prompts), self.limits.prompts, 1)
+        if not 0 < len(prompts) <= self.limits.prompts:
+            raise FieldError(field, f"must hold 1 to {self.limits.prompts} prompts, got {len(prompts)}")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         encoded: list[list[int]] = []
         if texts:
@@ -147,12 +149,13 @@ class Front:
                 raise FieldError(f"chat_template_kwargs.{name}", "must be a short text, a number, true, false or null")
         return dict(given or {})
 
-    def max_tokens(self, asked: int | None, prompt: int, field: str = "max_tokens") -> int:
-        """As asked, or all that fits behind the prompt."""
+    def max_tokens(self, asked: int | None, prompt: int, field: str = "max_tokens", default: int | None = None) -> int:
+        """As asked; else so many as this API's default says, or all that fits behind the prompt."""
         if asked is not None:
             check_count(field, asked, self.limits.max_tokens)
             return asked
-        return max(1, min(self.room - prompt, self.limits.max_tokens))
+        fits = min(self.room - prompt, self.limits.max_tokens)
+        return max(1, fits if default is None else min(fits, default))
 
     # running --------------------------------------------------------------------------------------------------------
 
@@ -181,13 +184,20 @@ class Front:
                 detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer(skip_special, shown)
                 requests.append(request)
                 answers.append(Answer(request.params, detokenizer, request.stop_tokens))
-        check_count("n (prompts times n)", len(requests), self.limits.sequences, 1)
+        if len(requests) > self.limits.sequences:
+            raise FieldError("n", f"asks for {len(requests)} answers in all, more than {self.limits.sequences}")
         run = self._open(name, aliases, tenant, len(requests))
         await run.submit(requests, answers)
         return run
 
     def _check(self, wish: Wish) -> None:
-        info = self.backend.info
+        info, length = self.backend.info, len(wish.tokens)
+        if length + wish.params.max_tokens > info.max_length:
+            field = wish.field if length >= info.max_length else "max_tokens"
+            what = (
+                f"is too much: {length} tokens of prompt and {wish.params.max_tokens} to come exceed {info.max_length}"
+            )
+            raise FieldError(field, what, code="context_length_exceeded")
         check_request(wish.tokens, wish.params, self.tokenizer is not None, info.vocab_size, info.max_length)
 
     def _request(self, wish: Wish, place: int, salt: bytes, priority: int, grammar: Grammar | None) -> Request:

@@ -61,8 +61,9 @@ def wrong_type(message: str) -> RequestError:
     found = re.search(r"`\$\.?([^`]*)`", where)
     if found is None or not found[1]:
         return RequestError(f"the body: {what}")
-    error = FieldError(found[1], f": {what}")
-    error.args = (f"{found[1]}: {what}",)
+    field = found[1].replace("[...]", "")
+    error = FieldError(field, what)
+    error.args = (f"{field}: {what}",)
     return error
 
 

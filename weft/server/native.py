@@ -155,17 +155,18 @@ class Native:
         return list(rid)
 
     def add(self, prompt: Any, sampling: NativeSampling, scoring: Scoring | None, name: str) -> None:
-        asked = DEFAULT_MAX_TOKENS if sampling.max_new_tokens is None else sampling.max_new_tokens
-        last = len(prompt) - 1
+        field, last = "sampling_params.max_new_tokens", len(prompt) - 1
+        asked = self.front.max_tokens(sampling.max_new_tokens, len(prompt), field, DEFAULT_MAX_TOKENS)
         params = sampling_params(
             sampling.common(),
             self.front.limits,
             asked,
             None if scoring is None else scoring.top,
             None if scoring is None or scoring.start >= last else scoring.top,
+            "top_logprobs_num",
         )
         n = sampling.n or 1
-        self.wishes.append(Wish(prompt, params, n))
+        self.wishes.append(Wish(prompt, params, n, (), "input_ids" if self.body.text is None else "text"))
         self.names += [name] if n == 1 else [f"{name}_{place}" for place in range(n)]
         self.scorings += [scoring] * n
 

@@ -175,12 +175,14 @@ class Chat:
     async def start(self, request: Request) -> Run:
         body, front = self.body, self.front
         tokens, snapshots = await self.turn.render()
-        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        max_tokens = front.max_tokens(asked, len(tokens))
+        if body.max_completion_tokens is not None:
+            max_tokens = front.max_tokens(body.max_completion_tokens, len(tokens), "max_completion_tokens")
+        else:
+            max_tokens = front.max_tokens(body.max_tokens, len(tokens))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        params = sampling_params(body, front.limits, max_tokens, logprobs)
+        params = sampling_params(body, front.limits, max_tokens, logprobs, scored="top_logprobs")
         return await front.run(
-            [Wish(tokens, params, body.n or 1, snapshots)],
+            [Wish(tokens, params, body.n or 1, snapshots, "messages")],
             request.state.tenant,
             name=self.name,
             cache_salt=body.cache_salt,

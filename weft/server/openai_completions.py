@@ -99,10 +99,13 @@ async def prepare(front: Front, body: CompletionRequest) -> Completion:
     if body.suffix:
         raise FieldError("suffix", "is not supported: send a prompt that holds it")
     found = await front.encode(as_prompts(body.prompt), "prompt")
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     scored = body.logprobs if body.echo else None
-    params = sampling_params(body, front.limits, max_tokens, body.logprobs, scored)
-    return Completion(front, body, [Wish(tokens, params, n) for tokens in found])
+    wishes = []
+    for tokens in found:
+        max_tokens = front.max_tokens(body.max_tokens, len(tokens), default=DEFAULT_MAX_TOKENS)
+        params = sampling_params(body, front.limits, max_tokens, body.logprobs, scored)
+        wishes.append(Wish(tokens, params, n))
+    return Completion(front, body, wishes)
 
 
 def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:

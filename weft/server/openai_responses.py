@@ -16,7 +16,7 @@ from weft.engine.events import FinishReason
 from weft.server.errors import FieldError, describe, json_response
 from weft.server.front import Front, Wish, new_name
 from weft.server.grammars import from_schema
-from weft.server.limits import check_count, decode, read_body
+from weft.server.limits import decode, read_body
 from weft.server.openai_messages import (
     CalledFunction,
     CalledTool,
@@ -214,12 +214,10 @@ class ResponseAnswer:
         body, front = self.body, self.front
         tokens, snapshots = await self.turn.render()
         max_tokens = front.max_tokens(body.max_output_tokens, len(tokens), "max_output_tokens")
-        if body.top_logprobs is not None:
-            check_count("top_logprobs", body.top_logprobs, front.limits.logprobs)
         logprobs = (body.top_logprobs or 0) if self.scored else None
-        params = sampling_params(body, front.limits, max_tokens, logprobs)
+        params = sampling_params(body, front.limits, max_tokens, logprobs, scored="top_logprobs")
         return await front.run(
-            [Wish(tokens, params, 1, snapshots)],
+            [Wish(tokens, params, 1, snapshots, "input")],
             request.state.tenant,
             name=self.name,
             cache_salt=body.cache_salt,

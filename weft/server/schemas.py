@@ -101,16 +101,18 @@ def sampling_params(
     max_tokens: int,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    scored: str = "logprobs",
 ) -> SamplingParams:
-    """A body's fields as the engine wants them; raises with the name of the one that exceeds a bound."""
+    """A body's fields as the engine wants them; raises with the name of the one that exceeds a bound.
+
+    `scored` is what the body calls the number of alternatives.
+    """
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     check_stops(stops, limits)
     check_items("stop_token_ids", fields.stop_token_ids, limits.stops)
     check_items("logit_bias", fields.logit_bias, min(limits.biases, MAX_BIASES))
-    check_count("max_tokens", max_tokens, limits.max_tokens)
-    for count in (logprobs, prompt_logprobs):
-        if count is not None:
-            check_count("logprobs", count, min(limits.logprobs, MAX_LOGPROBS))
+    if logprobs is not None:
+        check_count(scored, logprobs, min(limits.logprobs, MAX_LOGPROBS))
     if (fields.min_tokens or 0) > max_tokens:
         raise FieldError("min_tokens", f"must not exceed max_tokens {max_tokens}, got {fields.min_tokens}")
     return SamplingParams(

@@ -1,0 +1,463 @@
+"""Keys, tenants, bounds, malformed bodies, strangers' web pages: nothing gets further than it may. Built-in model."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import socket
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as hypothesis_settings
+
+from tests.http_server import Served, serving
+from weft.server import auth
+from weft.server.app import ROUTES
+from weft.server.auth import Keys
+from weft.server.openapi import OPERATIONS
+from weft.server.settings import Limits, ServerSettings
+
+LONG = "The quick brown fox jumps over the lazy dog. " * 6
+LIMITS = Limits(
+    body_bytes=1 << 16,
+    header_bytes=4096,
+    header_seconds=0.5,
+    prompts=4,
+    n=4,
+    sequences=8,
+    logprobs=5,
+    stops=3,
+    stop_characters=10,
+    biases=6,
+    messages=5,
+    tools=2,
+    schema_bytes=2000,
+    schema_depth=6,
+    regex_characters=50,
+    max_tokens=100,
+    open_sequences=6,
+)
+PATHS = sorted({path for path, _, _ in ROUTES} | {path for path, *_ in OPERATIONS} | {"/openapi.json", "/nowhere"})
+
+
+@pytest.fixture(scope="module")
+def open_server():
+    with serving(ServerSettings(limits=LIMITS), max_sequences=8) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def locked():
+    settings = ServerSettings(api_keys=("first-key", "second-key"), admin_key="admin-key", limits=LIMITS)
+    with serving(settings, max_sequences=8) as server:
+        yield server
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+# keys -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+def test_no_route_answers_without_a_key(locked: Served, path, method):
+    for header in ("", "Bearer wrong", "Basic first-key", "Bearer first-key2", "first-key"):
+        answer = locked.client.request(method, path, headers={"authorization": header})
+        assert answer.status_code == 401, (path, header)
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_health_is_open_only_if_configured():
+    with serving(ServerSettings(api_keys=("k",), open_health=True)) as server:
+        assert httpx.get(server.url + "/health").status_code == 200
+        for path in ("/health_generate", "/metrics", "/v1/models", "/health/"):
+            assert httpx.get(server.url + path).status_code == 401
+
+
+def test_any_of_the_keys_opens_by_either_header(locked: Served):
+    for headers in (bearer("first-key"), bearer("second-key"), {"x-api-key": "second-key"}, bearer("admin-key")):
+        assert httpx.get(locked.url + "/v1/models", headers=headers).status_code == 200
+
+
+def test_what_concerns_all_needs_the_admin(locked: Served):
+    for method, path in (("GET", "/metrics"), ("GET", "/cache"), ("GET", "/server_info"), ("POST", "/flush_cache")):
+        assert locked.client.request(method, path, headers=bearer("first-key")).status_code == 403
+        assert locked.client.request(method, path, headers=bearer("admin-key")).status_code == 200
+
+
+def test_keys_are_compared_in_constant_time_and_all_of_them(monkeypatch):
+    compared, really = [], hmac.compare_digest
+
+    def watched(left: bytes, right: bytes) -> bool:
+        compared.append((left, right))
+        return really(left, right)
+
+    monkeypatch.setattr(auth.hmac, "compare_digest", watched)
+    keys = Keys(ServerSettings(api_keys=("one", "two", "three")))
+    for presented in (b"one", b"three", b"wrong", b""):
+        compared.clear()
+        keys.tenant([(b"authorization", b"Bearer " + presented)])
+        assert len(compared) == 3
+        assert {len(each) for pair in compared for each in pair} == {32}
+
+
+def test_keys_are_shown_nowhere():
+    settings = ServerSettings(api_keys=("sesame",), admin_key="sesame2")
+    assert "sesame" not in repr(settings)
+
+
+# tenants --------------------------------------------------------------------------------------------------------------
+
+
+def cached(server: Served, key: str, prompt: str, salt: str | None = None) -> tuple[int, str]:
+    body = {"prompt": prompt, "max_tokens": 1, "cache_salt": salt}
+    answer = server.client.post("/v1/completions", json=body, headers=bearer(key)).json()
+    details = answer["usage"]["prompt_tokens_details"]
+    return details["cached_tokens"], details["miss"]["reason"]
+
+
+def test_tenants_neither_hit_nor_see_each_others_prefixes(locked: Served):
+    prompt = "tenants " + LONG
+    assert cached(locked, "first-key", prompt) == (0, "never_computed")
+    assert cached(locked, "first-key", prompt)[0] > 0
+    # Not even the reason tells that somebody else has sent it.
+    assert cached(locked, "second-key", prompt) == (0, "never_computed")
+    assert cached(locked, "second-key", prompt)[0] > 0
+    assert cached(locked, "second-key", prompt, "salt") == (0, "never_computed")
+
+
+def test_a_salt_cannot_imitate_another_tenants():
+    keys = Keys(ServerSettings(api_keys=("one", "two")))
+    one, two = (keys.tenant([(b"x-api-key", key)]) for key in (b"one", b"two"))
+    assert one.salt != two.salt
+    assert len(one.salt) == len(two.salt) == 32
+    assert one.salted("x") != two.salted("x")
+
+
+def test_tenants_cannot_abort_each_other(locked: Served):
+    body = {"prompt": "x", "max_tokens": 100, "ignore_eos": True, "stream": True}
+    with locked.client.stream("POST", "/v1/completions", json=body, headers=bearer("first-key")) as answer:
+        lines = answer.iter_lines()
+        name = json.loads(next(lines)[6:])["id"]
+        for rid in ({"rid": name}, {"abort_all": True}):
+            other = locked.client.post("/abort_request", json=rid, headers=bearer("second-key"))
+            assert other.json() == {"aborted": 0}
+        assert '"length"' in "".join(lines)
+
+
+# bounds ---------------------------------------------------------------------------------------------------------------
+
+
+def deep(levels: int) -> dict:
+    schema: dict = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def tool(name: str, parameters: dict | None = None) -> dict:
+    return {"type": "function", "function": {"name": name, "parameters": parameters or {"type": "object"}}}
+
+
+def schema_format(schema: dict) -> dict:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 5}, "n"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": 101}, "max_tokens"),
+        ({"max_completion_tokens": 101}, "max_completion_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"logprobs": True, "top_logprobs": 6}, "top_logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"stop": ["a"] * 4}, "stop"),
+        ({"stop": "a" * 11}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop_token_ids": [1, 2, 3, 4]}, "stop_token_ids"),
+        ({"stop_token_ids": [259]}, "stop_token_ids"),
+        ({"logit_bias": {str(token): 1 for token in range(7)}}, "logit_bias"),
+        ({"logit_bias": {"259": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"messages": [{"role": "user", "content": "x"}] * 6}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"tools": [tool("a"), tool("b"), tool("c")]}, "tools"),
+        ({"tools": [tool("a"), tool("a")]}, "tools[1].function.name"),
+        ({"tools": [tool("no spaces")]}, "tools[0].function.name"),
+        ({"tools": [tool("a", deep(7))]}, "tools[0].function.parameters"),
+        ({"tools": [tool("a")], "tool_choice": {"type": "function", "function": {"name": "b"}}}, None),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": schema_format(deep(7))}, "response_format.json_schema.schema"),
+        ({"response_format": schema_format({"enum": ["x" * 2000]})}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"structured_outputs": {"regex": "a" * 51}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"cache_salt": "x" * 257}, "cache_salt"),
+        ({"priority": 1 << 40}, "priority"),
+        ({"min_tokens": 50, "max_tokens": 5}, "min_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 101}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"seed": 1 << 64}, "seed"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"functions": [{}]}, "functions"),
+    ],
+)
+def test_bounds_of_chat_name_the_field(open_server: Served, fields, param):
+    error = open_server.chat(status=400, **fields)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert param is None or error["param"] == param, error
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": ["x"] * 5}, "prompt"),
+        ("/v1/completions", {"prompt": ["x"] * 3, "n": 3}, "n"),
+        ("/v1/completions", {"prompt": []}, None),
+        ("/v1/completions", {"prompt": ""}, "prompt"),
+        ("/v1/completions", {"prompt": [1, "x"]}, "prompt"),
+        ("/v1/completions", {"prompt": [259]}, None),
+        ("/v1/completions", {"prompt": [[1], []]}, None),
+        ("/v1/completions", {"prompt": "x" * 3000}, "prompt"),
+        ("/v1/completions", {"prompt": "x" * 2000, "max_tokens": 90}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
+        ("/v1/completions", {"prompt": "x", "logprobs": 6}, "logprobs"),
+        ("/v1/completions", {"prompt": "x", "best_of": 3}, "best_of"),
+        ("/v1/completions", {"prompt": "x", "suffix": "y"}, "suffix"),
+        ("/v1/completions", {}, None),
+        ("/generate", {}, "text"),
+        ("/generate", {"text": "x", "input_ids": [1]}, "text"),
+        ("/generate", {"text": ["x", "y"], "sampling_params": [{}]}, "sampling_params"),
+        ("/generate", {"text": "x", "sampling_params": {"n": 5}}, "n"),
+        ("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 101}}, "sampling_params.max_new_tokens"),
+        ("/generate", {"text": "x", "return_logprob": True, "top_logprobs_num": 6}, "top_logprobs_num"),
+        ("/generate", {"text": "x", "return_logprob": True, "logprob_start_len": 1}, "logprob_start_len"),
+        ("/generate", {"text": "x", "rid": ["a", "b"]}, "rid"),
+        ("/generate", {"text": "x", "image_data": "http://127.0.0.1/x.png"}, "image_data"),
+        ("/generate", {"text": "x", "sampling_params": {"regex": "a", "ebnf": "b"}}, "sampling_params"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 101}, "max_output_tokens"),
+        ("/v1/responses", {"input": [{"type": "message"}]}, "input[0]"),
+        ("/v1/responses", {"input": [{"type": "function_call"}]}, "input[0]"),
+        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ("/tokenize", {}, "prompt"),
+        ("/detokenize", {"tokens": [259]}, "tokens[0]"),
+        ("/abort_request", {}, "rid"),
+    ],
+)
+def test_bounds_elsewhere_name_the_field(open_server: Served, path, body, param):
+    error = open_server.post(path, body, 400)["error"]
+    assert param is None or error["param"] == param, error
+
+
+def test_nothing_is_fetched(open_server: Served):
+    with socket.create_server(("127.0.0.1", 0)) as trap:
+        trap.settimeout(0.2)
+        url = f"http://127.0.0.1:{trap.getsockname()[1]}/x.png"
+        for part in (
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "input_image", "image_url": url},
+            {"type": "file", "file": {"file_data": url}},
+        ):
+            error = open_server.chat([part], status=400)["error"]
+            assert error["param"] == "messages[0].content[0].type"
+        with pytest.raises(TimeoutError):
+            trap.accept()
+
+
+def test_a_body_has_a_bound_whether_its_length_is_told_or_not(open_server: Served):
+    large = b'{"prompt": "' + b"x" * (1 << 16) + b'"}'
+    told = open_server.client.post("/v1/completions", content=large)
+    assert told.status_code == 413
+
+    def pieces():
+        for _ in range(64):
+            yield b"x" * 4096
+
+    assert open_server.client.post("/v1/completions", content=pieces()).status_code == 413
+    assert told.json()["error"]["code"] == "request_too_large"
+
+
+def raw(server: Served, *sent: bytes) -> bytes:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as wire:
+        for part in sent:
+            wire.sendall(part)
+        received = b""
+        try:
+            while part := wire.recv(65536):
+                received += part
+        except ConnectionResetError:
+            pass
+        return received
+
+
+def test_heads_have_a_bound_in_bytes_and_in_time(open_server: Served):
+    begun = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+    assert raw(open_server, begun, b"x-large: " + b"a" * 8000).startswith(b"HTTP/1.1 431")
+    many = b"".join(b"x-%d: aaaaaaaaaaaaaaaaaaaaaa\r\n" % number for number in range(300))
+    assert raw(open_server, begun, many).startswith(b"HTTP/1.1 431")
+    # All at once, so that the head is complete before anybody counts.
+    assert b" 431 " in raw(open_server, begun + many + b"connection: close\r\n\r\n")[:40]
+    assert raw(open_server, begun).startswith(b"HTTP/1.1 408")
+    assert raw(open_server, b"").startswith(b"HTTP/1.1 408")
+    assert raw(open_server, b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert open_server.client.get("/health").status_code == 200
+
+
+def test_too_many_requests_are_told_to_wait(open_server: Served):
+    body = {"prompt": ["a", "b"], "n": 3, "max_tokens": 90, "ignore_eos": True, "stream": True}
+    with open_server.client.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        refused = open_server.client.post("/v1/completions", json={"prompt": "x"})
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"]
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert open_server.complete("x")
+
+
+# malformed ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b"", "empty"),
+        (b"nonsense", "JSON"),
+        (b"[]", "object"),
+        (b"null", "object"),
+        (b'{"prompt": "x"', "JSON"),
+        (b'{"prompt": "x", "temperature": NaN}', "JSON"),
+        (b'{"prompt": "x", "temperature": Infinity}', "JSON"),
+        (b'{"prompt": "x", "temperature": 1e999}', "temperature"),
+        (b'{"prompt": "x", "max_tokens": 1' + b"0" * 400 + b"}", "max_tokens"),
+        (b'{"prompt": "x", "max_tokens": 1' + b"0" * 5000 + b"}", ""),
+        (b'{"prompt": "x", "max_tokens": 1.5}', "max_tokens"),
+        (b'{"prompt": "x", "max_tokens": "5"}', "max_tokens"),
+        (b'{"prompt": "x", "max_tokens": true}', "max_tokens"),
+        (b'{"prompt": "x", "stream": 1}', "stream"),
+        (b'{"prompt": {"a": 1}}', "prompt"),
+        (b'{"prompt": [1.5]}', "prompt[0]"),
+        (b'{"prompt": [-1]}', "prompt[0]"),
+        (b'{"prompt": "\xff\xfe"}', "UTF-8"),
+        (b'{"prompt": "\\ud800"}', ""),
+        (b'{"prompt": "x", "logit_bias": {"a": 1}}', "logit_bias"),
+        (b'{"prompt": "x", "logit_bias": {"1": null}}', "logit_bias"),
+        (b'{"prompt": "x", "stop": [1]}', "stop[0]"),
+        (b'{"prompt": ' + b"[" * 20000 + b"]" * 20000 + b"}", "deep"),
+        (b'{"other": ' + b'{"a":' * 100 + b"1" + b"}" * 100 + b"}", "deep"),
+    ],
+)
+def test_malformed_bodies_get_a_4xx_that_names_what_is_wrong(open_server: Served, body, named):
+    answer = open_server.client.post("/v1/completions", content=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert named in error["message"] or named == error["param"], error
+    assert "Traceback" not in answer.text
+    assert ".py" not in answer.text
+
+
+def test_a_key_that_stands_twice_and_unknown_ones_do_no_harm(open_server: Served):
+    body = b'{"prompt": "a", "prompt": "x", "max_tokens": 2, "temperature": 0, "unknown": {"a": [1]}}'
+    found = open_server.client.post("/v1/completions", content=body).json()
+    assert found["choices"][0]["text"] == open_server.complete("x", max_tokens=2)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("DELETE", "/v1/models", 405)])
+def test_errors_of_routing_have_the_same_shape(open_server: Served, method, path, status):
+    answer = open_server.client.request(method, path)
+    assert answer.status_code == status
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_templates_cannot_reach_python(open_server: Served):
+    """What a client says is data: braces of Jinja are shown to the model as they stand."""
+    said = "{{ ''.__class__.__mro__ }}{% for x in y %}"
+    found = open_server.post("/tokenize", {"messages": [{"role": "user", "content": said}]})
+    assert said in open_server.post("/detokenize", {"tokens": found["tokens"]})["prompt"]
+
+
+def test_an_error_inside_tells_nothing(open_server: Served, monkeypatch):
+    def broken(*args, **more):
+        raise RuntimeError("secret path /etc/shadow")
+
+    monkeypatch.setattr("weft.server.front.Front.check_model", broken)
+    answer = open_server.client.post("/v1/completions", json={"prompt": "x"})
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert answer.json()["error"]["type"] == "server_error"
+
+
+# browsers -------------------------------------------------------------------------------------------------------------
+
+
+def test_pages_of_other_origins_are_refused(open_server: Served):
+    there = {"origin": "https://evil.example"}
+    assert open_server.client.get("/v1/models", headers=there).status_code == 403
+    same = {"origin": open_server.url}
+    assert open_server.client.get("/v1/models", headers=same).status_code == 200
+
+
+def test_allowed_origins_and_trusted_hosts():
+    settings = ServerSettings(cors_origins=("https://good.example",), trusted_hosts=("127.0.0.1", "localhost"))
+    with serving(settings) as server:
+        good = server.client.get("/v1/models", headers={"origin": "https://good.example"})
+        assert good.headers["access-control-allow-origin"] == "https://good.example"
+        assert server.client.get("/v1/models", headers={"origin": "https://evil.example"}).status_code == 403
+        asked = {"origin": "https://good.example", "access-control-request-method": "POST"}
+        assert server.client.options("/v1/completions", headers=asked).status_code == 200
+        assert server.client.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+        assert server.client.get("/v1/models", headers={"host": "localhost:1"}).status_code == 200
+
+
+# the document ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_document_knows_all_routes(open_server: Served):
+    document = open_server.client.get("/openapi.json").json()
+    told = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
+    older = {"/get_server_info", "/get_model_info", "/v1/models/{name:path}"}
+    assert {(path, method) for path, method, _ in ROUTES if path not in older} <= told
+
+
+def test_no_body_that_fits_the_document_breaks_the_server(open_server: Served):
+    """A bounded run of schemathesis: whatever it makes up of the document gets a 2xx or a 4xx."""
+    schema = schemathesis.openapi.from_dict(open_server.client.get("/openapi.json").json())
+    tried = []
+    bounded = hypothesis_settings(
+        max_examples=8,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        if operation.body:
+
+            @bounded
+            @given(case=operation.as_strategy())
+            def check(case: schemathesis.Case) -> None:
+                answer = open_server.client.post(case.path, content=json.dumps(case.body).encode())
+                tried.append(answer.status_code)
+                assert answer.status_code < 500, answer.text
+
+            check()
+    assert len(tried) > 50
+    assert 200 in tried
