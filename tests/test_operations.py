@@ -1,0 +1,46 @@
+"""What the pages for operators say exists: tests, options, alerts."""
+
+from __future__ import annotations
+
+import re
+
+from tests.fences import ROOT
+from tests.test_docs import unknown
+
+SECURITY = (ROOT / "docs" / "security.md").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+
+
+def test_every_rule_of_security_names_a_test_that_exists() -> None:
+    assert unknown(SECURITY) == []
+    rules = re.findall(r"^\| .* \|$", SECURITY.partition("## Rules")[2].partition("## What is not")[0], re.MULTILINE)
+    assert len(rules) > 20
+    for rule in rules[1:]:
+        assert "::test_" in rule or "planted-bugs.md" in rule, rule
+
+
+def test_files_that_security_names_exist() -> None:
+    for row in re.findall(r"^\| .* \|$", SECURITY.partition("## Rules")[2], re.MULTILINE):
+        for name in re.findall(r"`([\w/]+\.py)`", row.split("|")[2]):
+            assert (ROOT / name).exists() or (ROOT / "weft" / "server" / name).exists(), name
+
+
+def test_options_that_operations_names_exist() -> None:
+    known = (ROOT / "docs" / "cli.md").read_text()
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", OPERATIONS))
+    assert len(options) > 10
+    assert sorted(option for option in options if f"`{option}" not in known) == []
+
+
+def test_alerts_that_operations_names_exist() -> None:
+    alerts = (ROOT / "deploy" / "prometheus-alerts.yml").read_text()
+    named = set(re.findall(r"`(Weft[A-Z]\w+)`", OPERATIONS))
+    assert named <= set(re.findall(r"alert: (\w+)", alerts))
+
+
+def test_every_reason_of_a_miss_is_explained() -> None:
+    from weft.memory.misses import Reason
+
+    for reason in Reason:
+        if reason is not Reason.NOTHING_MORE:
+            assert f"| `{reason.value}` |" in OPERATIONS
