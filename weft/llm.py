@@ -60,7 +60,7 @@ class LLM:
         self.vocab_size = loaded.model.vocab_size
         memory, seats = self.config.memory_bytes, self.config.max_sequences
         runner = Runner(loaded.model, loaded.spec, memory, seats, threads=options.threads or None)
-        self.engine = Engine(loaded.spec, runner, self.config, loaded.grammars())
+        self.engine = Engine(loaded.spec, runner, self.config, loaded.grammars(warm=False))
         self._stopped: str | None = None
         self._running: dict[int, Track] = {}
         self._lock = threading.RLock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,15 @@ class Loaded:
     template: ChatTemplate | None
     end_tokens: frozenset[int]
 
-    def grammars(self) -> Grammars | None:
-        """What an engine needs for answers that follow a grammar."""
-        return None if self.tokenizer is None else Grammars(self.tokenizer, self.model.vocab_size)
+    def grammars(self, warm: bool = True) -> Grammars | None:
+        """What an engine needs for answers that follow a grammar. `warm`: ready before the first one comes."""
+        if self.tokenizer is None:
+            return None
+        grammars = Grammars(self.tokenizer, self.model.vocab_size)
+        if warm:
+            # A large vocabulary takes a second, which no running answer should have to wait.
+            threading.Thread(target=grammars.warm, name="weft-grammars", daemon=True).start()
+        return grammars
 
 
 def load(options: Options, progress: bool = True) -> Loaded:

@@ -48,19 +48,20 @@ def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
 
 def ban(logits: Float[Tensor, "rows vocab"], masks: Masks) -> Float[Tensor, "rows vocab"]:
     """Minus infinity for every token that a row's mask does not allow."""
-    vocab = logits.shape[-1]
+    allowed = _bits(masks.allowed, logits.shape[-1])
     if len(masks.row) == len(logits):
-        return logits.masked_fill(_unset(masks.allowed, vocab), -torch.inf)
-    banned = logits[masks.row].masked_fill_(_unset(masks.allowed, vocab), -torch.inf)
-    return logits.index_copy(0, masks.row, banned)
+        return torch.where(allowed, logits, -torch.inf)
+    return logits.index_copy(0, masks.row, torch.where(allowed, logits[masks.row], -torch.inf))
 
 
-def _unset(packed: UInt8[Tensor, "masked bytes"], vocab: int) -> Bool[Tensor, "masked vocab"]:
+def _bits(packed: UInt8[Tensor, "masked bytes"], count: int) -> Bool[Tensor, "masked count"]:
+    """The first so many bits of every line, the lowest bit of a byte first."""
     if packed.device.type == "cpu":
-        bits = np.unpackbits(packed.numpy(), axis=-1, count=vocab, bitorder="little")
-        return torch.from_numpy(bits.view(np.bool_)).logical_not_()
-    place = torch.arange(8, device=packed.device, dtype=torch.uint8)
-    return ((packed[:, :, None] >> place) & 1).flatten(1)[:, :vocab] == 0
+        # 20 times as fast as the way below.
+        bits = np.unpackbits(packed.numpy(), axis=-1, count=count, bitorder="little")
+        return torch.from_numpy(bits.view(np.bool_))
+    weight = (2 ** torch.arange(8, device=packed.device)).to(torch.uint8)
+    return ((packed[:, :, None] & weight) != 0).flatten(1)[:, :count]
 
 
 def penalise(

@@ -84,8 +84,12 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return found
 
+    def warm(self) -> None:
+        """Have everything ready that the first grammar would have to wait for."""
+        self._words()
+
     def _words(self) -> LLTokenizer:
-        """The vocabulary as a trie, made when the first grammar comes."""
+        """The vocabulary as a trie."""
         with self._trie_lock:
             if self._trie is None:
                 self._trie = LLTokenizer(TokenizerWrapper(_Words(self._tokenizer, self._vocab_size)))
