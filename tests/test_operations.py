@@ -44,3 +44,13 @@ def test_every_reason_of_a_miss_is_explained() -> None:
     for reason in Reason:
         if reason is not Reason.NOTHING_MORE:
             assert f"| `{reason.value}` |" in OPERATIONS
+
+
+def test_the_benchmark_of_http_runs() -> None:
+    from benchmarks.http import measure
+
+    alone = measure("lockstep", "/v1/completions", streams=4, tokens=10, profile=None)
+    assert 1 <= alone["tokens_per_chunk"] < 2, "a token of its own is a chunk of its own"
+    assert alone["server_us_per_stream"] > 0
+    whole = measure("paced", "/v1/chat/completions", streams=4, tokens=10, profile=None)
+    assert 0 < whole["tokens_per_second"] < 4 / 0.01, "an engine of 100 steps a second offers no more"

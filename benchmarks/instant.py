@@ -1,0 +1,27 @@
+"""An engine process without a model, for `benchmarks.http`: tokens below the built-in tokenizer's special ones."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.fake_engines import InstantEngine, fake_info
+from weft.base.options import Options
+from weft.server.backend import ModelInfo
+from weft.server.engine_process import main
+
+PROGRAM = (sys.executable, str(Path(__file__).resolve()))
+# The vocabulary of the built-in tokenizer.
+INFO = replace(fake_info(), vocab_size=259)
+
+
+def load(options: Options, progress: bool) -> tuple[InstantEngine, ModelInfo]:
+    """`model` is how many seconds a step takes."""
+    return InstantEngine(float(options.model or 0)), INFO
+
+
+if __name__ == "__main__":
+    main(load)
