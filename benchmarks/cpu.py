@@ -1,7 +1,7 @@
 """Weft beside transformers and llama.cpp on the CPU: the same weights, the same prompts, greedy, one engine at a time.
 
-    python -m benchmarks.cpu                                    about ten minutes on two cores
-    python -m benchmarks.cpu --quick                            under three minutes: float32 only, fewer repetitions
+    python -m benchmarks.cpu                                    about ten minutes on two quiet cores
+    python -m benchmarks.cpu --quick                            under three minutes: float32 only, less of everything
     python -m benchmarks.cpu --only weft,transformers --models lfm2,granite
 
 Models are random ones of about 100M parameters, made once in ~/.cache/weft-benchmarks and converted for llama.cpp by
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,20 @@ PRECISIONS = ("float32", "bfloat16")
 DRIVERS = {"weft": "with_weft", "transformers": "with_transformers", "llama.cpp": "with_llama_cpp"}
 CACHE = Path.home() / ".cache" / "weft-benchmarks"
 RESULTS = Path(__file__).parent / "results"
-LIMIT_SECONDS = 600
+LIMIT_SECONDS = 900
+BUSY_LOAD = 0.5
+QUICK = Work(single_repeats=2, single_answer=64, requests=8, answer=32, crowd_repeats=1)
 
 
 def main() -> int:
     arguments = _arguments()
-    work = Work(single_repeats=3, single_answer=96, crowd_repeats=1) if arguments.quick else Work()
+    work = QUICK if arguments.quick else Work()
     if arguments.single:
         work = replace(work, crowd_repeats=0)
-    report: dict[str, Any] = {"machine": machine(arguments.threads), "runs": []}
+    report: dict[str, Any] = {"machine": machine(arguments.threads), "work": asdict(work), "runs": []}
     print(report["machine"], flush=True)
+    if os.getloadavg()[0] > BUSY_LOAD:
+        print("the machine is busy: threads that wait for each other then lose most of their time, on all engines")
     reasons = {name: why for name in arguments.only if (why := _why_not(name, arguments.cache))}
     for name, why in reasons.items():
         print(f"{name}: skipped, because {why}", flush=True)
@@ -59,7 +63,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="float32 only and fewer repetitions")
+    parser.add_argument("--quick", action="store_true", help="float32 only, fewer repetitions, a crowd of eight")
     parser.add_argument("--single", action="store_true", help="only the requests that come one at a time")
     parser.add_argument("--only", type=_choice(ENGINES), default=list(ENGINES), help=f"of {','.join(ENGINES)}")
     parser.add_argument("--models", type=_choice(FAMILIES), default=list(FAMILIES), help=f"of {','.join(FAMILIES)}")

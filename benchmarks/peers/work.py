@@ -26,14 +26,14 @@ class Work:
     """What to measure. Lengths are in tokens."""
 
     single_prompt: int = 128
-    single_answer: int = 128
-    single_repeats: int = 5
+    single_answer: int = 96
+    single_repeats: int = 4
     requests: int = 16
     shared: int = 1000
     own: int = 30  # on average; requests differ by up to a quarter
     answer: int = 64
     crowd_repeats: int = 3
-    crowd_seconds: float = 40.0  # no further repetition is begun after this
+    crowd_seconds: float = 12.0  # no further repetition is begun after this
 
     @property
     def longest(self) -> int:
