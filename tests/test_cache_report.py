@@ -141,6 +141,8 @@ def test_live_and_cached_units_add_up_to_those_in_use() -> None:
                 assert sum(uses.values()) == ledger.arena.used(Kind(kind))
             if "tail" in found:
                 assert found["tail"] == {"live": len(ledger.leases), "cached": 0}
+            points = sum(node.resume is not None for node in ledger.cache.trie.nodes.values())
+            assert memory_stats(ledger)["resume_points"] == points
             Counted.checked += 1
             return outputs
 
