@@ -440,6 +440,8 @@ def test_special_tokens_stand_in_a_grammar_as_themselves():
     grammar = tool_grammar("lfm2", TOOLS, token_of={"<|tool_call_start|>": 10, "<|tool_call_end|>": 11}.get)
     assert "<[10]>" in grammar.text
     assert "tool_call_start" not in grammar.text
+    assert builtin.tokenizer().special_token("<|end|>") == 257
+    assert builtin.tokenizer().special_token("a") is None
     assert "[ARGS]" not in tool_grammar("mistral", TOOLS).text
     assert "<[7]>" in tool_grammar("mistral", TOOLS, token_of={"[ARGS]": 7}.get).text
 

@@ -68,6 +68,11 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special)
         return "".join([*map(detokenizer.feed, tokens), detokenizer.flush()])
 
+    def special_token(self, text: str) -> int | None:
+        """The id of the special token that is spelled like this, if there is one."""
+        token = self.backend.token_to_id(text)
+        return token if token in self.vocabulary.special else None
+
     def bytes_of(self, token: int) -> bytes:
         """A single token as it stands in a text; maybe a part of a character."""
         return self.vocabulary.bytes_of(token)
