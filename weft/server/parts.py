@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from weft.text.parts import Part
@@ -20,19 +20,31 @@ class Parser(Protocol):
 class Call:
     id: str
     name: str
-    arguments: str = ""
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.pieces)
 
 
 class Parts:
     """Feed it the text of one answer. Not `parallel`: calls after the first are dropped, as are unwanted thoughts."""
 
     def __init__(self, parser: Parser, parallel: bool = True, reasoning: bool = True) -> None:
-        self.content = ""
-        self.reasoning = ""
         self.calls: list[Call] = []
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
         self._parser = parser
         self._parallel = parallel
         self._wants_reasoning = reasoning
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
 
     def feed(self, text: str) -> list[Part]:
         return self._note(self._parser.feed(text)) if text else []
@@ -45,13 +57,13 @@ class Parts:
         kept = [part for part in parts if self._wanted(part)]
         for part in kept:
             if part.kind == "content":
-                self.content += part.text
+                self._content.append(part.text)
             elif part.kind == "reasoning":
-                self.reasoning += part.text
+                self._reasoning.append(part.text)
             else:
                 if part.name is not None:
                     self.calls.append(Call(part.id or "", part.name))
-                self.calls[part.call].arguments += part.text
+                self.calls[part.call].pieces.append(part.text)
         return kept
 
     def _wanted(self, part: Part) -> bool:

@@ -20,6 +20,7 @@ class Events:
         self.output: list[dict[str, Any]] = []
         self._open: str | None = None  # kind of the open item
         self._call = -1
+        self._grown: list[str] = []  # of the open item
         self._numbers = count()
 
     def numbered(self, kind: str, fields: dict[str, Any]) -> Event:
@@ -71,11 +72,11 @@ class Events:
     def _grow(self, part: Part, scores: list[Any]) -> Iterator[Event]:
         item = self.output[-1]
         if part.kind == "tool_call":
-            item["arguments"] += part.text
+            self._grown.append(part.text)
             fields = {"item_id": item["id"], "delta": part.text}
             yield self._about("response.function_call_arguments.delta", fields)
         else:
-            item["content"][0]["text"] += part.text
+            self._grown.append(part.text)
             fields = {"delta": part.text, **({"logprobs": scores} if part.kind == "content" else {})}
             yield self._within(f"response.{_word(part.kind)}.delta", fields)
 
@@ -84,12 +85,14 @@ class Events:
             return []
         item, kind = self.output[-1], self._open
         item["status"] = "completed"
-        self._open = None
+        text, self._grown, self._open = "".join(self._grown), [], None
         if kind == "tool_call":
+            item["arguments"] = text
             fields = {"item_id": item["id"], "name": item["name"], "arguments": item["arguments"]}
             found = [self._about("response.function_call_arguments.done", fields)]
         else:
             part = item["content"][0]
+            part["text"] = text
             scores = {"logprobs": part["logprobs"]} if kind == "content" else {}
             found = [
                 self._within(f"response.{_word(kind)}.done", {"text": part["text"], **scores}),

@@ -46,12 +46,14 @@ class Followed:
 
     def take(self, outputs: list[Output], backend: Backend) -> Piece:
         """Take in what the engine brought. A stop string ends the answer, and the engine is told."""
-        pieces, new = [], []
+        pieces: list[str] = []
+        new: list[Output] = []
         for output in outputs:
             if self.finish is None and output.token is not None:
-                pieces.append(self.answer.feed(output.token))
+                text = self.answer.feed(output.token)
+                pieces.append(text)
                 new.append(output)
-                self._length += len(pieces[-1])
+                self._length += len(text)
                 self.text_ends.append(self._length)
             if output.finish is not None:
                 self._end(output, pieces)

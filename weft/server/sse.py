@@ -16,6 +16,8 @@ from weft.server.errors import describe
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+# Where in a request's scope the way to the socket lies, without the layers between.
+DIRECT = "weft.send"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -70,7 +72,7 @@ class EventStream(Response):
 
         watcher = asyncio.ensure_future(watch())
         try:
-            await self._send(send)
+            await self._send(send, scope.get(DIRECT, send))
         except asyncio.CancelledError:
             # Ours if the client has gone; somebody else's otherwise.
             if not self._disconnected or sender.uncancel() > 0:
@@ -79,8 +81,8 @@ class EventStream(Response):
             watcher.cancel()
             self._close()
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _send(self, begin: Send, send: Send) -> None:
+        await begin({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for chunk in self._events:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
