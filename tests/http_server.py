@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 import uvicorn
+from tokenizers.processors import TemplateProcessing
 
 from weft import builtin
 from weft.base.options import Options
@@ -29,11 +30,12 @@ MEMORY = "16MiB"
 class Served:
     """A running server and a client of it."""
 
-    def __init__(self, backend: Any, settings: ServerSettings, texts: bool, template: str) -> None:
+    def __init__(self, backend: Any, settings: ServerSettings, texts: bool, template: str, start: bool) -> None:
         self.backend = backend
         self.settings = settings
         self._texts = texts
         self._template = template
+        self._start_token = start
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -59,6 +61,9 @@ class Served:
         self.loop = asyncio.get_running_loop()
         await self.backend.start()
         tokenizer = builtin.tokenizer() if self._texts else None
+        if tokenizer is not None and self._start_token:
+            start = builtin.SPECIALS[0]
+            tokenizer.backend.post_processor = TemplateProcessing(f"{start} $A", special_tokens=[(start, 256)])
         template = ChatTemplate(self._template, tokenizer.specials) if tokenizer else None
         ends = tokenizer.end_tokens if tokenizer else frozenset([257])
         self.app = create_app(self.backend, tokenizer, template, ends, self.settings)
@@ -128,10 +133,17 @@ class Served:
 
 @contextmanager
 def serving(
-    settings: ServerSettings | None = None, texts: bool = True, template: str = builtin.TEMPLATE, **options: Any
+    settings: ServerSettings | None = None,
+    texts: bool = True,
+    template: str = builtin.TEMPLATE,
+    start: bool = False,
+    **options: Any,
 ) -> Iterator[Served]:
+    """`texts`: with a tokenizer, which puts a special token at the start of plain prompts if told to."""
     chosen = Options(**{"memory": MEMORY, "threads": 1, "max_length": 2048, **options})
-    served = Served(ThreadBackend.from_options(chosen, progress=False), settings or ServerSettings(), texts, template)
+    served = Served(
+        ThreadBackend.from_options(chosen, progress=False), settings or ServerSettings(), texts, template, start
+    )
     served.start()
     try:
         yield served

@@ -9,6 +9,8 @@ RICH = """\
 {%- if tools %}<|start|>tools
 {{ tools | tojson }} Call with <tool_call>{"name": ..., "arguments": ...}</tool_call><|end|>
 {% endif -%}
+{%- if reasoning_effort %}Think {{ reasoning_effort }}.
+{% endif -%}
 {%- for message in messages -%}
 <|start|>{{ message.role }}
 {{ message.content }}

@@ -152,6 +152,8 @@ def test_template_variables_reach_the_template_from_a_list_only(served: Served):
     plain = served.chat(max_tokens=1)["usage"]["prompt_tokens"]
     thinking = served.chat(max_tokens=1, chat_template_kwargs={"enable_thinking": True})["usage"]["prompt_tokens"]
     assert thinking == plain + len("<think>\n")
+    effort = served.chat(max_tokens=1, reasoning_effort="hard")["usage"]["prompt_tokens"]
+    assert effort == plain + len("Think hard.\n")
     # The prompt has opened the thoughts, so the answer begins within them.
     found = served.chat(**saying("so</think>Yes"), chat_template_kwargs={"enable_thinking": True})
     assert found["choices"][0]["message"]["reasoning_content"] == "so"

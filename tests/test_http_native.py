@@ -224,6 +224,15 @@ def test_tokens_and_texts(served: Served):
     assert served.chat("Hi")["usage"]["prompt_tokens"] == opened
 
 
+def test_special_tokens_at_the_start_belong_to_prompts_and_not_to_conversations():
+    with serving(start=True) as server:
+        assert server.post("/tokenize", {"prompt": "ab"})["tokens"] == [256, 97, 98]
+        assert server.post("/tokenize", {"prompt": "ab", "add_special_tokens": False})["tokens"] == [97, 98]
+        assert server.complete("ab", max_tokens=1)["usage"]["prompt_tokens"] == 3
+        messages = [{"role": "user", "content": "ab"}]
+        assert server.post("/tokenize", {"messages": messages})["tokens"].count(256) == 2
+
+
 def test_without_a_tokenizer_ids_are_served_and_texts_refused():
     with serving(texts=False) as server:
         body = {"input_ids": [1, 2, 3], "sampling_params": {"temperature": 0, "max_new_tokens": 4}}

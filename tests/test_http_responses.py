@@ -81,6 +81,13 @@ def test_sampling_parameters_are_heard(served: Served):
     assert text_of(ask(served, logit_bias={"65": 100}, max_output_tokens=3)) == "AAA"
 
 
+def test_effort_reaches_the_template(served: Served):
+    plain = ask(served, max_output_tokens=1)["usage"]["input_tokens"]
+    hard = ask(served, max_output_tokens=1, reasoning={"effort": "hard"})["usage"]["input_tokens"]
+    assert hard == plain + len("Think hard.\n")
+    assert ask(served, 400, chat_template_kwargs={"messages": 1})["error"]["param"] == "chat_template_kwargs.messages"
+
+
 def test_a_format_is_kept_to(served: Served):
     wanted = {"format": {"type": "json_schema", "name": "thing", "schema": SCHEMA}}
     found = ask(served, text=wanted, max_output_tokens=200, temperature=1, seed=1)

@@ -250,6 +250,8 @@ def test_bounds_of_chat_name_the_field(open_server: Served, fields, param):
         ("/generate", {"text": "x", "return_logprob": True, "logprob_start_len": 1}, "logprob_start_len"),
         ("/generate", {"text": "x", "rid": ["a", "b"]}, "rid"),
         ("/generate", {"text": "x", "image_data": "http://127.0.0.1/x.png"}, "image_data"),
+        ("/generate", {"text": "x", "audio_data": ["http://127.0.0.1/x.wav"]}, "audio_data"),
+        ("/generate", {"text": "x", "input_embeds": [[0.5]]}, "input_embeds"),
         ("/generate", {"text": "x", "sampling_params": {"regex": "a", "ebnf": "b"}}, "sampling_params"),
         ("/v1/responses", {"input": "x", "max_output_tokens": 101}, "max_output_tokens"),
         ("/v1/responses", {"input": [{"type": "message"}]}, "input[0]"),
