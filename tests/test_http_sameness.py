@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -164,3 +165,33 @@ def test_a_client_that_hangs_up_frees_memory_within_a_step(streams):
         # It had far to go, and was noticed long before: the socket's news takes a step or two to arrive.
         assert stats["steps"] - left < 60
         assert stats["finished"]["abort"] == 2
+
+
+def test_when_the_engine_stops_everybody_gets_an_error_and_health_is_red():
+    with serving(max_sequences=4) as server:
+        body = {"prompt": "x", "max_tokens": 1800, "ignore_eos": True}
+        answers: dict[bool, httpx.Response] = {}
+
+        def ask(streams: bool) -> None:
+            answers[streams] = server.client.post("/v1/completions", json={**body, "stream": streams})
+
+        threads = [threading.Thread(target=ask, args=(streams,)) for streams in (True, False)]
+        for thread in threads:
+            thread.start()
+        while server.stats()["running"] < 2:
+            time.sleep(0.01)
+        server.on_loop(lambda: server.backend.stop(0.05))
+        for thread in threads:
+            thread.join(10)
+        assert answers[False].status_code == 503
+        assert '"service_unavailable"' in answers[True].text
+        assert answers[True].text.endswith("data: [DONE]\n\n")
+        assert server.client.get("/health").status_code == 503
+        assert server.client.post("/v1/completions", json=body).status_code == 503
+        assert "weft_engine_up 0.0" in server.client.get("/metrics").text
+
+
+def test_small_memory_bounds_answers_that_ask_for_no_length():
+    with serving(memory="2MiB", max_sequences=2, max_length=100_000) as server:
+        choice = server.chat(max_tokens=None, logit_bias={"65": 100}, stop="A" * 64)["choices"][0]
+        assert choice["finish_reason"] == "stop"

@@ -18,7 +18,7 @@ from weft.base.sampling import SamplingParams
 from weft.server.auth import Tenant
 from weft.server.errors import FieldError, json_response
 from weft.server.front import Front, Wish, new_name
-from weft.server.limits import decode, read_body
+from weft.server.limits import read
 
 HEALTH_SECONDS = 20.0
 CREATED = int(time.time())
@@ -104,7 +104,7 @@ async def flush_cache(front: Front, request: Request) -> Response:
 
 
 async def abort_request(front: Front, request: Request) -> Response:
-    body = decode(await read_body(request, front.limits), AbortRequest, front.limits)
+    body = await read(request, AbortRequest, front.limits)
     if body.rid is None and not body.abort_all:
         raise FieldError("rid", "or abort_all must be given")
     names = None if body.abort_all else [body.rid] if isinstance(body.rid, str) else body.rid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from weft.server.errors import FieldError
 from weft.server.settings import Limits
 
 T = TypeVar("T")
+LARGE_BODY = 1 << 16
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
@@ -34,6 +36,14 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+async def read(request: Request, kind: type[T], limits: Limits) -> T:
+    """A request's body as a value of a type. Large ones are decoded beside the event loop."""
+    body = await read_body(request, limits)
+    if len(body) > LARGE_BODY:
+        return await asyncio.to_thread(decode, body, kind, limits)
+    return decode(body, kind, limits)
 
 
 def decode(body: bytes, kind: type[T], limits: Limits) -> T:

@@ -16,7 +16,7 @@ from weft.engine.events import FinishReason, Top
 from weft.server.errors import FieldError, json_response
 from weft.server.front import Front, Wish, new_name
 from weft.server.grammars import from_schema, lark, parsed
-from weft.server.limits import check_regex, decode, read_body
+from weft.server.limits import check_regex, read
 from weft.server.openai_shapes import miss_of, token_text
 from weft.server.runs import Followed, Run, check_piece
 from weft.server.schemas import CacheFields, Count, Penalty, SamplingFields, Seed, TokenId, sampling_params
@@ -98,7 +98,7 @@ class Scoring(msgspec.Struct, frozen=True):
 
 
 async def generate(front: Front, request: Request) -> Response:
-    body = decode(await read_body(request, front.limits), GenerateRequest, front.limits)
+    body = await read(request, GenerateRequest, front.limits)
     for name in ("image_data", "audio_data", "input_embeds"):
         if getattr(body, name) is not None:
             raise FieldError(name, "is not supported: only texts and token ids are, and nothing is fetched")

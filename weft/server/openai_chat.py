@@ -14,7 +14,7 @@ from starlette.responses import Response
 from weft.engine.events import FinishReason, Output
 from weft.server.errors import FieldError, json_response
 from weft.server.front import Front, Wish, new_name
-from weft.server.limits import decode, read_body
+from weft.server.limits import read
 from weft.server.openai_messages import ChatMessage, Tool, ToolChoice, chosen_tool, plain_messages, plain_tools
 from weft.server.openai_shapes import ChatLogprobs, chat_logprobs, finish_word, usage_of
 from weft.server.parts import Parts
@@ -122,7 +122,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
 
 
 async def chat(front: Front, request: Request) -> Response:
-    body = decode(await read_body(request, front.limits), ChatRequest, front.limits)
+    body = await read(request, ChatRequest, front.limits)
     asked = Chat(front, body)
     run = await asked.start(request)
     if body.stream:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from weft.server.errors import FieldError, json_response
 from weft.server.front import Front, Wish, new_name
-from weft.server.limits import decode, read_body
+from weft.server.limits import read
 from weft.server.openai_shapes import TextLogprobs, finish_word, joined, prompt_logprobs, text_logprobs, usage_of
 from weft.server.runs import Followed, Piece, Run, check_piece
 from weft.server.schemas import (
@@ -71,7 +71,7 @@ class CompletionAnswer(msgspec.Struct, kw_only=True):
 
 
 async def complete(front: Front, request: Request) -> Response:
-    body = decode(await read_body(request, front.limits), CompletionRequest, front.limits)
+    body = await read(request, CompletionRequest, front.limits)
     asked = await prepare(front, body)
     run = await front.run(
         asked.wishes,

@@ -16,7 +16,7 @@ from weft.engine.events import FinishReason
 from weft.server.errors import FieldError, describe, json_response
 from weft.server.front import Front, Wish, new_name
 from weft.server.grammars import from_schema
-from weft.server.limits import decode, read_body
+from weft.server.limits import read
 from weft.server.openai_messages import (
     CalledFunction,
     CalledTool,
@@ -106,7 +106,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
 
 
 async def respond(front: Front, request: Request) -> Response:
-    body = decode(await read_body(request, front.limits), ResponsesRequest, front.limits)
+    body = await read(request, ResponsesRequest, front.limits)
     answer = ResponseAnswer(front, body)
     run = await answer.start(request)
     if body.stream:

@@ -21,7 +21,6 @@ TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Number = int | float
 
 
 class CacheFields(msgspec.Struct, kw_only=True):
@@ -53,7 +52,6 @@ class SamplingFields(CacheFields, kw_only=True):
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
 
 
 class JsonSchema(msgspec.Struct, kw_only=True):

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from weft.server.errors import FieldError, json_response
 from weft.server.front import Front
-from weft.server.limits import decode, read_body
+from weft.server.limits import read
 from weft.server.openai_messages import ChatMessage, Tool, plain_messages, plain_tools
 from weft.server.openai_shapes import token_text
 from weft.server.schemas import TokenId
@@ -47,7 +47,7 @@ class DetokenizeAnswer(msgspec.Struct, kw_only=True):
 
 
 async def tokenize(front: Front, request: Request) -> Response:
-    body = decode(await read_body(request, front.limits), TokenizeRequest, front.limits)
+    body = await read(request, TokenizeRequest, front.limits)
     front.check_model(body.model)
     tokenizer = front.need_tokenizer()
     if (body.prompt is None) == (body.messages is None):
@@ -68,7 +68,7 @@ async def tokenize(front: Front, request: Request) -> Response:
 
 
 async def detokenize(front: Front, request: Request) -> Response:
-    body = decode(await read_body(request, front.limits), DetokenizeRequest, front.limits)
+    body = await read(request, DetokenizeRequest, front.limits)
     front.check_model(body.model)
     tokenizer = front.need_tokenizer()
     if body.tokens:
