@@ -46,6 +46,7 @@ FAMILIES = {
         "GraniteMoeHybridConfig",
         "GraniteMoeHybridForCausalLM",
         {
+            "intermediate_size": 2048,
             "shared_intermediate_size": 2048,
             "num_local_experts": 0,
             "num_experts_per_tok": 0,
@@ -59,7 +60,7 @@ FAMILIES = {
             "mamba_d_state": 128,
             "mamba_d_conv": 4,
             "mamba_expand": 2,
-            "embedding_multiplier": 12.0,
+            "embedding_multiplier": 1.0,
             "residual_multiplier": 0.22,
             "attention_multiplier": 0.015625,
             "logits_scaling": 6.0,
