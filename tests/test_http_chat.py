@@ -79,7 +79,9 @@ def test_tools_reach_the_prompt_unless_there_is_no_choice(served: Served):
 
 
 def test_a_required_call_is_made(served: Served):
-    found = served.chat(tools=TOOLS, tool_choice="required", max_tokens=400, temperature=1, seed=2)["choices"][0]
+    found = served.chat(
+        tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=400, temperature=1, seed=2
+    )["choices"][0]
     assert found["finish_reason"] == "tool_calls"
     assert found["message"]["content"] is None
     for call in found["message"]["tool_calls"]:
@@ -155,7 +157,9 @@ def test_template_variables_reach_the_template_from_a_list_only(served: Served):
     effort = served.chat(max_tokens=1, reasoning_effort="hard")["usage"]["prompt_tokens"]
     assert effort == plain + len("Think hard.\n")
     # The prompt has opened the thoughts, so the answer begins within them.
-    found = served.chat(**saying("so</think>Yes"), chat_template_kwargs={"enable_thinking": True})
+    # A grammar of ours is taken as it stands; other forms of the answer apply behind the thoughts.
+    written = {"structured_outputs": {"grammar": 'start: "so</think>Yes"'}, "max_tokens": 40}
+    found = served.chat(**written, chat_template_kwargs={"enable_thinking": True})
     assert found["choices"][0]["message"]["reasoning_content"] == "so"
     for name in ("messages", "tools", "add_generation_prompt", "anything"):
         error = served.chat(chat_template_kwargs={name: "x"}, status=400)["error"]

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from weft.base.grammar import Grammar
 from weft.server.errors import FieldError
 from weft.server.front import Front
 from weft.server.parts import Parser, Parts
-from weft.text.formats.json_calls import json_calls
 from weft.text.output import output_parser
-from weft.text.parsing import TextParser
-from weft.text.parts import Part, call_id
 from weft.text.prompts import Tokens
-from weft.text.reader import Reader
+from weft.text.reasoning import opens
+from weft.text.tool_grammar import after_thoughts, tool_grammar
 
 # Tokens of the prompt's end that may tell whether it opened the thoughts.
 PROMPT_END = 16
-MAX_FORCED_CALLS = 16
 
 
 class Turn:
@@ -43,16 +39,40 @@ class Turn:
         self.parallel = parallel
         self.variables = variables
         self.reasoning = reasoning
-        forced = forced_grammar(self.tools, choice, parallel)
-        if forced is not None and grammar is not None:
+        self._forced = choice == "required" or choice.startswith("name:")
+        self._form = grammar
+        if self._forced and grammar is not None:
             raise FieldError("tool_choice", "forces a call, which leaves no room for another form of the answer")
-        self.grammar = forced or grammar
         self._prompt_end = ""
 
     async def render(self) -> tuple[Tokens, tuple[int, ...]]:
         tokens, snapshots = await self.front.render(self.messages, self.tools or None, self.variables)
         self._prompt_end = self.front.need_tokenizer().decode(tokens[-PROMPT_END:].tolist(), skip_special=False)
         return tokens, snapshots
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must look like, after thoughts that the prompt has opened. Known once that is rendered."""
+        style, token_of = self.front.reasoning_parser, self.front.need_tokenizer().special_token
+        reasoning = style if style is not None and opens(style, self._prompt_end) else None
+        if self._forced:
+            return tool_grammar(
+                self._notation,
+                self.tools,
+                only=self.choice.removeprefix("name:") if self.choice.startswith("name:") else None,
+                parallel=self.parallel,
+                token_of=token_of,
+                reasoning=reasoning,
+                prompt=self._prompt_end,
+            )
+        if self._form is None or reasoning is None:
+            return self._form
+        return after_thoughts(self._form, reasoning, self._prompt_end, token_of)
+
+    @property
+    def _notation(self) -> str:
+        """How the model writes calls; one that was not taught any is made to write them like most."""
+        return self.front.tool_parser or "hermes"
 
     @property
     def shown(self) -> frozenset[str]:
@@ -64,48 +84,5 @@ class Turn:
         return Parts(self._parser(), self.parallel, self.reasoning)
 
     def _parser(self) -> Parser:
-        if self.choice == "required":
-            reader = Reader()
-            return TextParser(reader, json_calls(reader))
-        if self.choice.startswith("name:"):
-            return NamedCall(self.choice.removeprefix("name:"))
-        tools = self.front.tool_parser if self.tools else None
-        return output_parser(self.front.reasoning_parser, tools, self.tools, self._prompt_end)
-
-
-class NamedCall:
-    """The whole answer is the arguments of one call."""
-
-    def __init__(self, name: str) -> None:
-        self._name: str | None = name
-
-    def feed(self, text: str) -> list[Part]:
-        if not text:
-            return []
-        name, self._name = self._name, None
-        return [Part("tool_call", text, 0, None if name is None else call_id(), name)]
-
-    def finish(self) -> list[Part]:
-        return []
-
-
-def forced_grammar(tools: list[dict[str, Any]], choice: str, parallel: bool) -> Grammar | None:
-    """What a forced call looks like: the arguments of the named tool, or a list of calls."""
-    functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
-    if choice.startswith("name:"):
-        return Grammar("json_schema", json.dumps(functions[choice.removeprefix("name:")]))
-    if choice != "required":
-        return None
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, "arguments": parameters},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for name, parameters in functions.items()
-    ]
-    most = MAX_FORCED_CALLS if parallel else 1
-    return Grammar(
-        "json_schema", json.dumps({"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}})
-    )
+        calls = self._notation if self._forced else self.front.tool_parser
+        return output_parser(self.front.reasoning_parser, calls if self.tools else None, self.tools, self._prompt_end)
