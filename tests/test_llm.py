@@ -391,7 +391,7 @@ def test_a_failed_step_stops_everything_and_says_why(monkeypatch):
 
 
 def test_a_prompt_that_memory_cannot_hold_takes_the_others_of_its_call_back():
-    with make(memory="1200KiB") as llm:
+    with make(memory="1400KiB") as llm:
         stream = llm.stream("Hello", greedy())
         next(stream)
         with pytest.raises(RequestError, match="does not fit into the engine's memory"):
