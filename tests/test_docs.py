@@ -7,6 +7,7 @@ import contextlib
 import io
 import re
 import subprocess
+from functools import cache
 
 import pytest
 
@@ -20,6 +21,7 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
+@cache
 def names_of_tests() -> set[str]:
     found = set()
     for path in project_files(".py", under="tests"):
@@ -27,6 +29,7 @@ def names_of_tests() -> set[str]:
     return found
 
 
+@cache
 def planted_bugs() -> set[str]:
     """Functions below a decorator `plant`."""
     found = set()
