@@ -34,8 +34,8 @@ def test_the_value_of_a_candidate_is_tokens_times_recency_per_byte() -> None:
     assert by_value(64, 64, 5) > by_value(64, 128, 5)
     assert by_value(64, 64, 6) > by_value(64, 64, 5)
     # Twice the work is worth one half-life of recency, whenever that is asked.
-    assert by_value(128, 64, 0) == pytest.approx(by_value(64, 64, 64))
-    assert by_value(128, 64, 1000) == pytest.approx(by_value(64, 64, 1064))
+    assert by_value(128, 64, 0) == pytest.approx(by_value(64, 64, 8))
+    assert by_value(128, 64, 1000) == pytest.approx(by_value(64, 64, 1008))
 
 
 def test_a_ranking_notices_what_was_used_since_it_was_ranked() -> None:

@@ -14,6 +14,8 @@ from weft.memory.kinds import Kind
 from weft.memory.misses import Reason
 
 CELL = 64
+# Of the divergence of a hit in float32. What was seen is below 1e-13; states rounded to 16 bits would show.
+LARGEST = 1e-10
 WINDOWED = [family for family in FAMILIES if spec_of(family).window]
 HYBRID = [family for family in FAMILIES if spec_of(family).state_bytes]
 
@@ -35,7 +37,7 @@ def test_a_hit_after_prefill_does_not_diverge_from_a_cold_run(family: str) -> No
     serve(engine, [Ask(prompt, greedy(1))])
     hit = serve(engine, [Ask(prompt, seeded(40, seed=7))])[0]
     assert hit.report.cached_tokens == 192
-    assert divergence(hit, cold(family, prompt)) <= 1e-8
+    assert divergence(hit, cold(family, prompt)) <= LARGEST
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -47,7 +49,7 @@ def test_a_hit_after_decode_does_not_diverge_from_a_cold_run(family: str, depth:
     hit = serve(engine, [Ask(second, seeded(40, seed=7))])[0]
     # All of the first turn but its last token was computed; the last full cell of that is reused.
     assert hit.report.cached_tokens == 192
-    assert divergence(hit, cold(family, second)) <= 1e-8
+    assert divergence(hit, cold(family, second)) <= LARGEST
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -95,7 +97,7 @@ def test_without_regular_snapshots_the_third_branch_still_hits(family: str) -> N
 @pytest.mark.parametrize("family", FAMILIES)
 def test_branches_that_arrive_together_share_their_stem_at_once(family: str) -> None:
     """Nobody computes what a running sequence is about to compute: the others wait and resume from it."""
-    engine, stem = make_engine(family, max_tokens_per_step=128), tokens(257, 15)
+    engine, stem = make_engine(family, max_tokens_per_step=2048), tokens(257, 15)
     asks = [Ask(stem + tokens(20, 16 + i), greedy(4)) for i in range(4)]
     cached = [answer.report.cached_tokens for answer in serve(engine, asks)]
     assert cached == [0, 256, 256, 256]

@@ -127,7 +127,7 @@ def test_penalties_count_the_token_that_only_the_board_knows(runner, depth):
 class Waits(TorchDispatchMode):
     """Remembers operations that make the host wait for the device's values."""
 
-    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
+    FORBIDDEN = ("item", "_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
 
     def __init__(self) -> None:
         super().__init__()

@@ -87,7 +87,7 @@ class Cache:
             self.tenants.add(plain, keys[0])
 
     def count(self, miss: Miss, again: bool) -> None:
-        """A request started; `again` if it had started before and given way: that tells nothing of the cache's worth."""
+        """A request started; `again` if it had given way before: that tells nothing of the cache's worth."""
         if again:
             self.counts.tokens_resumed += miss.cached
             return
@@ -238,8 +238,10 @@ class Cache:
         cell = self.spec.cell
         if isinstance(candidate, ResumePoint):
             above = resume_at_or_above(candidate.node.parent)
-            tokens = (candidate.node.depth - (above.node.depth if above else 0)) * cell
-            return self._rate(tokens, self.point_bytes, candidate.used)
+            cells = candidate.node.depth - (above.node.depth if above else 0)
+            # At the end of a path it also keeps alive the pages that nobody could start from without it.
+            pages = 0 if candidate.node.children else cells * self.spec.page_bytes
+            return self._rate(cells * cell, self.point_bytes + pages, candidate.used)
         # A leaf without a resume point can be no one's start: it only shows where sequences part.
         tokens = cell // 2 if self.point_bytes else cell
         return self._rate(tokens, self.spec.page_bytes or self.point_bytes, candidate.used)

@@ -16,7 +16,7 @@ Candidate = Node | ResumePoint
 # (tokens that would have to be computed again, bytes that come free, clock of the last use) -> lowest goes first
 Score = Callable[[int, int, int], float]
 
-HALF_LIFE = 64.0
+HALF_LIFE = 8.0
 # How many uses of recency the best ratio of work to bytes is worth.
 FLOP_WEIGHT = 64.0
 

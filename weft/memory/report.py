@@ -1,4 +1,4 @@
-"""What memory holds, as plain values for people and dashboards: counters, units in use, and the largest shared prefixes.
+"""What memory holds, as plain values for people and dashboards: counters, units in use, the largest shared prefixes.
 
 Reads, never changes. It names prefixes by the beginning of their salted keys and tells lengths and counts, so that no
 prompt can be read from it. Times are the cache's own clock: the number of lookups so far.

@@ -25,3 +25,7 @@ class Embedding(nn.Module):
     def scores(self, hidden: Float[Tensor, "n size"]) -> Float[Tensor, "n vocab"]:
         """What a tied model has for a head."""
         return linear(hidden, self.weight)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        # Vectors of size one, whatever multiplies them.
+        self.weight.normal_(std=1 / self.scale, generator=generator)
