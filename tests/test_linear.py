@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from weft.kernels.linear import HANDFUL, WEIGHTS_FIRST_ROWS, linear
+from weft.kernels.linear import HANDFUL, WEIGHTS_FIRST_ROWS, linear, pack
+from weft.models.layers.embedding import Embedding
+from weft.models.layers.linear import PackedLinear
 
 ROWS = (0, 1, 3, HANDFUL.start, 17, HANDFUL.stop - 1, HANDFUL.stop, WEIGHTS_FIRST_ROWS, WEIGHTS_FIRST_ROWS + 1)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -19,12 +21,13 @@ def product_error(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bi
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("biased", [False, True])
-def test_any_number_of_rows_gives_the_product(dtype, biased):
+def test_any_number_of_rows_gives_the_product_with_plain_and_with_packed_weights(dtype, biased):
     weight = (torch.randn(72, 40) / 40**0.5).to(dtype)
     bias = torch.randn(72).to(dtype) if biased else None
     for rows in ROWS:
         x = torch.randn(rows, 40).to(dtype)
-        assert product_error(linear(x, weight, bias), x, weight, bias) < 4 * TOLERANCE[dtype]
+        for form in (weight, pack(weight)):
+            assert product_error(linear(x, form, bias), x, weight, bias) < 4 * TOLERANCE[dtype]
 
 
 def test_inputs_may_be_parts_of_wider_tensors():
@@ -32,3 +35,22 @@ def test_inputs_may_be_parts_of_wider_tensors():
     for rows in ROWS:
         x = torch.randn(rows, 48)[:, 16:32]
         assert product_error(linear(x, weight, None), x, weight, None) < 1e-5
+
+
+def test_packing_keeps_a_layers_products_and_parts():
+    layer = PackedLinear(32, {"q_proj": 8, "k_proj": 4}).to(torch.bfloat16)
+    layer.weight.normal_(std=0.2)
+    plain, x = layer.weight.clone(), torch.randn(5, 32, dtype=torch.bfloat16)
+    layer.pack()
+    queries, keys = layer.split(x)
+    assert product_error(torch.cat([queries, keys], -1), x, plain, None) < 2e-2
+    assert layer.weight.shape == plain.shape
+
+
+def test_a_tied_head_scores_with_the_embedding_and_leaves_it_for_look_ups():
+    embedding = Embedding(50, 32).to(torch.bfloat16)
+    embedding.weight.normal_(std=0.2)
+    hidden = torch.randn(5, 32, dtype=torch.bfloat16)
+    for _ in range(2):
+        assert product_error(embedding.scores(hidden), hidden, embedding.weight, None) < 2e-2
+    assert torch.equal(embedding(torch.tensor([7])), embedding.weight[7:8])

@@ -14,7 +14,7 @@ Run = dict[str, Any]
 # What Weft should be, as a multiple of the other: (alone, crowd).
 GOALS = {"transformers": (1.5, 4.0), "llama.cpp": (0.7, 1.0)}
 # Answers in float32 that differ before this token are of different models.
-MUST_AGREE = 8
+MUST_AGREE = 4
 
 
 def machine(threads: int) -> str:

@@ -15,6 +15,8 @@ from torch import Tensor
 WEIGHTS_FIRST_ROWS = 64
 # Rows of a float32 product for which oneDNN is faster than the library that torch takes.
 HANDFUL = range(4, 33)
+# A packed layout hardly depends on the number of rows that it is made for.
+EXPECTED_ROWS = 64
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _onednn = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None
 
@@ -24,7 +26,9 @@ def linear(
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
 ) -> Float[Tensor, "*n outputs"]:
-    """x @ weight.T + bias."""
+    """x @ weight.T + bias; `weight` as it is, or as `pack` made it."""
+    if weight.is_mkldnn:
+        return _onednn(x, weight, bias, "none", [], "")
     rows = len(x)
     if x.ndim != 2 or rows > WEIGHTS_FIRST_ROWS or not weight.is_cpu:
         return F.linear(x, weight, bias)
@@ -41,3 +45,15 @@ def _weights_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return product.unsqueeze(0)
     product = torch.mm(weight, x.t()) if bias is None else torch.addmm(bias.unsqueeze(1), weight, x.t())
     return product.t().contiguous()
+
+
+def pack(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
+    """The same weights in the layout that `linear` is fastest with, which may be the one they have.
+
+    Blocks for the processor's units of 16 bits; nothing but `linear` can read them. In float32 none is faster for one
+    row, where speed is needed most.
+    """
+    supported = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if not (supported and weight.is_cpu and weight.dtype == torch.bfloat16 and weight.numel()):
+        return weight
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), EXPECTED_ROWS)

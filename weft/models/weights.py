@@ -21,6 +21,7 @@ from tqdm import tqdm
 from weft.base.errors import ModelError
 from weft.models.config import read_config, text_part
 from weft.models.dummy import fill_randomly
+from weft.models.layers.linear import Linear
 from weft.models.model import CausalModel, Source, sources
 from weft.models.registry import family_of
 
@@ -50,6 +51,9 @@ def load_model(
         fill_from(model, folder, config, progress)
     else:
         raise ModelError(f"weights must be 'checkpoint' or 'dummy', got {weights!r}")
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.pack()
     return model, config
 
 

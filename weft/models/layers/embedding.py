@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from weft.kernels.linear import linear
+from weft.kernels.linear import linear, pack
 
 
 class Embedding(nn.Module):
@@ -16,6 +16,7 @@ class Embedding(nn.Module):
     def __init__(self, vocab: int, size: int, scale: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, size), requires_grad=False)
+        self.head: Tensor | None = None
         self.scale = float(torch.tensor(scale, dtype=self.weight.dtype))
 
     def forward(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n size"]:
@@ -24,7 +25,10 @@ class Embedding(nn.Module):
 
     def scores(self, hidden: Float[Tensor, "n size"]) -> Float[Tensor, "n vocab"]:
         """What a tied model has for a head."""
-        return linear(hidden, self.weight)
+        if self.head is None:
+            # Only tied models need it, so it is made when first asked for: a copy where products want another layout.
+            self.head = pack(self.weight)
+        return linear(hidden, self.head)
 
     def initialise(self, generator: torch.Generator) -> None:
         # Vectors of size one, whatever multiplies them.

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.linear import linear
+from weft.kernels.linear import linear, pack
 from weft.models.model import Source
 
 
@@ -30,6 +30,10 @@ class Linear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n outputs"]:
         return linear(x, self.weight, self.bias)
+
+    def pack(self) -> None:
+        """Once filled: the weights in the layout that products are fastest with."""
+        self.weight = nn.Parameter(pack(self.weight), requires_grad=False)
 
 
 class PackedLinear(Linear):
