@@ -48,7 +48,8 @@ def test_a_json_object_is_one(served: Served):
 def test_other_forms_are_kept_to(served: Served, form, fits):
     text = served.say(structured_outputs=form, max_tokens=200, temperature=1, seed=4)
     assert fits(text), text
-    assert served.complete(structured_outputs=form, max_tokens=200)["choices"][0]["finish_reason"] == "stop"
+    if "json" not in form:  # whose white space may go on for as long as a model without sense likes
+        assert served.complete(structured_outputs=form, max_tokens=200)["choices"][0]["finish_reason"] == "stop"
 
 
 # tools and thoughts ---------------------------------------------------------------------------------------------------

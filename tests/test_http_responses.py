@@ -159,9 +159,11 @@ def test_the_openai_client_reads_responses(client: openai.OpenAI):
     whole = client.responses.create(**asked)
     assert whole.output_text
     with client.responses.stream(**asked) as stream:
-        kinds = [event.type for event in stream]
-        assert stream.get_final_response().output_text == whole.output_text
-    assert kinds[0] == "response.created"
+        events = list(stream)
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
+    assert events[0].type == "response.created"
+    # Eight tokens are rarely all that a model without sense has to say.
+    assert events[-1].type in ("response.completed", "response.incomplete")
 
 
 def test_thoughts_and_calls_are_items():
