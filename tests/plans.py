@@ -123,14 +123,17 @@ class Rig:
         cell: int = 8,
         room: int = 0,
         seed: int = 0,
+        lanes: bool = False,
+        device: str = "cpu",
     ) -> None:
+        self.lanes, self.device = lanes, device
         self.spec = MemorySpec((memory,), cell=cell, draft_room=room)
         self.random = random.Random(seed)
         self.sequences, self.call = sequences, call
         units = sum(s.length // cell + 1 for s in sequences)
         bytes_needed = units * max(self.spec.state_bytes, self.spec.tail_bytes) + 64
         # States and tails in one buffer each: the rig has no arena to keep them apart.
-        self.states, self.tails = (Store(self.spec, -(-bytes_needed // 64) * 64) for _ in range(2))
+        self.states, self.tails = (Store(self.spec, -(-bytes_needed // 64) * 64, device) for _ in range(2))
         for store in (self.states, self.tails):
             store.buffer.fill_(0xFF)
         self.view = RecurrentView(self.states.views[0].state, self.tails.views[0].tail)
@@ -159,12 +162,15 @@ class Rig:
             Row(start, end, s.slots[start - start % cell] if start >= cell else NOWHERE, s.tail, seat=index)
             for s, (start, end), (index, _) in zip(chosen, spans, chunks)
         ]
-        batch = build_batch(make_plan(rows, captures), self.spec, torch.zeros(99, dtype=torch.int64), "cpu")
-        outputs = self.call(self.pack(chosen, spans, wrong), batch, self.view)
+        board = torch.zeros(99, dtype=torch.int64, device=self.device)
+        batch = build_batch(make_plan(rows, captures), self.spec, board, self.device, self.lanes)
+        packed = tuple(x.to(self.device) for x in self.pack(chosen, spans, wrong))
+        outputs = self.call(packed, batch, self.view)
         for row, (sequence, (start, end)) in enumerate(zip(chosen, spans)):
             right = end - start - wrong[row]
+            first = sum(e - s for s, e in spans[:row])
             for number, (output, answers) in enumerate(zip(outputs, sequence.outputs)):
-                found = output[batch.host_first[row] :][:right]
+                found = output[first:][:right]
                 self.compare(found, answers[start : start + right], f"output {number} of row {row} of {spans}")
         for row, position, slot in captures:
             chosen[row].slots[position] = slot
@@ -195,7 +201,11 @@ class Rig:
 
     def compare(self, found: Tensor, answer: Tensor, what: str) -> None:
         torch.testing.assert_close(
-            found.float(), answer.float(), rtol=self.tolerance, atol=self.tolerance, msg=lambda text: f"{what}\n{text}"
+            found.float().cpu(),
+            answer.float(),
+            rtol=self.tolerance,
+            atol=self.tolerance,
+            msg=lambda text: f"{what}\n{text}",
         )
 
     def roll_back(self, index: int, position: int) -> None:

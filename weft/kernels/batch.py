@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from weft.kernels.lanes import Lanes
+
 
 class OpenCell(NamedTuple):
     """The cell in which a row starts, on the host."""
@@ -169,5 +171,7 @@ class Batch:
     decodes: Decodes | None
     groups: tuple[Group, ...]
     convolution: Convolution | None
+    # The rows for kernels on a GPU, in place of the three above and of both pagings; tensors are then int32.
+    lanes: Lanes | None = None
     # What kernels derive from a step once and share among its layers, each under a key of its own.
     derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)

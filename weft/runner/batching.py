@@ -16,28 +16,37 @@ from weft.base.plan import Ints, Plan
 from weft.kernels.batch import Batch, Paging
 from weft.kernels.cutting import Longs, Rows, cut, ranges
 from weft.kernels.draft import Draft
+from weft.kernels.lane_cutting import draft_lanes
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.upload import upload
 
 
-def build_batch(plan: Plan, spec: MemorySpec, board: Int[Tensor, " seats"], device: torch.device | str) -> Batch:
+def build_batch(
+    plan: Plan, spec: MemorySpec, board: Int[Tensor, " seats"], device: torch.device | str, lanes: bool = False
+) -> Batch:
     """What layers need to know of `plan`. `board` holds the token last sampled for every seat."""
-    return build_step(plan, spec, board, device, Draft(dict, {}))[0]
+    return build_step(plan, spec, board, device, Draft(dict, {}), lanes)[0]
 
 
 def build_step(
-    plan: Plan, spec: MemorySpec, board: Int[Tensor, " seats"], device: torch.device | str, beside: Draft
+    plan: Plan,
+    spec: MemorySpec,
+    board: Int[Tensor, " seats"],
+    device: torch.device | str,
+    beside: Draft,
+    lanes: bool = False,
 ) -> tuple[Batch, Any]:
-    """The same, and in the same upload whatever else the step needs."""
+    """The same, and in the same upload whatever else the step needs. `lanes`: for kernels of a GPU."""
     rows = Rows.of(plan, spec.cell)
-    draft = draft_batch(plan, rows, spec)
+    draft = draft_lane_batch(plan, rows, spec) if lanes else draft_batch(plan, rows, spec)
     arrays = draft.arrays() | beside.arrays("beside.")
     on_board = np.flatnonzero(plan.from_board)
     if len(on_board):
         arrays |= {"board_token": rows.first[on_board], "board_seat": plan.seat[on_board]}
-    tensors = upload(arrays, device)
+    tensors = upload(arrays, device, widen=not lanes)
     if len(on_board):
-        tensors["token_ids"][tensors["board_token"]] = board[tensors["board_seat"]]
+        ids = tensors["token_ids"]
+        ids[tensors["board_token"]] = board[tensors["board_seat"]].to(ids.dtype)
     return draft.finish(tensors), beside.finish(tensors, "beside.")
 
 
@@ -58,6 +67,23 @@ def draft_batch(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
             "host_first": tuple(rows.first.tolist()),
             **draft_pagings(plan, spec, positions, owners),
             **cut(plan, rows, spec),
+        },
+    )
+
+
+def draft_lane_batch(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
+    positions, _ = ranges(rows.start, rows.length)
+    return Draft(
+        Batch,
+        {
+            "tokens": len(plan.tokens),
+            "rows": plan.rows,
+            "decode_rows": rows.decodes,
+            "token_ids": plan.tokens,
+            "positions": positions.astype(np.int32),
+            **dict.fromkeys(("start", "end", "full", "windowed", "decodes", "convolution")),
+            **dict.fromkeys(("host_start", "host_end", "host_first", "groups"), ()),
+            "lanes": draft_lanes(plan, rows, spec),
         },
     )
 

@@ -1,0 +1,85 @@
+"""The rows of a plan, cut at the grid for kernels that walk over them on a GPU. Host only: nothing is uploaded here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.base.plan import Ints, Plan
+from weft.kernels.cutting import Longs, Rows, ranges
+from weft.kernels.draft import Draft
+from weft.kernels.lanes import NO_SLOT, Lanes, PageList
+from weft.memory.spec import AttentionMemory, MemorySpec
+
+
+def draft_lanes(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
+    """`Lanes` to be. What stays on the host is a tensor already."""
+    count, decodes, cell = plan.rows, rows.decodes, spec.cell
+    long = slice(decodes, None)
+    pieces = (rows.end[long] - 1) // cell - rows.start[long] // cell + 1
+    number, owner = ranges(rows.start[long] // cell, pieces)
+    slots = np.full(len(number), NO_SLOT, np.int32)
+    closing = np.full(count, NO_SLOT, np.int32)
+    first_piece = np.concatenate(([0], np.cumsum(pieces)))
+    write_captures(plan, rows, cell, first_piece, slots, closing)
+    first = np.append(rows.first, len(plan.tokens)).astype(np.int32)
+    fields: dict[str, Any] = {
+        "rows": count,
+        "decodes": decodes,
+        "pieces": len(number),
+        "most_pieces": int(pieces.max(initial=0)),
+        "longest": int(rows.length.max()),
+        "farthest": int(rows.end.max()),
+        "start": plan.start,
+        "first": first,
+        "slot": rows.slots.astype(np.int32),
+        "tail": plan.tail,
+        "closing": closing,
+        "piece_row": (owner + decodes).astype(np.int32),
+        "piece_position": (number * cell).astype(np.int32),
+        "piece_slot": slots,
+        "first_piece": first_piece.astype(np.int32),
+        **draft_page_lists(plan, rows, spec),
+        "host_start": torch.from_numpy(plan.start.copy()),
+        "host_first": torch.from_numpy(first),
+    }
+    return Draft(Lanes, fields)
+
+
+def write_captures(plan: Plan, rows: Rows, cell: int, first_piece: Longs, slots: Ints, closing: Ints) -> None:
+    """Each capture at the piece, or the decode, that ends there."""
+    captures = plan.captures
+    if not len(captures.row):
+        return
+    row, position = captures.row.astype(np.int64), captures.position.astype(np.int64)
+    single = row < rows.decodes
+    closing[row[single]] = captures.slot[single]
+    row, position = row[~single], position[~single]
+    piece = first_piece[row - rows.decodes] + (position - 1) // cell - rows.start[row] // cell
+    slots[piece] = captures.slot[~single]
+
+
+def draft_page_lists(plan: Plan, rows: Rows, spec: MemorySpec) -> dict[str, Draft | None]:
+    windows = {memory.window is not None for memory in spec.memories if isinstance(memory, AttentionMemory)}
+    none = np.zeros(plan.rows, np.int32)
+    full = draft_page_list(plan.page_table, none, rows, spec.cell) if False in windows else None
+    windowed = draft_page_list(plan.window_table, plan.window_first, rows, spec.cell) if True in windows else None
+    return {"full": full, "windowed": windowed}
+
+
+def draft_page_list(table: Ints, first_cell: Ints, rows: Rows, cell: int) -> Draft:
+    counts = -(-rows.end // cell) - first_cell
+    positions, owners = ranges(rows.start, rows.length)
+    bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    first_position = (first_cell * cell).astype(np.int32)
+    fields = {
+        "write_page": table[owners, positions // cell - first_cell[owners]],
+        "first_position": first_position,
+        "bounds": bounds,
+        "pages": table[np.arange(table.shape[1]) < counts[:, None]],
+        "host_bounds": torch.from_numpy(bounds),
+        "host_first_position": torch.from_numpy(first_position),
+    }
+    return Draft(PageList, fields)
