@@ -1,6 +1,12 @@
-"""Test processes run side by side: one thread each, or they would fight for the cores and take ten times as long."""
+"""What every test process needs before anything imports torch or Triton; what it starts inherits it."""
 
 import os
+from importlib.util import find_spec
+from pathlib import Path
 
-# Before anything imports torch; what it starts inherits it.
+# Test processes run side by side: one thread each, or they would fight for the cores and take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Without a GPU, Triton's kernels are run by its interpreter, on tensors of the CPU.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "tests/*_cuda*.py"]
