@@ -1,0 +1,129 @@
+"""Whether Triton kernels compile for a GPU (sm_90), on a machine that needs to have none.
+
+A test names functions that launch kernels, on tensors of the CPU; they run in a process of their own, where every
+launch is compiled as it would be on the GPU and nothing is executed. So outputs stay as they were allocated:
+
+    def launch_scan() -> None:                     # a top-level function of a test module
+        scan(torch.empty(5, 7, dtype=torch.bfloat16), ...)
+
+    def test_kernels_compile_for_sm_90():
+        assert_compiles(launch_scan, ...)
+
+`python -m tests.compiled tests.test_x:launch_scan ...` does it by hand and prints registers, spills and shared memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+WARP = 32
+CAPABILITY = 90
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+
+
+def assert_compiles(*launches: Callable[[], None]) -> None:
+    """Every kernel launched by these functions compiles. They are found again by their modules and names."""
+    names = [f"tests.{Path(launch.__code__.co_filename).stem}:{launch.__name__}" for launch in launches]
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.compiled", *names],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.count("\n") >= len(launches), "nothing was launched"
+
+
+def compile_launches(names: list[str]) -> None:
+    from triton.runtime.jit import JITFunction
+
+    seen: set[str] = set()
+
+    def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        options = {key: kwargs.pop(key) for key in LAUNCH_OPTIONS if key in kwargs}
+        values = dict(zip(kernel.arg_names, args)) | kwargs
+        values |= {p.name: p.default for p in kernel.params if p.has_default and p.name not in values}
+        line = compile_one(kernel, values, options)
+        if line not in seen:
+            print(line)
+        seen.add(line)
+
+    JITFunction.run = compile_only
+    for name in names:
+        module, function = name.split(":")
+        getattr(import_module(module), function)()
+
+
+def compile_one(kernel: Any, values: dict[str, Any], options: dict[str, Any]) -> str:
+    """One line: the kernel, what it was compiled for and what it takes."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        kind = "constexpr" if parameter.is_constexpr else kind_of(value)
+        signature[parameter.name] = kind
+        if kind == "constexpr":
+            constants[(index,)] = value
+        elif is_divisible(value):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constants, attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", CAPABILITY, WARP), options=options)
+    chosen = {kernel.params[index].name: value for (index,), value in constants.items()}
+    return f"{kernel.__name__} {resources(compiled.asm['cubin'])} shared={compiled.metadata.shared} {options} {chosen}"
+
+
+def kind_of(value: Any) -> str:
+    """As Triton types a launch's argument: an integer of 1 and what is None are compiled in."""
+    import torch
+
+    if value is None or (isinstance(value, int) and value == 1):
+        return "constexpr"
+    if isinstance(value, torch.Tensor):
+        return "*" + DTYPES[str(value.dtype).removeprefix("torch.")]
+    if isinstance(value, bool):
+        return "u1"
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    assert isinstance(value, float), value
+    return "fp32"
+
+
+DTYPES = {
+    "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32", "int64": "i64", "uint8": "u8",
+    "bool": "i1", "float8_e4m3fn": "fp8e4nv",
+}  # fmt: skip
+
+
+def is_divisible(value: Any) -> bool:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr() % 16 == 0
+    return isinstance(value, int) and not isinstance(value, bool) and value % 16 == 0
+
+
+def resources(binary: bytes) -> str:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        report = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
+    return f"registers={found[1]} stack={found[2]}" if found else "registers=?"
+
+
+if __name__ == "__main__":
+    compile_launches(sys.argv[1:])
