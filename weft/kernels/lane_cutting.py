@@ -44,6 +44,7 @@ def draft_lanes(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
         **draft_page_lists(plan, rows, spec),
         "host_start": torch.from_numpy(plan.start.copy()),
         "host_first": torch.from_numpy(first),
+        "cell": cell,
     }
     return Draft(Lanes, fields)
 

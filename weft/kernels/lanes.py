@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from weft.base.grid import CELL
+
 # Where no state is to be written.
 NO_SLOT = -1
 
@@ -58,3 +60,4 @@ class Lanes:
     # On the host.
     host_start: Tensor  # [rows]
     host_first: Tensor  # [rows + 1]
+    cell: int = CELL
