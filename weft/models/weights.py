@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from weft.base.errors import ModelError
+from weft.models import configurations
 from weft.models.config import read_config, text_part
 from weft.models.dummy import fill_randomly
 from weft.models.layers.linear import Linear
@@ -39,8 +40,8 @@ def load_model(
 ) -> tuple[CausalModel, dict[str, Any]]:
     """The model of a folder or hub id, and the configuration of its text part.
 
-    With `weights="dummy"` only the configuration is read (a folder with config.json, or the file itself), and the
-    weights are random, the same for the same seed.
+    With `weights="dummy"` only the configuration is read (a folder with config.json, the file itself, or the name of a
+    packaged one), and the weights are random, the same for the same seed.
     """
     folder = find_checkpoint(path, with_weights=weights != "dummy")
     config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
@@ -58,11 +59,17 @@ def load_model(
 
 
 def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
+    """A folder, or without weights the file of a configuration; downloaded if it is a hub id."""
     local = Path(path).expanduser()
     if local.is_dir() or (local.is_file() and local.suffix == ".json" and not with_weights):
         return local
+    packaged = configurations.find(str(path))
+    if packaged is not None and not with_weights:
+        return packaged
     if local.is_file() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
-        raise ModelError(f"{path} is neither a folder with a checkpoint nor a hub id such as 'owner/name'")
+        raise ModelError(
+            f"{path} is neither a folder with a checkpoint nor a hub id such as 'owner/name'" + _hint(path)
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -70,6 +77,15 @@ def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
         return Path(snapshot_download(str(path), allow_patterns=PATTERNS if with_weights else ["*.json"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise ModelError(f"no folder {path} here, and the hub did not give it: {error}") from error
+
+
+def _hint(path: str | Path) -> str:
+    """What somebody who gave a bare name may have meant."""
+    if configurations.find(str(path)) is not None:
+        return "; it is the name of a configuration without weights: add --weights dummy for random ones"
+    if "/" in str(path):
+        return ""
+    return f"; --weights dummy knows these configurations by name: {', '.join(configurations.names())}"
 
 
 @contextmanager

@@ -17,7 +17,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, size), requires_grad=False)
         self.head: Tensor | None = None
-        self.scale = float(torch.tensor(scale, dtype=self.weight.dtype))
+        self.scale = float(torch.tensor(scale, dtype=self.weight.dtype, device="cpu"))
 
     def forward(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n size"]:
         vectors = F.embedding(tokens, self.weight)
