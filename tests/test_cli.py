@@ -203,7 +203,8 @@ def test_an_option_may_be_repeated_where_it_holds_several():
         ("--random-seed 7", {"seed": 7}),
         ("--tool-call-parser qwen25 --enable-auto-tool-choice", {"tool_parser": "hermes"}),
         ("--reasoning-parser qwen3", {"reasoning_parser": "think"}),
-        ("--gpu-memory-utilization 0.9 --mem-fraction-static=0.8 --enforce-eager --device cpu", {}),
+        ("--gpu-memory-utilization 0.5 --enforce-eager --device cpu", {"memory_fraction": 0.5, "device": "cpu"}),
+        ("--mem-fraction-static=0.8", {"memory_fraction": 0.8}),
         ("--served-model-name a --host ::1 --port 30000", {"served_model_name": "a", "host": "::1", "port": 30000}),
     ],
 )
@@ -221,7 +222,7 @@ def test_flags_of_other_engines_mean_what_they_mean_there(arguments, options):
         ("--load-format gguf", "--load-format gguf: only dummy, auto, safetensors are known here"),
         ("--disable-radix-cache=yes", "takes no value"),
         ("--max-model-len", "expects a value"),
-        ("--device cuda", "runs on the CPU"),
+        ("--device tpu", "invalid choice"),
         ("--page-size 16", "64 tokens"),
         ("--max-num-seqs 0", "max_sequences must be at least 1"),
     ],
@@ -238,9 +239,9 @@ def test_what_cannot_be_honoured_is_refused_in_one_line(quiet, arguments, messag
 
 def test_flags_without_effect_are_told(capsys):
     with pytest.raises(SystemExit):
-        main(["serve", "--gpu-memory-utilization", "0.9", "--no-such"])
+        main(["serve", "--enforce-eager", "--no-such"])
     told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("weft serve: --gpu-memory-utilization: memory on a CPU is not given as a share")
+    assert told[0].startswith("weft serve: --enforce-eager: decode steps are always recorded on a GPU")
     assert len(told) == 2
 
 

@@ -22,7 +22,6 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.loading import load
 from weft.result import Chunk, Result
-from weft.runner.runner import Runner
 from weft.text.answer import Answer
 from weft.text.conversation import render
 from weft.text.prompts import Prompt, as_list, check_request, check_snapshots, encode_prompts
@@ -58,8 +57,7 @@ class LLM:
         self.template = loaded.template
         self.end_tokens = loaded.end_tokens
         self.vocab_size = loaded.model.vocab_size
-        memory, seats = self.config.memory_bytes, self.config.max_sequences
-        runner = Runner(loaded.model, loaded.spec, memory, seats, threads=options.threads or None)
+        runner = loaded.runner(options.threads, progress)
         self.engine = Engine(loaded.spec, runner, self.config, loaded.grammars(warm=False))
         self._stopped: str | None = None
         self._running: dict[int, Track] = {}

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from weft import builtin
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError
 from weft.base.grid import cells_covering
-from weft.base.options import Facts, Options, resolve
+from weft.base.options import Facts, Options, count, resolve
 from weft.memory.spec import MemorySpec
 from weft.models.config import read_config, text_part
 from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
+from weft.runner.runner import Runner
 from weft.text.grammar import Grammars
 from weft.text.template import ChatTemplate, load_template
 from weft.text.tokenizer import Tokenizer, end_tokens, find_text_files, load_tokenizer
@@ -41,6 +43,20 @@ class Loaded:
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     end_tokens: frozenset[int]
+    device: str
+
+    def runner(self, threads: int = 0, progress: bool = False) -> Runner:
+        """What executes the engine's plans. `threads` of a CPU, 0: all that there are."""
+        config = self.config
+        if self.device == "cpu" or not has_kernels():
+            return Runner(
+                self.model, self.spec, config.memory_bytes, config.max_sequences, self.device, threads or None
+            )
+        from weft.runner.cuda.runner import CudaRunner
+
+        return CudaRunner(
+            self.model, self.spec, config.memory_bytes, config.max_sequences, config.max_length, progress=progress
+        )
 
     def grammars(self, warm: bool = True) -> Grammars | None:
         """What an engine needs for answers that follow a grammar. `warm`: ready before the first one comes."""
@@ -63,21 +79,43 @@ def load(options: Options, progress: bool = True) -> Loaded:
             options.weights,
             options.seed,
         )
-    dtype = choose_dtype(options.dtype, folder)
-    model, config = load_model(folder, dtype, progress=progress, weights=weights, seed=seed)
+    dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
+    try:
+        model, config = load_model(folder, dtype, device, progress, weights, seed)
+    except torch.cuda.OutOfMemoryError as error:
+        raise ModelError(f"the weights do not fit into the GPU's memory: {error}") from error
     spec = MemorySpec(model.memories())
-    engine_config, reasons = resolve(options, facts_of(spec, config))
+    engine_config, reasons = resolve(options, facts_of(model, spec, config, options, device))
     for name, reason in reasons.items():
         log.info("%s: %s", name, reason)
     tokenizer, template = load_text(options, folder)
     ends = end_tokens(folder if folder.is_dir() else folder.parent)
-    return Loaded(model, spec, engine_config, tokenizer, template, ends | (tokenizer.end_tokens if tokenizer else ends))
+    ends |= tokenizer.end_tokens if tokenizer else ends
+    return Loaded(model, spec, engine_config, tokenizer, template, ends, device)
 
 
 def tell_once(notice: str) -> None:
     if notice not in _told:
         _told.add(notice)
         print(notice, file=sys.stderr)
+
+
+def choose_device(asked: str) -> str:
+    there = torch.cuda.is_available()
+    if asked == "cuda" and not there:
+        raise ModelError("device: no CUDA device can be used here; is a driver installed, and torch built for CUDA?")
+    return "cuda" if there and asked != "cpu" else "cpu"
+
+
+def has_kernels() -> bool:
+    """Whether Triton can be used; told once if not, for the references take many times as long on a GPU."""
+    if find_spec("triton") is not None:
+        return True
+    tell_once(
+        "warning: Triton is not installed, so a GPU runs the plain PyTorch kernels, many times slower; "
+        "pip install 'weft[cuda]'"
+    )
+    return False
 
 
 def choose_dtype(asked: str, folder: Path) -> torch.dtype:
@@ -106,11 +144,22 @@ def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTem
     return found, None if found is None else load_template(folder, found.specials)
 
 
-def facts_of(spec: MemorySpec, config: dict[str, Any]) -> Facts:
+def facts_of(model: CausalModel, spec: MemorySpec, config: dict[str, Any], options: Options, device: str) -> Facts:
     per_cell = spec.page_bytes
     window = spec.window_page_bytes * (spec.window_cells + 2)
+    free, room = free_bytes(), ""
+    if device == "cuda" and has_kernels():
+        from weft.runner.cuda.room import find_room
+
+        tokens, rows = (count(n, getattr(options, n), device) for n in ("max_tokens_per_step", "max_sequences"))
+        found = find_room(model, spec, max(tokens, rows), rows, options.memory_fraction)
+        free, room = found.arena, str(found)
+    elif device == "cuda":
+        free = int(torch.cuda.mem_get_info()[0] * options.memory_fraction) // 2
     return Facts(
-        free_bytes=free_bytes(),
+        device=device,
+        room=room,
+        free_bytes=free,
         model_length=config.get("max_position_embeddings"),
         bytes_per_token=cells_covering(per_cell, spec.cell),
         fixed_bytes=spec.tail_bytes + 4 * spec.state_bytes + window + 8 * per_cell,

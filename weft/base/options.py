@@ -19,6 +19,13 @@ AUTO_MEMORY_BYTES = 4 << 30
 AUTO_MAX_LENGTH = 32768
 PAGE_BYTES = 4096
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+# What "auto" means by device: a step on a GPU carries more, and is planned while the last one runs.
+AUTO_COUNTS = {
+    "max_sequences": {"cpu": 64, "cuda": 256},
+    "max_tokens_per_step": {"cpu": 2048, "cuda": 8192},
+    "depth": {"cpu": 0, "cuda": 1},
+}
 WEIGHTS = ("checkpoint", "dummy")
 ORDERS = ("fcfs", "prefix")
 
@@ -34,14 +41,23 @@ class Options:
 
     model: str | None = option(None, "folder or hub id of a model; without one, a small built-in one of random weights")
     tokenizer: str | None = option(None, "folder or hub id of another tokenizer than the model's own")
+    device: str = option("auto", "what the model runs on; auto: a GPU if there is one", DEVICES)
     dtype: str = option("auto", "number format of the weights; auto: as in the checkpoint", DTYPES)
     weights: str = option("checkpoint", "dummy: random weights from the configuration alone", WEIGHTS)
-    memory: str | int = option("auto", "for pages and states, such as 2GiB; auto: half of what is free, 4GiB at most")
-    max_sequences: int = option(64, "how many sequences run at once; others wait")
-    max_tokens_per_step: int = option(2048, "how many tokens are computed in one step; longer prompts go in chunks")
+    memory: str | int = option(
+        "auto",
+        "for pages and states, such as 2GiB; auto: on a CPU half of what is free, 4GiB at most; on a GPU the rest",
+    )
+    memory_fraction: float = option(
+        0.9, "share of a GPU's memory that weights, work, pages and states may take together"
+    )
+    max_sequences: int | str = option("auto", "how many sequences run at once; others wait. auto: 64, on a GPU 256")
+    max_tokens_per_step: int | str = option(
+        "auto", "how many tokens are computed in one step; longer prompts go in chunks. auto: 2048, on a GPU 8192"
+    )
     max_length: str | int = option("auto", "tokens of prompt and answer together; auto: what model and memory allow")
     cache: bool = option(True, "reuse what was computed for earlier prompts")
-    depth: int = option(0, "steps in flight while the next is planned: 0 or 1")
+    depth: int | str = option("auto", "steps in flight while the next is planned: 0 or 1. auto: 0, on a GPU 1")
     order: str = option("fcfs", "who goes first: fcfs, the first come; prefix, who can reuse most", ORDERS)
     eviction: str = option("value", "what is given up when memory runs out", ("value", "lru", "flops"))
     capture_every: int = option(0, "tokens between kept states; 0: by what a state costs")
@@ -54,7 +70,12 @@ class Options:
             value, choices = getattr(self, each.name), each.metadata["choices"]
             if choices and value not in choices:
                 raise OptionError(f"{each.name} must be one of {', '.join(choices)}, got {value!r}")
-        for name in ("max_sequences", "max_tokens_per_step", "depth", "capture_every", "seed", "threads"):
+        for name in AUTO_COUNTS:
+            count(name, getattr(self, name), "cpu")
+        share = self.memory_fraction
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise OptionError(f"memory_fraction must be above 0 and at most 1, got {share!r}")
+        for name in ("capture_every", "seed", "threads"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise OptionError(f"{name} must be an integer, got {value!r}")
@@ -85,6 +106,19 @@ def memory_bytes(value: str | int) -> int | None:
     return int(float(found[1]) * unit)
 
 
+def count(name: str, value: int | str, device: str) -> int:
+    """A number as users write it, or what "auto" stands for on a device.
+
+    >>> count("max_sequences", "auto", "cuda"), count("depth", "1", "cpu"), count("max_sequences", 3, "cpu")
+    (256, 1, 3)
+    """
+    if value == "auto":
+        return AUTO_COUNTS[name][device]
+    if isinstance(value, bool) or not str(value).removeprefix("-").isdigit():
+        raise OptionError(f'{name} must be an integer or "auto", got {value!r}')
+    return int(value)
+
+
 def length_limit(value: str | int) -> int | None:
     """The greatest length as users write it; None is "auto"."""
     if value == "auto":
@@ -102,28 +136,35 @@ class Facts:
     model_length: int | None  # positions that the model was made for, if it says so
     bytes_per_token: int  # of pages
     fixed_bytes: int  # what a sequence holds whatever its length: tail, states, window pages
+    device: str = "cpu"
+    room: str = ""  # on a GPU: how the free memory was found
 
 
 def resolve(options: Options, facts: Facts) -> tuple[EngineConfig, Mapping[str, str]]:
     """The engine's configuration, and why each "auto" became what it is."""
     reasons: dict[str, str] = {}
     memory = memory_bytes(options.memory)
-    if memory is None:
+    if memory is None and facts.device == "cuda":
+        memory, reasons["memory"] = facts.free_bytes, facts.room
+    elif memory is None:
         memory = min(AUTO_MEMORY_BYTES, facts.free_bytes // 2)
         reasons["memory"] = f"{memory >> 20} MiB: half of {facts.free_bytes >> 20} MiB free, at most 4096 MiB"
     # Whole pages of the machine, so that every item of the store is aligned.
     memory -= memory % PAGE_BYTES
-    if not memory:
-        raise OptionError(f"memory of {options.memory} is too small; a small model needs some MiB")
+    if memory < max(1, facts.fixed_bytes if facts.device == "cuda" else 1):
+        needed = (
+            f"a sequence of this model needs {facts.fixed_bytes >> 20} MiB" if facts.room else "some MiB are needed"
+        )
+        raise OptionError(f"memory of {options.memory} is too small; {needed}{facts.room and f' ({facts.room})'}")
     length = length_limit(options.max_length)
     if length is None:
         length, reasons["max_length"] = _auto_length(memory, facts)
+    counts = {name: count(name, getattr(options, name), facts.device) for name in AUTO_COUNTS}
+    counts["max_tokens_per_step"] = max(counts["max_tokens_per_step"], counts["max_sequences"])
     config = EngineConfig(
         memory_bytes=memory,
-        max_sequences=options.max_sequences,
-        max_tokens_per_step=max(options.max_tokens_per_step, options.max_sequences),
+        **counts,
         max_length=length,
-        depth=options.depth,
         cache=options.cache,
         order=options.order,
         eviction=options.eviction,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from inspect import get_annotations
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
@@ -40,14 +40,18 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def kind(hint: Any) -> type:
-    """What a value on the command line is read as: the first type of a union.
+def kind(hint: Any) -> Callable[[str], Any]:
+    """What a value on the command line is read as: the first type of a union, or a number if it looks like one.
 
-    >>> kind(int), kind(str | None), kind(str | int), kind(tuple[str, ...])
-    (<class 'int'>, <class 'str'>, <class 'str'>, <class 'str'>)
+    >>> kind(int), kind(str | None), kind(str | int), kind(tuple[str, ...]), kind(int | str)("7")
+    (<class 'int'>, <class 'str'>, <class 'str'>, <class 'str'>, 7)
     """
     choices = [choice for choice in get_args(hint) or (hint,) if choice is not type(None)]
-    return choices[0]
+    return number_or_word if choices == [int, str] else choices[0]
+
+
+def number_or_word(value: str) -> int | str:
+    return value if value == "auto" else int(value)
 
 
 def listed(options: type) -> list[Field[Any]]:

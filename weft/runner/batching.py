@@ -39,7 +39,9 @@ def build_step(
     """The same, and in the same upload whatever else the step needs. `lanes`: for kernels of a GPU."""
     rows = Rows.of(plan, spec.cell)
     draft = draft_lane_batch(plan, rows, spec) if lanes else draft_batch(plan, rows, spec)
-    arrays = draft.arrays() | beside.arrays("beside.")
+    arrays = draft.arrays()
+    for name, array in beside.arrays("beside.").items():
+        arrays[name] = array.astype(np.int64) if array.dtype == np.int32 else array
     on_board = np.flatnonzero(plan.from_board)
     if len(on_board):
         arrays |= {"board_token": rows.first[on_board], "board_seat": plan.seat[on_board]}

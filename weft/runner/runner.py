@@ -7,15 +7,11 @@ where the next step finds it without asking the host.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.plan import Landing, Plan, Scores
@@ -24,6 +20,7 @@ from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.batching import build_step
 from weft.runner.choices import Choices, draft_choices
+from weft.runner.download import Download
 from weft.runner.sampler import sample, score
 
 # Logits of prompt tokens to score are made for so many numbers at a time: 64 MiB.
@@ -41,11 +38,11 @@ class DeviceScores:
 
 @dataclass(frozen=True, slots=True)
 class RunnerFlight:
-    """A launched plan: the tensors that `land` brings home."""
+    """A launched plan: what is on its way home, and which parts it has."""
 
-    tokens: Tensor  # [sampled rows]
-    sampled_scores: DeviceScores | None
-    prompt_scores: DeviceScores | None
+    download: Download
+    sampled_scores: bool
+    prompt_scores: bool
 
 
 class Runner:
@@ -72,29 +69,36 @@ class Runner:
     def launch(self, plan: Plan) -> RunnerFlight:
         for kind, index in plan.poison:
             self.store.poison(kind, index)
+        return self.run(plan)
+
+    def run(self, plan: Plan, lanes: bool = False) -> RunnerFlight:
+        """Upload, forward, sample. `lanes`: with the kernels of a GPU."""
         wishes = draft_choices(plan, self.model.vocab_size)
-        batch, choices = build_step(plan, self.spec, self.board, self.device, wishes)
+        batch, choices = build_step(plan, self.spec, self.board, self.device, wishes, lanes)
         hidden = self.model(batch, self.store.views)
         prompt_scores = self._score_prompt(hidden, choices, plan.score_top) if len(plan.score_index) else None
         if not len(plan.sampled):
-            return RunnerFlight(choices.seat, None, prompt_scores)
+            return fly(choices.seat, None, prompt_scores)
         # A step of decodes alone wants the logits of every token: no need to pick.
         last = hidden if len(plan.sampled) == len(plan.tokens) else hidden[choices.index]
-        logits = self.model.logits(last).float()
+        return self.choose(self.model.logits(last), choices, prompt_scores)
+
+    def choose(
+        self, logits: Float[Tensor, "rows vocab"], choices: Choices, prompt_scores: DeviceScores | None = None
+    ) -> RunnerFlight:
+        """A token for every sampled row, to the board and home."""
+        logits = logits.float()
         tokens = sample(logits, choices, self.board)
         self.board[choices.seat] = tokens
-        sampled_scores = None if choices.top is None else DeviceScores(*score(logits, tokens, choices.top))
-        return RunnerFlight(tokens, sampled_scores, prompt_scores)
+        scores = None if choices.top is None else DeviceScores(*score(logits, tokens, choices.top))
+        return fly(tokens, scores, prompt_scores)
 
     def land(self, flight: RunnerFlight) -> Landing:
-        parts = [flight.tokens]
-        for scores in (flight.sampled_scores, flight.prompt_scores):
-            parts += [] if scores is None else [scores.chosen, scores.top_token, scores.top_logprob]
-        arrays = _download(parts)
+        arrays = flight.download.arrays()
         tokens = next(arrays)
         sampled, prompt = (
-            None if scores is None else Scores(next(arrays), next(arrays), next(arrays))
-            for scores in (flight.sampled_scores, flight.prompt_scores)
+            Scores(next(arrays), next(arrays), next(arrays)) if there else None
+            for there in (flight.sampled_scores, flight.prompt_scores)
         )
         return Landing(tokens, sampled, prompt)
 
@@ -107,18 +111,11 @@ class Runner:
         return DeviceScores(*(torch.cat(pieces) for pieces in zip(*parts)))
 
 
-def _download(tensors: list[Tensor]) -> Iterator[NDArray[Any]]:
-    """The tensors as NumPy arrays of 32 bits, in one copy from the device."""
-    narrow = [t if t.is_floating_point() else t.int() for t in tensors]
-    if tensors[0].device.type == "cpu":
-        yield from (t.numpy() for t in narrow)
-        return
-    flat = torch.cat([t.contiguous().view(torch.int32).flatten() for t in narrow]).cpu().numpy()
-    first = 0
-    for tensor in narrow:
-        piece = flat[first : first + tensor.numel()].reshape(tensor.shape)
-        first += tensor.numel()
-        yield piece.view(np.float32) if tensor.is_floating_point() else piece
+def fly(tokens: Tensor, sampled: DeviceScores | None, prompt: DeviceScores | None) -> RunnerFlight:
+    parts = [tokens]
+    for scores in (sampled, prompt):
+        parts += [] if scores is None else [scores.chosen, scores.top_token, scores.top_logprob]
+    return RunnerFlight(Download(parts), sampled is not None, prompt is not None)
 
 
 def available_cores() -> int:

@@ -38,7 +38,7 @@ def upload(arrays: Mapping[str, NDArray], device: torch.device | str, widen: boo
         for kind, names in by_kind.items()
         if names
     ]
-    raw = torch.from_numpy(np.concatenate(regions)).to(device)
+    raw = to_device(np.concatenate(regions), torch.device(device))
     sent: dict[str, Tensor] = {}
     parts = iter(raw.split_with_sizes([len(region) for region in regions]))
     for kind, names in by_kind.items():
@@ -48,6 +48,15 @@ def upload(arrays: Mapping[str, NDArray], device: torch.device | str, widen: boo
                 shape = arrays[name].shape
                 sent[name] = view if len(shape) == 1 else view.view(shape)
     return sent
+
+
+def to_device(packed: NDArray[np.uint8], device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return torch.from_numpy(packed)
+    # From pinned memory the copy runs by itself; the allocator keeps the buffer until it is done.
+    pinned = torch.empty(len(packed), dtype=torch.uint8, pin_memory=True)
+    pinned.numpy()[:] = packed
+    return pinned.to(device, non_blocking=True)
 
 
 def kind_of(array: NDArray, widen: bool) -> str:

@@ -121,12 +121,10 @@ def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
     """A model, an engine around it, and what its callers should know. Everything with tensors is imported here."""
     from weft.engine.loop import Engine
     from weft.loading import load
-    from weft.runner.runner import Runner
 
     loaded = load(options, progress)
     config, model = loaded.config, loaded.model
-    runner = Runner(model, loaded.spec, config.memory_bytes, config.max_sequences, threads=options.threads or None)
-    engine = Engine(loaded.spec, runner, config, loaded.grammars())
+    engine = Engine(loaded.spec, loaded.runner(options.threads, progress), config, loaded.grammars())
     folder = _folder(options)
     info = ModelInfo(
         name=_name(options.model),

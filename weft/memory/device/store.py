@@ -42,13 +42,25 @@ View = AttentionView | RecurrentView
 
 
 class Store:
-    """Owns the buffer. `views[i]` belongs to `spec.memories[i]`."""
+    """Owns the buffer. `views[i]` belongs to `spec.memories[i]`.
 
-    def __init__(self, spec: MemorySpec, budget_bytes: int, device: torch.device | str = "cpu") -> None:
+    With `scratch` there is a unit of each kind behind the budget, which the arena does not know: nobody's, for rows
+    that only fill up a step of fixed size.
+    """
+
+    def __init__(
+        self, spec: MemorySpec, budget_bytes: int, device: torch.device | str = "cpu", scratch: bool = False
+    ) -> None:
         self.spec = spec
         self.unit_bytes = unit_bytes(spec)
         # Units are aligned, so an odd rest could not be used anyway.
-        self.buffer = _zeros(budget_bytes // ALIGNMENT * ALIGNMENT, torch.device(device))
+        size = budget_bytes // ALIGNMENT * ALIGNMENT
+        self.scratch: dict[Kind, int] = {}
+        if scratch:
+            for kind, unit in self.unit_bytes.items():
+                self.scratch[kind] = -(-size // unit)
+                size = (self.scratch[kind] + 1) * unit
+        self.buffer = _zeros(size, torch.device(device))
         self.views = self._carve()
 
     def poison(self, kind: str, index: int) -> None:

@@ -1,0 +1,173 @@
+"""The inputs of recorded decode steps: one buffer on the device, always at the same place, filled by one copy.
+
+A recorded step of so many rows reads the beginnings of these arrays. Rows beyond the plan's are *padding*: they point
+to units of memory that nobody owns, at position 0, so no kernel needs to know that they are not real.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.base.plan import Ints, Plan
+from weft.kernels.batch import Batch
+from weft.kernels.lanes import NO_SLOT, Lanes, PageList
+from weft.memory.kinds import Kind
+from weft.memory.spec import AttentionMemory, MemorySpec
+
+# One number per row each.
+PER_ROW = ("token", "seat", "from_board", "start", "slot", "tail", "closing")
+PER_ROW_OF_PAGES = ("write_page", "first_position")
+# Arrays begin at multiples of so many numbers, so that their loads are aligned.
+ALIGNED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    first: int
+    length: int
+
+
+class DecodeInputs:
+    """`scratch` names a unit of each kind that padding may use; `cells` is how long a row may be."""
+
+    def __init__(
+        self, rows: int, cells: int, spec: MemorySpec, scratch: dict[Kind, int], device: torch.device | str
+    ) -> None:
+        self.rows, self.spec, self.scratch = rows, spec, scratch
+        windows = {m.window is not None for m in spec.memories if isinstance(m, AttentionMemory)}
+        # Lists of pages come last, the one that can be long at the very end: what is not used is not copied.
+        self.pagings = [name for name, windowed in (("windowed", True), ("full", False)) if windowed in windows]
+        self.places: dict[str, Place] = {}
+        self.size = 0
+        for name in PER_ROW:
+            self._place(name, rows)
+        for paging in self.pagings:
+            for name in PER_ROW_OF_PAGES:
+                self._place(f"{paging}.{name}", rows)
+            self._place(f"{paging}.bounds", rows + 1)
+        for paging in self.pagings:
+            self._place(f"{paging}.pages", rows * (cells if paging == "full" else min(cells, spec.window_cells + 2)))
+        self.device = torch.device(device)
+        self.buffer = torch.zeros(self.size, dtype=torch.int32, device=device)
+        self.packed_first = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self.none = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def _place(self, name: str, length: int) -> None:
+        self.places[name] = Place(self.size, length)
+        self.size += -(-length // ALIGNED) * ALIGNED
+
+    def tensor(self, name: str, length: int | None = None) -> Tensor:
+        place = self.places[name]
+        return self.buffer[place.first : place.first + (place.length if length is None else length)]
+
+    # filling ----------------------------------------------------------------------------------------------------------
+
+    def fill(self, plan: Plan, rows: int) -> None:
+        """Send a plan of decodes, padded to `rows` rows. Nobody waits."""
+        pinned = torch.empty(self.size, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        used = self._write(plan, rows, pinned.numpy())
+        self.buffer[:used].copy_(pinned[:used], non_blocking=True)
+
+    def fill_with_padding(self) -> None:
+        """As for a plan without rows, padded to as many as there can be."""
+        padding = {"seat": self.scratch_seat, "tail": self.scratch.get(Kind.TAIL, 0), "closing": NO_SLOT}
+        for name, value in padding.items():
+            self.tensor(name).fill_(value)
+        for paging in self.pagings:
+            nobody = self.scratch[Kind.WINDOW if paging == "windowed" else Kind.PAGE]
+            self.tensor(f"{paging}.write_page").fill_(nobody)
+            self.tensor(f"{paging}.pages").fill_(nobody)
+            self.tensor(f"{paging}.bounds").copy_(self.packed_first)
+
+    def _write(self, plan: Plan, rows: int, host: NDArray[np.int32]) -> int:
+        """All arrays into `host`; how much of it is to be copied."""
+
+        def put(name: str, values: Ints | NDArray[np.int64], padding: int) -> None:
+            first = self.places[name].first
+            host[first : first + len(values)] = values
+            host[first + len(values) : first + rows] = padding
+
+        cell = self.spec.cell
+        closing = np.full(plan.rows, NO_SLOT, np.int32)
+        closing[plan.captures.row] = plan.captures.slot
+        put("token", plan.tokens, 0)
+        put("seat", plan.seat, self.scratch_seat)
+        put("from_board", plan.from_board, 0)
+        put("start", plan.start, 0)
+        put("slot", np.where(plan.start >= cell, plan.read_slot, 0), 0)
+        put("tail", plan.tail, self.scratch.get(Kind.TAIL, 0))
+        put("closing", closing, NO_SLOT)
+        used = self.places["closing"].first + rows
+        for paging in self.pagings:
+            used = self._write_pages(plan, rows, paging, host, put)
+        return used
+
+    def _write_pages(self, plan: Plan, rows: int, paging: str, host: NDArray[np.int32], put) -> int:
+        cell, real = self.spec.cell, plan.rows
+        windowed = paging == "windowed"
+        table, scratch = (plan.window_table, Kind.WINDOW) if windowed else (plan.page_table, Kind.PAGE)
+        first_cell = plan.window_first if windowed else np.zeros(real, np.int32)
+        last = plan.start // cell - first_cell
+        nobody = self.scratch[scratch]
+        put(f"{paging}.write_page", table[np.arange(real), last], nobody)
+        put(f"{paging}.first_position", first_cell * cell, 0)
+        bounds = self.places[f"{paging}.bounds"].first
+        host[bounds] = 0
+        host[bounds + 1 : bounds + 1 + real] = np.cumsum(last + 1)
+        count = int(host[bounds + real])
+        host[bounds + 1 + real : bounds + 1 + rows] = np.arange(count + 1, count + 1 + rows - real)
+        pages = self.places[f"{paging}.pages"].first
+        host[pages : pages + count] = table[np.arange(table.shape[1]) <= last[:, None]]
+        end = pages + count + rows - real
+        host[pages + count : end] = nobody
+        return end
+
+    @property
+    def scratch_seat(self) -> int:
+        """The line of the token board after the last real one."""
+        return self.rows
+
+    # reading ----------------------------------------------------------------------------------------------------------
+
+    def batch(self, rows: int, token_ids: Tensor) -> Batch:
+        """The step as kernels see it: views of the buffer. Nothing here depends on what is in it."""
+        lanes = Lanes(
+            rows=rows,
+            decodes=rows,
+            pieces=0,
+            most_pieces=0,
+            longest=1,
+            farthest=0,
+            first=self.packed_first[: rows + 1],
+            **{name: self.tensor(name, rows) for name in ("start", "slot", "tail", "closing")},
+            **dict.fromkeys(("piece_row", "piece_position", "piece_slot"), self.none[:0]),
+            first_piece=self.none,
+            **{name: self._page_list(name, rows) if name in self.pagings else None for name in ("full", "windowed")},
+            **dict.fromkeys(("host_start", "host_first"), torch.empty(0, dtype=torch.int32, device="cpu")),
+        )
+        return Batch(
+            tokens=rows,
+            rows=rows,
+            decode_rows=rows,
+            token_ids=token_ids,
+            positions=lanes.start,
+            **dict.fromkeys(("start", "end", "full", "windowed", "decodes", "convolution")),
+            **dict.fromkeys(("host_start", "host_end", "host_first", "groups"), ()),
+            lanes=lanes,
+        )
+
+    def _page_list(self, paging: str, rows: int) -> PageList:
+        nothing = torch.empty(0, dtype=torch.int32, device="cpu")
+        return PageList(
+            self.tensor(f"{paging}.write_page", rows),
+            self.tensor(f"{paging}.first_position", rows),
+            self.tensor(f"{paging}.bounds", rows + 1),
+            self.tensor(f"{paging}.pages"),
+            nothing,
+            nothing,
+        )
