@@ -1,0 +1,35 @@
+"""A model in numbers, from its configuration alone: no weights are made or read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from weft.memory.spec import AttentionMemory, Memory
+from weft.models.config import Config, read_config, text_part
+from weft.models.weights import build
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    memories: tuple[Memory, ...]
+    parameters: int
+    active_parameters: int  # that a token meets: of experts, those chosen
+    attention_width: int  # query heads times their size, summed over attention layers
+
+
+def shape_of(path: Path) -> Shape:
+    fields = text_part(read_config(path))
+    model = build(fields, torch.bfloat16, "meta")
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    config = Config(fields)
+    chosen = config.integer("num_experts_per_tok", "experts_per_token", default=1)
+    among = config.integer("num_experts", "num_local_experts", "n_routed_experts", default=1)
+    total = sum(sizes.values())
+    memories = tuple(model.memories())
+    layers = sum(isinstance(memory, AttentionMemory) for memory in memories)
+    width = layers * config.integer("num_attention_heads", default=1) * config.head_dim
+    return Shape(memories, total, total - experts + experts * chosen // among, width)

@@ -1,0 +1,117 @@
+"""How long a step takes, from what it computes and moves: a roofline with measured rates. Knows no policy.
+
+A step costs the larger of its arithmetic and its traffic, what it writes for others to resume from, and a fixed price.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from weft.base.errors import OptionError
+from weft.memory.presets import PRESETS
+from weft.memory.spec import MemorySpec
+
+WEIGHT_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device reaches, not what its sheet says. The defaults are a share of an H200's."""
+
+    flops: float = 4.5e14
+    bytes: float = 3.3e12
+    step_seconds: float = 1.0e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step does. `pairs` counts (new token, earlier token); `read_bytes` is what decodes read of memory."""
+
+    tokens: int
+    pairs: float
+    read_bytes: float
+    written_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """A model in numbers: weights in all and per token, and the width of its attention over all layers."""
+
+    spec: MemorySpec
+    parameters: float
+    active_parameters: float
+    attention_width: int  # heads times their size, summed over attention layers
+    rates: Rates = Rates()
+
+    def seconds(self, work: Work) -> float:
+        rates = self.rates
+        flops = 2.0 * self.active_parameters * work.tokens + 4.0 * self.attention_width * work.pairs
+        moved = self.weights_read(work.tokens) + work.read_bytes
+        return rates.step_seconds + max(flops / rates.flops, moved / rates.bytes) + work.written_bytes / rates.bytes
+
+    def weights_read(self, tokens: int) -> float:
+        """Bytes of the weights that some token of the step needs: of experts, more with every token."""
+        share = self.active_parameters / self.parameters
+        return WEIGHT_BYTES * self.parameters * (1.0 - (1.0 - share) ** tokens)
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        return (self.spec.page_bytes + self.spec.window_page_bytes) / self.spec.cell
+
+
+# Parameters in all and per token, and attention heads times size times layers.
+SHAPES: dict[str, tuple[float, float, int]] = {
+    "lfm2-1.2b": (1.17e9, 1.17e9, 32 * 64 * 6),
+    "qwen3-next-mini": (6.30e9, 2.08e9, 16 * 256 * 6),
+    "nemotron-nano-9b": (8.89e9, 8.89e9, 40 * 128 * 4),
+    "llama-8b": (8.0e9, 8.0e9, 32 * 128 * 32),
+}
+
+
+def cost_model(name: str) -> CostModel:
+    """Of a preset by its name, or of a folder or file with a model's config.json."""
+    if name in SHAPES:
+        return CostModel(PRESETS[name], *SHAPES[name])
+    if not Path(name).expanduser().exists():
+        raise OptionError(f"model must be one of {', '.join(SHAPES)}, or a folder with a config.json, got {name!r}")
+    return _from_configuration(Path(name).expanduser())
+
+
+def _from_configuration(path: Path) -> CostModel:
+    # Only here are tensors needed, and these have no memory.
+    from weft.models.shapes import shape_of
+
+    found = shape_of(path if path.is_file() else path / "config.json")
+    return CostModel(MemorySpec(found.memories), found.parameters, found.active_parameters, found.attention_width)
+
+
+def calibrated(cost: CostModel, path: str | Path) -> CostModel:
+    """With rates that explain what `weft bench --json` measured: time to the first token, and time per later one.
+
+    The arithmetic rate follows from the first, the rate of moving bytes from the second.
+    """
+    try:
+        found = json.loads(Path(path).read_text())
+        return replace(cost, rates=_fit(cost, found))
+    except OSError as error:
+        raise OptionError(f"calibrate {path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise OptionError(f"calibrate {path} is not a result of `weft bench --json`") from None
+
+
+def _fit(cost: CostModel, found: Mapping[str, Any]) -> Rates:
+    prompts = found["completed"]
+    prompt, answer = found["total_input_tokens"] / prompts, found["total_output_tokens"] / prompts
+    batch = max(1, min(int(found["options"]["concurrency"]) or prompts, prompts))
+    first, later = found["median_ttft_ms"] / 1000, found["median_tpot_ms"] / 1000
+    # Half the requests of a batch wait for half of the others' prompts.
+    share = 1.0 if batch == 1 else (batch + 1) / 2
+    step = min(cost.rates.step_seconds, first / 4, later / 4)
+    flops = 2.0 * cost.active_parameters * prompt + 4.0 * cost.attention_width * prompt**2 / 2
+    held = cost.kv_bytes_per_token * (prompt + answer / 2) + cost.spec.state_bytes
+    moved = cost.weights_read(batch) + batch * held
+    return Rates(share * flops / (first - step), moved / (later - step), step)

@@ -1,0 +1,228 @@
+"""One run: requests arrive, the planner decides, memory remembers, a clock goes on. What came of it is a `Found`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft.base.config import EngineConfig
+from weft.engine.events import FinishReason
+from weft.memory.kinds import Kind
+from weft.memory.ledger import Ledger
+from weft.memory.report import memory_stats
+from weft.simulate.costs import CostModel, Work
+from weft.simulate.oracle import Oracle
+from weft.simulate.sessions import Arrivals, Session
+from weft.simulate.stepping import Simulated, Stride, StridingPlanner, settle
+
+# How many points of the course of memory are kept.
+SAMPLES = 400
+
+
+@dataclass(slots=True)
+class Found:
+    """What a run brought. Lists are per request in the order of their ends, `course` is over time."""
+
+    requests: int = 0
+    refused: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    hit_tokens: int = 0
+    oracle_tokens: int | None = None
+    distinct_cells: int | None = None
+    seconds: float = 0.0
+    busy_seconds: float = 0.0
+    first_token_seconds: list[float] = field(default_factory=list)
+    course: list[tuple[float, dict[str, int]]] = field(default_factory=list)
+    stats: dict[str, object] = field(default_factory=dict)
+
+
+class Simulation:
+    """`stride` is how many tokens a decode may take at once while nothing else happens."""
+
+    def __init__(
+        self,
+        cost: CostModel,
+        config: EngineConfig,
+        sessions: Iterator[Session],
+        stride: int = 64,
+        oracle: bool = True,
+        tell: Callable[[Simulated], None] | None = None,
+    ) -> None:
+        self.cost = cost
+        self.config = config
+        self.ledger = Ledger(
+            cost.spec,
+            config.memory_bytes,
+            config.max_sequences,
+            config.max_length,
+            cache=config.cache,
+            eviction=config.eviction,
+            capture_every=config.capture_every,
+        )
+        self.planner = StridingPlanner(self.ledger, config)
+        self.oracle = Oracle(cost.spec.cell) if oracle else None
+        self.found = Found()
+        self.now = 0.0
+        self._arrivals = Arrivals(sessions)
+        self._stride = stride
+        self._tell = tell
+        self._number = 0
+        self._next_sample = 0.0
+        self._last_seconds = 0.0
+
+    def run(self) -> Found:
+        while True:
+            arrived = self._arrive()
+            self._choose_stride(arrived)
+            step = self.planner.plan()
+            self._fail_hopeless()
+            if step is None:
+                following = self._arrivals.next_time()
+                if following is None and not self.planner.running and not len(self.planner.line):
+                    return self._finish()
+                if following is not None:
+                    self.now = max(self.now, following)
+                elif not self.planner.leaving:
+                    self._refuse_rest()
+                self.planner.release_landed()
+                continue
+            self._fly(step)
+
+    # requests -------------------------------------------------------------------------------------------------------
+
+    def _arrive(self) -> bool:
+        arrived = False
+        while (time := self._arrivals.next_time()) is not None and time <= self.now:
+            time, ask, session = self._arrivals.pop()
+            total = ask.prompt + ask.answer
+            if total > self.config.max_length or not self.ledger.fits_alone(total):
+                self.found.refused += 1
+                self._arrivals.go_on(session, self.now)
+                continue
+            sequence = Simulated(self._number, ask, session, time)
+            self._number += 1
+            if self.oracle:
+                self.oracle.look(ask)
+            self.planner.line.add(sequence, self.planner.number)  # type: ignore[arg-type]
+            arrived = True
+        return arrived
+
+    def _fail_hopeless(self) -> None:
+        for sequence in self.planner.failed:
+            self.found.failed += 1
+            self._end(sequence, FinishReason.ERROR)
+        self.planner.failed.clear()
+
+    def _refuse_rest(self) -> None:
+        """Nothing runs and nothing can start: whoever waits first would wait for ever."""
+        sequence = next(iter(self.planner.line))
+        self.planner.line.remove(sequence)
+        self.found.failed += 1
+
+    def _end(self, sequence: Simulated, reason: FinishReason) -> None:
+        sequence.reason = reason
+        self.planner.leave(sequence)  # type: ignore[arg-type]
+        self._arrivals.go_on(sequence.session, self.now)
+
+    # steps ----------------------------------------------------------------------------------------------------------
+
+    def _choose_stride(self, arrived: bool) -> None:
+        """Many tokens at once while only decodes run, but not far past the next arrival."""
+        planner, most = self.planner, self._stride
+        if arrived or planner.prefilling or not planner.decoding or most == 1:
+            planner.stride = 1
+            return
+        if len(planner.line):
+            # Who waits for memory gets it when somebody ends.
+            planner.stride = min(most, max(1, min(s.max_tokens - len(s.generated) for s in planner.decoding)))
+            return
+        following = self._arrivals.next_time()
+        if following is None or not self._last_seconds:
+            planner.stride = most
+            return
+        planner.stride = max(1, min(most, round((following - self.now) / self._last_seconds)))
+
+    def _fly(self, step: Stride) -> None:
+        seconds = self._seconds(step)
+        self.now += seconds
+        self.found.busy_seconds += seconds
+        for sequence, _, _, samples in step.prefills:
+            if samples and sequence.first_seconds is None:
+                sequence.first_seconds = self.now
+        for sequence in settle(self.planner, step):
+            self._end(sequence, FinishReason.LENGTH)
+            self._note(sequence)
+        if self.planner.leaving:
+            self.planner.release_landed()
+        if self.now >= self._next_sample:
+            self._sample()
+
+    def _seconds(self, step: Stride) -> float:
+        """What the step costs. Prompts and the first token of decodes share a step; the others come one by one."""
+        cost, cell = self.cost, self.cost.spec.cell
+        written = sum(capture.keep and not capture.own for grant in step.grants.values() for capture in grant.captures)
+        tokens, pairs = len(step.decode_seats), 0.0
+        for _, start, end, _ in step.prefills:
+            tokens += end - start
+            pairs += (end - start) * (start + end) / 2
+        lengths = float((step.decode_starts + step.counts / 2).sum()) if tokens else 0.0
+        read = lengths * cost.kv_bytes_per_token + len(step.decode_seats) * cost.spec.state_bytes
+        # A decode writes its own checkpoint once in a cell.
+        folded = float(step.counts.sum()) / cell
+        work = Work(tokens, pairs + lengths, read, (written + folded) * cost.spec.state_bytes)
+        strides = int(step.counts.max()) if len(step.counts) else 1
+        self._last_seconds = cost.seconds(work)
+        if strides == 1:
+            return self._last_seconds
+        self._last_seconds = cost.seconds(Work(tokens, pairs + lengths, read, 0.0))
+        # Towards the end fewer are left.
+        share = float(step.counts.mean()) / strides
+        later = Work(max(1, round(tokens * share)), share * lengths, share * read, 0.0)
+        return cost.seconds(work) + (strides - 1) * cost.seconds(later)
+
+    # what came of it ------------------------------------------------------------------------------------------------
+
+    def _note(self, sequence: Simulated) -> None:
+        found = self.found
+        found.requests += 1
+        found.prompt_tokens += sequence.ask.prompt
+        found.answer_tokens += sequence.ask.answer
+        if sequence.miss is not None:
+            found.hit_tokens += sequence.miss.cached
+        if sequence.first_seconds is not None:
+            found.first_token_seconds.append(sequence.first_seconds - sequence.arrived_seconds)
+        if self._tell is not None:
+            self._tell(sequence)
+
+    def _sample(self) -> None:
+        """Bytes in use by kind. When there are too many samples, every other one goes."""
+        course, arena = self.found.course, self.ledger.arena
+        course.append((self.now, {kind.value: arena.used(kind) * size for kind, size in arena.unit_bytes.items()}))
+        if len(course) >= 2 * SAMPLES:
+            del course[1::2]
+        interval = self.now / SAMPLES if len(course) >= SAMPLES else 0.0
+        self._next_sample = self.now + interval
+
+    def _finish(self) -> Found:
+        found = self.found
+        found.seconds = self.now
+        found.stats = memory_stats(self.ledger) | {
+            "preemptions": self.planner.preemptions,
+            "steps": self.planner.number,
+        }
+        if self.oracle:
+            found.oracle_tokens, found.distinct_cells = self.oracle.hit_tokens, self.oracle.cells
+        return found
+
+
+def percentile(values: list[float], share: float) -> float:
+    return float(np.quantile(values, share)) if values else 0.0
+
+
+def bytes_of(found: Found, kind: Kind) -> int:
+    """The most bytes of a kind that were in use."""
+    return max((used.get(kind.value, 0) for _, used in found.course), default=0)

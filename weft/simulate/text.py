@@ -1,0 +1,86 @@
+"""Prompts that are never written out: stretches of text known by number and length, and the names of their cells.
+
+Two texts have the same name for a cell exactly if they are made of the same stretches up to its end, which is all that
+a cache can know. Nothing here knows tokens; `tokens` makes some up where an engine needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.memory.keys import Key
+
+Stretch = tuple[int, int]  # its number, and how many tokens of it
+MASK = (1 << 64) - 1
+
+
+class Text:
+    """Grows at its end; `keys` are the names of the cells that are full. Forks share what they have in common."""
+
+    __slots__ = ("_name", "_open", "cell", "keys", "length", "marks", "stretches")
+
+    def __init__(self, cell: int, stretches: Iterable[Stretch] = ()) -> None:
+        self.cell = cell
+        self.length = 0
+        self.keys: list[Key] = []
+        self.marks: list[int] = []  # where stretches end
+        self.stretches: list[Stretch] = []
+        self._name = cell
+        self._open: tuple[int, ...] = ()  # (stretch, offset, count) of the last, unfinished cell
+        for number, count in stretches:
+            self.append(number, count)
+
+    def append(self, number: int, count: int) -> None:
+        """Add the first `count` tokens of a stretch."""
+        cell, name, offset = self.cell, self._name, 0
+        room = cell - self.length % cell
+        while count - offset >= room:
+            # The hash of a tuple of integers is the same in every process.
+            name = hash((name, *self._open, number, offset, room)) if self._open else hash((name, number, offset))
+            self.keys.append((name & MASK).to_bytes(8, "little"))
+            offset += room
+            room, self._open = cell, ()
+        if count > offset:
+            self._open = (*self._open, number, offset, count - offset)
+        self._name = name
+        self.length += count
+        self.marks.append(self.length)
+        self.stretches.append((number, count))
+
+    def fork(self) -> Text:
+        other = Text(self.cell)
+        other.length, other._name, other._open = self.length, self._name, self._open
+        other.keys, other.marks, other.stretches = list(self.keys), list(self.marks), list(self.stretches)
+        return other
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request of the simulation: the names of its cells (answer included), lengths in tokens, and what it declares.
+
+    `boundaries` are ends of messages inside the prompt, `declared` positions that the caller wants kept.
+    """
+
+    keys: list[Key]
+    prompt: int
+    answer: int
+    stretches: tuple[Stretch, ...] = ()
+    boundaries: tuple[int, ...] = ()
+    declared: tuple[int, ...] = ()
+
+
+def ask(text: Text, number: int, answer: int, declared: tuple[int, ...] = ()) -> Ask:
+    """Ask for an answer to the text so far; the text then holds the answer (stretch `number`) as well."""
+    prompt, boundaries, stretches = text.length, tuple(text.marks[:-1]), tuple(text.stretches)
+    text.append(number, answer)
+    return Ask(list(text.keys), prompt, answer, stretches, boundaries, declared)
+
+
+def tokens(stretches: Iterable[Stretch], vocabulary: int) -> NDArray[np.int32]:
+    """Tokens for an engine that needs some: every stretch is a random text of its own, always the same one."""
+    parts = [np.random.default_rng(number & MASK).integers(3, vocabulary, count) for number, count in stretches]
+    return np.concatenate(parts).astype(np.int32)

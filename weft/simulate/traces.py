@@ -1,0 +1,61 @@
+"""Traces in Mooncake's format: a JSON object a line with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
+
+An id stands for a block of 512 tokens of the prompt. What was answered is not told, so every answer is a text of its
+own. Lines are read as they are needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from weft.base.errors import OptionError
+from weft.simulate.sessions import Session
+from weft.simulate.text import Ask, Text
+
+BLOCK = 512
+FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+
+
+def read_trace(path: str | Path, cell: int, speed: float = 1.0, limit: int | None = None) -> Iterator[Session]:
+    """The requests of a trace in their order, each as a session of one turn."""
+    for number, found in enumerate(_lines(Path(path))):
+        if limit is not None and number >= limit:
+            return
+        yield Session(found["timestamp"] / 1000 / speed, iter([(0.0, _ask(found, number, cell))]))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open() as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _checked(line, f"{path} line {number}")
+    except OSError as error:
+        raise OptionError(f"trace {path} cannot be read: {error.strerror}") from None
+
+
+def _checked(line: str, place: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+        missing = [name for name in FIELDS if name not in found]
+    except (ValueError, TypeError):
+        raise OptionError(f"{place} is not a JSON object") from None
+    if missing:
+        raise OptionError(f"{place} has no {missing[0]}; a trace in Mooncake's format has {', '.join(FIELDS)}")
+    blocks = -(-found["input_length"] // BLOCK)
+    if found["input_length"] < 1 or len(found["hash_ids"]) != blocks:
+        raise OptionError(f"{place}: {found['input_length']} tokens are {blocks} blocks, not {len(found['hash_ids'])}")
+    return found
+
+
+def _ask(found: dict[str, Any], number: int, cell: int) -> Ask:
+    length = found["input_length"]
+    stretches = [(block, min(BLOCK, length - BLOCK * place)) for place, block in enumerate(found["hash_ids"])]
+    text = Text(cell, stretches)
+    answer = max(1, found["output_length"])
+    text.append(-1 - number, answer)
+    # Blocks are cut by length: their ends say nothing about messages.
+    return Ask(text.keys, length, answer, tuple(stretches))
