@@ -1,0 +1,133 @@
+"""The runner of a GPU on a CPU: the same padded inputs and kernels (interpreted), without recording."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engines import Ask, greedy, model_of, seeded, serve, spec_of, tokens
+from tests.plans import Capture, Row, make_plan
+from weft.base.config import EngineConfig
+from weft.engine.loop import Engine
+from weft.kernels.causal_conv import short_conv_memory
+from weft.memory.device.store import Store
+from weft.memory.spec import AttentionMemory, MemorySpec
+from weft.runner.batching import build_batch
+from weft.runner.cuda.inputs import DecodeInputs
+from weft.runner.cuda.recorded import buckets
+from weft.runner.cuda.room import trial
+from weft.runner.cuda.runner import CudaRunner
+from weft.runner.runner import Runner
+
+MEMORIES = (
+    AttentionMemory(1, 8, "float32"),
+    AttentionMemory(1, 8, "float32", window=10),
+    short_conv_memory(4, 3, "float32"),
+)
+SPEC = MemorySpec(MEMORIES, cell=8)
+
+
+def inputs_for(rows: int) -> DecodeInputs:
+    store = Store(SPEC, 1 << 16, scratch=True)
+    return DecodeInputs(rows, 10, SPEC, store.scratch, "cpu")
+
+
+def decode_rows() -> list[Row]:
+    return [
+        Row(9, 10, read_slot=3, tail=1, seat=5, from_board=1, pages=[4, 7], window_pages=[11, 13]),
+        Row(0, 1, tail=2, seat=6, tokens=[42], pages=[5], window_pages=[14]),
+        Row(31, 32, read_slot=1, tail=3, seat=4, from_board=1, pages=[1, 2, 3, 9], window_pages=[31], window_first=3),
+    ]
+
+
+def test_inputs_of_a_recorded_step_say_what_the_batch_says():
+    plan = make_plan(decode_rows(), [Capture(2, 32, 8)])
+    inputs = inputs_for(6)
+    inputs.fill_with_padding()
+    inputs.fill(plan, 4)
+    found = inputs.batch(4, inputs.tensor("token", 4))
+    wanted = build_batch(plan, SPEC, torch.zeros(9, dtype=torch.int64), "cpu", lanes=True)
+    for name in ("start", "slot", "tail", "closing"):
+        assert getattr(found.lanes, name)[:3].tolist() == getattr(wanted.lanes, name).tolist(), name
+    assert found.lanes.first.tolist() == [0, 1, 2, 3, 4]
+    for name in ("full", "windowed"):
+        mine, theirs = getattr(found.lanes, name), getattr(wanted.lanes, name)
+        assert mine.write_page[:3].tolist() == theirs.write_page.tolist()
+        assert mine.first_position[:3].tolist() == theirs.first_position.tolist()
+        assert mine.bounds[:4].tolist() == theirs.bounds.tolist()
+        assert mine.pages[: len(theirs.pages)].tolist() == theirs.pages.tolist()
+
+
+def test_padding_owns_nothing():
+    inputs = inputs_for(6)
+    inputs.fill(make_plan(decode_rows()), 5)
+    lanes = inputs.batch(5, inputs.tensor("token", 5)).lanes
+    store = Store(SPEC, 1 << 16, scratch=True)
+    assert (1 << 16) // min(store.unit_bytes.values()) >= 3
+    for kind, index in store.scratch.items():
+        assert index * store.unit_bytes[kind] >= 1 << 16, "behind all that the arena gives out"
+        assert (index + 1) * store.unit_bytes[kind] <= len(store.buffer)
+    assert lanes.start[3:].tolist() == [0, 0]
+    assert lanes.closing[3:].tolist() == [-1, -1]
+    for paging in (lanes.full, lanes.windowed):
+        assert (paging.bounds[1:] - paging.bounds[:-1])[3:].tolist() == [1, 1]
+        last = int(paging.bounds[-1])
+        assert paging.pages[last - 2 : last].tolist() == paging.write_page[3:].tolist()
+    assert inputs.tensor("seat", 5)[3:].tolist() == [6, 6]
+
+
+def test_scratch_units_do_not_overlap():
+    store = Store(SPEC, 1 << 16, scratch=True)
+    spans = sorted((i * store.unit_bytes[k], (i + 1) * store.unit_bytes[k]) for k, i in store.scratch.items())
+    assert all(a[1] <= b[0] for a, b in pairwise(spans))
+
+
+@pytest.mark.parametrize("most", [1, 3, 8, 64, 100, 256, 300, 1000])
+def test_every_number_of_rows_has_a_bucket(most):
+    sizes = buckets(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == most
+    assert all(any(size >= rows for size in sizes) for rows in range(1, most + 1))
+
+
+def cuda_engine(family: str, **settings) -> Engine:
+    memory, spec = 8 << 20, spec_of(family)
+    options = {"max_sequences": 4, "max_tokens_per_step": 200, "max_length": 256, "paranoid": True, "depth": 1}
+    config = EngineConfig(memory_bytes=memory, **(options | settings))
+    runner = CudaRunner(model_of(family), spec, memory, config.max_sequences, config.max_length, device="cpu")
+    return Engine(spec, runner, config)
+
+
+def cpu_engine(family: str) -> Engine:
+    memory, spec = 8 << 20, spec_of(family)
+    config = EngineConfig(memory_bytes=memory, max_sequences=4, max_tokens_per_step=200, max_length=256, cache=False)
+    return Engine(spec, Runner(model_of(family), spec, memory, 4, threads=1), config)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "nemotron_h", "qwen3_5", "gemma3", "gpt_oss"])
+def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family):
+    shared = tokens(66, seed=1)
+    asks = [
+        Ask([*shared, *tokens(5, seed=2)], greedy(4)),
+        Ask(tokens(3, seed=3), seeded(6, seed=7)),
+        # A hit on what the first one left, beside decodes.
+        Ask([*shared, *tokens(9, seed=4)], greedy(3), step=3),
+    ]
+    found, wanted = serve(cuda_engine(family), asks), serve(cpu_engine(family), asks)
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
+    for mine, theirs in zip(found, wanted):
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=2e-4)
+    assert found[2].report.cached_tokens >= 64
+
+
+def test_the_trial_of_a_step_runs_on_units_that_nobody_owns():
+    spec = spec_of("lfm2")
+    runner = CudaRunner(model_of("lfm2"), spec, 1 << 16, 4, 256, device="cpu")
+    before = runner.store.buffer[: 1 << 16].clone()
+    for start, end in (([0], [100]), ([0, 0, 0], [1, 1, 1])):
+        plan = trial(np.array(start, np.int32), np.array(end, np.int32), spec, runner.store.scratch)
+        runner.run(plan, lanes=True)
+    assert torch.equal(runner.store.buffer[: 1 << 16], before)
