@@ -31,6 +31,10 @@ def attention(
     sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """A sink takes part in the sum of its head's softmax and brings no value."""
+    if batch.lanes is not None:
+        from weft.kernels.cuda import attention as on_gpu
+
+        return on_gpu.attention(q, k, v, batch, view, scale, softcap, sinks)
     paging = batch.full if view.window is None else batch.windowed
     assert paging is not None
     view.keys[paging.write_page, paging.write_offset] = k

@@ -1,0 +1,313 @@
+"""Paged attention on `Lanes` equals the reference on the same plan: Triton's kernels and FlashInfer's.
+
+Without a GPU, Triton's interpreter runs the kernels at small odd sizes; what is marked `gpu` runs at real ones.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tests.plans import Row, make_plan
+from torch import Tensor
+
+from weft.kernels.attention import attention
+from weft.kernels.cuda import attention as on_gpu
+from weft.kernels.cuda import attention_decode, flashinfer
+from weft.kernels.cuda.attention_decode import Sharing, attend_decodes, share_out
+from weft.kernels.cuda.attention_prefill import PLAIN_LAUNCH, attend_pieces
+from weft.kernels.cuda.flashinfer import Shape
+from weft.memory.device.store import AttentionView
+from weft.memory.spec import AttentionMemory, MemorySpec
+from weft.runner.batching import build_batch
+
+SCALE = 0.3
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+@dataclass
+class Scene:
+    """Rows [start, end), pages with all that their sequences hold before `start`, NaN everywhere else."""
+
+    rows: list[tuple[int, int]]
+    window: int | None = None
+    heads: int = 6
+    kv_heads: int = 2
+    head_dim: int = 16
+    cell: int = 16
+    dtype: torch.dtype = torch.float32
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    scale: float = SCALE
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator(self.device).manual_seed(len(self.rows) + self.rows[0][1])
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, device=self.device).to(self.dtype)
+
+        tokens = sum(end - start for start, end in self.rows)
+        # Queries, keys and values as a projection leaves them: side by side.
+        packed = random(tokens, self.heads + 2 * self.kv_heads, self.head_dim)
+        self.q, self.k, self.v = packed.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        self.sinks = random(self.heads)
+        first_cells = [self.first_cell(start) for start, _ in self.rows]
+        counts = [-(-end // self.cell) - first for (_, end), first in zip(self.rows, first_cells)]
+        self.pages = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(1)).tolist()
+        tables = [self.pages[sum(counts[:row]) :][:count] for row, count in enumerate(counts)]
+        # Strides as in the store: other layers lie between the pages.
+        self.store = torch.full(
+            (len(self.pages), 5, self.cell, self.kv_heads, self.head_dim),
+            torch.nan,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        for (start, _), first, table in zip(self.rows, first_cells, tables):
+            for number, page in enumerate(table):
+                known = min(self.cell, start - (first + number) * self.cell)
+                if known > 0:
+                    self.store[page, 1:3, :known] = random(2, known, self.kv_heads, self.head_dim)
+        # The reference looks at what fills up the table, and masks it.
+        tables = [[*table, *[0] * (max(counts) - len(table))] for table in tables]
+        plan_rows = [
+            Row(start, end, pages=table, window_pages=table, window_first=first)
+            for (start, end), table, first in zip(self.rows, tables, first_cells)
+        ]
+        memory = AttentionMemory(self.kv_heads, self.head_dim, NAMES[self.dtype], self.window)
+        self.plan, self.spec = make_plan(plan_rows), MemorySpec((memory,), cell=self.cell)
+
+    def first_cell(self, start: int) -> int:
+        return 0 if self.window is None else max(0, start - self.window + 1) // self.cell
+
+    def batch(self, lanes: bool):
+        board = torch.zeros(9, dtype=torch.int64, device=self.device)
+        return build_batch(self.plan, self.spec, board, self.device, lanes)
+
+    def view(self) -> AttentionView:
+        return AttentionView(self.store[:, 1], self.store[:, 2], self.window)
+
+    def reference(self, softcap: float | None = None, sinks: bool = False) -> Tensor:
+        """In float32, on pages of its own."""
+        store = self.store.float()
+        view = AttentionView(store[:, 1], store[:, 2], self.window)
+        sink = self.sinks.float() if sinks else None
+        q, k, v = (x.float() for x in (self.q, self.k, self.v))
+        return attention(q, k, v, self.batch(False), view, self.scale, softcap, sink)
+
+    def ours(self, softcap: float | None = None, sinks: bool = False) -> Tensor:
+        sink = self.sinks if sinks else None
+        return attention(self.q, self.k, self.v, self.batch(True), self.view(), self.scale, softcap, sink)
+
+    def shape(self, softcap: float | None = None) -> Shape:
+        return on_gpu.shape_of(self.q, self.view(), self.scale, softcap)
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch):
+    """The interpreter runs them one by one."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(attention_decode, "LEAST_SHARES", 2)
+        monkeypatch.setattr(attention_decode, "MOST_SHARES", 4)
+
+
+def error_of(found: Tensor, reference: Tensor) -> float:
+    assert torch.isfinite(found).all()
+    return float((found.float() - reference).norm() / reference.norm())
+
+
+def assert_equal(scene: Scene, tolerance: float = 2e-6, **options) -> None:
+    assert error_of(scene.ours(**options), scene.reference(**options)) < tolerance
+
+
+MIXES = {
+    "first token ever": [(0, 1)],
+    "decodes of many lengths": [(100, 101), (0, 1), (15, 16), (16, 17), (5, 6), (63, 64)],
+    "one prompt": [(0, 37)],
+    "a prompt that goes on": [(21, 70)],
+    "decodes and prompts": [(49, 50), (16, 17), (0, 17), (31, 47), (10, 12), (48, 49)],
+}
+OPTIONS = {
+    "plain": {},
+    "softcap": {"softcap": 2.0},
+    "softcap and sinks": {"softcap": 2.0, "sinks": True},
+}
+
+
+@pytest.mark.parametrize("window", [None, 1, 8, 20, 40, 1000])
+@pytest.mark.parametrize("mix", MIXES)
+def test_attention_on_lanes_equals_the_reference(mix, window):
+    assert_equal(Scene(MIXES[mix], window), sinks=True)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("window", [None, 20])
+def test_softcap_and_sinks_are_the_references(window, options):
+    assert_equal(Scene(MIXES["decodes and prompts"], window), **OPTIONS[options])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 32), (5, 1, 24), (20, 1, 16), (8, 4, 80)])
+def test_heads_of_any_number_and_size(heads, kv_heads, head_dim):
+    rows = [(40, 41), (3, 4), (0, 18), (30, 45)]
+    assert_equal(Scene(rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim))
+
+
+def test_cells_of_64_tokens():
+    assert_equal(Scene([(200, 201), (100, 170)], 70, cell=64), sinks=True)
+
+
+@pytest.mark.parametrize("sharing", [Sharing(1, 1), Sharing(4, 1), Sharing(4, 2), Sharing(32, 1)])
+@pytest.mark.parametrize("window", [None, 50])
+def test_the_number_of_shares_changes_nothing(sharing, window):
+    scene = Scene([(150, 151), (0, 1), (15, 16), (16, 17), (70, 71), (149, 150)], window)
+    batch, view = scene.batch(True), scene.view()
+    on_gpu.write_pages(scene.k, scene.v, batch, view)
+    listed = batch.lanes.full or batch.lanes.windowed
+    out = torch.full(scene.q.shape, torch.nan)
+    attend_decodes(scene.q, out, batch.lanes, listed, view, scene.scale, None, scene.sinks, sharing)
+    assert error_of(out, scene.reference(sinks=True)) < 2e-6
+
+
+@pytest.mark.parametrize("block", [16, 32, 128])
+@pytest.mark.parametrize("window", [None, 7, 33])
+def test_the_size_of_a_block_of_queries_changes_nothing(block, window):
+    scene = Scene([(0, 70), (21, 45)], window)
+    batch, view = scene.batch(True), scene.view()
+    on_gpu.write_pages(scene.k, scene.v, batch, view)
+    listed = batch.lanes.full or batch.lanes.windowed
+    out = torch.full(scene.q.shape, torch.nan)
+    launch = PLAIN_LAUNCH._replace(block=block)
+    attend_pieces(scene.q, out, batch.lanes, listed, view, scene.scale, None, None, launch)
+    assert error_of(out, scene.reference()) < 2e-6
+
+
+def test_new_keys_and_values_are_in_their_pages_and_nothing_else_is_touched():
+    scene = Scene([(30, 31), (10, 35)])
+    before = scene.store.clone()
+    batch, view = scene.batch(True), scene.view()
+    on_gpu.write_pages(scene.k, scene.v, batch, view)
+    table, token = scene.plan.page_table, 0
+    for row, (start, end) in enumerate(scene.rows):
+        for position in range(start, end):
+            place = int(table[row, position // 16]), position % 16
+            assert view.keys[place].equal(scene.k[token])
+            assert view.values[place].equal(scene.v[token])
+            before[place[0], 1:3, place[1]] = scene.store[place[0], 1:3, place[1]]
+            token += 1
+    torch.testing.assert_close(before, scene.store, equal_nan=True, rtol=0, atol=0)
+
+
+def test_a_prompts_tokens_come_out_the_same_wherever_its_rows_begin():
+    """Bit by bit: what a query sees decides, not how its row was cut or what else is in the batch."""
+    whole = Scene([(0, 70)], 33)
+    outputs = whole.ours()
+    pieces = whole.plan.window_table[0].tolist()
+    for start, end in [(0, 21), (21, 50), (50, 70)]:
+        first = whole.first_cell(start)
+        pages = pieces[first : -(-end // 16)]
+        plan = make_plan([Row(start, end, window_pages=pages, window_first=first)])
+        batch = build_batch(plan, whole.spec, torch.zeros(9, dtype=torch.int64), "cpu", True)
+        parts = (x[start:end] for x in (whole.q, whole.k, whole.v))
+        assert attention(*parts, batch, whole.view(), SCALE).equal(outputs[start:end])
+
+
+def test_a_row_is_shared_out_by_the_number_of_rows_and_never_over_more_programs_than_its_window_needs():
+    assert share_out(1, 8, None, 64).shares > share_out(128, 8, None, 64).shares >= 2
+    assert share_out(1, 8, 128, 64).shares == 2
+    for rows in (1, 7, 64, 256):
+        shares = share_out(rows, 8, None, 64).shares
+        assert shares & (shares - 1) == 0
+
+
+LAYER = Shape(torch.bfloat16, 32, 8, 128, 64, 0.1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "capability", "installed", "chosen"),
+    [
+        ({}, (9, 0), True, "fa3"),
+        ({}, (9, 0), False, "triton"),
+        ({}, (8, 9), True, "fa2"),
+        ({}, (10, 0), True, "fa2"),
+        ({}, (7, 5), True, "triton"),
+        ({"dtype": torch.float32}, (9, 0), True, "triton"),
+        ({"head_dim": 80}, (9, 0), True, "triton"),
+        ({"head_dim": 256, "window": 1024}, (9, 0), True, "fa3"),
+    ],
+)
+def test_flashinfer_is_chosen_where_it_can(changes, capability, installed, chosen):
+    fields = {name: getattr(LAYER, name) for name in LAYER.__slots__} | changes
+    assert on_gpu.choose_backend(Shape(**fields), capability, installed) == chosen
+
+
+def test_a_missing_flashinfer_is_said_once_and_triton_takes_over(monkeypatch, caplog):
+    monkeypatch.setattr(flashinfer, "is_installed", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    on_gpu.warm([LAYER, LAYER])
+    assert [record.getMessage() for record in caplog.records] == [
+        "FlashInfer is not installed: attention over prompts uses Triton, which is slower there."
+    ]
+    assert not flashinfer.is_warm(LAYER)
+
+
+def test_a_flashinfer_that_fails_is_said_once_and_triton_takes_over(monkeypatch, caplog):
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("nvcc not found\nninja: build stopped")
+
+    monkeypatch.setattr(flashinfer, "_modules", {})
+    monkeypatch.setattr(flashinfer, "_new_planner", fail)
+    for _ in range(2):
+        flashinfer.warm([LAYER, LAYER], "fa3", torch.device("cpu"))
+    [record] = caplog.records
+    assert "Triton, which is slower. Why: ninja: build stopped" in record.getMessage()
+    assert not flashinfer.is_warm(LAYER)
+
+
+COMPILE = """
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from weft.kernels.cuda import attention, attention_decode, attention_prefill, flashinfer
+
+def build(kernel, types, constants, warps=4, stages=2):
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
+    triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
+
+def pointers(kernel, half):
+    types = {name: "*i32" for name in kernel.arg_names if name.endswith("_ptr")}
+    types |= {name: half for name in ("q_ptr", "k_ptr", "v_ptr", "keys_ptr", "values_ptr", "out_ptr", "sinks_ptr")}
+    return types | {"parts_ptr": "*fp32", "totals_ptr": "*fp32", "total_ptr": "*fp32", "scale": "fp32",
+                    "page_stride": "i64"}
+
+for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("*bf16", 128, 0, 0.0, False),
+                                               ("*bf16", 256, 1024, 30.0, False), ("*fp32", 80, 0, 0.0, False)]:
+    block_dim = triton.next_power_of_2(head_dim)
+    size = block_dim * (4 if half == "*fp32" else 2)
+    same = dict(HEAD_DIM=head_dim, BLOCK_DIM=block_dim, CELL=64, WINDOW=window, HAS_SINKS=sinks)
+    arithmetic = dict(SOFTCAP=softcap, PRECISION="ieee" if half == "*fp32" else "tf32")
+    shared = dict(HEADS=32, SHARES=4, LEAST_CELLS=2)
+    launch = attention_decode.LAUNCHES.get(size, attention_decode.PLAIN_LAUNCH)
+    kernel = attention_decode._attend_share
+    build(kernel, pointers(kernel, half), dict(KV_HEADS=8, BLOCK_HEADS=16, **same, **shared, **arithmetic),
+          launch.warps, launch.stages)
+    kernel = attention_decode._merge_shares
+    build(kernel, pointers(kernel, half), dict(BLOCK_SHARES=4, **same, **shared), 1)
+    launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)
+    kernel = attention_prefill._attend_block
+    build(kernel, pointers(kernel, half), dict(GROUP=4, KV_HEADS=8, BLOCK=launch.block, QUERIES=launch.block // 4,
+          BLOCKS=256 // launch.block, **same, **arithmetic), launch.warps, launch.stages)
+kernel = attention._write_token
+build(kernel, pointers(kernel, "*bf16"), dict(CELL=64, HEAD_DIM=128, SIZE=1024, BLOCK=1024))
+kernel = flashinfer._join_sinks
+build(kernel, pointers(kernel, "*bf16"), dict(HEADS=64, HEAD_DIM=64, BLOCK_DIM=64))
+"""
+
+
+def test_kernels_compile_for_hopper_without_one():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]

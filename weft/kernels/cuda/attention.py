@@ -1,0 +1,142 @@
+"""Paged attention on a GPU: who computes what.
+
+Keys and values go to their pages (`write_pages`), then everything is read back (`attend`): rows of one token by
+`attention_decode`, all others by FlashInfer where it was warmed and pays, by `attention_prefill` otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.batch import Batch
+from weft.kernels.cuda import flashinfer
+from weft.kernels.cuda.attention_decode import attend_decodes
+from weft.kernels.cuda.attention_prefill import attend_pieces
+from weft.kernels.cuda.flashinfer import Shape
+from weft.memory.device.store import AttentionView
+
+log = logging.getLogger(__name__)
+
+Backend = Literal["fa3", "fa2", "triton"]
+# Rows shorter than this are not worth a plan on the host.
+FLASHINFER_TOKENS = 256
+
+
+def attention(
+    q: Float[Tensor, "tokens heads head_dim"],
+    k: Float[Tensor, "tokens kv_heads head_dim"],
+    v: Float[Tensor, "tokens kv_heads head_dim"],
+    batch: Batch,
+    view: AttentionView,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+) -> Float[Tensor, "tokens heads head_dim"]:
+    """A sink takes part in the sum of its head's softmax and brings no value."""
+    write_pages(k, v, batch, view)
+    return attend(q, batch, view, scale, softcap, sinks)
+
+
+def attend(
+    q: Float[Tensor, "tokens heads head_dim"],
+    batch: Batch,
+    view: AttentionView,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+) -> Float[Tensor, "tokens heads head_dim"]:
+    """The same where keys and values of this step are in their pages already. Features of a head lie side by side."""
+    lanes = batch.lanes
+    assert lanes is not None
+    listed = lanes.full if view.window is None else lanes.windowed
+    assert listed is not None
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if lanes.decodes:
+        attend_decodes(q, out, lanes, listed, view, scale, softcap, sinks)
+    if lanes.pieces:
+        shape = shape_of(q, view, scale, softcap)
+        if lanes.longest >= FLASHINFER_TOKENS and flashinfer.is_warm(shape):
+            flashinfer.attend_prefill(q, out, lanes, listed, view, shape, sinks, batch.derived)
+        else:
+            attend_pieces(q, out, lanes, listed, view, scale, softcap, sinks)
+    return out
+
+
+def shape_of(q: Tensor, view: AttentionView, scale: float, softcap: float | None) -> Shape:
+    _, cell, kv_heads, head_dim = view.keys.shape
+    return Shape(q.dtype, q.shape[1], kv_heads, head_dim, cell, scale, view.window, softcap)
+
+
+def warm(shapes: Iterable[Shape], device: torch.device | str = "cuda") -> None:
+    """Get FlashInfer ready for these layers, or say once what will be slower without it. To be called at start."""
+    device = torch.device(device)
+    wanted: dict[Backend, list[Shape]] = {}
+    for shape in shapes:
+        chosen = choose_backend(shape, torch.cuda.get_device_capability(device), flashinfer.is_installed())
+        wanted.setdefault(chosen, []).append(shape)
+    if "triton" in wanted and not flashinfer.is_installed():
+        log.warning("FlashInfer is not installed: attention over prompts uses Triton, which is slower there.")
+    for backend, chosen_shapes in wanted.items():
+        if backend != "triton":
+            flashinfer.warm(chosen_shapes, backend, device)
+
+
+def choose_backend(shape: Shape, capability: tuple[int, int], is_installed: bool) -> Backend:
+    """What reads pages for rows of several tokens.
+
+    >>> layer = Shape(torch.bfloat16, 32, 8, 128, 64, 0.1, None, None)
+    >>> choose_backend(layer, (9, 0), True), choose_backend(layer, (8, 0), True), choose_backend(layer, (9, 0), False)
+    ('fa3', 'fa2', 'triton')
+    """
+    # FlashInfer multiplies in half precision only, and is compiled for these heads.
+    if not is_installed or shape.dtype not in (torch.bfloat16, torch.float16) or shape.head_dim not in (64, 128, 256):
+        return "triton"
+    if capability[0] < 8:
+        return "triton"
+    return "fa3" if capability == (9, 0) else "fa2"
+
+
+def write_pages(
+    k: Float[Tensor, "tokens kv_heads head_dim"],
+    v: Float[Tensor, "tokens kv_heads head_dim"],
+    batch: Batch,
+    view: AttentionView,
+) -> None:
+    """New keys and values to their places: token at position p to index p % cell of its page."""
+    assert batch.lanes is not None
+    listed = batch.lanes.full if view.window is None else batch.lanes.windowed
+    assert listed is not None
+    tokens, kv_heads, head_dim = k.shape
+    cell = view.keys.shape[1]
+    _write_token[(tokens,)](
+        k, v, view.keys, view.values, listed.write_page, batch.positions,
+        k.stride(0), k.stride(1), v.stride(0), v.stride(1), view.keys.stride(0),
+        CELL=cell, HEAD_DIM=head_dim, SIZE=kv_heads * head_dim, BLOCK=triton.next_power_of_2(kv_heads * head_dim),
+        num_warps=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def _write_token(
+    k_ptr, v_ptr, keys_ptr, values_ptr, write_page_ptr, positions_ptr,
+    k_token_stride, k_head_stride, v_token_stride, v_head_stride, page_stride,
+    CELL: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    page = tl.load(write_page_ptr + token).to(tl.int64)
+    index = tl.load(positions_ptr + token) % CELL
+    item = tl.arange(0, BLOCK)
+    head, feature = item // HEAD_DIM, item % HEAD_DIM
+    k = tl.load(k_ptr + token.to(tl.int64) * k_token_stride + head * k_head_stride + feature, mask=item < SIZE)
+    v = tl.load(v_ptr + token.to(tl.int64) * v_token_stride + head * v_head_stride + feature, mask=item < SIZE)
+    at = page * page_stride + index * SIZE + item
+    tl.store(keys_ptr + at, k, mask=item < SIZE)
+    tl.store(values_ptr + at, v, mask=item < SIZE)

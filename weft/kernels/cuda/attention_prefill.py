@@ -1,0 +1,170 @@
+"""Paged attention for rows of several tokens, in Triton: a block of queries of one cell over all cells that it sees.
+
+Queries come in the pieces of `Lanes` (tokens of one row in one cell), so a block of them sees every earlier cell whole
+and only its own cell in part: masks are needed there and at a window's edge, nowhere else. All heads of a group share
+a block. A query's result depends on nothing but its row's keys and values: neither on where the row starts nor on what
+else is in the batch. Writes no pages.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.kernels.lanes import Lanes, PageList
+from weft.memory.device.store import AttentionView
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class Launch(NamedTuple):
+    block: int  # queries times heads of a group
+    warps: int
+    stages: int
+
+
+# By bytes of a head's key, padded to a power of two.
+LAUNCHES = {128: Launch(128, 4, 4), 256: Launch(128, 8, 3), 512: Launch(128, 8, 2)}
+# What is left over: float32 heads too large for several stages in shared memory, and tests' small ones.
+PLAIN_LAUNCH = Launch(16, 4, 1)
+
+
+def attend_pieces(
+    q: Tensor,
+    out: Tensor,
+    lanes: Lanes,
+    listed: PageList,
+    view: AttentionView,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    launch: Launch | None = None,
+) -> None:
+    """All tokens of `q` [tokens, heads, head_dim] behind the leading `lanes.decodes` into those of `out`."""
+    heads, head_dim = q.shape[1:]
+    _, cell, kv_heads, _ = view.keys.shape
+    group = heads // kv_heads
+    block_dim = max(16, triton.next_power_of_2(head_dim))
+    launch = launch or LAUNCHES.get(block_dim * q.element_size(), PLAIN_LAUNCH)
+    # No more queries than a piece can have, no fewer than one.
+    block = max(16, min(launch.block, triton.next_power_of_2(cell * group)), triton.next_power_of_2(group))
+    queries = min(block // group, cell)
+    blocks = triton.cdiv(cell, queries)
+    _attend_block[(lanes.pieces * blocks, kv_heads)](
+        q, view.keys, view.values, out, out if sinks is None else sinks,
+        lanes.start, lanes.first, lanes.piece_row, lanes.piece_position,
+        listed.first_position, listed.bounds, listed.pages,
+        q.stride(0), q.stride(1), view.keys.stride(0), scale,
+        GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, CELL=cell,
+        BLOCK=block, QUERIES=queries, BLOCKS=blocks, WINDOW=view.window or 0, SOFTCAP=softcap or 0.0,
+        HAS_SINKS=sinks is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=launch.warps, num_stages=launch.stages,
+    )  # fmt: skip
+
+
+@triton.jit
+def _mix_cell(
+    q, peak, total, mixed, keys_ptr, values_ptr, loaded, visible, scale,
+    SOFTCAP: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The running softmax of a block of queries, one cell further. A WHOLE cell is seen by all of them."""
+    keys = tl.load(keys_ptr) if loaded is None else tl.load(keys_ptr, mask=loaded, other=0.0)
+    scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+    if SOFTCAP > 0:
+        scores = SOFTCAP * (2 * tl.sigmoid(2 * scale / SOFTCAP * scores) - 1) * LOG2_E
+    else:
+        scores *= scale * LOG2_E
+    if not WHOLE:
+        scores = tl.where(visible, scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    # A query that has seen nothing yet: any finite number does.
+    reference = new_peak if WHOLE else tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weights = tl.exp2(scores - reference[:, None])
+    fading = tl.exp2(peak - reference)
+    values = tl.load(values_ptr) if loaded is None else tl.load(values_ptr, mask=loaded, other=0.0)
+    mixed = tl.dot(weights.to(values.dtype), values, acc=mixed * fading[:, None], input_precision=PRECISION)
+    return new_peak, total * fading + tl.sum(weights, 1), mixed
+
+
+@triton.jit
+def _attend_block(
+    q_ptr, keys_ptr, values_ptr, out_ptr, sinks_ptr,
+    start_ptr, first_ptr, piece_row_ptr, piece_position_ptr, first_position_ptr, bounds_ptr, pages_ptr,
+    q_token_stride, q_head_stride, page_stride, scale,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr,
+    BLOCK: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Up to QUERIES tokens of one piece, the heads of one group of each: line i is token i // GROUP."""
+    # Later pieces of a row see more: they are begun first, so that no long one is left over at the end.
+    number, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    piece = number // BLOCKS
+    row = tl.load(piece_row_ptr + piece)
+    own_cell = tl.load(piece_position_ptr + piece) // CELL
+    start, first = tl.load(start_ptr + row), tl.load(first_ptr + row)
+    row_end = start + tl.load(first_ptr + row + 1) - first
+    low = tl.maximum(start, own_cell * CELL) + number % BLOCKS * QUERIES
+    high = tl.minimum(tl.minimum(row_end, (own_cell + 1) * CELL), low + QUERIES)
+    if low >= high:
+        return
+    line = tl.arange(0, BLOCK)
+    position = low + line // GROUP
+    head = kv_head * GROUP + line % GROUP
+    feature = tl.arange(0, BLOCK_DIM)
+    is_feature = feature < HEAD_DIM
+    is_query = (position < high)[:, None] & is_feature[None, :]
+    token = (first + position - start).to(tl.int64)
+    query_at = token[:, None] * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
+    q = tl.load(q_ptr + query_at, mask=is_query, other=0.0)
+
+    index = tl.arange(0, CELL)
+    in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
+    everything = None if HEAD_DIM == BLOCK_DIM else is_feature[None, :]
+    first_position = tl.load(first_position_ptr + row)
+    cell_pages_ptr = pages_ptr + tl.load(bounds_ptr + row) - first_position // CELL
+    peak = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    mixed = tl.zeros([BLOCK, BLOCK_DIM], tl.float32)
+
+    # [begin, inner) lies partly outside some query's window   [inner, own_cell) is seen by all   own_cell: causal
+    lowest = first_position
+    begin = first_position // CELL
+    inner = begin
+    if WINDOW:
+        lowest = tl.maximum(first_position, low - WINDOW + 1)
+        begin = lowest // CELL
+        inner = tl.minimum(tl.maximum(high - WINDOW + CELL - 1, 0) // CELL, own_cell)
+        inner = tl.maximum(inner, begin)
+        for cell in tl.range(begin, inner):
+            page_at = tl.load(cell_pages_ptr + cell).to(tl.int64) * page_stride
+            key_position = cell * CELL + index
+            peak, total, mixed = _mix_cell(
+                q, peak, total, mixed, keys_ptr + page_at + in_page, values_ptr + page_at + in_page,
+                (key_position >= lowest)[:, None] & is_feature[None, :],
+                key_position[None, :] > position[:, None] - WINDOW, scale, SOFTCAP, False, PRECISION,
+            )  # fmt: skip
+    for cell in tl.range(inner, own_cell):
+        page_at = tl.load(cell_pages_ptr + cell).to(tl.int64) * page_stride
+        peak, total, mixed = _mix_cell(
+            q, peak, total, mixed, keys_ptr + page_at + in_page, values_ptr + page_at + in_page,
+            everything, None, scale, SOFTCAP, True, PRECISION,
+        )  # fmt: skip
+    page_at = tl.load(cell_pages_ptr + own_cell).to(tl.int64) * page_stride
+    key_position = own_cell * CELL + index
+    visible = key_position[None, :] <= position[:, None]
+    if WINDOW:
+        visible &= key_position[None, :] > position[:, None] - WINDOW
+    peak, total, mixed = _mix_cell(
+        q, peak, total, mixed, keys_ptr + page_at + in_page, values_ptr + page_at + in_page,
+        ((key_position >= lowest) & (key_position < high))[:, None] & is_feature[None, :],
+        visible, scale, SOFTCAP, False, PRECISION,
+    )  # fmt: skip
+
+    if HAS_SINKS:
+        total += tl.exp2(tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E - peak)
+    out_at = (token[:, None] * (KV_HEADS * GROUP) + head[:, None]) * HEAD_DIM + feature[None, :]
+    tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)

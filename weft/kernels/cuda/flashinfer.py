@@ -1,0 +1,192 @@
+"""FlashInfer's paged prefill: planned on the host once per step and kind of layer, then run by all layers of the kind.
+
+Only what was warmed is ever used, so nothing is compiled while a request waits; what fails to compile or to run while
+it is warmed is reported once and left to Triton. Plans are made from the host's numbers: nothing waits for the device.
+A sink joins the sum afterwards, by way of the logarithm of the sum that FlashInfer hands out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.kernels.lanes import Lanes, PageList
+from weft.memory.device.store import AttentionView
+
+log = logging.getLogger(__name__)
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+# FlashInfer's own advice; of the two only fa2 uses it.
+WORKSPACE_BYTES = {"fa2": 128 << 20, "fa3": 1 << 20}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Layers that share a plan."""
+
+    dtype: torch.dtype
+    heads: int
+    kv_heads: int
+    head_dim: int
+    cell: int
+    scale: float
+    window: int | None
+    softcap: float | None
+
+    @property
+    def module(self) -> tuple[object, ...]:
+        """What FlashInfer compiles for."""
+        return self.dtype, self.head_dim, self.window is not None, self.softcap is not None
+
+
+@dataclass(slots=True)
+class Planner:
+    """A FlashInfer wrapper, and the event after which its pinned memory may be written again."""
+
+    wrapper: Any
+    uploaded: torch.cuda.Event
+
+
+# Modules that were warmed, and the backend of each: None where it failed.
+_modules: dict[tuple[object, ...], str | None] = {}
+# Planners of a shape on a device, each in use by at most one step at a time.
+_planners: dict[tuple[Shape, torch.device], list[Planner]] = {}
+
+
+def is_installed() -> bool:
+    return find_spec("flashinfer") is not None
+
+
+def is_warm(shape: Shape) -> bool:
+    return _modules.get(shape.module) is not None
+
+
+def warm(shapes: Iterable[Shape], backend: str, device: torch.device) -> None:
+    """Compile what `shapes` need, side by side, and try it; takes minutes where FlashInfer has no cache of it."""
+    shapes = list(shapes)
+    kinds = {shape.module: shape for shape in shapes if shape.module not in _modules}
+    with ThreadPoolExecutor() as pool:
+        for shape, error in zip(kinds.values(), pool.map(lambda one: _try(one, backend, device), kinds.values())):
+            _modules[shape.module] = backend if error is None else None
+            if error is not None:
+                log.warning(
+                    "FlashInfer cannot serve heads of %d (%s): prompts use Triton, which is slower. Why: %s",
+                    shape.head_dim, shape.dtype, str(error).strip().splitlines()[-1] if str(error) else repr(error),
+                )  # fmt: skip
+    for shape in shapes:
+        if is_warm(shape):
+            # Pinned memory is taken now: later that would make the device wait.
+            spare = _planners.setdefault((shape, device), [])
+            spare.extend(_new_planner(backend, device) for _ in range(2 - len(spare)))
+
+
+def _try(shape: Shape, backend: str, device: torch.device) -> Exception | None:
+    """Two cells of one row, compared with nothing but reason: the result must be a number."""
+    cell, tokens = shape.cell, 2 * shape.cell
+    try:
+        planner = _new_planner(backend, device)
+        bounds, pages = torch.tensor([0, 2], dtype=torch.int32), torch.arange(2, dtype=torch.int32, device=device)
+        first, last = torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([cell], dtype=torch.int32)
+        _plan(planner, shape, first, bounds, pages, last)
+        q = torch.ones(tokens, shape.heads, shape.head_dim, dtype=shape.dtype, device=device)
+        store = torch.ones(2, 3, cell, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=device)
+        out = torch.empty_like(q)
+        planner.wrapper.run(q, (store[:, 0], store[:, 1]), out=out)
+        if not bool(out.isfinite().all()):
+            return ArithmeticError("its result is not finite")
+    except Exception as error:  # Whatever a compiler, a driver or another version of the library raises.
+        return error
+    return None
+
+
+def attend_prefill(
+    q: Tensor,
+    out: Tensor,
+    lanes: Lanes,
+    listed: PageList,
+    view: AttentionView,
+    shape: Shape,
+    sinks: Tensor | None,
+    derived: dict[Any, Any],
+) -> None:
+    """All tokens of `q` behind the leading `lanes.decodes` into those of `out`."""
+    key = ("flashinfer", shape)
+    planner = derived.get(key)
+    if planner is None:
+        planner = derived[key] = _plan_step(shape, lanes, listed, q.device)
+    q, out = q[lanes.decodes :], out[lanes.decodes :]
+    pages = (view.keys, view.values)
+    if sinks is None:
+        planner.wrapper.run(q, pages, out=out)
+        return
+    _, total = planner.wrapper.run(q, pages, out=out, return_lse=True)
+    tokens, heads, head_dim = out.shape
+    _join_sinks[(tokens, heads)](
+        out, total, sinks, HEADS=heads, HEAD_DIM=head_dim, BLOCK_DIM=triton.next_power_of_2(head_dim), num_warps=1
+    )
+
+
+def _plan_step(shape: Shape, lanes: Lanes, listed: PageList, device: torch.device) -> Planner:
+    """The rows behind the decodes, as one plan."""
+    spare = _planners[shape, device]
+    planner = next((one for one in spare if one.uploaded.query()), None)
+    if planner is None:
+        # The device is further behind than we planned for: take new memory rather than wait.
+        planner = _new_planner(_modules[shape.module] or "", device)
+        spare.append(planner)
+    decodes = lanes.decodes
+    first, bounds = lanes.host_first[decodes:], listed.host_bounds[decodes:]
+    ends = lanes.host_start[decodes:] + first.diff()
+    last_page = (ends - 1) % shape.cell + 1
+    pages = listed.pages[int(bounds[0]) :]
+    _plan(planner, shape, first - first[0], bounds - bounds[0], pages, last_page)
+    planner.uploaded.record()
+    return planner
+
+
+def _plan(planner: Planner, shape: Shape, first: Tensor, bounds: Tensor, pages: Tensor, last_page: Tensor) -> None:
+    planner.wrapper.plan(
+        first, bounds, pages, last_page,
+        shape.heads, shape.kv_heads, shape.head_dim, shape.cell,
+        causal=True, sm_scale=shape.scale, logits_soft_cap=shape.softcap,
+        window_left=-1 if shape.window is None else shape.window - 1,
+        q_data_type=shape.dtype, kv_data_type=shape.dtype,
+    )  # fmt: skip
+
+
+def _new_planner(backend: str, device: torch.device) -> Planner:
+    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(_workspace(backend, device), "NHD", backend=backend)
+    return Planner(wrapper, torch.cuda.Event())
+
+
+@cache
+def _workspace(backend: str, device: torch.device) -> Tensor:
+    """Shared by all wrappers, which follow each other on one stream."""
+    return torch.zeros(WORKSPACE_BYTES[backend], dtype=torch.uint8, device=device)
+
+
+@triton.jit
+def _join_sinks(
+    out_ptr, total_ptr, sinks_ptr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr
+):  # fmt: skip
+    """Values that were divided by a sum without the sink, as if it had been in it. Totals are to the base 2."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    at = token.to(tl.int64) * HEADS + head
+    sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
+    share = 1 / (1 + tl.exp2(sink - tl.load(total_ptr + at)))
+    feature = tl.arange(0, BLOCK_DIM)
+    value_ptr = out_ptr + at * HEAD_DIM + feature
+    value = tl.load(value_ptr, mask=feature < HEAD_DIM, other=0.0)
+    tl.store(value_ptr, (value * share).to(value.dtype), mask=feature < HEAD_DIM)
