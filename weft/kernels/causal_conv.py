@@ -1,7 +1,7 @@
 """Causal depthwise convolution over time, in extend form.
 
 A row looks back on the width - 1 inputs before it: in its tail, in the checkpoint before its cell, or zeros before
-position 0. Sums are float32. Gates around a short convolution are the layer's business.
+position 0. Sums are float32.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ def causal_conv(
 
     Fastest where `weight` is the transpose of a contiguous [width, channels].
     """
+    if batch.lanes is not None:
+        from weft.kernels.cuda import causal_conv as kernels
+
+        return kernels.causal_conv(x, weight, bias, activation, batch, view)
     indices = batch.convolution
     assert indices is not None
     assert weight.shape[1] == indices.width
@@ -56,6 +60,22 @@ def causal_conv(
         capture_windows(x, history, indices, view)
     keep(x, indices, view)
     return y
+
+
+def gated_short_conv(
+    projected: Float[Tensor, "tokens projected"],
+    weight: Float[Tensor, "channels width"],
+    bias: Float[Tensor, " channels"] | None,
+    batch: Batch,
+    view: RecurrentView,
+) -> Float[Tensor, "tokens channels"]:
+    """after * conv(before * value), where the three lie side by side in this order: before, after, value (LFM2)."""
+    before, after, value = projected.chunk(3, dim=-1)
+    if batch.lanes is not None:
+        from weft.kernels.cuda import causal_conv as kernels
+
+        return kernels.causal_conv(value, weight, bias, False, batch, view, kernels.Gates(before, after))
+    return after * causal_conv(before * value, weight, bias, False, batch, view)
 
 
 def read_history(indices: Convolution, view: RecurrentView) -> Float[Tensor, "rows back channels"]:

@@ -14,7 +14,31 @@ from torch import Tensor
 
 
 def rms_norm(x: Float[Tensor, "*n size"], weight: Float[Tensor, " size"], eps: float) -> Float[Tensor, "*n size"]:
+    if x.is_cuda and x.ndim == 2:
+        from weft.kernels.cuda.norm import join
+
+        return join(x, None, weight, eps)[1]
     return (x * _inverse(x, eps)).mul_(weight).to(x.dtype)
+
+
+def add_and_norm(
+    x: Float[Tensor, "n size"],
+    change: Float[Tensor, "n size"],
+    weight: Float[Tensor, " size"],
+    eps: float,
+    factor: float = 1.0,
+    change_weight: Float[Tensor, " size"] | None = None,
+    change_eps: float = 0.0,
+) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:
+    """x + factor * change, and the norm of that. A change that comes with weights is normed itself before."""
+    if x.is_cuda:
+        from weft.kernels.cuda.norm import join
+
+        return join(x, change, weight, eps, factor, change_weight, change_eps)
+    if change_weight is not None:
+        change = rms_norm(change, change_weight, change_eps)
+    x = torch.add(x, change, alpha=factor)
+    return x, rms_norm(x, weight, eps)
 
 
 def rms_norm_heads(
@@ -36,6 +60,10 @@ def gated_rms_norm(
 
     The result has the gate's dtype: x may be the float32 outcome of a scan in a bfloat16 model.
     """
+    if gate.is_cuda:
+        from weft.kernels.cuda import norm as kernels
+
+        return kernels.gated_rms_norm(x, gate, weight, eps, groups, gate_first)
     opening = F.silu(gate.float())
     if gate_first:
         x = x * opening

@@ -20,25 +20,36 @@ from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.layers.mlp import ACTIVATIONS, GatedMLP
 from weft.models.layers.norm import RMSNorm
+from weft.models.layers.residual import Residual
 from weft.models.layers.rotary import Rotary
 from weft.models.model import CausalModel
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)), then x + mlp(norm(x)), under the names of most checkpoints."""
+    """x + mixer(norm(x)), then x + mlp(norm(x)), under the names of most checkpoints.
 
-    def __init__(self, mixer: nn.Module, mlp: nn.Module, hidden: int, eps: float, zero_centred: bool = False) -> None:
+    What is added is multiplied by `factor` (Granite).
+    """
+
+    def __init__(
+        self,
+        mixer: nn.Module,
+        mlp: nn.Module,
+        hidden: int,
+        eps: float,
+        zero_centred: bool = False,
+        factor: float = 1.0,
+    ) -> None:
         super().__init__()
+        self.factor = factor
         self.input_layernorm = RMSNorm(hidden, eps, zero_centred)
         self.self_attn = mixer
         self.post_attention_layernorm = RMSNorm(hidden, eps, zero_centred)
         self.mlp = mlp
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
-    ) -> Float[Tensor, "tokens hidden"]:
-        x = x + self.self_attn(self.input_layernorm(x), rotation, batch, views)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
+        stream.add(self.self_attn(stream.read(self.input_layernorm), rotation, batch, views), self.factor)
+        stream.add(self.mlp(stream.read(self.post_attention_layernorm)), self.factor)
 
 
 class Decoder(nn.Module):
@@ -52,11 +63,11 @@ class Decoder(nn.Module):
         self.rotary = rotary
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
-        x = self.embed_tokens(batch.token_ids)
+        stream = Residual(self.embed_tokens(batch.token_ids))
         rotation = None if self.rotary is None else self.rotary(batch.positions)
         for layer in self.layers:
-            x = layer(x, rotation, batch, views)
-        return self.norm(x)
+            layer(stream, rotation, batch, views)
+        return stream.read(self.norm)
 
 
 class DecoderModel(CausalModel):

@@ -24,6 +24,7 @@ from weft.models.layers.embedding import Embedding
 from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, time_step_limit
 from weft.models.layers.mlp import GatedMLP
 from weft.models.layers.norm import GatedRMSNorm, RMSNorm
+from weft.models.layers.residual import Residual
 from weft.models.layers.rotary import Rotary
 from weft.models.model import Source, sources
 
@@ -67,13 +68,11 @@ class ParallelBlock(nn.Module):
         self.mlp_factor = mlp_factors(config)[1]
         self.folded = folded_factors(config, shape)
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
-    ) -> Float[Tensor, "tokens hidden"]:
-        normed = self.input_layernorm(x)
-        x = torch.add(x, self.mamba(normed, rotation, batch, views), alpha=self.mamba_factor)
-        x = torch.add(x, self.self_attn(normed, rotation, batch, views), alpha=self.attention_factor)
-        return torch.add(x, self.feed_forward(self.pre_ff_layernorm(x)), alpha=self.mlp_factor)
+    def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
+        normed = stream.read(self.input_layernorm)
+        stream.add(self.mamba(normed, rotation, batch, views), self.mamba_factor)
+        stream.add(self.self_attn(normed, rotation, batch, views), self.attention_factor)
+        stream.add(self.feed_forward(stream.read(self.pre_ff_layernorm)), self.mlp_factor)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         for name, child in self.named_children():

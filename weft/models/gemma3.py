@@ -16,6 +16,7 @@ from weft.models.config import Config
 from weft.models.decoder import DecoderModel, attention_shape, frame, gated_mlp
 from weft.models.layers.attention import Attention
 from weft.models.layers.norm import RMSNorm
+from weft.models.layers.residual import Residual
 from weft.models.layers.rotary import Rotary
 
 KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
@@ -60,10 +61,10 @@ class Gemma3(DecoderModel):
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
         rotations = {kind: rotary(batch.positions) for kind, rotary in self.rotary.items()}
-        x = self.model.embed_tokens(batch.token_ids)
+        stream = Residual(self.model.embed_tokens(batch.token_ids))
         for layer in self.model.layers:
-            x = layer(x, rotations, batch, views)
-        return self.model.norm(x)
+            layer(stream, rotations, batch, views)
+        return stream.read(self.model.norm)
 
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
         logits = super().logits(hidden)
@@ -103,9 +104,7 @@ class SandwichBlock(nn.Module):
         self.pre_feedforward_layernorm = RMSNorm(hidden, eps, zero_centred=True)
         self.post_feedforward_layernorm = RMSNorm(hidden, eps, zero_centred=True)
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], rotations: dict[str, Rotation], batch: Batch, views: tuple[View, ...]
-    ) -> Float[Tensor, "tokens hidden"]:
-        mixed = self.self_attn(self.input_layernorm(x), rotations[self.kind], batch, views)
-        x = x + self.post_attention_layernorm(mixed)
-        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+    def forward(self, stream: Residual, rotations: dict[str, Rotation], batch: Batch, views: tuple[View, ...]) -> None:
+        mixed = self.self_attn(stream.read(self.input_layernorm), rotations[self.kind], batch, views)
+        stream.add(mixed, norm=self.post_attention_layernorm)
+        stream.add(self.mlp(stream.read(self.pre_feedforward_layernorm)), norm=self.post_feedforward_layernorm)

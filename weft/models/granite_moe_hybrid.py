@@ -11,10 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.base.errors import ModelError
-from weft.kernels.batch import Batch
 from weft.kernels.moe import route_top
-from weft.kernels.rotary import Rotation
-from weft.memory.device.store import View
 from weft.models.config import Config
 from weft.models.decoder import Block, Decoder, DecoderModel
 from weft.models.layers.attention import Attention, AttentionShape
@@ -55,7 +52,7 @@ class GraniteMoeHybrid(DecoderModel):
         decoder = Decoder(
             Embedding(config.integer("vocab_size"), hidden, config.number("embedding_multiplier", default=1.0)),
             [
-                ScaledBlock(builders[kind](config, dtype), mlp(config), hidden, eps, factor)
+                Block(builders[kind](config, dtype), mlp(config), hidden, eps, factor=factor)
                 for kind in block_types(config)
             ],
             RMSNorm(hidden, eps),
@@ -66,20 +63,6 @@ class GraniteMoeHybrid(DecoderModel):
 
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
         return super().logits(hidden * self.head_factor)
-
-
-class ScaledBlock(Block):
-    """What a block adds to the residual stream is multiplied by `factor`."""
-
-    def __init__(self, mixer: nn.Module, mlp: nn.Module, hidden: int, eps: float, factor: float) -> None:
-        super().__init__(mixer, mlp, hidden, eps)
-        self.factor = factor
-
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
-    ) -> Float[Tensor, "tokens hidden"]:
-        x = torch.add(x, self.self_attn(self.input_layernorm(x), rotation, batch, views), alpha=self.factor)
-        return torch.add(x, self.mlp(self.post_attention_layernorm(x)), alpha=self.factor)
 
 
 def block_types(config: Config) -> list[str]:

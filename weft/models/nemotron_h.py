@@ -25,6 +25,7 @@ from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, time_step_
 from weft.models.layers.mlp import ACTIVATIONS, PlainMLP
 from weft.models.layers.moe import Experts
 from weft.models.layers.norm import GatedRMSNorm, RMSNorm
+from weft.models.layers.residual import Residual
 from weft.models.model import Mixer
 
 # A letter each in `hybrid_override_pattern`, a word in `layers_block_type`.
@@ -69,11 +70,9 @@ class SingleBlock(nn.Module):
         self.mixer = mixer
         self.remembers = isinstance(mixer, Mixer)
 
-    def forward(
-        self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
-    ) -> Float[Tensor, "tokens hidden"]:
-        normed = self.norm(x)
-        return x + (self.mixer(normed, rotation, batch, views) if self.remembers else self.mixer(normed))
+    def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
+        normed = stream.read(self.norm)
+        stream.add(self.mixer(normed, rotation, batch, views) if self.remembers else self.mixer(normed))
 
 
 def block_types(config: Config) -> list[str]:

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.kernels.activation import gated_product
 from weft.kernels.attention import attention
 from weft.kernels.batch import Batch
-from weft.kernels.rotary import Rotation, rotate
+from weft.kernels.rotary import Rotation, rotate, rotate_and_write
 from weft.memory.device.store import AttentionView, View
 from weft.memory.spec import AttentionMemory
 from weft.models.layers.linear import Linear, PackedLinear, parent_of
@@ -68,21 +69,46 @@ class Attention(Mixer):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
     ) -> Float[Tensor, "tokens hidden"]:
-        heads, kv_heads, head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
+        projected = self.qkv(x).unflatten(-1, (-1, self.shape.head_dim))
+        view = views[self.index]
+        assert isinstance(view, AttentionView)
+        mix = self.mix if batch.lanes is None else self.mix_lanes
+        mixed = mix(projected, rotation, batch, view).flatten(-2)
+        if self.shape.gated:
+            gate = projected[:, self.shape.heads + 2 * self.shape.kv_heads :].flatten(-2)
+            mixed = gated_product(gate, mixed, torch.sigmoid)
+        return self.o_proj(mixed)
+
+    def mix(
+        self,
+        projected: Float[Tensor, "tokens projected head_dim"],
+        rotation: Rotation | None,
+        batch: Batch,
+        view: AttentionView,
+    ) -> Float[Tensor, "tokens heads head_dim"]:
+        heads, kv_heads = self.shape.heads, self.shape.kv_heads
         turning = heads + kv_heads
-        projected = self.qkv(x).unflatten(-1, (-1, head_dim))
         queries_keys, values = projected[:, :turning], projected[:, turning : turning + kv_heads]
         if self.qk_norm is not None:
             queries_keys = self.qk_norm(queries_keys)
         if rotation is not None:
             queries_keys = rotate(queries_keys, rotation)
-        view = views[self.index]
-        assert isinstance(view, AttentionView)
         queries, keys = queries_keys[:, :heads], queries_keys[:, heads:]
-        mixed = attention(queries, keys, values, batch, view, self.scale, self.shape.softcap, self.sinks)
-        if self.shape.gated:
-            mixed = mixed * projected[:, turning + kv_heads :].sigmoid()
-        return self.o_proj(mixed.flatten(-2))
+        return attention(queries, keys, values, batch, view, self.scale, self.shape.softcap, self.sinks)
+
+    def mix_lanes(
+        self,
+        projected: Float[Tensor, "tokens projected head_dim"],
+        rotation: Rotation | None,
+        batch: Batch,
+        view: AttentionView,
+    ) -> Float[Tensor, "tokens heads head_dim"]:
+        """The same; all between projection and attention is one kernel, which also writes the pages."""
+        from weft.kernels.attention import attend
+
+        weight, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
+        queries = rotate_and_write(projected, self.shape.heads, weight, eps, rotation, batch, view)
+        return attend(queries, batch, view, self.scale, self.shape.softcap, self.sinks)
 
 
 class GatedProjection(PackedLinear):

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.kernels.batch import Batch
-from weft.kernels.causal_conv import causal_conv
+from weft.kernels.causal_conv import causal_conv, gated_short_conv
 from weft.memory.device.store import RecurrentView
 from weft.models.model import Source
 
@@ -28,6 +28,12 @@ class CausalConv(nn.Module):
         self, x: Float[Tensor, "tokens channels"], batch: Batch, view: RecurrentView
     ) -> Float[Tensor, "tokens channels"]:
         return causal_conv(x, self.taps.t(), self.bias, self.activation, batch, view)
+
+    def gated(
+        self, projected: Float[Tensor, "tokens projected"], batch: Batch, view: RecurrentView
+    ) -> Float[Tensor, "tokens channels"]:
+        """Between two gates that lie beside its input, without SiLU."""
+        return gated_short_conv(projected, self.taps.t(), self.bias, batch, view)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         # Checkpoints keep the middle dimension of a one-dimensional convolution: input channels per group.

@@ -8,16 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.kernels.activation import activated, gated_product, gelu_tanh, squared_relu
 from weft.models.layers.linear import Linear, PackedLinear
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def squared_relu(x: Tensor) -> Tensor:
-    return F.relu(x).square()
-
 
 # By the names that configurations give them (`hidden_act`).
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -48,7 +40,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n hidden"]:
         gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down_proj(self.activation(gate).mul_(up))
+        return self.down_proj(gated_product(gate, up, self.activation))
 
 
 class PlainMLP(nn.Module):
@@ -61,4 +53,4 @@ class PlainMLP(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n hidden"]:
-        return self.down_proj(self.activation(self.up_proj(x)))
+        return self.down_proj(activated(self.up_proj(x), self.activation))

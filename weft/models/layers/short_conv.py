@@ -31,5 +31,4 @@ class ShortConv(Mixer):
     ) -> Float[Tensor, "tokens hidden"]:
         view = views[self.index]
         assert isinstance(view, RecurrentView)
-        gate_in, gate_out, value = self.in_proj(x).chunk(3, dim=-1)
-        return self.out_proj(gate_out * self.conv(gate_in * value, batch, view))
+        return self.out_proj(self.conv.gated(self.in_proj(x), batch, view))

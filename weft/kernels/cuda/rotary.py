@@ -1,0 +1,146 @@
+"""What lies between the projection of queries, keys and values and attention itself: norm, rotation, write to pages.
+
+One kernel reads the projection once; queries come out, keys and values go straight into their pages. Another makes a
+step's cosines and sines.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from weft.kernels.batch import Batch
+from weft.kernels.rotary import Rotation
+from weft.memory.device.store import AttentionView
+
+# Elements of a program and its warps, measured on an H200.
+TILE = 1024
+WARPS = 2
+
+
+def make_rotation(
+    positions: Int[Tensor, " tokens"], frequency: Float[Tensor, " half"], scale: float, dtype: torch.dtype
+) -> Rotation:
+    tokens, half = len(positions), len(frequency)
+    cosine, sine = (torch.empty(tokens, 1, 2 * half, dtype=dtype, device=positions.device) for _ in range(2))
+    if tokens:
+        rotation_kernel[(tokens,)](
+            positions, frequency, cosine, sine, scale, half, BLOCK=triton.next_power_of_2(half), num_warps=1
+        )
+    return Rotation(cosine, sine)
+
+
+@triton.jit
+def rotation_kernel(positions, frequency, cosine, sine, scale, half, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    pair = tl.arange(0, BLOCK)
+    real = pair < half
+    angle = tl.load(positions + token).to(tl.float32) * tl.load(frequency + pair, mask=real, other=0.0)
+    across = (tl.cos(angle) * scale).to(cosine.dtype.element_ty)
+    along = (tl.sin(angle) * scale).to(sine.dtype.element_ty)
+    place = token * 2 * half + pair
+    tl.store(cosine + place, across, mask=real)
+    tl.store(cosine + place + half, across, mask=real)
+    tl.store(sine + place, -along, mask=real)
+    tl.store(sine + place + half, along, mask=real)
+
+
+def rotate_and_write(
+    projected: Float[Tensor, "tokens projected head_dim"],
+    heads: int,
+    weight: Float[Tensor, "turning head_dim"] | None,
+    eps: float,
+    rotation: Rotation | None,
+    batch: Batch,
+    view: AttentionView,
+) -> Float[Tensor, "tokens heads head_dim"]:
+    lanes = batch.lanes
+    assert lanes is not None
+    pages = lanes.full if view.window is None else lanes.windowed
+    assert pages is not None
+    cell, kv_heads, head_dim = view.keys.shape[1:]
+    tokens = len(projected)
+    assert projected.stride(1) == head_dim
+    assert projected.stride(2) == 1
+    assert view.keys.stride() == view.values.stride()
+    half = 0 if rotation is None else rotation.cosine.shape[-1] // 2
+    rest = head_dim - 2 * half
+    queries = torch.empty(tokens, heads, head_dim, dtype=projected.dtype, device=projected.device)
+    every = heads + 2 * kv_heads
+    side = min(triton.next_power_of_2(every), max(1, TILE // triton.next_power_of_2(head_dim)))
+    if tokens:
+        rotate_kernel[(tokens, triton.cdiv(every, side))](
+            projected, weight, *((None, None) if rotation is None else (rotation.cosine, rotation.sine)),
+            queries, view.keys, view.values, batch.positions, pages.write_page,
+            projected.stride(0), view.keys.stride(0), heads, kv_heads, cell, eps,
+            HEAD_DIM=head_dim, HALF=half, HALF_BLOCK=triton.next_power_of_2(max(half, 1)),
+            REST_BLOCK=triton.next_power_of_2(max(rest, 1)), SIDE=side, num_warps=WARPS,
+        )  # fmt: skip
+    return queries
+
+
+@triton.jit
+def normed(value, inverse, weight, place, turning, mask, dtype: tl.constexpr):
+    """Of queries and keys, rounded as the reference does between norm and rotation; values pass."""
+    scale = tl.load(weight + place, mask=mask & turning, other=0.0).to(tl.float32)
+    return tl.where(turning, (value * inverse * scale).to(dtype).to(tl.float32), value)
+
+
+@triton.jit
+def store_part(value, column, inside, queries, keys, values, head, heads, kv_heads, HEAD_DIM: tl.constexpr):
+    """Every head to where it belongs. `queries`, `keys` and `values` point to this token's lines."""
+    key = head - heads
+    last = key - kv_heads
+    value = value.to(queries.dtype.element_ty)
+    tl.store(queries + head * HEAD_DIM + column, value, mask=inside & (key < 0))
+    tl.store(keys + key * HEAD_DIM + column, value, mask=inside & (key >= 0) & (last < 0))
+    tl.store(values + last * HEAD_DIM + column, value, mask=inside & (last >= 0))
+
+
+@triton.jit
+def rotate_kernel(
+    projected, weight, cosine, sine, queries, keys, values, positions, write_page,
+    projected_stride, page_stride, heads, kv_heads, cell, eps,
+    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
+    SIDE: tl.constexpr,
+):  # fmt: skip
+    """A token's heads, some at a time. A head is two halves that turn into each other and a rest that passes."""
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * SIDE + tl.arange(0, SIDE))[:, None]
+    turning = head < heads + kv_heads
+    known = head < heads + 2 * kv_heads
+    line = tl.load(write_page + token).to(tl.int64) * page_stride
+    line += (tl.load(positions + token).to(tl.int32) % cell) * kv_heads * HEAD_DIM
+    queries += token * heads * HEAD_DIM
+    keys += line
+    values += line
+    source = projected + token * projected_stride
+    pair = tl.arange(0, HALF_BLOCK)[None, :]
+    other = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
+    in_pair, in_rest = known & (pair < HALF), known & (other < HEAD_DIM)
+    place = head * HEAD_DIM + pair
+    rest_place = head * HEAD_DIM + other
+    dtype: tl.constexpr = queries.dtype.element_ty
+    first = tl.load(source + place, mask=in_pair, other=0.0).to(tl.float32)
+    second = tl.load(source + place + HALF, mask=in_pair, other=0.0).to(tl.float32)
+    rest = tl.load(source + rest_place, mask=in_rest, other=0.0).to(tl.float32)
+    if weight is not None:
+        square = tl.sum(first * first, 1) + tl.sum(second * second, 1) + tl.sum(rest * rest, 1)
+        inverse = tl.rsqrt(square / HEAD_DIM + eps)[:, None]
+        first = normed(first, inverse, weight, place, turning, in_pair, dtype)
+        second = normed(second, inverse, weight, place + HALF, turning, in_pair, dtype)
+        rest = normed(rest, inverse, weight, rest_place, turning, in_rest, dtype)
+    if HALF:
+        angle = token * 2 * HALF + pair
+        # The first halves of these hold the same, the sine with another sign.
+        along = tl.load(cosine + angle, mask=pair < HALF, other=0.0).to(tl.float32)
+        across = tl.load(sine + angle + HALF, mask=pair < HALF, other=0.0).to(tl.float32)
+        turned = tl.where(turning, first * along - second * across, first)
+        second = tl.where(turning, second * along + first * across, second)
+        store_part(turned, pair, in_pair, queries, keys, values, head, heads, kv_heads, HEAD_DIM)
+        store_part(second, pair + HALF, in_pair, queries, keys, values, head, heads, kv_heads, HEAD_DIM)
+    if 2 * HALF < HEAD_DIM:
+        store_part(rest, other, in_rest, queries, keys, values, head, heads, kv_heads, HEAD_DIM)
