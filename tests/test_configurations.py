@@ -53,5 +53,5 @@ def test_a_name_without_weights_says_how_to_run_it() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ModelError, match="lfm2-1.2b, lfm2-8b-a1b, nemotron-nano-9b-v2"):
+    with pytest.raises(ModelError, match=r"lfm2-1\.2b, lfm2-8b-a1b, nemotron-nano-9b-v2"):
         find_checkpoint("lfm3", with_weights=False)

@@ -1,0 +1,149 @@
+"""The time of a decode step against the least time that its bytes take, by batch size; and how idle the GPU is.
+
+    python -m benchmarks.decode                         LFM2-1.2B, Nemotron-Nano-9B-v2 and qwen3-next-mini
+    python -m benchmarks.decode qwen3.5-9b --quick
+
+Prompts of 128 random tokens, then whole cells of decoding through the engine, one step in flight. A step's time is the
+wall clock over 128 steps, so every row closes its cell twice within it. The floor is what the step must read and write
+(weights of the experts that random tokens choose, checkpoints, tails, KV) at the bandwidth of a copy in the same run.
+Idle is told by the profiler's timeline at 64 rows: the share of 32 steps in which neither a kernel nor a copy ran,
+and the share of it in gaps of more than 5 µs, which are the host's doing; gaps within a recorded graph are shorter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+from benchmarks.floors import Sketch
+from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, machine, random_prompt, run, start, warm_up
+from weft import LLM
+from weft.engine.loop import Engine
+
+BATCHES = (1, 8, 32, 128, 256)
+PROMPT = 128
+WARM_STEPS = 8
+STEPS = 128
+IDLE_ROWS = 64
+IDLE_STEPS = 32
+HOST_GAP_MICROSECONDS = 5.0
+
+
+def main() -> int:
+    return run(arguments_of("decode", __doc__, limit_seconds=240), measure, show)
+
+
+def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    batches = [rows for rows in BATCHES if rows <= (32 if arguments.quick else 256)]
+    sketch, attempts = Sketch.of(model), Attempts()
+    found: dict[str, Any] = {"machine": machine(arguments.device), "steps": []}
+    llm = start(model, arguments, depth=1, max_sequences=max(IDLE_ROWS, *batches), max_length=1024)
+    warm_up(llm)
+    bandwidth = found["machine"]["copy_bytes_per_second"]
+    for rows in batches:
+        with attempts.part(f"batch {rows}"):
+            seconds, positions = time_steps(llm, rows, 64 if arguments.quick else STEPS)
+            floor = sketch.decode_bytes(rows, positions) / bandwidth
+            weights = sketch.active_weight_bytes(rows)
+            found["steps"].append({"rows": rows, "seconds": seconds, "floor": floor, "weight_bytes": weights})
+    with attempts.part("idle"):
+        found["idle"] = idle_share(llm, IDLE_ROWS, arguments.device)
+    return found | {"errors": attempts.errors}
+
+
+def decoding(llm: LLM, rows: int, answer: int, seed: int) -> Engine:
+    """An engine with so many rows that have read their prompts and decode."""
+    engine = fresh(llm)
+    for number in range(rows):
+        engine.add(Ask(random_prompt(llm, PROMPT, seed + number), answer).request())
+    while len(engine.planner.line) or engine.planner.prefilling:
+        engine.step()
+    for _ in range(WARM_STEPS):
+        engine.step()
+    assert len(engine.planner.decoding) == rows, "not all rows found room: give more memory"
+    return engine
+
+
+def finish(engine: Engine) -> None:
+    for number in list(engine._sequences):
+        engine.abort(number)
+    while not engine.idle:
+        engine.step()
+
+
+def time_steps(llm: LLM, rows: int, steps: int) -> tuple[float, range]:
+    """Mean seconds of a step, and the positions that its rows pass."""
+    engine = decoding(llm, rows, WARM_STEPS + steps + 8, seed=1000 * rows)
+    began, first = time.perf_counter(), engine.planner.number
+    for _ in range(steps):
+        engine.step()
+    seconds = time.perf_counter() - began
+    assert engine.planner.number - first == steps, "every call is one step"
+    assert not engine.planner.preemptions, "rows gave way: give more memory"
+    finish(engine)
+    return seconds / steps, range(PROMPT + WARM_STEPS, PROMPT + WARM_STEPS + steps)
+
+
+def idle_share(llm: LLM, rows: int, device: str) -> dict[str, float]:
+    """Of the GPU's timeline over some decode steps, as the profiler saw it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    if device != "cuda":
+        return {}
+    engine = decoding(llm, rows, 3 * IDLE_STEPS + 32, seed=77_000)
+    began = time.perf_counter()
+    for _ in range(IDLE_STEPS):
+        engine.step()
+    plain = (time.perf_counter() - began) / IDLE_STEPS
+    # The host is slower under the profiler, so it is given only what the device does.
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(IDLE_STEPS):
+            engine.step()
+    finish(engine)
+    intervals = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in profiler.events()
+        if str(event.device_type).endswith("CUDA") and event.time_range.end > event.time_range.start
+    )
+    if not intervals:
+        raise RuntimeError("the profiler saw no kernels")
+    return timeline(intervals) | {"unprofiled_step_seconds": plain}
+
+
+def timeline(intervals: list[tuple[float, float]]) -> dict[str, float]:
+    """Shares of the time from the first start to the last end, in microseconds, in which nothing ran.
+
+    >>> timeline([(0.0, 40.0), (41.0, 90.0), (100.0, 100.0)])
+    {'idle': 0.11, 'idle_in_long_gaps': 0.1, 'busy_seconds_per_step': 2.78125e-06}
+    """
+    end = begin = intervals[0][0]
+    idle = long = 0.0
+    for start_, stop in intervals:
+        gap = max(0.0, start_ - end)
+        idle += gap
+        long += gap if gap > HOST_GAP_MICROSECONDS else 0.0
+        end = max(end, stop)
+    whole = end - begin
+    busy = (whole - idle) / IDLE_STEPS / 1e6
+    return {"idle": idle / whole, "idle_in_long_gaps": long / whole, "busy_seconds_per_step": busy}
+
+
+def show(model: str, found: dict[str, Any]) -> None:
+    bandwidth = found["machine"]["copy_bytes_per_second"]
+    print(f"  {found['machine']['device']}, copy {bandwidth / 1e12:.2f} TB/s")
+    print(f"  {'rows':>6} {'step ms':>9} {'floor ms':>9} {'÷ floor':>8} {'tokens/s':>9}")
+    for step in found["steps"]:
+        rows, seconds, floor = step["rows"], step["seconds"], step["floor"]
+        print(f"  {rows:>6} {seconds * 1e3:>9.3f} {floor * 1e3:>9.3f} {seconds / floor:>8.2f} {rows / seconds:>9.0f}")
+    idle = found.get("idle")
+    if idle:
+        whole, gaps = idle["idle"], idle["idle_in_long_gaps"]
+        print(f"  idle at {IDLE_ROWS} rows: {whole:.1%} of the timeline, {gaps:.1%} in gaps over 5 µs")
+    for part, error in found["errors"].items():
+        print(f"  {part}: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

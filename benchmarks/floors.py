@@ -1,0 +1,184 @@
+"""How fast it could be at best: rates of this machine, and what a step must move and multiply.
+
+Bandwidth and matrix rate are measured in the run that they are compared with. Bytes and operations are counted from a
+model on the meta device and its memory specification, so nothing has to run for them. Works on a CPU too, where it
+serves only to try the programs out.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.memory.spec import AttentionMemory, MemorySpec, RecurrentMemory
+from weft.models.config import read_config, text_part
+from weft.models.layers.embedding import Embedding
+from weft.models.model import CausalModel
+from weft.models.weights import build, find_checkpoint
+
+# Larger than any cache between the processor and its memory.
+FLUSH_BYTES = 256 << 20
+
+
+# timing -------------------------------------------------------------------------------------------------------------
+
+
+def seconds_of(call: Callable[[], Any], device: str = "cuda", repeats: int = 20, flush: bool = True) -> float:
+    """The median time of a call, measured on the device, with nothing of it left in the caches."""
+    for _ in range(3):
+        call()
+    if device == "cpu":
+        return statistics.median(_on_host(call) for _ in range(repeats))
+    trash = torch.empty(FLUSH_BYTES if flush else 0, dtype=torch.uint8, device=device)
+    pairs = []
+    for _ in range(repeats):
+        trash.zero_()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        pairs.append((begin, end))
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in pairs) / 1e3
+
+
+def _on_host(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def recorded(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call as a CUDA graph, so that its time is the device's and not that of launching. Itself if it cannot be."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return call
+    return graph.replay
+
+
+# rates of the machine -----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def copy_bandwidth(device: str = "cuda") -> float:
+    """Bytes per second of a large copy, read and written together."""
+    size = 2 << 30 if device == "cuda" else 64 << 20
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / seconds_of(lambda: target.copy_(source), device, repeats=10, flush=False)
+
+
+@functools.cache
+def matrix_rate(device: str = "cuda") -> float:
+    """Operations per second of bfloat16 products: the best of a few large ones, on random numbers."""
+    sizes = [(8192, 8192, 8192), (16384, 4096, 16384), (8192, 16384, 4096)] if device == "cuda" else [(512, 512, 512)]
+    best = 0.0
+    for rows, inner, columns in sizes:
+        left = torch.randn(rows, inner, device=device, dtype=torch.bfloat16)
+        right = torch.randn(columns, inner, device=device, dtype=torch.bfloat16).t()
+        seconds = seconds_of(functools.partial(torch.mm, left, right), device, repeats=10, flush=False)
+        best = max(best, 2 * rows * inner * columns / seconds)
+    return best
+
+
+# what a model must move and multiply --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A model without its numbers."""
+
+    model: CausalModel
+    spec: MemorySpec
+
+    @classmethod
+    def of(cls, name: str, dtype: torch.dtype = torch.bfloat16) -> Sketch:
+        """Of a packaged configuration, a config.json or a folder."""
+        found = find_checkpoint(name, with_weights=False)
+        config = text_part(read_config(found if found.is_file() else found / "config.json"))
+        model = build(config, dtype, "meta")
+        return cls(model, MemorySpec(model.memories()))
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(_bytes(p) for p in self.model.parameters())
+
+    def active_weight_bytes(self, rows: int) -> float:
+        """Weights that a step of so many tokens reads; of experts, as many as are chosen if all are equally likely."""
+        return self._weights(rows, _bytes)
+
+    def active_parameters(self) -> float:
+        """Parameters that one token is multiplied with, the head aside."""
+        head = self.model.lm_head
+        own = 0 if head is None else head.weight.numel()
+        tied = sum(m.weight.numel() for m in self.model.modules() if isinstance(m, Embedding)) if head is None else 0
+        return self._weights(1, lambda p: p.numel()) - own - tied
+
+    def _weights(self, rows: int, measure: Callable[[torch.Tensor], int]) -> float:
+        total = sum(measure(p) for p in self.model.parameters())
+        if getattr(self.model, "lm_head", None) is not None:
+            # Of an embedding that is not the head too, only the rows of the step's tokens are read.
+            total -= sum(measure(m.weight) for m in self.model.modules() if isinstance(m, Embedding))
+        for layer in self.model.modules():
+            if hasattr(layer, "route") and isinstance(getattr(layer, "experts", None), nn.Module):
+                experts = layer.experts
+                count, chosen = experts.first.shape[0], layer.route.keywords["k"]
+                used = 1 - (1 - chosen / count) ** rows
+                total -= (1 - used) * sum(measure(p) for p in experts.parameters())
+        return total
+
+    def memory_bytes(self, position: int) -> float:
+        """What one decoding row reads at a position: checkpoint, tail and KV, and its share of what it writes.
+
+        Every token adds to the tail and to KV, and every 64th writes a checkpoint.
+        """
+        spec, total = self.spec, 0.0
+        open_cell = position % spec.cell
+        for memory in spec.memories:
+            if isinstance(memory, AttentionMemory):
+                seen = position if memory.window is None else min(position, memory.window)
+                total += memory.bytes_per_token * (seen + 1)
+            elif isinstance(memory, RecurrentMemory):
+                state = sum(part.bytes for part in memory.state)
+                total += state * ((position >= spec.cell) + 1 / spec.cell)
+                for part in memory.tail:
+                    kept = memory.conv_width - 1 if part.name == "conv" else open_cell
+                    total += part.bytes * (kept + 1)
+        return total
+
+    def decode_bytes(self, rows: int, positions: range) -> float:
+        """Bytes of one decode step of `rows` rows, as a mean over the positions that they pass."""
+        memory = statistics.mean(self.memory_bytes(position) for position in positions)
+        return self.active_weight_bytes(rows) + rows * memory
+
+    def prefill_operations(self, tokens: int, start: int = 0) -> float:
+        """Of matrix products and attention for tokens [start, start + tokens); those of scans are not counted."""
+        total = 2 * self.active_parameters() * tokens
+        for layer in self.model.mixers():
+            if isinstance(layer.memory, AttentionMemory):
+                window = layer.memory.window or start + tokens
+                pairs = sum(min(p + 1, window) for p in range(start, start + tokens))
+                total += 4 * layer.shape.heads * layer.memory.head_dim * pairs
+        return total
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,221 @@
+"""What the programs that measure models on a GPU share: their options, a process for each model, the engine, reports.
+
+A model that fails, or takes too long, says so in one line, and the others go on: each is measured in a process of its
+own, which also gives all memory back. Weights are random, from packaged configurations or any config.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.floors import copy_bandwidth, matrix_rate
+from weft import LLM
+from weft.base.sampling import SamplingParams
+from weft.engine.loop import Engine
+from weft.engine.request import Request
+from weft.models import configurations
+
+RESULTS = Path(__file__).parent / "results"
+MODELS = ("lfm2-1.2b", "nemotron-nano-9b-v2", "qwen3-next-mini")
+# Token ids below this mean something special in most vocabularies.
+FIRST_TOKEN = 1000
+
+Measure = Callable[[str, argparse.Namespace], dict[str, Any]]
+Show = Callable[[str, dict[str, Any]], None]
+
+
+# the frame of a program ---------------------------------------------------------------------------------------------
+
+
+def arguments_of(program: str, about: str, limit_seconds: int, models: Sequence[str] = MODELS) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{program}", description=about.splitlines()[0])
+    known = ", ".join(configurations.names())
+    parser.add_argument("models", nargs="*", default=list(models), help=f"config.json, folder, or one of {known}")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and repetitions")
+    parser.add_argument("--json", type=Path, help="where to write the figures; else benchmarks/results/")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--memory", default="auto", help="for pages and states, such as 40GiB")
+    parser.add_argument("--limit", type=int, default=limit_seconds, help="seconds for one model")
+    parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.program = program
+    return arguments
+
+
+def run(arguments: argparse.Namespace, measure: Measure, show: Show) -> int:
+    """Measure every model in a process of its own and report; how many failed.
+
+    The same program, started with `--here FILE`, measures its one model and leaves the figures in the file.
+    """
+    if arguments.here:
+        arguments.here.write_text(json.dumps(measure(arguments.models[0], arguments)))
+        return 0
+    report: dict[str, Any] = {"program": arguments.program, "when": time.strftime("%Y-%m-%d %H:%M:%S"), "models": {}}
+    report["command"] = " ".join(["python -m", f"benchmarks.{arguments.program}", *sys.argv[1:]])
+    failed = 0
+    for model in arguments.models:
+        begun = time.perf_counter()
+        found = _apart(model, arguments)
+        seconds = time.perf_counter() - begun
+        report["models"][model] = found
+        print(f"\n{model}  ({seconds:.0f} s)", flush=True)
+        if "error" in found:
+            failed += 1
+            print(f"  failed: {found['error']}", flush=True)
+        if len(found) > ("error" in found):
+            show(model, found)
+    save(report, arguments)
+    return failed
+
+
+def _apart(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        target, log = Path(folder) / "figures.json", Path(folder) / "log"
+        options = ["--device", arguments.device, "--dtype", arguments.dtype, "--memory", arguments.memory]
+        options += ["--quick"] if arguments.quick else []
+        command = [sys.executable, "-m", f"benchmarks.{arguments.program}", model, "--here", str(target), *options]
+        with log.open("w") as sink:
+            try:
+                subprocess.run(command, stdout=sink, stderr=sink, check=False, timeout=arguments.limit)
+                reason = "it ended without figures"
+            except subprocess.TimeoutExpired:
+                reason = f"it took longer than {arguments.limit} s"
+        if target.exists():
+            return json.loads(target.read_text())
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        return {"error": f"{reason}: {lines[-1][:300]}" if lines else reason, "log": lines[-20:]}
+
+
+def save(report: dict[str, Any], arguments: argparse.Namespace) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    target = arguments.json or RESULTS / f"{report['program']}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    target.write_text(json.dumps(report, indent=1))
+    print(f"\nsaved to {target}")
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the figures were taken on, and its measured rates."""
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    return {
+        "device": name,
+        "torch": torch.__version__,
+        "copy_bytes_per_second": copy_bandwidth(device),
+        "matrix_operations_per_second": matrix_rate(device),
+    }
+
+
+class Attempts:
+    """Parts of a measurement that may fail one by one: `with attempts.part("512"): ...` notes the error and goes on."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, str] = {}
+        self._name = ""
+
+    def part(self, name: str) -> Attempts:
+        self._name = name
+        return self
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.errors[self._name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        return True
+
+
+# engines ------------------------------------------------------------------------------------------------------------
+
+
+def start(model: str, arguments: argparse.Namespace, **options: Any) -> LLM:
+    """The model as users would run it: through the options of `weft.LLM`."""
+    given = {"weights": "dummy", "device": arguments.device, "dtype": arguments.dtype, "memory": arguments.memory}
+    return LLM(model, progress=False, **given | options)
+
+
+def fresh(llm: LLM, **changes: Any) -> Engine:
+    """Another engine on the same device memory and weights, which remembers nothing; not to be mixed with the first."""
+    before = llm.engine
+    return Engine(before.ledger.spec, before._device, replace(before.config, **changes))
+
+
+def random_prompt(llm: LLM, length: int, *seed: int) -> np.ndarray:
+    drawn = np.random.default_rng(seed)
+    return drawn.integers(min(FIRST_TOKEN, llm.vocab_size // 2), llm.vocab_size, length).astype(np.int32)
+
+
+@dataclass(slots=True)
+class Ask:
+    """A request that never ends early, and what became of it."""
+
+    prompt: np.ndarray
+    answer_tokens: int
+    snapshots: tuple[int, ...] = ()
+    tokens: list[int] | None = None
+    cached_tokens: int = 0
+    first_token_seconds: float = 0.0
+
+    def request(self) -> Request:
+        greedy = SamplingParams(max_tokens=self.answer_tokens, temperature=0.0, ignore_eos=True)
+        return Request(self.prompt, greedy, snapshots=self.snapshots)
+
+
+def play(engine: Engine, asks: list[Ask], follow: Callable[[Ask], Ask | None] = lambda ask: None) -> float:
+    """Seconds until all are answered. `follow` says what an answered one is followed by."""
+    open_asks: dict[int, Ask] = {}
+    began = time.perf_counter()
+
+    def add(ask: Ask) -> None:
+        ask.tokens = []
+        open_asks[engine.add(ask.request())] = ask
+
+    for ask in asks:
+        add(ask)
+    while open_asks:
+        for output in engine.step():
+            ask = open_asks[output.sequence]
+            assert ask.tokens is not None
+            if output.token is not None:
+                if not ask.tokens:
+                    ask.first_token_seconds = time.perf_counter() - began
+                ask.tokens.append(output.token)
+            if output.finish is not None:
+                assert output.error is None, output.error
+                ask.cached_tokens = engine.report(output.sequence).cached_tokens
+                engine.forget(output.sequence)
+                del open_asks[output.sequence]
+                following = follow(ask)
+                if following is not None:
+                    add(following)
+    seconds = time.perf_counter() - began
+    while not engine.idle:
+        engine.step()
+    return seconds
+
+
+def warm_up(llm: LLM, rows: Sequence[int] = (1, 8), lengths: Sequence[int] = (100, 700, 2500)) -> None:
+    """Compile and record whatever is made when first needed, so that no measurement pays for it."""
+    engine = fresh(llm)
+    for round_, length in enumerate(lengths):
+        if length + 8 <= engine.config.max_length:
+            prompt = random_prompt(llm, length, 10_000 + round_)
+            play(engine, [Ask(prompt, 4)])
+            tail = random_prompt(llm, 90, 20_000 + round_)
+            if length + 100 <= engine.config.max_length:
+                play(engine, [Ask(np.concatenate([prompt, tail]), 4)])
+    for count in rows:
+        play(engine, [Ask(random_prompt(llm, 70 + n, 30_000 + n), 6) for n in range(count)])

@@ -1,0 +1,85 @@
+"""Single kernels on a GPU: against the least time that their bytes take, and against other implementations.
+
+    python -m benchmarks.kernels                        all operations
+    python -m benchmarks.kernels ssd moe --quick
+
+Every `benchmarks/kernel_<operation>.py` lists its cases: a name, a call, the bytes that the call must move, and the
+same by others. A call is recorded as a CUDA graph where it can be, so that launching is not counted, and its median is
+taken with the caches emptied before each run. The floor is the bytes at the bandwidth of a copy in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.floors import copy_bandwidth, recorded, seconds_of
+from benchmarks.gpu import arguments_of, machine, run
+
+# A case as an operation's file lists it.
+Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
+
+
+def operations() -> list[str]:
+    """
+    >>> all(name.isidentifier() for name in operations())
+    True
+    """
+    return sorted(file.stem.removeprefix("kernel_") for file in Path(__file__).parent.glob("kernel_*.py"))
+
+
+def main() -> int:
+    return run(arguments_of("kernels", __doc__, limit_seconds=180, models=operations()), measure, show)
+
+
+def measure(operation: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    cases = importlib.import_module(f"benchmarks.kernel_{operation}").cases()
+    found: dict[str, Any] = {"machine": machine(arguments.device), "cases": []}
+    for case in cases:
+        found["cases"].append(measure_case(case, 7 if arguments.quick else 25))
+    return found
+
+
+def measure_case(case: Case, repeats: int) -> dict[str, Any]:
+    name, call, floor_bytes, peers = case
+    floor = floor_bytes / copy_bandwidth()
+    found: dict[str, Any] = {"name": name, "floor_seconds": floor, "peers": {}}
+    for who, each in {"": call, **peers}.items():
+        try:
+            seconds: float | str = seconds_of(recorded(each), repeats=repeats)
+        except Exception as error:  # a case that fails must not take the others along
+            seconds = f"{type(error).__name__}: {traceback.format_exception_only(error)[-1].strip()[-200:]}"
+        if who:
+            found["peers"][who] = seconds
+        else:
+            found["seconds"] = seconds
+    return found
+
+
+def show(operation: str, found: dict[str, Any]) -> None:
+    print(f"  {found['machine']['device']}, copy {found['machine']['copy_bytes_per_second'] / 1e12:.2f} TB/s")
+    print(f"  {'':44} {'µs':>9} {'÷ floor':>8}   others, and how many times as long they take")
+    for case in found["cases"]:
+        own = case["seconds"]
+        if isinstance(own, str):
+            print(f"  {case['name']:44} {own}")
+            own = float("nan")
+        others = ", ".join(f"{who} {_told(seconds, own)}" for who, seconds in case["peers"].items())
+        print(f"  {case['name']:44} {own * 1e6:>9.1f} {own / case['floor_seconds']:>8.2f}   {others}")
+
+
+def _told(seconds: float | str, own: float) -> str:
+    """
+    >>> _told(3e-6, 2e-6), _told("RuntimeError: no", 2e-6)
+    ('3.0 µs (1.50)', 'RuntimeError: no')
+    """
+    return seconds if isinstance(seconds, str) else f"{seconds * 1e6:.1f} µs ({seconds / own:.2f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

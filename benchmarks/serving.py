@@ -1,0 +1,123 @@
+"""Many requests at once that share prefixes, conversations, and requests that share nothing: tokens per second.
+
+    python -m benchmarks.serving                        LFM2-1.2B, Nemotron-Nano-9B-v2 and qwen3-next-mini
+    python -m benchmarks.serving qwen3.5-9b --quick
+
+Through the engine in this process, greedy, answers of fixed length. A rate is all answers' tokens over the time from
+the first request to the last token; a hit share is cached tokens of prompts over all tokens of prompts.
+
+Shared prefix: 8 system prompts of 2,048 tokens, 16 questions of 128 tokens behind each, answers of 128, all at once;
+then the same system prompts with other questions. Conversations: 32 of them, 500 tokens to begin with, four turns of
+200 tokens and answers of 150, each turn sent with all before it as soon as the last is answered. Nothing shared: 256
+prompts of 512 random tokens, answers of 128, with the cache on and off in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, machine, play, random_prompt, run, start, warm_up
+from weft import LLM
+
+SYSTEMS, QUESTIONS = 8, 16
+SYSTEM, QUESTION, SHARED_ANSWER = 2048, 128, 128
+CONVERSATIONS, TURNS = 32, 4
+BEGINNING, TURN, TURN_ANSWER = 500, 200, 150
+STRANGERS, STRANGER, STRANGER_ANSWER = 256, 512, 128
+
+
+def main() -> int:
+    return run(arguments_of("serving", __doc__, limit_seconds=300), measure, show)
+
+
+def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    attempts = Attempts()
+    found: dict[str, Any] = {"machine": machine(arguments.device)}
+    llm = start(model, arguments, depth=1, max_sequences=256, max_length=4096)
+    warm_up(llm, rows=(1, 32, 128, 256))
+    with attempts.part("shared prefix"):
+        found["shared"] = shared_prefix(llm)
+    with attempts.part("conversations"):
+        found["conversations"] = conversations(llm)
+    with attempts.part("nothing shared"):
+        found["strangers"] = nothing_shared(llm, 1 if arguments.quick else 3)
+    return found | {"errors": attempts.errors}
+
+
+def rates(asks: list[Ask], seconds: float) -> dict[str, float]:
+    answered = sum(len(ask.tokens or ()) for ask in asks)
+    asked, cached = sum(len(ask.prompt) for ask in asks), sum(ask.cached_tokens for ask in asks)
+    return {"tokens_per_second": answered / seconds, "hit_share": cached / asked, "seconds": seconds}
+
+
+def shared_prefix(llm: LLM) -> dict[str, dict[str, float]]:
+    engine = fresh(llm)
+    found = {}
+    for time_, name in enumerate(("first", "second")):
+        asks = [
+            Ask(
+                np.concatenate(
+                    [random_prompt(llm, SYSTEM, 1, system), random_prompt(llm, QUESTION, 2, time_, system, n)]
+                ),
+                SHARED_ANSWER,
+            )
+            for system in range(SYSTEMS)
+            for n in range(QUESTIONS)
+        ]
+        found[name] = rates(asks, play(engine, asks))
+    return found
+
+
+def conversations(llm: LLM) -> dict[str, float]:
+    asks = [Ask(random_prompt(llm, BEGINNING + TURN, 3, number), TURN_ANSWER) for number in range(CONVERSATIONS)]
+    turns = dict.fromkeys(map(id, asks), 1)
+    every = list(asks)
+
+    def follow(ask: Ask) -> Ask | None:
+        turn = turns.pop(id(ask))
+        if turn == TURNS:
+            return None
+        said = np.array(ask.tokens, np.int32)
+        following = Ask(np.concatenate([ask.prompt, said, random_prompt(llm, TURN, 4, len(every))]), TURN_ANSWER)
+        turns[id(following)] = turn + 1
+        every.append(following)
+        return following
+
+    seconds = play(fresh(llm), asks, follow)
+    assert len(every) == CONVERSATIONS * TURNS
+    return rates(every, seconds)
+
+
+def nothing_shared(llm: LLM, repeats: int) -> dict[str, float]:
+    """Medians of rates with the cache and without, and the first over the second."""
+    taken: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(repeats):
+        for cache in (True, False):
+            asks = [Ask(random_prompt(llm, STRANGER, 5, number, n), STRANGER_ANSWER) for n in range(STRANGERS)]
+            taken[cache].append(rates(asks, play(fresh(llm, cache=cache), asks))["tokens_per_second"])
+    on, off = (statistics.median(taken[cache]) for cache in (True, False))
+    return {"tokens_per_second": on, "without_cache": off, "share": on / off}
+
+
+def show(model: str, found: dict[str, Any]) -> None:
+    print(f"  {found['machine']['device']}")
+    lines = {f"shared prefix, {name} time": each for name, each in found.get("shared", {}).items()}
+    if "conversations" in found:
+        lines["conversations"] = found["conversations"]
+    for name, each in lines.items():
+        print(f"  {name:28} {each['tokens_per_second']:>8.0f} tokens/s   hits {each['hit_share']:.2f}")
+    if "strangers" in found:
+        each = found["strangers"]
+        on, off = each["tokens_per_second"], each["without_cache"]
+        print(f"  {'nothing shared':28} {on:>8.0f} tokens/s   without cache {off:.0f} ({each['share']:.3f})")
+    for part, error in found["errors"].items():
+        print(f"  {part}: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
