@@ -36,7 +36,10 @@ class InstantEngine:
         self._next = 0
         self._steps = 0
 
-    def add(self, request: Request) -> int:
+    def constrain(self, request: Request) -> None:
+        return None
+
+    def add(self, request: Request, constraint: None = None) -> int:
         if not len(request.prompt):
             raise RequestError("prompt must hold at least one token")
         if len(request.prompt) + request.params.max_tokens > MAX_LENGTH:

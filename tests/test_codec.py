@@ -352,6 +352,9 @@ class Once:
     def __init__(self, commands: list[object]) -> None:
         self._commands = commands
 
+    def put(self, command: object) -> None:
+        self._commands.append(command)
+
     def take(self, wait: bool) -> list[object]:
         given, self._commands = self._commands, []
         return given or ([Shutdown()] if wait else [])

@@ -16,7 +16,7 @@ from weft.base.config import EngineConfig
 from weft.base.errors import RequestError
 from weft.base.plan import Landing, Scores
 from weft.engine.assembly import Step
-from weft.engine.constraint import Constraints
+from weft.engine.constraint import Constraint, Constraints
 from weft.engine.device import Device
 from weft.engine.events import FinishReason, Output, PromptScore, Report, Top
 from weft.engine.planner import Planner
@@ -57,8 +57,16 @@ class Engine:
 
     # requests -------------------------------------------------------------------------------------------------------
 
-    def add(self, request: Request) -> int:
-        """Put a request into the waiting line; the number it will be known by."""
+    def constrain(self, request: Request) -> Constraint | None:
+        """What a request's grammar demands of its answer. The only thing here that any thread may do."""
+        if request.grammar is None:
+            return None
+        if self._constraints is None:
+            raise RequestError("grammar: this model has no tokenizer, and only text can follow a grammar")
+        return self._constraints(request.grammar, request.stop_tokens)
+
+    def add(self, request: Request, constraint: Constraint | None = None) -> int:
+        """Put a request into the waiting line; the number it will be known by. Its constraint may be made before."""
         length, limit = len(request.prompt), self.config.max_length
         if length < 1:
             raise RequestError("prompt must hold at least one token")
@@ -70,11 +78,8 @@ class Engine:
                 f"prompt of {length} tokens plus max_tokens {max_tokens} does not fit into the engine's memory of "
                 f"{self.config.memory_bytes} bytes; shorten it or give the engine more memory"
             )
-        constraint = None
-        if request.grammar is not None:
-            if self._constraints is None:
-                raise RequestError("grammar: this model has no tokenizer, and only text can follow a grammar")
-            constraint = self._constraints(request.grammar, request.stop_tokens)
+        if constraint is None:
+            constraint = self.constrain(request)
         drawn = int(self._seeds.integers(1 << 63))
         seed = drawn if request.params.seed is None else request.params.seed
         sequence = Sequence(self._next_id, request, max_tokens, seed, self.ledger.spec.cell, constraint)

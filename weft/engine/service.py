@@ -17,19 +17,24 @@ from typing import Any, Protocol
 import numpy as np
 
 from weft.base.errors import RequestError
+from weft.engine.constraint import Constraint
 from weft.engine.events import FinishReason, Output, Report
 from weft.engine.exchange import Ask, Command, End, Event, Outputs, Refusal, Refuse, Replies, Stopped, Submit, Topic
+from weft.engine.preparation import Preparation, Prepared
 from weft.engine.request import Request
 
 log = logging.getLogger("weft")
 
 FAILED = "the engine has failed; its log says why"
+# Nobody is told: whoever ended a request before it was in line has gone.
+ENDED = RequestError("the request was ended before it began")
 
 
 class Drivable(Protocol):
     """What a service needs of an engine; `weft.engine.loop.Engine` is one."""
 
-    def add(self, request: Request) -> int: ...
+    def constrain(self, request: Request) -> Constraint | None: ...
+    def add(self, request: Request, constraint: Constraint | None = None) -> int: ...
     def abort(self, number: int) -> None: ...
     def finish(self, number: int) -> None: ...
     def report(self, number: int) -> Report: ...
@@ -44,8 +49,12 @@ class Drivable(Protocol):
 
 
 class Inbox(Protocol):
-    def take(self, wait: bool) -> Iterable[Command]:
+    def take(self, wait: bool) -> Iterable[Command | Prepared]:
         """All commands that are there; with `wait`, sleep until there is one."""
+        ...
+
+    def put(self, command: Prepared) -> None:
+        """From a thread of this process."""
         ...
 
 
@@ -53,15 +62,15 @@ class ThreadInbox:
     """Commands from any thread."""
 
     def __init__(self) -> None:
-        self._commands: deque[Command] = deque()
+        self._commands: deque[Command | Prepared] = deque()
         self._arrived = threading.Condition()
 
-    def put(self, command: Command) -> None:
+    def put(self, command: Command | Prepared) -> None:
         with self._arrived:
             self._commands.append(command)
             self._arrived.notify()
 
-    def take(self, wait: bool) -> list[Command]:
+    def take(self, wait: bool) -> list[Command | Prepared]:
         with self._arrived:
             if wait:
                 self._arrived.wait_for(lambda: self._commands)
@@ -81,6 +90,9 @@ class Service:
         # The caller's numbers and the engine's.
         self._sequences: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
+        # Requests whose grammar is being compiled, and whether they were ended meanwhile.
+        self._preparing: dict[int, bool] = {}
+        self._preparation: Preparation | None = None
         self._replies = Replies()
         self._finished: Counter[FinishReason] = Counter()
         self._requests = self._refused = self._tokens_in = self._tokens_out = 0
@@ -88,6 +100,7 @@ class Service:
 
     def run(self, inbox: Inbox) -> bool:
         """Until somebody says shutdown: True. False if a step failed, which nothing may follow."""
+        self._preparation = Preparation(self._engine.constrain, inbox.put)
         try:
             while self._running:
                 for command in inbox.take(wait=self._engine.idle):
@@ -95,7 +108,7 @@ class Service:
                 self._reply()
                 if self._running and not self._engine.idle:
                     self._step()
-        except Exception:
+        except BaseException:
             # Half a step is done, or an engine's promise is broken: nothing that follows could be trusted.
             log.exception("the engine failed and steps no more")
             self._deliver(Stopped(FAILED))
@@ -104,10 +117,12 @@ class Service:
 
     # commands -------------------------------------------------------------------------------------------------------
 
-    def _handle(self, command: Command) -> None:
+    def _handle(self, command: Command | Prepared) -> None:
         match command:
             case Submit(number, request):
                 self._submit(number, request)
+            case Prepared():
+                self._take_prepared(command)
             case Refuse(number, message):
                 self._refuse(number, RequestError(message))
             case End(number, stopped):
@@ -118,11 +133,31 @@ class Service:
                 self._running = False
 
     def _submit(self, number: int, request: Request) -> None:
-        if number in self._sequences:
+        if number in self._sequences or number in self._preparing:
             log.warning("a caller gave the number %d to two requests; the second is dropped", number)
             return
         try:
-            sequence = self._engine.add(checked(request, self._vocab_size))
+            request = checked(request, self._vocab_size)
+        except RequestError as error:
+            self._refuse(number, error)
+            return
+        if request.grammar is None:
+            self._add(number, request, None)
+        else:
+            assert self._preparation is not None, "the service runs"
+            self._preparing[number] = False
+            self._preparation.begin(number, request)
+
+    def _take_prepared(self, found: Prepared) -> None:
+        ended = self._preparing.pop(found.number)
+        if ended or found.error is not None:
+            self._refuse(found.number, found.error or ENDED)
+        else:
+            self._add(found.number, found.request, found.constraint)
+
+    def _add(self, number: int, request: Request, constraint: Constraint | None) -> None:
+        try:
+            sequence = self._engine.add(request, constraint)
         except RequestError as error:
             self._refuse(number, error)
             return
@@ -136,6 +171,8 @@ class Service:
         self._replies.refused.append(Refusal(number, str(error), error.status))
 
     def _end(self, number: int, stopped: bool) -> None:
+        if number in self._preparing:
+            self._preparing[number] = True
         sequence = self._sequences.get(number)
         if sequence is None:
             return
@@ -157,7 +194,7 @@ class Service:
     def stats(self) -> dict[str, Any]:
         """Counters since the start and gauges of now, by name: the service's own and the engine's."""
         own = {
-            "open": len(self._sequences),
+            "open": len(self._sequences) + len(self._preparing),
             "requests": self._requests,
             "refused": self._refused,
             "finished": {reason.value: self._finished[reason] for reason in FinishReason},

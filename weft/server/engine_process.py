@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from weft.base.errors import ModelError, OptionError
 from weft.base.options import Options
 from weft.engine.exchange import Command, Event, Shutdown
+from weft.engine.preparation import Prepared
 from weft.engine.service import Drivable, Service
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo
@@ -45,14 +47,24 @@ Load = Callable[[Options, bool], tuple[Drivable, ModelInfo]]
 
 
 class SocketInbox:
-    """Commands from the front. What cannot be read is dropped; a frame that is too long ends the service."""
+    """Commands from the front, and from threads of this process.
+
+    What cannot be read is dropped; a frame that is too long ends the service.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._frames = Frames()
         self._bodies: list[bytes] = []
+        self._own: deque[Prepared] = deque()
+        self._bell, self._ringer = socket.socketpair()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._poll.register(self._bell, select.POLLIN)
+
+    def put(self, command: Prepared) -> None:
+        self._own.append(command)
+        self._ringer.send(b"!")
 
     def first(self) -> wire.Begin:
         while not self._bodies:
@@ -60,13 +72,21 @@ class SocketInbox:
                 raise ProtocolError("the front said nothing")
         return decode_begin(self._bodies.pop(0))
 
-    def take(self, wait: bool) -> list[Command]:
-        commands: list[Command] = []
-        while self._bodies or self._poll.poll(None if wait and not commands else 0):
-            if not self._bodies and not self._read():
-                return [*commands, Shutdown()]
-            commands += self._decode()
+    def take(self, wait: bool) -> list[Command | Prepared]:
+        commands: list[Command | Prepared] = list(self._decode())
+        while ready := self._poll.poll(None if wait and not commands else 0):
+            for number, _ in ready:
+                if number == self._bell.fileno():
+                    commands += self._heard()
+                elif self._read():
+                    commands += self._decode()
+                else:
+                    return [*commands, Shutdown()]
         return commands
+
+    def _heard(self) -> list[Prepared]:
+        rung = len(self._bell.recv(READ_BYTES))
+        return [self._own.popleft() for _ in range(rung)]
 
     def _read(self) -> bool:
         """Whether there is more to come."""

@@ -1,0 +1,62 @@
+"""Constraints made beside the engine's thread: a grammar may take longer to compile than a step takes to run.
+
+A request that must follow a grammar enters the waiting line when its constraint is there; rows that run notice nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from weft.base.errors import RequestError
+from weft.engine.constraint import Constraint
+from weft.engine.request import Request
+
+log = logging.getLogger("weft")
+
+# One that takes long must not hold up the next; more would take cores from the engine.
+THREADS = 2
+BROKEN = "grammar cannot be used: compiling it failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request whose constraint is made, or why it cannot be."""
+
+    number: int
+    request: Request
+    constraint: Constraint | None
+    error: RequestError | None = None
+
+
+class Preparation:
+    """`make` is called in threads of our own, then `done`. The threads begin with the first request."""
+
+    def __init__(self, make: Callable[[Request], Constraint | None], done: Callable[[Prepared], None]) -> None:
+        self._make = make
+        self._done = done
+        self._waiting: SimpleQueue[tuple[int, Request]] = SimpleQueue()
+        self._begun = False
+
+    def begin(self, number: int, request: Request) -> None:
+        if not self._begun:
+            self._begun = True
+            for _ in range(THREADS):
+                threading.Thread(target=self._work, name="weft-grammars", daemon=True).start()
+        self._waiting.put((number, request))
+
+    def _work(self) -> None:
+        while True:
+            self._done(self._prepared(*self._waiting.get()))
+
+    def _prepared(self, number: int, request: Request) -> Prepared:
+        try:
+            return Prepared(number, request, self._make(request))
+        except RequestError as error:
+            return Prepared(number, request, None, error)
+        except BaseException:  # a compiler of somebody else: whatever it does wrong is this request's error alone
+            log.exception("a grammar could not be compiled")
+            return Prepared(number, request, None, RequestError(BROKEN))
