@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.plans import Row, make_plan
 from torch import Tensor
 
+from tests.plans import Row, make_plan
 from weft.kernels.attention import attention
 from weft.kernels.cuda import attention as on_gpu
 from weft.kernels.cuda import attention_decode, flashinfer
