@@ -77,16 +77,16 @@ def attend_decodes(
     # Where shares wait for the merge. One share alone goes straight to `out`.
     parts = out if shares == 1 else torch.empty((rows, heads, shares, head_dim), dtype=torch.float32, device=q.device)
     totals = out if shares == 1 else torch.empty((rows, heads, shares), dtype=torch.float32, device=q.device)
-    common = dict(
-        HEADS=heads,
-        HEAD_DIM=head_dim,
-        BLOCK_DIM=block_dim,
-        CELL=cell,
-        WINDOW=view.window or 0,
-        SHARES=shares,
-        LEAST_CELLS=sharing.least_cells,
-        HAS_SINKS=sinks is not None,
-    )
+    common = {
+        "HEADS": heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_DIM": block_dim,
+        "CELL": cell,
+        "WINDOW": view.window or 0,
+        "SHARES": shares,
+        "LEAST_CELLS": sharing.least_cells,
+        "HAS_SINKS": sinks is not None,
+    }
     _attend_share[(kv_heads, rows, shares)](
         q, view.keys, view.values, out, parts, totals, out if sinks is None else sinks,
         lanes.start, listed.first_position, listed.bounds, listed.pages,

@@ -73,6 +73,8 @@ def is_warm(shape: Shape) -> bool:
 
 def warm(shapes: Iterable[Shape], backend: str, device: torch.device) -> None:
     """Compile what `shapes` need, side by side, and try it; takes minutes where FlashInfer has no cache of it."""
+    # With its number, as tensors name it.
+    device = torch.empty(0, device=device).device
     shapes = list(shapes)
     kinds = {shape.module: shape for shape in shapes if shape.module not in _modules}
     with ThreadPoolExecutor() as pool:
