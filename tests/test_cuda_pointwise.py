@@ -9,7 +9,7 @@ from tests.compiled import assert_compiles
 from tests.plans import Row, make_plan
 from weft.kernels.activation import KERNELS
 from weft.kernels.norm import add_and_norm, gated_rms_norm, rms_norm, rms_norm_heads
-from weft.kernels.rotary import RotaryKind, frequencies, make_rotation, rotate, rotate_and_write
+from weft.kernels.rotary import RotaryKind, frequencies, make_rotation, rotate
 from weft.memory.device.store import Store
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.batching import build_batch
@@ -116,6 +116,8 @@ def rotating_rows(window, heads, kv_heads, head_dim, dtype, device, cell=8):
 
 
 def check_rotating(norm, size, heads, kv_heads, head_dim, dtype, device, tolerance, window=None):
+    from weft.kernels.cuda.rotary import rotate_and_write
+
     batch, store, places = rotating_rows(window, heads, kv_heads, head_dim, dtype, device)
     view = store.views[0]
     tokens, turning = len(places), heads + kv_heads
@@ -149,6 +151,7 @@ def launch_all() -> None:
     from weft.kernels.cuda.activation import activate
     from weft.kernels.cuda.norm import gated_rms_norm, join
     from weft.kernels.cuda.rotary import make_rotation as kernel
+    from weft.kernels.cuda.rotary import rotate_and_write
 
     def empty(*shape):
         return torch.empty(*shape, dtype=torch.bfloat16)

@@ -13,9 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.batch import Batch
-from weft.memory.device.store import AttentionView
-
 VARIANTS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
@@ -125,21 +122,3 @@ def rotate(x: Float[Tensor, "tokens heads head_dim"], rotation: Rotation) -> Flo
     turning = x if size == x.shape[-1] else x[..., :size]
     turned = torch.addcmul(turning * rotation.cosine, turning.roll(size // 2, -1), rotation.sine)
     return turned if turning is x else torch.cat((turned, x[..., size:]), -1)
-
-
-def rotate_and_write(
-    projected: Float[Tensor, "tokens projected head_dim"],
-    heads: int,
-    weight: Float[Tensor, "turning head_dim"] | None,
-    eps: float,
-    rotation: Rotation | None,
-    batch: Batch,
-    view: AttentionView,
-) -> Float[Tensor, "tokens heads head_dim"]:
-    """On lanes: the queries, normed (if there are weights) and turned; keys, likewise, and values are in their pages.
-
-    `projected` holds the queries' heads, then those of keys, then of values; what comes behind is not looked at.
-    """
-    from weft.kernels.cuda import rotary as kernels
-
-    return kernels.rotate_and_write(projected, heads, weight, eps, rotation, batch, view)

@@ -57,6 +57,10 @@ def rotate_and_write(
     batch: Batch,
     view: AttentionView,
 ) -> Float[Tensor, "tokens heads head_dim"]:
+    """The queries, normed (if there are weights) and turned; keys, likewise, and values are in their pages then.
+
+    `projected` holds the queries' heads, then those of keys, then of values; what comes behind is not looked at.
+    """
     lanes = batch.lanes
     assert lanes is not None
     pages = lanes.full if view.window is None else lanes.windowed

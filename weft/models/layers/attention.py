@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.base.grid import CELL
 from weft.kernels.activation import gated_product
 from weft.kernels.attention import attention
 from weft.kernels.batch import Batch
-from weft.kernels.rotary import Rotation, rotate, rotate_and_write
+from weft.kernels.rotary import Rotation, rotate
 from weft.memory.device.store import AttentionView, View
 from weft.memory.spec import AttentionMemory
 from weft.models.layers.linear import Linear, PackedLinear, parent_of
@@ -104,11 +105,20 @@ class Attention(Mixer):
         view: AttentionView,
     ) -> Float[Tensor, "tokens heads head_dim"]:
         """The same; all between projection and attention is one kernel, which also writes the pages."""
-        from weft.kernels.attention import attend
+        from weft.kernels.cuda.attention import attend
+        from weft.kernels.cuda.rotary import rotate_and_write
 
         weight, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
         queries = rotate_and_write(projected, self.shape.heads, weight, eps, rotation, batch, view)
         return attend(queries, batch, view, self.scale, self.shape.softcap, self.sinks)
+
+    def warm(self) -> None:
+        from weft.kernels.cuda.attention import warm
+        from weft.kernels.cuda.flashinfer import Shape
+
+        shape = self.shape
+        heads = (shape.heads, shape.kv_heads, shape.head_dim)
+        warm([Shape(shape.dtype, *heads, CELL, self.scale, shape.window, shape.softcap)])
 
 
 class GatedProjection(PackedLinear):
