@@ -43,6 +43,9 @@ class Mixer(nn.Module):
     memory: Memory
     index: int
 
+    def warm(self) -> None:
+        """On a GPU, before the first step: whatever would make it wait."""
+
 
 class CausalModel(nn.Module):
     """Tokens in, final hidden states out; `logits` turns some of those into scores over the vocabulary.

@@ -35,6 +35,9 @@ class CudaRunner(Runner):
         self.board = torch.zeros(seats + 1, dtype=torch.int64, device=self.device)
         cells = -(-max_length // spec.cell)
         self.inputs = DecodeInputs(seats, cells, spec, self.store.scratch, self.device)
+        if self.device.type == "cuda":
+            for mixer in model.mixers():
+                mixer.warm()
         with torch.inference_mode():
             self.decodes = RecordedDecodes(model, self.store.views, self.board, self.inputs, progress)
 
