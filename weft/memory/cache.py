@@ -6,20 +6,36 @@ The ledger's other half: it knows no leases, only pins and owners.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import log2
 
 from weft.base.grid import floor_to_grid
 from weft.memory.arena import Arena
-from weft.memory.eviction import POLICIES, Candidate, Ranking
+from weft.memory.captures import Origin
+from weft.memory.eviction import (
+    CHEAP,
+    HALF_LIVES_PER_TURNOVER,
+    SHORTEST_HALF_LIFE,
+    WORTHLESS,
+    Candidate,
+    Facts,
+    Flops,
+    Policy,
+    Ranking,
+    by_recency,
+    by_value,
+)
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
-from weft.memory.misses import Ghosts, Miss, Reason, Tenants
+from weft.memory.misses import Ghosts, Lost, Miss, Reason, Tenants
+from weft.memory.popularity import MOST_PASSES, Popularity, class_of
 from weft.memory.spec import MemorySpec
 from weft.memory.trie import Node, ResumePoint, Trie, resume_at_or_above
 
 # An optional snapshot may push out at most this many times its own bytes.
 OPTIONAL_EVICTION = 2
+# A state that was evicted this many half-lives ago would not have been kept by any policy.
+REGRET = 2 * HALF_LIVES_PER_TURNOVER
 
 
 @dataclass(slots=True)
@@ -34,31 +50,44 @@ class Counts:
     tokens_lost: Counter[Reason] = field(default_factory=Counter)
     captures_kept: int = 0
     captures_skipped: int = 0
+    kept: Counter[Origin] = field(default_factory=Counter)
+    hits: Counter[Origin] = field(default_factory=Counter)
+    tokens_hit: Counter[Origin] = field(default_factory=Counter)
     evicted_pages: int = 0
     evicted_points: int = 0
 
 
 class Cache:
-    def __init__(self, spec: MemorySpec, arena: Arena, eviction: str) -> None:
+    """`alpha` weighs work against recency where the policy is "flops"."""
+
+    def __init__(self, spec: MemorySpec, arena: Arena, eviction: str, alpha: float = 1.0) -> None:
         self.spec = spec
         self.arena = arena
         self.trie = Trie()
         self.ghosts = Ghosts()
         self.tenants = Tenants()
+        self.popularity = Popularity()
         self.counts = Counts()
         self.clock = 0
+        # Half-lives since the beginning.
+        self.warmth = 0.0
+        self.points = 0
         # Position that each live slot was written for: a slot is read only by rows at that position.
         self.written_for: dict[int, int] = {}
         # What a resume point costs beyond the pages; 0: every node is one, for free.
         self.point_bytes = spec.state_bytes + spec.window_cells * spec.window_page_bytes
+        self.page_bytes = spec.page_bytes
+        self.cell = spec.cell
         self._point_of_slot: dict[int, ResumePoint] = {}
-        self._rate: Callable[[int, int, int], float] = POLICIES[eviction]
+        self._by_value = eviction == "value"
+        self._flops = Flops(alpha) if eviction == "flops" else None
+        self._policy: Policy = self._flops or (by_value if self._by_value else by_recency)
         self._ranking = Ranking(self._score, self._evictable)
 
     # lookups --------------------------------------------------------------------------------------------------------
 
     def match(self, keys: list[Key], limit: int, plain: Key | None = None) -> Miss:
-        cell = self.spec.cell
+        cell = self.cell
         reusable = min(floor_to_grid(limit, cell), len(keys) * cell)
         node = self.trie.deepest(keys[: reusable // cell])
         matched = node.depth * cell if node else 0
@@ -76,15 +105,29 @@ class Cache:
             return Reason.BELOW_GRID
         if cached == reusable:
             return Reason.NOTHING_MORE
-        if matched > cached:
-            return self.ghosts.reason(b"state" + keys[matched // self.spec.cell - 1], Reason.STATE_NEVER_KEPT)
-        return self.ghosts.reason(keys[matched // self.spec.cell], Reason.NEVER_COMPUTED)
+        return self.ghosts.reason(keys, cached // self.cell, matched // self.cell)
 
-    def looked_up(self, plain: Key | None, keys: list[Key]) -> None:
-        """A lease was opened: the clock of recency goes on."""
+    def looked_up(self, plain: Key | None, keys: list[Key], miss: Miss) -> None:
+        """A lease was opened: the clock of recency goes on, and what was missed because it was evicted is learned."""
         self.clock += 1
+        # A cache that holds much turns over slowly, and what is in it ages slowly.
+        turnover = max(SHORTEST_HALF_LIFE, self.points / HALF_LIVES_PER_TURNOVER)
+        self.warmth += 1 / turnover
         if plain is not None and keys:
             self.tenants.add(plain, keys[0])
+        if self.point_bytes and miss.cached < miss.reusable:
+            self._regret(keys, miss)
+
+    def _regret(self, keys: list[Key], miss: Miss) -> None:
+        key = self.ghosts.deepest_state(keys, miss.cached // self.cell, miss.reusable // self.cell)
+        lost = self.ghosts.forget_state(key) if key is not None else None
+        if lost is not None and lost.kind is not None and self.warmth - lost.warmth < REGRET:
+            self.popularity.wanted(lost.kind)
+
+    def seen(self, keys: list[Key], miss: Miss) -> int:
+        """How much of a prompt is known to have been computed before, in tokens: there, or evicted not long ago."""
+        reusable = miss.reusable // self.cell
+        return self.cell * self.ghosts.seen(keys, miss.kv_matched // self.cell, reusable)
 
     def count(self, miss: Miss, again: bool) -> None:
         """A request started; `again` if it had given way before: that tells nothing of the cache's worth."""
@@ -108,13 +151,34 @@ class Cache:
         if point is None:
             assert not self.point_bytes
             return None, ()
-        point.hits += 1
-        point.used = self.clock
+        self._hit(point)
         if point.slot is not None:
             self.arena.share(Kind.STATE, point.slot)
         for page in point.window:
             self.arena.share(Kind.WINDOW, page)
         return point.slot, point.window
+
+    def _hit(self, point: ResumePoint) -> None:
+        self.counts.hits[point.origin] += 1
+        self.counts.tokens_hit[point.origin] += point.node.depth * self.cell
+        self.popularity.wanted(self._class_of(point))
+        point.hits += 1
+        point.passes = 0
+        point.uses = 1 + point.uses * 2.0 ** (point.warmth - self.warmth)
+        point.used, point.warmth = self.clock, self.warmth
+        if point.origin is Origin.CANDIDATE:
+            # It has proved to lie where prompts part.
+            point.origin = Origin.JUNCTION
+        self.popularity.entered(self._class_of(point))
+
+    def passed(self, point: ResumePoint) -> None:
+        """A sequence started further down the path."""
+        if point.passes < MOST_PASSES:
+            point.passes += 1
+            self.popularity.entered(self._class_of(point))
+
+    def _class_of(self, point: ResumePoint) -> int:
+        return class_of(point.origin, point.hits, point.passes)
 
     def unpin(self, node: Node | None) -> None:
         if node is None:
@@ -138,7 +202,7 @@ class Cache:
         """Enter a computed cell; takes over its page, or gives it back if the cell is known already."""
         node = self.trie.nodes.get(key)
         if node is None:
-            self.ghosts.forget(key)
+            self.ghosts.forget_cell(key)
             return self.trie.insert(key, parent, page, self.clock)
         node.used = self.clock
         if page is not None and page != node.page:
@@ -149,36 +213,65 @@ class Cache:
         """Make a node a resume point (unless it is one), as a further owner of its slot and window pages."""
         node = self.trie.nodes[key]
         if node.resume is not None:
-            node.resume.used = self.clock
+            node.resume.used, node.resume.warmth = self.clock, self.warmth
             return
         if slot is not None:
             self.arena.share(Kind.STATE, slot)
         for page in window:
             self.arena.share(Kind.WINDOW, page)
-        node.resume = ResumePoint(node, slot, window, self.clock)
+        node.resume = ResumePoint(node, slot, window, self.clock, self.warmth)
         if slot is not None:
             self._point_of_slot[slot] = node.resume
         self.counts.captures_kept += 1
-        self.ghosts.forget(b"state" + key)
-        self._offer(node.resume)
+        self.points += 1
+        self.ghosts.forget_state(key)
+
+    def explain(self, key: Key, origin: Origin) -> None:
+        """Why the node is a resume point. One that was only a candidate may turn out to be more."""
+        point = self.trie.nodes[key].resume
+        if point is None:
+            return
+        if not point.explained:
+            point.explained, point.origin = True, origin
+            self.counts.kept[origin] += 1
+            self.popularity.entered(self._class_of(point))
+        elif point.origin is Origin.CANDIDATE and origin is not Origin.CANDIDATE:
+            self.counts.kept[origin] += 1
+            self.counts.kept[Origin.CANDIDATE] -= 1
+            point.origin = origin
+            self.popularity.entered(self._class_of(point))
+        self._offer(point)
 
     def skipped(self, keys: list[Key], position: int) -> None:
         """There was no room for a snapshot: counted, and remembered as a reason."""
         self.counts.captures_skipped += 1
-        depth = position // self.spec.cell
+        depth = position // self.cell
         if depth <= len(keys):
-            self.ghosts.add(b"state" + keys[depth - 1], Reason.STATE_SKIPPED)
+            self.ghosts.add_state(keys[depth - 1], Lost(Reason.STATE_SKIPPED))
 
     # making room ----------------------------------------------------------------------------------------------------
 
     def take(self, kind: Kind, optional: bool = False) -> int | None:
         """A unit, if need be at the price of what is worth least."""
+        return self._take(kind, None, OPTIONAL_EVICTION * self.arena.unit_bytes[kind] if optional else None)
+
+    def take_for(self, origin: Origin, tokens: int, depth: int) -> int | None:
+        """A slot for a snapshot that is worth what others like it are, if it can be had for what is worth less."""
+        if origin is Origin.CANDIDATE:
+            return self.arena.take(Kind.STATE)
+        bound = None
+        if self._by_value:
+            chance = self.popularity.chance(class_of(origin, 0, 0))
+            bound = by_value(Facts(tokens, depth, self.point_bytes, self.clock, self.warmth, 1.0, chance))
+        return self._take(Kind.STATE, bound, OPTIONAL_EVICTION * self.arena.unit_bytes[Kind.STATE])
+
+    def _take(self, kind: Kind, bound: float | None, most_bytes: int | None) -> int | None:
         unit = self.arena.take(kind)
         spent = 0
         while unit is None:
-            if optional and spent >= OPTIONAL_EVICTION * self.arena.unit_bytes[kind]:
+            if most_bytes is not None and spent >= most_bytes:
                 return None
-            victim = self._ranking.pop()
+            victim = self._ranking.pop_below(bound)
             if victim is None:
                 return None
             spent += self._bytes(victim)
@@ -200,7 +293,7 @@ class Cache:
         if victim.page is not None:
             self.arena.release(Kind.PAGE, victim.page)
         self.counts.evicted_pages += 1
-        self.ghosts.add(victim.key, Reason.EVICTED)
+        self.ghosts.add_cell(victim.key)
         if victim.parent:
             # Whoever used the cell used the one before it too.
             victim.parent.used = max(victim.parent.used, victim.used)
@@ -208,13 +301,17 @@ class Cache:
 
     def _evict_point(self, point: ResumePoint) -> None:
         point.node.resume = None
+        self.points -= 1
         if point.slot is not None:
             del self._point_of_slot[point.slot]
             self.release_slot(point.slot)
         for page in point.window:
             self.arena.release(Kind.WINDOW, page)
         self.counts.evicted_points += 1
-        self.ghosts.add(b"state" + point.node.key, Reason.STATE_EVICTED)
+        if self._flops:
+            self._flops.evicted(self.clock - point.used)
+        kind = None if point.origin is Origin.CANDIDATE else self._class_of(point)
+        self.ghosts.add_state(point.node.key, Lost(Reason.STATE_EVICTED, kind, point.warmth))
         self._offer(point.node)
 
     def _offer(self, candidate: Candidate) -> None:
@@ -232,16 +329,44 @@ class Cache:
     def _bytes(self, candidate: Candidate) -> int:
         if isinstance(candidate, ResumePoint):
             return self.point_bytes
-        return self.spec.page_bytes
+        return self.page_bytes
 
     def _score(self, candidate: Candidate) -> float:
-        cell = self.spec.cell
         if isinstance(candidate, ResumePoint):
-            above = resume_at_or_above(candidate.node.parent)
-            cells = candidate.node.depth - (above.node.depth if above else 0)
-            # At the end of a path it also keeps alive the pages that nobody could start from without it.
-            pages = 0 if candidate.node.children else cells * self.spec.page_bytes
-            return self._rate(cells * cell, self.point_bytes + pages, candidate.used)
+            return self._score_point(candidate)
+        if self.point_bytes and self._by_value:
+            # Nobody can start from such a leaf.
+            return WORTHLESS + candidate.used
+        return self._policy(self._leaf_facts(candidate))
+
+    def _leaf_facts(self, leaf: Node) -> Facts:
         # A leaf without a resume point can be no one's start: it only shows where sequences part.
-        tokens = cell // 2 if self.point_bytes else cell
-        return self._rate(tokens, self.spec.page_bytes or self.point_bytes, candidate.used)
+        tokens = self.cell // 2 if self.point_bytes else self.cell
+        warmth = leaf.used / SHORTEST_HALF_LIFE
+        return Facts(tokens, leaf.depth * self.cell, self.page_bytes or self.point_bytes, leaf.used, warmth)
+
+    def _score_point(self, point: ResumePoint) -> float:
+        cells, pages = self._reach(point.node)
+        tokens, depth, size = (
+            cells * self.cell,
+            point.node.depth * self.cell,
+            self.point_bytes + pages * self.page_bytes,
+        )
+        if not self._by_value:
+            return self._policy(Facts(tokens, depth, size, point.used))
+        if point.origin is Origin.CANDIDATE:
+            # Whatever else is there is worth more; of these, those that lie close together go first.
+            return CHEAP + log2(cells) + point.warmth
+        chance = self.popularity.chance(self._class_of(point))
+        return by_value(Facts(tokens, depth, size, point.used, point.warmth, point.uses, chance))
+
+    def _reach(self, node: Node) -> tuple[int, int]:
+        """Cells between a resume point and the one above it; and how many of their pages only it keeps of use."""
+        cells, pages, own = 1, 1, node.children == 0
+        above = node.parent
+        while above is not None and above.resume is None:
+            cells += 1
+            own = own and above.children == 1 and not above.pins
+            pages += own
+            above = above.parent
+        return cells, pages if node.children == 0 else 0

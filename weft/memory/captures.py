@@ -5,7 +5,10 @@ The one place that decides it, for whole, chunked and speculative steps alike. T
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from enum import StrEnum
 
 from weft.base.grid import floor_to_grid
 from weft.memory.spec import MemorySpec
@@ -13,6 +16,38 @@ from weft.memory.spec import MemorySpec
 MAX_SPACING = 8192
 # States at twice their own weight in KV apart take at most half as much memory as the KV between them.
 KV_PER_STATE = 2
+# Candidates lie this share of their depth apart, so that a prompt which parts anywhere loses half of it on average.
+CANDIDATE_SHARE = 1 / 16
+
+
+class Origin(StrEnum):
+    """Why a state was kept."""
+
+    DECLARED = "declared"  # by the caller, or by a request that waits for it
+    PROMPT_END = "prompt_end"
+    JUNCTION = "junction"  # here an earlier sequence parted from this one
+    BOUNDARY = "boundary"  # a message ends
+    REGULAR = "regular"  # every N tokens
+    ANSWER_END = "answer_end"
+    CANDIDATE = "candidate"  # the prefill passed it, and there was room that nobody needed
+
+
+ORIGINS = tuple(Origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Captures:
+    """Which reasons count. The end of a prompt and what was declared always do."""
+
+    junction: bool = True
+    popular: bool = True  # a junction with what was evicted not long ago
+    boundaries: bool = True
+    regular: bool = True
+    answers: bool = True
+    candidates: bool = True
+
+
+ALL_CAPTURES = Captures()
 
 
 def spacing(spec: MemorySpec) -> int:
@@ -38,16 +73,73 @@ def repeatable(prompt: int, cell: int) -> int:
 
 
 def positions_to_capture(
-    start: int, end: int, *, prompt: int, junction: int, asked: Iterable[int], every: int, cell: int
+    start: int,
+    end: int,
+    *,
+    prompt: int,
+    junction: int,
+    asked: Iterable[int],
+    every: int,
+    cell: int,
+    boundaries: Iterable[int] = (),
 ) -> list[int]:
     """Grid positions in (start, end] whose state should be kept for others.
 
     The end of the prompt, the junction where an earlier sequence parted from this one, positions that the caller (or a
-    waiting sequence) asked for, and every `every` tokens.
+    waiting sequence) asked for, ends of messages, and every `every` tokens. Zero is no junction and no spacing.
 
     >>> positions_to_capture(0, 300, prompt=300, junction=128, asked=[70], every=192, cell=64)
     [64, 128, 192, 256]
     """
-    chosen = {repeatable(prompt, cell), junction, *(floor_to_grid(p, cell) for p in asked)}
-    chosen.update(range(start - start % every + every, end + 1, every))
+    chosen = {repeatable(prompt, cell), junction}
+    chosen.update(p - p % cell for p in asked)
+    chosen.update(p - p % cell for p in boundaries)
+    if every:
+        chosen.update(range(start - start % every + every, end + 1, every))
     return sorted(p for p in chosen if start < p <= end)
+
+
+def origin_of(
+    position: int,
+    *,
+    prompt: int,
+    junction: int,
+    asked: Set[int],
+    boundaries: Set[int],
+    every: int,
+    cell: int,
+) -> Origin:
+    """Why a position is kept: the first reason of those that apply.
+
+    >>> origin_of(128, prompt=300, junction=128, asked=set(), boundaries=set(), every=64, cell=64).value
+    'junction'
+    """
+    if any(p - p % cell == position for p in asked):
+        return Origin.DECLARED
+    if position == junction:
+        return Origin.JUNCTION
+    if position == repeatable(prompt, cell):
+        return Origin.PROMPT_END
+    if position > prompt:
+        return Origin.ANSWER_END
+    if any(p - p % cell == position for p in boundaries):
+        return Origin.BOUNDARY
+    return Origin.REGULAR if every and position % every == 0 else Origin.CANDIDATE
+
+
+def candidates(start: int, end: int, cell: int) -> list[int]:
+    """Grid positions in (start, end] that a prefill may leave as cheap candidates: dense at first, then ever sparser.
+
+    They are the same for every prompt, so that requests with a common beginning agree on them.
+
+    >>> candidates(0, 2048, 64)[:3], candidates(0, 2048, 64)[-3:]
+    ([64, 128, 192], [1920, 1984, 2048])
+    """
+    ladder = _LADDERS.setdefault(cell, [0])
+    while ladder[-1] <= end:
+        here = ladder[-1]
+        ladder.append(here + max(cell, floor_to_grid(int(here * CANDIDATE_SHARE), cell)))
+    return ladder[bisect_right(ladder, start) : bisect_right(ladder, end)]
+
+
+_LADDERS: dict[int, list[int]] = {}

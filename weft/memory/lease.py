@@ -39,6 +39,7 @@ class Lease:
 
     __slots__ = (
         "asked",
+        "boundaries",
         "cells",
         "junction",
         "keys",
@@ -54,11 +55,20 @@ class Lease:
         "window_first",
     )
 
-    def __init__(self, seat: int, keys: list[Key], prompt: int, asked: set[int], miss: Miss) -> None:
+    def __init__(
+        self,
+        seat: int,
+        keys: list[Key],
+        prompt: int,
+        asked: set[int],
+        miss: Miss,
+        boundaries: frozenset[int] = frozenset(),
+    ) -> None:
         self.seat = seat
         self.keys = keys
         self.prompt = prompt
         self.asked = asked
+        self.boundaries = boundaries
         self.miss = miss
         self.junction = miss.kv_matched if miss.kv_matched > miss.cached else 0
         self.node: Node | None = None

@@ -17,7 +17,7 @@ from weft.base.grid import cells_covering, first_window_cell, floor_to_grid
 from weft.base.plan import Ints
 from weft.memory.arena import Arena
 from weft.memory.cache import Cache
-from weft.memory.captures import positions_to_capture, spacing
+from weft.memory.captures import ALL_CAPTURES, Captures, Origin, candidates, origin_of, positions_to_capture, spacing
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.lease import Capture, Grant, Lease
@@ -39,12 +39,20 @@ class Ledger:
         eviction: str = "value",
         capture_every: int = 0,
         remember_freed: bool = False,
+        captures: Captures = ALL_CAPTURES,
+        alpha: float = 1.0,
     ) -> None:
         self.spec = spec
+        self.cell = spec.cell
+        self.window = spec.window
+        self.window_cells = spec.window_cells
         self.enabled = cache
         self.arena = Arena(unit_bytes(spec), budget_bytes, remember_freed)
-        self.cache = Cache(spec, self.arena, eviction)
-        self.every = capture_every or spacing(spec)
+        self.cache = Cache(spec, self.arena, eviction, alpha)
+        self.captures = captures
+        self.every = (capture_every or spacing(spec)) if captures.regular else 0
+        # Who says how far apart states are to lie gets them so, and none between.
+        self.candidates = captures.candidates and not capture_every and Kind.STATE in self.arena.unit_bytes
         self.leases: dict[int, Lease] = {}
         self._promises: dict[Key, Lease] = {}
         cells = cells_covering(max_length, spec.cell) + 1
@@ -63,7 +71,7 @@ class Ledger:
         `plain` is the unsalted key of the first cell: it tells a prompt that another tenant sent from a new one.
         """
         if not self.enabled:
-            reusable = floor_to_grid(limit, self.spec.cell)
+            reusable = floor_to_grid(limit, self.cell)
             return Miss(Reason.CACHE_OFF, 0, 0, reusable, reusable)
         return self.cache.match(keys, limit, plain)
 
@@ -72,7 +80,7 @@ class Ledger:
 
         If so it is asked to leave a resume point where the two part, and waiting for it saves the work.
         """
-        cell = self.spec.cell
+        cell = self.cell
         depth = match.kv_matched // cell
         while depth < min(limit // cell, len(keys)) and keys[depth] in self._promises:
             depth += 1
@@ -97,10 +105,15 @@ class Ledger:
         limit: int,
         asked: Iterable[int] = (),
         plain: Key | None = None,
+        boundaries: Iterable[int] = (),
     ) -> Lease | None:
-        """A lease on everything up to the deepest resume point, or nothing if not even a tail can be had."""
+        """A lease on everything up to the deepest resume point, or nothing if not even a tail can be had.
+
+        `asked` are positions that the caller declared, `boundaries` those where messages end.
+        """
         assert seat not in self.leases
-        lease = Lease(seat, keys, prompt, set(asked), self.match(keys, limit, plain))
+        ends = frozenset(boundaries) if self.captures.boundaries else frozenset[int]()
+        lease = Lease(seat, keys, prompt, set(asked), self.match(keys, limit, plain), ends)
         self._resume(lease, lease.miss.cached)
         if Kind.TAIL in self.arena.unit_bytes:
             tail = self.cache.take(Kind.TAIL)
@@ -110,20 +123,33 @@ class Ledger:
             lease.tail = self.tail[seat] = tail
         self.leases[seat] = lease
         if self.enabled:
-            for key in keys[lease.published : prompt // self.spec.cell]:
+            for key in keys[lease.published : prompt // self.cell]:
                 self._promises.setdefault(key, lease)
-            self.cache.looked_up(plain, keys)
+            self._notice_junction(lease)
+            self.cache.looked_up(plain, keys, lease.miss)
         return lease
 
+    def _notice_junction(self, lease: Lease) -> None:
+        """Where an earlier sequence parted from this one: by its pages, or by the memory of what was evicted."""
+        if not self.captures.junction:
+            lease.junction = 0
+        elif self.captures.popular and self.cache.point_bytes:
+            seen = self.cache.seen(lease.keys, lease.miss)
+            lease.junction = seen if seen > lease.miss.cached else 0
+
     def _resume(self, lease: Lease, cached: int) -> None:
-        seat, depth = lease.seat, cached // self.spec.cell
+        seat, depth = lease.seat, cached // self.cell
         self.planned[seat] = self.computed[seat] = cached
         lease.cells = lease.published = lease.shared = lease.window_first = depth
         if not depth:
             return
         node = self.cache.trie.nodes[lease.keys[depth - 1]]
+        nodes = path(node)
         if Kind.PAGE in self.arena.unit_bytes:
-            self.page_table[seat, :depth] = [n.page or 0 for n in path(node)]
+            self.page_table[seat, :depth] = [n.page or 0 for n in nodes]
+        for above in nodes[:-1]:
+            if above.resume is not None:
+                self.cache.passed(above.resume)
         lease.node = node
         slot, window = self.cache.pin(node)
         lease.slot = slot
@@ -157,8 +183,8 @@ class Ledger:
 
     def needs_grant(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these leases need memory or leave a cell by one more token; the others may use `advance_each`."""
-        offset: NDArray[np.int64] = self.planned[seats] % self.spec.cell
-        border: NDArray[np.bool_] = (offset == 0) | (offset == self.spec.cell - 1)
+        offset: NDArray[np.int64] = self.planned[seats] % self.cell
+        border: NDArray[np.bool_] = (offset == 0) | (offset == self.cell - 1)
         return border
 
     def advance_each(self, seats: NDArray[np.int64]) -> None:
@@ -167,7 +193,7 @@ class Ledger:
 
     def _grow(self, lease: Lease, end: int) -> bool:
         """Pages and window pages up to `end`: all or none. What was taken stays with the lease for the next try."""
-        need = cells_covering(end, self.spec.cell)
+        need = cells_covering(end, self.cell)
         tables = {Kind.PAGE: self.page_table, Kind.WINDOW: self.window_table}
         while lease.cells < need:
             taken: list[tuple[Kind, int]] = []
@@ -185,14 +211,24 @@ class Ledger:
 
     def _captures(self, lease: Lease, start: int, end: int, certain: int) -> tuple[Capture, ...] | None:
         """What to write on the way from `start` to `end`. Nothing if the sequence's own checkpoint finds no room."""
-        cell = self.spec.cell
+        cell = self.cell
         if self.cache.point_bytes == 0:
             return ()
         chosen: list[int] = []
         if self.enabled:
             chosen = positions_to_capture(
-                start, end, prompt=lease.prompt, junction=lease.junction, asked=lease.asked, every=self.every, cell=cell
+                start,
+                end,
+                prompt=lease.prompt,
+                junction=lease.junction,
+                asked=lease.asked,
+                every=self.every,
+                cell=cell,
+                boundaries=lease.boundaries,
             )
+            if self.candidates and start < lease.prompt:
+                found = candidates(start, min(end, lease.prompt), cell)
+                chosen = sorted({*chosen, *found})
         # Wherever the step may be settled, the sequence must find its own checkpoint.
         first = max(floor_to_grid(certain, cell), floor_to_grid(start, cell) + cell)
         own = self._own_captures(range(first, end + 1, cell), chosen)
@@ -218,17 +254,32 @@ class Ledger:
         return captures
 
     def _optional_captures(self, lease: Lease, positions: list[int]) -> list[Capture]:
-        """Snapshots for others: taken where there is room, else skipped and counted."""
-        captures = []
-        for position in positions:
+        """Snapshots for others: taken where there is room, else skipped and counted. Candidates come last."""
+        captures, before = [], lease.miss.cached
+        with_origin = [(position, self._origin(lease, position)) for position in positions]
+        for position, origin in sorted(with_origin, key=lambda each: each[1] is Origin.CANDIDATE):
             slot = None
             if Kind.STATE in self.arena.unit_bytes:
-                slot = self.cache.take(Kind.STATE, optional=True)
+                slot = self.cache.take_for(origin, max(self.cell, position - before), position)
                 if slot is None:
-                    self.cache.skipped(lease.keys, position)
+                    if origin is not Origin.CANDIDATE:
+                        self.cache.skipped(lease.keys, position)
                     continue
+            if origin is not Origin.CANDIDATE:
+                before = position
             captures.append(Capture(position, slot, own=False, keep=True))
-        return captures
+        return sorted(captures, key=lambda capture: capture.position)
+
+    def _origin(self, lease: Lease, position: int) -> Origin:
+        return origin_of(
+            position,
+            prompt=lease.prompt,
+            junction=lease.junction,
+            asked=lease.asked,
+            boundaries=lease.boundaries,
+            every=self.every,
+            cell=self.cell,
+        )
 
     # settle ---------------------------------------------------------------------------------------------------------
 
@@ -257,7 +308,7 @@ class Ledger:
     def _publish_cells(self, lease: Lease, accepted: int) -> None:
         node = lease.node
         paged = Kind.PAGE in self.arena.unit_bytes
-        for depth in range(lease.published, accepted // self.spec.cell):
+        for depth in range(lease.published, accepted // self.cell):
             key = lease.keys[depth]
             page = int(self.page_table[lease.seat, depth]) if paged else None
             node = self.cache.publish(key, node, page)
@@ -290,19 +341,21 @@ class Ledger:
 
     def _keep(self, lease: Lease, position: int, slot: int | None) -> None:
         """Make a resume point of a computed position; its slot and window pages get one more owner."""
-        first = first_window_cell(position, self.spec.window, self.spec.cell) if self.spec.window else 0
+        first = first_window_cell(position, self.window, self.cell) if self.window else 0
         window: tuple[int, ...] = ()
-        if self.spec.window:
+        if self.window:
             assert lease.window_first <= first
-            window = tuple(self.window_table[lease.seat, first : position // self.spec.cell].tolist())
-        self.cache.keep(lease.keys[position // self.spec.cell - 1], slot, window)
+            window = tuple(self.window_table[lease.seat, first : position // self.cell].tolist())
+        key = lease.keys[position // self.cell - 1]
+        self.cache.keep(key, slot, window)
+        self.cache.explain(key, self._origin(lease, position))
 
     def _drop_window(self, lease: Lease) -> None:
         """Give back window pages that neither this sequence nor a resume point at its last grid position can see."""
-        if not self.spec.window:
+        if not self.window:
             return
-        here = floor_to_grid(int(self.computed[lease.seat]), self.spec.cell)
-        first = first_window_cell(here, self.spec.window, self.spec.cell)
+        here = floor_to_grid(int(self.computed[lease.seat]), self.cell)
+        first = first_window_cell(here, self.window, self.cell)
         for depth in range(lease.window_first, first):
             self.arena.release(Kind.WINDOW, int(self.window_table[lease.seat, depth]))
         lease.window_first = max(lease.window_first, first)
@@ -312,10 +365,10 @@ class Ledger:
     def close(self, lease: Lease) -> None:
         """The sequence ends or is preempted. What it computed stays, with its last checkpoint as a resume point."""
         assert not lease.pending, "a flight still carries this lease"
-        here = floor_to_grid(int(self.computed[lease.seat]), self.spec.cell)
-        if self.enabled and here and self.cache.point_bytes:
+        here = floor_to_grid(int(self.computed[lease.seat]), self.cell)
+        if self.enabled and here and self.cache.point_bytes and (self.captures.answers or here <= lease.prompt):
             self._keep(lease, here, lease.slot)
-        for key in lease.keys[lease.published : lease.prompt // self.spec.cell]:
+        for key in lease.keys[lease.published : lease.prompt // self.cell]:
             if self._promises.get(key) is lease:
                 del self._promises[key]
         del self.leases[lease.seat]
@@ -338,10 +391,10 @@ class Ledger:
 
     def fits_alone(self, tokens: int) -> bool:
         """Could a sequence of this length run if it had all memory to itself?"""
-        cells = cells_covering(tokens, self.spec.cell)
+        cells = cells_covering(tokens, self.cell)
         units = {
             Kind.PAGE: cells,
-            Kind.WINDOW: min(cells, self.spec.window_cells + 2),
+            Kind.WINDOW: min(cells, self.window_cells + 2),
             Kind.STATE: 2,
             Kind.TAIL: 1,
         }
@@ -352,8 +405,8 @@ class Ledger:
 
     def private_bytes(self, tokens: int) -> int:
         """What a sequence must hold beside the cache to compute this many more tokens."""
-        cells = cells_covering(tokens, self.spec.cell)
-        window = min(cells, self.spec.window_cells + 2)
+        cells = cells_covering(tokens, self.cell)
+        window = min(cells, self.window_cells + 2)
         sizes = self.arena.unit_bytes
         return (
             cells * sizes.get(Kind.PAGE, 0)

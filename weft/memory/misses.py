@@ -59,27 +59,65 @@ class Miss:
         return Miss(Reason.NEVER_COMPUTED, self.cached, self.kv_matched, self.reusable, self.tokens_lost)
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A state that is not there: why, of which class it was, and when it was last used (in half-lives)."""
+
+    reason: Reason
+    kind: int | None = None
+    warmth: float = 0.0
+
+
 class Ghosts:
-    """A bounded memory of what is gone: keys of evicted cells and states, and of states that found no room."""
+    """A bounded memory of what is gone: keys of evicted cells, and of states that were evicted or found no room."""
 
     def __init__(self, limit: int = GHOSTS) -> None:
         self._limit = limit
-        self._gone: OrderedDict[Key, Reason] = OrderedDict()
+        self._cells: OrderedDict[Key, None] = OrderedDict()
+        self._states: OrderedDict[Key, Lost] = OrderedDict()
 
-    def add(self, key: Key, reason: Reason) -> None:
-        self._gone[key] = reason
-        self._gone.move_to_end(key)
-        if len(self._gone) > self._limit:
-            self._gone.popitem(last=False)
+    def add_cell(self, key: Key) -> None:
+        self._cells[key] = None
+        if len(self._cells) > self._limit:
+            self._cells.popitem(last=False)
 
-    def forget(self, key: Key) -> None:
-        self._gone.pop(key, None)
+    def add_state(self, key: Key, lost: Lost) -> None:
+        self._states[key] = lost
+        self._states.move_to_end(key)
+        if len(self._states) > self._limit:
+            self._states.popitem(last=False)
+
+    def forget_cell(self, key: Key) -> None:
+        if self._cells:
+            self._cells.pop(key, None)
+
+    def forget_state(self, key: Key) -> Lost | None:
+        return self._states.pop(key, None)
 
     def clear(self) -> None:
-        self._gone.clear()
+        self._cells.clear()
+        self._states.clear()
 
-    def reason(self, key: Key, otherwise: Reason) -> Reason:
-        return self._gone.get(key, otherwise)
+    def reason(self, keys: list[Key], cached: int, matched: int) -> Reason:
+        """Why a lookup ended: `cached` and `matched` are cells that a state and that pages were found for."""
+        if matched > cached:
+            lost = self._states.get(keys[matched - 1])
+            return lost.reason if lost else Reason.STATE_NEVER_KEPT
+        return Reason.EVICTED if keys[matched] in self._cells else Reason.NEVER_COMPUTED
+
+    def seen(self, keys: list[Key], matched: int, limit: int) -> int:
+        """How many cells of a prompt are known to have been computed before, whether they are still there or not."""
+        while matched < limit and keys[matched] in self._cells:
+            matched += 1
+        return matched
+
+    def deepest_state(self, keys: list[Key], low: int, high: int) -> Key | None:
+        """The deepest state in (low, high] that was evicted."""
+        for depth in range(high, low, -1) if self._states else ():
+            lost = self._states.get(keys[depth - 1])
+            if lost is not None and lost.reason is Reason.STATE_EVICTED:
+                return keys[depth - 1]
+        return None
 
 
 class Tenants:

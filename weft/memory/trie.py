@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence as Sequence_
 
+from weft.memory.captures import Origin
 from weft.memory.keys import Key
 
 
@@ -34,16 +35,23 @@ class ResumePoint:
     """What makes a node a place to start from: its checkpoint and the window pages behind it, kept as a unit.
 
     `window` holds the pages of the last cells up to and including the node's own, as many as the window can see.
+    `passes` counts starts further down its path since it was last hit itself. `warmth` and `uses` are for eviction:
+    half-lives that had passed at its last use, and its uses by then, aged.
     """
 
-    __slots__ = ("hits", "node", "slot", "stamp", "used", "window")
+    __slots__ = ("explained", "hits", "node", "origin", "passes", "slot", "stamp", "used", "uses", "warmth", "window")
 
-    def __init__(self, node: Node, slot: int | None, window: tuple[int, ...], used: int) -> None:
+    def __init__(self, node: Node, slot: int | None, window: tuple[int, ...], used: int, warmth: float = 0.0) -> None:
         self.node = node
         self.slot = slot
         self.window = window
+        self.origin = Origin.CANDIDATE
+        self.explained = False
         self.used = used
+        self.warmth = warmth
+        self.uses = 1.0
         self.hits = 0
+        self.passes = 0
         self.stamp = 0
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from weft.base.config import EngineConfig
 from weft.engine.events import FinishReason
+from weft.memory.captures import ALL_CAPTURES, Captures
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.memory.report import memory_stats
@@ -51,6 +52,8 @@ class Simulation:
         stride: int = 64,
         oracle: bool = True,
         tell: Callable[[Simulated], None] | None = None,
+        captures: Captures = ALL_CAPTURES,
+        alpha: float = 1.0,
     ) -> None:
         self.cost = cost
         self.config = config
@@ -62,6 +65,8 @@ class Simulation:
             cache=config.cache,
             eviction=config.eviction,
             capture_every=config.capture_every,
+            captures=captures,
+            alpha=alpha,
         )
         self.planner = StridingPlanner(self.ledger, config)
         self.oracle = Oracle(cost.spec.cell) if oracle else None
@@ -73,6 +78,7 @@ class Simulation:
         self._number = 0
         self._next_sample = 0.0
         self._last_seconds = 0.0
+        self._kv_bytes, self._state_bytes = cost.kv_bytes_per_token, cost.spec.state_bytes
 
     def run(self) -> Found:
         while True:
@@ -170,10 +176,10 @@ class Simulation:
             tokens += end - start
             pairs += (end - start) * (start + end) / 2
         lengths = float((step.decode_starts + step.counts / 2).sum()) if tokens else 0.0
-        read = lengths * cost.kv_bytes_per_token + len(step.decode_seats) * cost.spec.state_bytes
+        read = lengths * self._kv_bytes + len(step.decode_seats) * self._state_bytes
         # A decode writes its own checkpoint once in a cell.
         folded = float(step.counts.sum()) / cell
-        work = Work(tokens, pairs + lengths, read, (written + folded) * cost.spec.state_bytes)
+        work = Work(tokens, pairs + lengths, read, (written + folded) * self._state_bytes)
         strides = int(step.counts.max()) if len(step.counts) else 1
         self._last_seconds = cost.seconds(work)
         if strides == 1:
