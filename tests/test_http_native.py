@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,27 @@ def test_scores_of_outputs_and_inputs(served: Served):
     assert later[1][0] == pytest.approx(scored[3][0], abs=1e-4)
     texts = served.generate("abcd", return_logprob=True, return_text_in_logprobs=True, logprob_start_len=0)
     assert [entry[2] for entry in texts["meta_info"]["input_token_logprobs"]] == list("abcd")
+
+
+def test_scores_from_a_position_on_reuse_what_lies_before_it(served: Served):
+    text = "".join(chr(97 + n * n % 26) for n in range(300))
+    scored = {"text": text, "return_logprob": True, "top_logprobs_num": 2, "sampling": {"max_new_tokens": 0}}
+    whole = served.generate(**scored, logprob_start_len=0)["meta_info"]
+    assert (whole["cached_tokens"], len(whole["input_token_logprobs"])) == (0, 300)
+    for start, cached in ((0, 0), (63, 0), (200, 192), (256, 256), (298, 256)):
+        part = served.generate(**scored, logprob_start_len=start)["meta_info"]
+        assert part["cached_tokens"] <= cached, start
+        for field in ("input_token_logprobs", "input_top_logprobs"):
+            found, expected = part[field][1:], whole[field][start + 1 :]
+            assert flat(found) == pytest.approx(flat(expected), abs=1e-4), (start, field)
+        if start == 256:
+            assert (part["cached_tokens"], part["miss"]["lost_tokens"]) == (256, 0)
+        if start == 0:
+            assert (part["miss"]["reason"], part["miss"]["lost_tokens"]) == ("scores_wanted", 256)
+
+
+def flat(values: Any) -> list[float]:
+    return [each for value in values for each in (flat(value) if isinstance(value, list) else [value or 0])]
 
 
 def test_an_answer_scored_again_has_the_same_scores(served: Served):

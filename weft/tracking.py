@@ -50,8 +50,10 @@ class Track:
         report, prompt = engine.report(self.sequence), self.request.prompt.tolist()
         scores: list[TokenScore | None] | None = None
         if self.request.params.prompt_logprobs is not None:
-            known = zip(prompt[1:], report.prompt_scores)
-            scores = [None, *(TokenScore(token, found.logprob, tuple(found.top)) for token, found in known)]
+            first = 1 + min(self.request.params.prompt_logprobs_start, len(prompt) - 1)
+            known = zip(prompt[first:], report.prompt_scores)
+            scores = [None] * first
+            scores += [TokenScore(token, found.logprob, tuple(found.top)) for token, found in known]
         self.result = Result(
             text=self.answer.text,
             token_ids=self.answer.tokens,

@@ -28,7 +28,7 @@ class SamplingParams:
 
     temperature 0 is greedy; top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties 0 are off.
     `logprobs` asks for the log-probability of each sampled token and of that many likeliest ones (0: only the sampled);
-    `prompt_logprobs` the same for the tokens of the prompt. `seed` gives the same text whatever else is in the batch.
+    `prompt_logprobs` the same for the tokens of the prompt, or for those behind `prompt_logprobs_start`. `seed` gives the same text whatever else is in the batch.
     """
 
     max_tokens: int = 256
@@ -48,6 +48,7 @@ class SamplingParams:
     include_stop: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -66,6 +67,7 @@ class SamplingParams:
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
             _count("seed", self.seed, -(1 << 63), (1 << 63) - 1)
+        _count("prompt_logprobs_start", self.prompt_logprobs_start, 0, 1 << 31)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _count(name, getattr(self, name), 0, MAX_LOGPROBS)

@@ -143,7 +143,7 @@ def _scores(
     for sequence, start, end, _ in prefills:
         params, prompt = sequence.request.params, sequence.request.prompt
         if params.prompt_logprobs is not None:
-            low, high = max(start, len(sequence.report.prompt_scores)), min(end, len(prompt) - 1)
+            low, high = max(start, sequence.scored), min(end, len(prompt) - 1)
             if low < high:
                 index.append(np.arange(first + low - start, first + high - start))
                 token.append(prompt[low + 1 : high + 1])

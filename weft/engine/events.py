@@ -39,7 +39,7 @@ class PromptScore:
 
 @dataclass(slots=True)
 class Report:
-    """What became of a sequence, beside its tokens. `prompt_scores` starts at the prompt's second token."""
+    """What became of a sequence, beside its tokens. `prompt_scores` begins behind position `prompt_logprobs_start`."""
 
     cached_tokens: int = 0
     miss: Miss | None = None

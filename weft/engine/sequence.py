@@ -91,16 +91,21 @@ class Sequence:
         return len(self.request.prompt) + len(self.generated)
 
     @property
+    def scored(self) -> int:
+        """The first position whose logits are still wanted for a score of the prompt."""
+        return self.request.params.prompt_logprobs_start + len(self.report.prompt_scores)
+
+    @property
     def reuse_limit(self) -> int:
         """How many tokens may come from the cache: one must be computed, and so must those that are to be scored."""
-        if self.request.params.prompt_logprobs is not None:
-            return len(self.report.prompt_scores)
-        return len(self.known) - 1
+        limit = len(self.known) - 1
+        return limit if self.request.params.prompt_logprobs is None else min(limit, self.scored)
 
     def note_start(self, miss: Miss) -> Miss:
         """Where the sequence started from, and why not further; the report's version of it is for the client."""
-        if self.request.params.prompt_logprobs is not None and miss.reason is not Reason.CACHE_OFF:
-            reusable = floor_to_grid(len(self.request.prompt) - 1, self.cell)
+        reusable = floor_to_grid(len(self.request.prompt) - 1, self.cell)
+        limit = floor_to_grid(self.reuse_limit, self.cell)
+        if limit < reusable and miss.cached == limit and miss.reason is not Reason.CACHE_OFF:
             lost = reusable - miss.cached
             miss = replace(miss, reason=Reason.SCORES_WANTED, reusable=reusable, tokens_lost=lost)
         self.report.cached_tokens = miss.cached

@@ -163,6 +163,7 @@ class Native:
             asked,
             None if scoring is None else scoring.top,
             None if scoring is None or scoring.start >= last else scoring.top,
+            0 if scoring is None else scoring.start,
             "top_logprobs_num",
         )
         n = sampling.n or 1
@@ -222,7 +223,7 @@ class Native:
         prompt, scores = sequence.request.prompt.tolist(), sequence.report.prompt_scores
         outputs = [output for output in sequence.outputs if output.logprob is not None]
         # The first that is reported has no probability, as in the API that this one follows.
-        known = list(zip(prompt[scoring.start + 1 :], scores[scoring.start :]))
+        known = list(zip(prompt[scoring.start + 1 :], scores))
         found: dict[str, Any] = {
             "input_token_logprobs": [
                 self._entry(None, prompt[scoring.start]),

@@ -99,6 +99,7 @@ def sampling_params(
     max_tokens: int,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    prompt_logprobs_start: int = 0,
     scored: str = "logprobs",
 ) -> SamplingParams:
     """A body's fields as the engine wants them; raises with the name of the one that exceeds a bound.
@@ -131,6 +132,7 @@ def sampling_params(
         include_stop=bool(fields.include_stop_str_in_output),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        prompt_logprobs_start=prompt_logprobs_start,
     )
 
 
