@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from weft.kernels.norm import gated_rms_norm, rms_norm, rms_norm_heads
 from weft.models.layers.norm import QueryKeyNorm, RMSNorm
+from weft.models.layers.residual import Residual
 from weft.models.model import sources
 
 EPS = 1e-5
@@ -78,3 +79,17 @@ def test_query_and_key_norms_are_stored_apart_and_repeated_over_heads():
     assert queries.stored_shape == (8,)
     assert queries.target.shape == (4, 8)
     assert keys.target.shape == (2, 8)
+
+
+def test_the_residual_stream_adds_in_order_what_blocks_give_it():
+    x, first, second = random(3, 8), random(3, 8, seed=1), random(3, 8, seed=2)
+    before, after = RMSNorm(8, EPS), RMSNorm(8, EPS)
+    before.weight.copy_(random(8, seed=3))
+    after.weight.copy_(random(8, seed=4))
+    stream = Residual(x)
+    torch.testing.assert_close(stream.read(before), before(x))
+    stream.add(first, factor=0.5)
+    stream.add(second, norm=after)
+    total = x + 0.5 * first + after(second)
+    torch.testing.assert_close(stream.read(before), before(total))
+    torch.testing.assert_close(stream.read(after), after(total))

@@ -23,6 +23,11 @@ from weft.memory.device.store import RecurrentView
 # Channels of a program, tokens that it takes at a time, and its warps; measured on an H200.
 DECODE_CHANNELS, DECODE_WARPS = 256, 1
 CHANNELS, TOKENS, WARPS = 128, 16, 4
+# They lie anywhere in a step's upload, and a kernel must not be compiled for every place that they may have.
+LANES = (
+    "row_start", "row_first", "row_slot", "row_tail", "row_closing", "piece_row", "piece_position", "piece_slot",
+    "first_piece",
+)  # fmt: skip
 
 
 class Gates(NamedTuple):
@@ -106,7 +111,7 @@ def finish(total, bias, channel, real, SILU: tl.constexpr):
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=LANES)
 def decode_kernel(
     x, before, after, weight, bias, y, state, tail, row_start, row_first, row_slot, row_tail, row_closing,
     x_stride, weight_channel, weight_tap, state_stride, tail_stride, channels, ring, cell,
@@ -146,7 +151,7 @@ def decode_kernel(
     tl.store(tail + (start % ring) * channels + channel, new, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
 def extend_kernel(
     x, before, after, weight, bias, y, state, tail, row_start, row_first, row_slot, row_tail,
     piece_row, piece_position, piece_slot, first_piece, decodes,

@@ -19,6 +19,8 @@ from weft.memory.device.store import AttentionView
 # Elements of a program and its warps, measured on an H200.
 TILE = 1024
 WARPS = 2
+# They lie anywhere in a step's upload, and a kernel must not be compiled for every place that they may have.
+LANES = ("positions", "write_page")
 
 
 def make_rotation(
@@ -33,7 +35,7 @@ def make_rotation(
     return Rotation(cosine, sine)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=LANES)
 def rotation_kernel(positions, frequency, cosine, sine, scale, half, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, BLOCK)
@@ -104,7 +106,7 @@ def store_part(value, column, inside, queries, keys, values, head, heads, kv_hea
     tl.store(values + last * HEAD_DIM + column, value, mask=inside & (last >= 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=LANES)
 def rotate_kernel(
     projected, weight, cosine, sine, queries, keys, values, positions, write_page,
     projected_stride, page_stride, heads, kv_heads, cell, eps,
