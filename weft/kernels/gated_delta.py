@@ -6,12 +6,14 @@ For each value head, with keys and queries of unit length shared by the value he
 
 `u` is the *corrected value*. Once the u of a cell's tokens are known, the state is a plain decayed sum of k^T u: a tail
 keeps them, so that a decode reads its checkpoint once, with k and q together. In a longer row they solve a unit
-triangular system. Whatever the model's dtype, all of it is computed and remembered in float32.
+triangular system. Whatever the model's dtype, all of it is computed and remembered in float32 here; kernels of a GPU
+multiply in the model's dtype, and keep k and u of a tail in it.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -48,14 +50,18 @@ def gated_delta_memory(
     conv_channels: int,
     conv_width: int,
     conv_dtype: str,
+    tail_dtype: str = "float32",
 ) -> RecurrentMemory:
-    """What a gated delta layer remembers. A token leaves k, u and the log decay since its cell's start."""
+    """What a gated delta layer remembers. A token leaves k, u and the log decay since its cell's start.
+
+    References keep k and u in float32; kernels of a GPU, which multiply them in the model's dtype, in that.
+    """
     window, conv_input = conv_parts(conv_channels, conv_width, conv_dtype)
     matrix = Part("delta", (value_heads, key_dim, value_dim), "float32")
     tail = (
         conv_input,
-        Part("k", (key_heads, key_dim), "float32"),
-        Part("u", (value_heads, value_dim), "float32"),
+        Part("k", (key_heads, key_dim), tail_dtype),
+        Part("u", (value_heads, value_dim), tail_dtype),
         Part("decay", (value_heads,), "float32"),
     )
     return RecurrentMemory((window, matrix), tail, conv_width)
@@ -71,6 +77,10 @@ def gated_delta(
     view: RecurrentView,
 ) -> Float[Tensor, "tokens value_heads value_dim"]:
     """`g` is the log decay (float32, not positive), `beta` the rate of correction; q and k come as projected."""
+    if batch.lanes is not None:
+        from weft.kernels.cuda.gated_delta import Inputs, gated_delta_lanes
+
+        return gated_delta_lanes(Inputs(q, k, v, g, beta), batch.lanes, view)
     both = unit_keys_and_queries(k, q)
     values, beta = v.float(), beta.float().unsqueeze(-1)
     count = batch.decode_rows
@@ -82,6 +92,26 @@ def gated_delta(
     for group in batch.groups:
         extend(both, values, g, beta, y, group, view)
     return y.to(v.dtype)
+
+
+def projected_gated_delta(
+    q: Float[Tensor, "tokens key_heads key_dim"],
+    k: Float[Tensor, "tokens key_heads key_dim"],
+    v: Float[Tensor, "tokens value_heads value_dim"],
+    step: Float[Tensor, "tokens value_heads"],
+    strength: Float[Tensor, "tokens value_heads"],
+    rates: Float[Tensor, " value_heads"],
+    bias: Float[Tensor, " value_heads"],
+    batch: Batch,
+    view: RecurrentView,
+) -> Float[Tensor, "tokens value_heads value_dim"]:
+    """The same, with g = rates * softplus(step + bias) and beta = sigmoid(strength)."""
+    if batch.lanes is not None:
+        from weft.kernels.cuda.gated_delta import Inputs, gated_delta_lanes
+
+        return gated_delta_lanes(Inputs(q, k, v, step, strength, rates, bias), batch.lanes, view)
+    g = F.softplus(step.float() + bias) * rates
+    return gated_delta(q, k, v, g, strength.float().sigmoid(), batch, view)
 
 
 def unit_keys_and_queries(

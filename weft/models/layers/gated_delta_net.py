@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.base.errors import ModelError
 from weft.kernels.batch import Batch
-from weft.kernels.gated_delta import gated_delta, gated_delta_memory
+from weft.kernels.gated_delta import gated_delta_memory, projected_gated_delta
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import RecurrentView, View
 from weft.models.layers.attention import DTYPE_NAMES
@@ -110,6 +109,7 @@ class GatedDeltaNet(Mixer):
         self.sections = [shape.conv_channels, shape.values, shape.value_heads, shape.value_heads]
         self.norm = GatedRMSNorm(shape.value_dim, shape.eps)
         self.out_proj = Linear(shape.values, shape.hidden)
+        dtype = DTYPE_NAMES[shape.dtype]
         self.memory = gated_delta_memory(
             shape.key_heads,
             shape.key_dim,
@@ -117,7 +117,8 @@ class GatedDeltaNet(Mixer):
             shape.value_dim,
             shape.conv_channels,
             shape.conv_width,
-            DTYPE_NAMES[shape.dtype],
+            dtype,
+            tail_dtype=dtype if torch.get_default_device().type == "cuda" else "float32",
         )
 
     def forward(
@@ -129,12 +130,14 @@ class GatedDeltaNet(Mixer):
         mixed, gate, strength, step = self.in_proj(x).split_with_sizes(self.sections, -1)
         mixed = self.conv1d(mixed, batch, view)
         query, key, value = mixed.split_with_sizes([shape.keys, shape.keys, shape.values], -1)
-        y = gated_delta(
+        y = projected_gated_delta(
             query.view(-1, shape.key_heads, shape.key_dim),
             key.view(-1, shape.key_heads, shape.key_dim),
             value.view(-1, heads, shape.value_dim),
-            F.softplus(step.float() + self.dt_bias) * self.A,
-            strength.float().sigmoid(),
+            step,
+            strength,
+            self.A,
+            self.dt_bias,
             batch,
             view,
         )

@@ -1,0 +1,228 @@
+"""Cases of the gated delta rule for `benchmarks.kernels`, at the sizes of Qwen3-Next and Qwen3.5.
+
+    python -m benchmarks.kernels gated_delta
+    python -m benchmarks.kernel_gated_delta             tries every choice of the kernels' shapes and prints the best
+
+Peers: a decode that updates states in place, as engines with mutable states do it, and flash-linear-attention where it
+can be imported. That one captures no state but the last, and is given the same raw projections.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from benchmarks.floors import copy_bandwidth, recorded, seconds_of
+from tests.plans import Capture, Row, make_plan
+from weft.kernels.batch import Batch
+from weft.kernels.cuda.gated_delta import Choice, Inputs, launch_decode, launch_extend
+from weft.kernels.gated_delta import gated_delta_memory, projected_gated_delta
+from weft.memory.device.store import RecurrentView, Store
+from weft.memory.spec import MemorySpec
+from weft.runner.batching import build_batch
+
+KEY_HEADS, VALUE_HEADS, DIM = 16, 32, 128
+KEYS, VALUES = KEY_HEADS * DIM, VALUE_HEADS * DIM
+STATE_BYTES = VALUE_HEADS * DIM * DIM * 4
+TOKEN_BYTES = (2 * KEYS + 2 * VALUES + 2 * VALUE_HEADS) * 2
+
+Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
+
+
+class Layer:
+    """One layer in bfloat16: memory, parameters, and the projections of a step's tokens."""
+
+    def __init__(self, rows: Sequence[Row], captures: Sequence[Capture] = ()) -> None:
+        torch.manual_seed(0)
+        memory = gated_delta_memory(
+            KEY_HEADS, DIM, VALUE_HEADS, DIM, 2 * KEYS + VALUES, 4, "bfloat16", tail_dtype="bfloat16"
+        )
+        spec = MemorySpec((memory,))
+        slots = 1 + max(*(row.read_slot for row in rows), *(capture.slot for capture in captures), 0)
+        states, tails = Store(spec, slots * spec.state_bytes, "cuda"), Store(spec, len(rows) * spec.tail_bytes, "cuda")
+        self.view = RecurrentView(states.views[0].state, tails.views[0].tail)
+        self.view.state["delta"].normal_(std=0.1)
+        self.view.tail["k"].normal_(std=DIM**-0.5)
+        self.view.tail["u"].normal_()
+        self.view.tail["decay"].copy_(-torch.arange(64, device="cuda")[:, None] * 0.1)
+        board = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self.rows = rows
+        self.batch: Batch = build_batch(make_plan(rows, captures), spec, board, "cuda", lanes=True)
+        tokens = self.batch.tokens
+        mixed = torch.randn(tokens, 2 * KEYS + VALUES, device="cuda", dtype=torch.bfloat16)
+        query, key, value = mixed.split_with_sizes([KEYS, KEYS, VALUES], -1)
+        gates = torch.randn(tokens, 2 * VALUE_HEADS, device="cuda", dtype=torch.bfloat16)
+        self.inputs = Inputs(
+            query.view(tokens, KEY_HEADS, DIM),
+            key.view(tokens, KEY_HEADS, DIM),
+            value.view(tokens, VALUE_HEADS, DIM),
+            gates[:, VALUE_HEADS:],
+            gates[:, :VALUE_HEADS],
+            -torch.rand(VALUE_HEADS, device="cuda") * 4 - 0.5,
+            torch.rand(VALUE_HEADS, device="cuda") * 4 - 5,
+        )
+
+    def __call__(self) -> Tensor:
+        i = self.inputs
+        return projected_gated_delta(
+            i.q, i.k, i.v, i.step, i.strength, i.rates, i.bias, self.batch, self.view
+        )  # fmt: skip
+
+
+def decode_layer(rows: int) -> Layer:
+    """Tails half full on average; of every 64 rows one closes its cell."""
+    offsets = [(row * 37) % 64 for row in range(rows)]
+    captures = [Capture(row, 640, rows + row) for row, offset in enumerate(offsets) if offset == 63]
+    return Layer([Row(576 + o, 577 + o, row, row) for row, o in enumerate(offsets)], captures)
+
+
+def prefill_layer(lengths: Sequence[int]) -> Layer:
+    """Rows that go on from a checkpoint; states are captured every 2,048 tokens and at the last grid position."""
+    rows = [Row(1024, 1024 + length, index, index) for index, length in enumerate(lengths)]
+    wanted = [
+        (index, position)
+        for index, row in enumerate(rows)
+        for position in sorted({*range(2048, row.end, 2048), row.end // 64 * 64})
+    ]
+    return Layer(rows, [Capture(index, p, len(rows) + number) for number, (index, p) in enumerate(wanted)])
+
+
+def cases() -> Iterator[Case]:
+    for rows in (32, 128, 256):
+        layer = decode_layer(rows)
+        yield f"decode, {rows} rows", layer, rows * STATE_BYTES, {"in place": in_place(layer)}
+    for lengths in ((5461, 6000, 4923), (8192,), (16384,)):
+        layer = prefill_layer(lengths)
+        states = len(lengths) + int((layer.batch.lanes.piece_slot >= 0).sum())
+        floor = sum(lengths) * TOKEN_BYTES + states * STATE_BYTES
+        peer = flash_linear_attention(layer)
+        name = "prefill, " + " + ".join(map(str, lengths)) + " tokens"
+        yield name, layer, floor, {"FLA": peer} if peer else {}
+
+
+@triton.jit
+def update_in_place(
+    q, k, token_stride, v, value_stride, step, strength, gate_stride, rates, bias, y, state, row_slot,
+    HEADS: tl.constexpr, SHARED: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One token a row, program (block of value columns, value head, row): the whole state is read and written."""
+    head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    lane, value = tl.arange(0, DIM), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    at = (tl.load(row_slot + row).to(tl.int64) * HEADS + head) * (DIM * DIM) + lane[:, None] * DIM + value[None, :]
+    memory = tl.load(state + at)
+    source = row * token_stride + head // SHARED * DIM + lane
+    key, query = tl.load(k + source).to(tl.float32), tl.load(q + source).to(tl.float32)
+    key *= tl.rsqrt(tl.sum(key * key, 0) + 1e-6)
+    query *= tl.rsqrt(tl.sum(query * query, 0) + 1e-6) * (DIM**-0.5)
+    raw = tl.load(step + row * gate_stride + head).to(tl.float32) + tl.load(bias + head)
+    memory *= tl.exp(tl.log(1.0 + tl.exp(raw)) * tl.load(rates + head))
+    beta = 1.0 / (1.0 + tl.exp(-tl.load(strength + row * gate_stride + head).to(tl.float32)))
+    values = tl.load(v + row * value_stride + head * DIM + value).to(tl.float32)
+    u = beta * (values - tl.sum(memory * key[:, None], 0))
+    memory += key[:, None] * u[None, :]
+    tl.store(state + at, memory)
+    tl.store(y + (row * HEADS + head) * DIM + value, tl.sum(memory * query[:, None], 0).to(y.dtype.element_ty))
+
+
+# The fastest of those that `main` tries.
+IN_PLACE = (32, 4)
+
+
+def in_place(layer: Layer, choice: tuple[int, int] = IN_PLACE) -> Callable[[], Tensor]:
+    """A decode as engines with mutable states do it, on states of its own that lie side by side."""
+    inputs, lanes, (columns, warps) = layer.inputs, layer.batch.lanes, choice
+    state = torch.randn(lanes.rows, VALUE_HEADS, DIM, DIM, device="cuda") * 0.1
+    slots = torch.randperm(lanes.rows, device="cuda").int()
+
+    def call() -> Tensor:
+        y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device="cuda")
+        update_in_place[(DIM // columns, VALUE_HEADS, lanes.rows)](
+            inputs.q, inputs.k, inputs.q.stride(0), inputs.v, inputs.v.stride(0), inputs.step, inputs.strength,
+            inputs.step.stride(0), inputs.rates, inputs.bias, y, state, slots,
+            HEADS=VALUE_HEADS, SHARED=VALUE_HEADS // KEY_HEADS, DIM=DIM, COLUMNS=columns, num_warps=warps,
+        )  # fmt: skip
+        return y
+
+    return call
+
+
+def flash_linear_attention(layer: Layer) -> Callable[[], Any] | None:
+    """Its chunked rule on the same rows and initial states; norms and gates inside, as it offers them."""
+    try:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    except ImportError:
+        return None
+    inputs = layer.inputs
+    packed = [x.contiguous()[None] for x in (inputs.q, inputs.k, inputs.v, inputs.step, inputs.strength)]
+    bounds = layer.batch.lanes.host_first.long()
+    bounds_here = bounds.cuda()
+    state = layer.view.state["delta"][: len(layer.rows)].contiguous()
+    logarithm = (-inputs.rates).log()
+
+    def call() -> Any:
+        with torch.no_grad():
+            return chunk_gated_delta_rule(
+                *packed, initial_state=state, output_final_state=True, cu_seqlens=bounds_here, cu_seqlens_cpu=bounds,
+                use_qk_l2norm_in_kernel=True, use_beta_sigmoid_in_kernel=True, use_gate_in_kernel=True,
+                A_log=logarithm, dt_bias=inputs.bias,
+            )  # fmt: skip
+
+    return call
+
+
+def timed(call: Callable[[], Any]) -> float | str:
+    """Microseconds, or why there are none."""
+    try:
+        return seconds_of(recorded(call), repeats=11) * 1e6
+    except Exception as error:  # a choice that does not fit is part of the answer
+        torch.cuda.synchronize()
+        return str(error).strip().splitlines()[-1][-90:]
+
+
+def show(title: str, found: dict[Any, float | str]) -> None:
+    print(title)
+    for choice, micros in sorted(found.items(), key=lambda item: (isinstance(item[1], str), item[1])):
+        print(f"    {micros if isinstance(micros, str) else format(micros, '8.1f')}  {tuple(choice)}", flush=True)
+
+
+def tune_decode(choices: Sequence[Choice], batches: Sequence[int]) -> None:
+    for rows in batches:
+        layer = decode_layer(rows)
+        y = torch.empty(layer.inputs.v.shape, dtype=torch.bfloat16, device="cuda")
+        floor = rows * STATE_BYTES / copy_bandwidth() * 1e6
+        show(
+            f"decode, {rows} rows, floor {floor:.1f}",
+            {c: timed(partial(launch_decode, layer.inputs, layer.batch.lanes, layer.view, y, c)) for c in choices},
+        )
+        show("  in place", {c: timed(in_place(layer, c)) for c in itertools.product((32, 64, 128), (2, 4, 8))})
+
+
+def tune_prefill(choices: Sequence[tuple[Choice, Choice]], lengths: Sequence[int]) -> None:
+    layer = prefill_layer(lengths)
+    y = torch.empty(layer.inputs.v.shape, dtype=torch.bfloat16, device="cuda")
+    show(
+        f"prefill, rows of {tuple(lengths)}: solve, walk",
+        {c: timed(partial(launch_extend, layer.inputs, layer.batch.lanes, layer.view, y, *c)) for c in choices},
+    )
+
+
+def main() -> None:
+    print(f"copy {copy_bandwidth() / 1e12:.2f} TB/s")
+    decodes = [Choice(v, w, s, c) for v in (32, 64, 128) for w in (2, 4, 8) for s in (1, 3) for c in (16, 32, 64)]
+    tune_decode(decodes, (32, 128))
+    solves = [Choice(0, warps, 1) for warps in (2, 4, 8)]
+    walks = [Choice(v, w, s) for v in (16, 32, 64, 128) for w in (4, 8) for s in (1, 2, 3)]
+    pairs = [(solve, Choice(32, 4, 2)) for solve in solves] + [(Choice(0, 4, 1), walk) for walk in walks]
+    for lengths in ((5461, 6000, 4923), (8192,)):
+        tune_prefill(pairs, lengths)
+
+
+if __name__ == "__main__":
+    main()

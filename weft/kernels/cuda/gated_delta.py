@@ -1,0 +1,136 @@
+"""The gated delta rule on `Batch.lanes`: launches of its kernels, in shapes that were measured to be the fastest.
+
+Rows of one token are decoded; the others are cut at the grid, solved piece by piece in parallel and walked in sequence.
+Products take operands in the model's dtype; sums, decays and states are float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.cuda.gated_delta_cells import solve_cells
+from weft.kernels.cuda.gated_delta_decode import decode_rows
+from weft.kernels.cuda.gated_delta_walk import walk_cells
+from weft.kernels.lanes import Lanes
+from weft.memory.device.store import RecurrentView
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a layer brings. Without `rates` and `bias`, step is the log decay and strength the rate of correction."""
+
+    q: Float[Tensor, "tokens key_heads key_dim"]
+    k: Float[Tensor, "tokens key_heads key_dim"]
+    v: Float[Tensor, "tokens value_heads value_dim"]
+    step: Float[Tensor, "tokens value_heads"]
+    strength: Float[Tensor, "tokens value_heads"]
+    rates: Float[Tensor, " value_heads"] | None = None
+    bias: Float[Tensor, " value_heads"] | None = None
+
+
+class Choice(NamedTuple):
+    """How a kernel is cut and run."""
+
+    values: int  # columns of a state that a program holds
+    warps: int
+    stages: int  # of loads that are under way
+    chunk: int = 0  # tokens of a tail at a time
+
+
+DECODE = Choice(64, 4, 1, 64)
+SOLVE, WALK = Choice(0, 4, 1), Choice(32, 4, 2)
+# Products of float32 operands need more registers and shared memory.
+SOLVE_WIDE, WALK_WIDE = Choice(0, 8, 1), Choice(32, 8, 1)
+
+
+def gated_delta_lanes(inputs: Inputs, lanes: Lanes, view: RecurrentView) -> Float[Tensor, "tokens value_heads dim"]:
+    """Outputs of all rows; tails and asked-for states are written as the reference does."""
+    check(inputs, view)
+    y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
+    if lanes.decodes:
+        launch_decode(inputs, lanes, view, y, DECODE)
+    if lanes.rows > lanes.decodes:
+        wide = inputs.v.dtype == torch.float32
+        launch_extend(inputs, lanes, view, y, *((SOLVE_WIDE, WALK_WIDE) if wide else (SOLVE, WALK)))
+    return y
+
+
+def check(inputs: Inputs, view: RecurrentView) -> None:
+    """What the kernels take for granted."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    assert q.stride() == k.stride() == (k.stride(0), k.shape[2], 1)
+    assert v.stride() == (v.stride(0), v.shape[2], 1)
+    assert inputs.step.stride() == inputs.strength.stride() == (inputs.step.stride(0), 1)
+    assert q.dtype == k.dtype == v.dtype == view.tail["k"].dtype == view.tail["u"].dtype
+
+
+def padded(size: int) -> int:
+    """Tiles of matrix products have sides of powers of two from 16 on."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def dimensions(inputs: Inputs, lanes: Lanes, view: RecurrentView) -> dict[str, object]:
+    """Compile-time parameters that all kernels share."""
+    key_heads, key_dim = inputs.k.shape[1:]
+    return {
+        "CELL": lanes.cell,
+        "RING": view.tail["u"].shape[1],
+        "KEY_HEADS": key_heads,
+        "SHARED": inputs.v.shape[1] // key_heads,
+        "KEY_DIM": key_dim,
+        "BLOCK": padded(lanes.cell),
+        "KEYS": padded(key_dim),
+        # Float32 in three products of the tensor cores: as exact as need be, and far faster than without them.
+        "PRECISION": "tf32x3" if inputs.v.dtype == torch.float32 else "tf32",
+    }
+
+
+def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, choice: Choice) -> None:
+    heads, value_dim = inputs.v.shape[1:]
+    values = min(choice.values, padded(value_dim))
+    tail, state = view.tail, view.state["delta"]
+    decode_rows[(triton.cdiv(value_dim, values), heads, lanes.decodes)](
+        inputs.q, inputs.k, inputs.q.stride(0), inputs.v, inputs.v.stride(0),
+        inputs.step, inputs.strength, inputs.step.stride(0), inputs.rates, inputs.bias, y,
+        tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
+        state, state.stride(0), lanes.start, lanes.slot, lanes.tail, lanes.closing,
+        **dimensions(inputs, lanes, view), VALUE_DIM=value_dim, VALUES=values,
+        CHUNK=min(choice.chunk, padded(lanes.cell)), PROJECTED=inputs.rates is not None,
+        num_warps=choice.warps, num_stages=choice.stages,
+    )  # fmt: skip
+
+
+def launch_extend(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, solve: Choice, walk: Choice) -> None:
+    heads, value_dim = inputs.v.shape[1:]
+    key_heads, key_dim = inputs.k.shape[1:]
+    long_rows = lanes.rows - lanes.decodes
+    shared = dimensions(inputs, lanes, view)
+    block = shared["BLOCK"]
+    systems = inputs.v.new_empty(lanes.pieces, heads, 2, block, block)
+    scales = inputs.v.new_empty(lanes.pieces, heads, 4, block, dtype=torch.float32)
+    head_keys = inputs.k.new_empty(long_rows, key_heads, block, key_dim)
+    tail, state = view.tail, view.state["delta"]
+    solve_cells[(heads, lanes.pieces)](
+        inputs.q, inputs.k, inputs.q.stride(0), inputs.step, inputs.strength, inputs.step.stride(0),
+        inputs.rates, inputs.bias, tail["k"], tail["k"].stride(0), tail["decay"], tail["decay"].stride(0),
+        lanes.start, lanes.first, lanes.tail, lanes.piece_row, lanes.piece_position,
+        systems, scales, head_keys, lanes.decodes,
+        **shared, PROJECTED=inputs.rates is not None,
+        INNER=tl.float32 if inputs.v.dtype == torch.float32 else tl.float16,
+        num_warps=solve.warps, num_stages=solve.stages,
+    )  # fmt: skip
+    values = min(walk.values, padded(value_dim))
+    walk_cells[(triton.cdiv(value_dim, values), heads, long_rows)](
+        inputs.q, inputs.k, inputs.q.stride(0), inputs.v, inputs.v.stride(0), y, systems, scales, head_keys,
+        tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
+        state, state.stride(0), lanes.start, lanes.first, lanes.slot, lanes.tail,
+        lanes.first_piece, lanes.piece_slot, lanes.decodes,
+        **shared, VALUE_DIM=value_dim, VALUES=values, STAGES=walk.stages, num_warps=walk.warps,
+    )  # fmt: skip

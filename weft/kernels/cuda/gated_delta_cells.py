@@ -1,0 +1,145 @@
+"""The gated delta rule within cells: what each piece of a row needs beside the state before it, all pieces at once.
+
+The corrected values u of a cell solve (I + M) u = r (v - found), where M is what earlier tokens of the cell put in the
+way and `found` what the state before the cell holds. None of it depends on that state but `found`, so the inverse is
+taken here, in parallel, and `gated_delta_walk` has only products left to do in sequence.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Diagonal blocks of this size are inverted row by row; what lies below them follows by products.
+SMALL = tl.constexpr(16)
+NORM_EPSILON = tl.constexpr(1e-6)
+# Where these lie in a step's upload differs from step to step, and must not bring forth other versions of a kernel.
+LANES = [
+    "row_start", "row_first", "row_slot", "row_tail", "row_closing",
+    "piece_row", "piece_position", "piece_slot", "first_piece",
+]  # fmt: skip
+
+
+@triton.jit
+def gates(step, strength, heads, rates, bias, PROJECTED: tl.constexpr):
+    """Log decay and write strength of tokens, from what was projected or as they are."""
+    step, strength = step.to(tl.float32), strength.to(tl.float32)
+    if PROJECTED:
+        step += tl.load(bias + heads)
+        # Beyond 20 softplus is the identity, and its exponential would overflow.
+        softened = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
+        return softened * tl.load(rates + heads), 1.0 / (1.0 + tl.exp(-strength))
+    return step, strength
+
+
+@triton.jit
+def invert_small(below, BLOCK: tl.constexpr):
+    """(I + L)^-1 of each diagonal block of a strictly lower L, given transposed, as [blocks, SMALL, SMALL]."""
+    blocks: tl.constexpr = BLOCK // SMALL
+    number = tl.arange(0, SMALL)
+    own = (tl.arange(0, blocks)[:, None] == tl.arange(0, blocks)[None, :])[:, None, :, None]
+    small = tl.sum(tl.where(own, tl.reshape(below, (blocks, SMALL, blocks, SMALL)), 0.0), 2)
+    inverse = tl.zeros((blocks, SMALL, SMALL), tl.float32) + (number[:, None] == number[None, :])[None].to(tl.float32)
+    for row in range(1, SMALL):
+        # Row `row` of L lies along axis 1 of the transposed: no exchange between threads to multiply with rows.
+        factors = tl.sum(tl.where((number == row)[None, None, :], small, 0.0), 2)
+        known = tl.sum(factors[:, :, None] * inverse, 1)
+        inverse = tl.where((number == row)[None, :, None], inverse - known[:, None, :], inverse)
+    return tl.reshape(tl.where(own, inverse[:, :, None, :], 0.0), (BLOCK, BLOCK))
+
+
+@triton.jit
+def invert(below, below_transposed, BLOCK: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + L)^-1 of a strictly lower L of at most four small blocks a side.
+
+    With D the inverse of the diagonal blocks and N = D (L outside of them): (I - N + N² - N³) D. As keys have length 1,
+    no entry of D or of the result exceeds 1, and N stays small: the ten bits of a half's mantissa serve where the
+    result is kept with seven.
+    """
+    diagonal = invert_small(below_transposed, BLOCK)
+    if BLOCK == SMALL:
+        return diagonal
+    block = tl.arange(0, BLOCK) // SMALL
+    outside = tl.where(block[:, None] > block[None, :], below, 0.0).to(INNER)
+    narrow = diagonal.to(INNER)
+    nilpotent = tl.dot(narrow, outside, input_precision=PRECISION).to(INNER)
+    if BLOCK > 2 * SMALL:
+        squared = tl.dot(nilpotent, nilpotent, input_precision=PRECISION).to(INNER)
+        diagonal = tl.dot(squared, narrow, diagonal, input_precision=PRECISION)
+    return diagonal - tl.dot(nilpotent, diagonal.to(INNER), input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
+def solve_cells(
+    q, k, token_stride, step, strength, gate_stride, rates, bias,
+    tail_k, tail_k_stride, tail_decay, tail_decay_stride,
+    row_start, row_first, row_tail, piece_row, piece_position,
+    systems, scales, head_keys, decodes,
+    CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, PROJECTED: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Program (value head, piece). Two matrices and four lines:
+
+    systems[piece, head, 0]  what a query reads of the cell's u
+    systems[piece, head, 1]  (I + M)^-1 times the write strengths: what is missing of v into u
+    scales[piece, head]      for k and for q into the state before; from u into the state after; log decay of the cell
+
+    Keys of a tail are copied to `head_keys`, because the walk will overwrite tails.
+    """
+    head, piece = tl.program_id(0), tl.program_id(1)
+    key_head, heads = head // SHARED, KEY_HEADS * SHARED
+    row, position = tl.load(piece_row + piece), tl.load(piece_position + piece)
+    start, first = tl.load(row_start + row), tl.load(row_first + row)
+    tail = tl.load(row_tail + row).to(tl.int64)
+    column, lane = tl.arange(0, BLOCK), tl.arange(0, KEYS)
+    at = position + column
+    is_tail = (column < CELL) & (at < start)
+    is_new = (column < CELL) & (at >= start) & (at < start + tl.load(row_first + row + 1) - first)
+    token = (first + at - start).to(tl.int64)
+    own = (piece * heads + head).to(tl.int64)
+
+    gate_at = token * gate_stride + head
+    step, strength = tl.load(step + gate_at, is_new, 0.0), tl.load(strength + gate_at, is_new, 0.0)
+    g, beta = gates(step, strength, head, rates, bias, PROJECTED)
+    decay_at = tail_decay + tail * tail_decay_stride + head
+    before = tl.load(decay_at + ((start - 1) % RING) * heads, position < start, 0.0)
+    total = before + tl.cumsum(tl.where(is_new, g, 0.0), 0)
+    total = tl.where(is_tail, tl.load(decay_at + (at % RING) * heads, is_tail, 0.0), total)
+    # Above the diagonal the exponential might overflow: it is never taken there.
+    ordered = column[:, None] >= column[None, :]
+    decay = tl.exp(tl.where(ordered, total[:, None] - total[None, :], float("-inf")))
+
+    key_at = tl.where(
+        is_tail,
+        tail_k + tail * tail_k_stride + ((at % RING) * KEY_HEADS + key_head) * KEY_DIM,
+        k + token * token_stride + key_head * KEY_DIM,
+    )
+    real = lane[None, :] < KEY_DIM
+    keys = tl.load(key_at[:, None] + lane[None, :], (is_tail | is_new)[:, None] & real, 0.0)
+    if position < start and head % SHARED == 0:
+        head_at = head_keys + (((row - decodes) * KEY_HEADS + key_head) * BLOCK + column) * KEY_DIM
+        tl.store(head_at[:, None] + lane[None, :], keys, is_tail[:, None] & real)
+    query_at = q + token * token_stride + key_head * KEY_DIM
+    queries = tl.load(query_at[:, None] + lane[None, :], is_new[:, None] & real, 0.0)
+    wide_keys, wide_queries = keys.to(tl.float32), queries.to(tl.float32)
+    key_scale = tl.where(is_tail, 1.0, tl.rsqrt(tl.sum(wide_keys * wide_keys, 1) + NORM_EPSILON))
+    query_scale = tl.rsqrt(tl.sum(wide_queries * wide_queries, 1) + NORM_EPSILON) * (KEY_DIM**-0.5)
+
+    system_at = systems + own * (2 * BLOCK * BLOCK) + column[:, None] * BLOCK + column[None, :]
+    reads = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * decay
+    tl.store(system_at, (reads * query_scale[:, None] * key_scale[None, :]).to(systems.dtype.element_ty))
+
+    scale_at = scales + own * (4 * BLOCK) + column
+    last = tl.sum(tl.where(column == CELL - 1, total, 0.0), 0)
+    tl.store(scale_at, tl.where(is_new, tl.exp(total) * key_scale, 0.0))
+    tl.store(scale_at + BLOCK, tl.where(is_new, tl.exp(total) * query_scale, 0.0))
+    tl.store(scale_at + 2 * BLOCK, tl.where(is_tail | is_new, tl.exp(last - total) * key_scale, 0.0))
+    tl.store(scale_at + 3 * BLOCK, total)
+
+    rate = tl.where(is_new, beta, 0.0)
+    below = tl.dot(keys, tl.trans(keys), input_precision=PRECISION) * decay
+    below *= (key_scale * rate)[:, None] * key_scale[None, :]
+    below = tl.where(column[:, None] > column[None, :], below, 0.0)
+    inverse = invert(below, tl.trans(below), BLOCK, INNER, PRECISION)
+    inverse *= tl.where(is_tail, 1.0, rate)[None, :]
+    tl.store(system_at + BLOCK * BLOCK, inverse.to(systems.dtype.element_ty))
