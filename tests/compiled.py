@@ -71,11 +71,11 @@ def compile_one(kernel: Any, values: dict[str, Any], options: dict[str, Any]) ->
     signature, constants, attributes = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         value = values[parameter.name]
-        kind = "constexpr" if parameter.is_constexpr else kind_of(value)
+        kind = "constexpr" if parameter.is_constexpr else kind_of(value, not parameter.do_not_specialize)
         signature[parameter.name] = kind
         if kind == "constexpr":
             constants[(index,)] = value
-        elif is_divisible(value):
+        elif is_divisible(value) and not parameter.do_not_specialize:
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", CAPABILITY, WARP), options=options)
@@ -83,11 +83,11 @@ def compile_one(kernel: Any, values: dict[str, Any], options: dict[str, Any]) ->
     return f"{kernel.__name__} {resources(compiled.asm['cubin'])} shared={compiled.metadata.shared} {options} {chosen}"
 
 
-def kind_of(value: Any) -> str:
-    """As Triton types a launch's argument: an integer of 1 and what is None are compiled in."""
+def kind_of(value: Any, specialized: bool) -> str:
+    """As Triton types a launch's argument: what is None, and mostly an integer of 1, are compiled in."""
     import torch
 
-    if value is None or (isinstance(value, int) and value == 1):
+    if value is None or (specialized and isinstance(value, int) and value == 1):
         return "constexpr"
     if isinstance(value, torch.Tensor):
         return "*" + DTYPES[str(value.dtype).removeprefix("torch.")]

@@ -10,7 +10,10 @@ group * head_dim], so that reading it is one product of C with contiguous memory
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -35,19 +38,31 @@ from weft.kernels.cells import (
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
+# Bounds of a time step that has none.
+UNLIMITED = (0.0, math.inf)
+
 
 def ssd_memory(
-    heads: int, head_dim: int, state: int, groups: int, conv_channels: int, conv_width: int, conv_dtype: str
+    heads: int,
+    head_dim: int,
+    state: int,
+    groups: int,
+    conv_channels: int,
+    conv_width: int,
+    dtype: str,
+    lanes: bool = False,
 ) -> RecurrentMemory:
-    """What a Mamba2 layer remembers. A token leaves dt x, B and the log decay since its cell's start."""
-    window, conv_input = conv_parts(conv_channels, conv_width, conv_dtype)
+    """What a Mamba2 layer remembers. A token leaves dt x, B and the log decay since its cell's start.
+
+    `lanes`: for kernels of a GPU, which read a tail at every token and keep x and B as they come, in `dtype`, and dt.
+    """
+    window, conv_input = conv_parts(conv_channels, conv_width, dtype)
     matrix = Part("ssm", (groups, state, heads // groups * head_dim), "float32")
-    tail = (
-        conv_input,
-        Part("dtx", (heads, head_dim), "float32"),
-        Part("B", (groups, state), "float32"),
-        Part("decay", (heads,), "float32"),
-    )
+    decay, kind = Part("decay", (heads,), "float32"), dtype if lanes else "float32"
+    inputs = Part("x" if lanes else "dtx", (heads, head_dim), kind)
+    tail = (conv_input, inputs, Part("B", (groups, state), kind), decay)
+    if lanes:
+        tail = (*tail, Part("dt", (heads,), "float32"))
     return RecurrentMemory((window, matrix), tail, conv_width)
 
 
@@ -60,8 +75,16 @@ def ssd(
     D: Float[Tensor, " heads"] | None,
     batch: Batch,
     view: RecurrentView,
+    dt_bias: Float[Tensor, " heads"] | None = None,
+    limit: tuple[float, float] = UNLIMITED,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """`dt` is positive (softplus and limits applied), `A` negative, both float32."""
+    """`A` is negative, `dt` positive, both float32. With `dt_bias`, dt = softplus(dt + dt_bias) within `limit`."""
+    if batch.lanes is not None:
+        from weft.kernels.cuda.ssd import ssd as on_lanes
+
+        return on_lanes(x, dt, A, B, C, D, dt_bias, limit, batch, view)
+    if dt_bias is not None:
+        dt = time_step(dt, dt_bias, limit)
     steps = dt * A
     dtx = x * dt.unsqueeze(-1)
     B, C = B.float(), C.float()
@@ -77,6 +100,13 @@ def ssd(
     if D is not None:
         y.addcmul_(x, D.unsqueeze(-1))
     return y.to(x.dtype)
+
+
+def time_step(
+    raw: Float[Tensor, "tokens heads"], bias: Float[Tensor, " heads"], limit: tuple[float, float]
+) -> Float[Tensor, "tokens heads"]:
+    step = F.softplus(raw.float() + bias)
+    return step if limit == UNLIMITED else step.clamp(*limit)
 
 
 def decode(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +14,14 @@ from torch import Tensor, nn
 from weft.base.errors import ModelError
 from weft.kernels.batch import Batch
 from weft.kernels.rotary import Rotation
-from weft.kernels.ssd import ssd, ssd_memory
+from weft.kernels.ssd import UNLIMITED, ssd, ssd_memory
 from weft.memory.device.store import RecurrentView, View
 from weft.models.layers.attention import DTYPE_NAMES
 from weft.models.layers.causal_conv import CausalConv
 from weft.models.layers.linear import Linear
 from weft.models.model import Mixer, Source, sources
 
-# Bounds of the time step where a configuration names none.
-UNLIMITED = (0.0, math.inf)
+__all__ = ["UNLIMITED", "Mamba2", "Mamba2Shape", "time_step_limit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +83,6 @@ class Mamba2(Mixer):
         )
         self.norm = norm
         self.out_proj = Linear(shape.inner, shape.hidden, shape.out_bias)
-        self.clamped = shape.time_step_limit != UNLIMITED
         self.memory = ssd_memory(
             shape.heads,
             shape.head_dim,
@@ -94,6 +91,7 @@ class Mamba2(Mixer):
             shape.conv_channels,
             shape.conv_width,
             DTYPE_NAMES[shape.dtype],
+            lanes=torch.get_default_device().type == "cuda",
         )
 
     def forward(
@@ -107,19 +105,17 @@ class Mamba2(Mixer):
         inner, write, read = mixed.split_with_sizes([shape.inner, width, width], -1)
         y = ssd(
             inner.view(-1, shape.heads, shape.head_dim),
-            self.time_step(step),
+            step,
             self.A,
             write.view(-1, shape.groups, shape.state),
             read.view(-1, shape.groups, shape.state),
             self.D,
             batch,
             view,
+            self.dt_bias,
+            shape.time_step_limit,
         ).flatten(-2)
         return self.out_proj(y * F.silu(gate) if self.norm is None else self.norm(y, gate))
-
-    def time_step(self, raw: Float[Tensor, "tokens heads"]) -> Float[Tensor, "tokens heads"]:
-        step = F.softplus(raw.float() + self.dt_bias)
-        return step.clamp(*self.shape.time_step_limit) if self.clamped else step
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp())

@@ -1,0 +1,168 @@
+"""The state space recurrence on a GPU: which kernels are launched, over which programs, with which choices.
+
+Unlike the reference, a tail keeps x as it came, in the model's dtype, and dt beside it: nothing is rounded on the way
+into a tail, so a prefill cut inside a cell gives the bits of one that was not. Products of a bfloat16 model are of
+bfloat16 numbers with float32 sums; decays, states and what is read of a state by decodes are float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.batch import Batch
+from weft.kernels.cuda.ssd_choices import CellsChoice, DecodeChoice, cells_choice, decode_choice
+from weft.kernels.cuda.ssd_decode import close_kernel, decode_kernel
+from weft.kernels.cuda.ssd_extend import cells_kernel, keep_kernel, steps_kernel
+from weft.kernels.lanes import Lanes
+from weft.memory.device.store import RecurrentView
+
+# Products of matrices have no narrower side.
+NARROWEST = 16
+# Columns at a time and times, of a program that closes a cell: few programs, as most have nothing to do.
+CLOSING_BLOCK, CLOSING_BLOCKS = 32, 10
+
+
+def ssd(
+    x: Float[Tensor, "tokens heads head_dim"],
+    dt: Float[Tensor, "tokens heads"],
+    A: Float[Tensor, " heads"],
+    B: Float[Tensor, "tokens groups state"],
+    C: Float[Tensor, "tokens groups state"],
+    D: Float[Tensor, " heads"] | None,
+    dt_bias: Float[Tensor, " heads"] | None,
+    limit: tuple[float, float],
+    batch: Batch,
+    view: RecurrentView,
+) -> Float[Tensor, "tokens heads head_dim"]:
+    """As its namesake, on `batch.lanes`. Where `dt_bias` is given, softplus and limits are applied to `dt` here."""
+    lanes = batch.lanes
+    assert lanes is not None
+    x, B, C = (by_token(tensor) for tensor in (x, B, C))
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    inputs = (x, dt, A, B, C, D, dt_bias, y)
+    if lanes.decodes:
+        decode(*inputs, limit, lanes, view)
+    if lanes.pieces:
+        extend(*inputs, limit, lanes, view)
+    return y
+
+
+def by_token(tensor: Float[Tensor, "tokens a b"]) -> Float[Tensor, "tokens a b"]:
+    """Tokens may lie apart from each other, but what belongs to one must not."""
+    return tensor if tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2] else tensor.contiguous()
+
+
+def decode(
+    x: Float[Tensor, "tokens heads head_dim"],
+    dt: Float[Tensor, "tokens heads"],
+    A: Float[Tensor, " heads"],
+    B: Float[Tensor, "tokens groups state"],
+    C: Float[Tensor, "tokens groups state"],
+    D: Float[Tensor, " heads"] | None,
+    dt_bias: Float[Tensor, " heads"] | None,
+    y: Float[Tensor, "tokens heads head_dim"],
+    limit: tuple[float, float],
+    lanes: Lanes,
+    view: RecurrentView,
+    choice: DecodeChoice | None = None,
+) -> None:
+    """The leading rows, of one token each; outputs go to `y`."""
+    heads, head_dim = x.shape[1:]
+    groups, state = B.shape[1:]
+    group_heads = heads // groups
+    choice = choice or decode_choice(lanes.decodes, groups, group_heads, head_dim, state, x.dtype)
+    columns = choice.block * choice.blocks
+    chunks = triton.cdiv(group_heads * head_dim, columns)
+    touched = min(group_heads, (columns - 1 + head_dim - 1) // head_dim + 1)
+    tail = view.tail
+    memory = (view.state["ssm"], tail["x"], tail["B"], tail["dt"], tail["decay"])
+    sizes: dict[str, Any] = {
+        "GROUPS": groups, "GROUP_HEADS": group_heads, "HEAD_DIM": head_dim, "STATE": state,
+        "CELL": lanes.cell, "RING": tail["x"].shape[1], "STATE_BLOCK": padded(state), "PRECISION": precision(x.dtype),
+    }  # fmt: skip
+    decode_kernel[(groups * chunks, lanes.decodes)](
+        x, dt, A, B, C, D, dt_bias, y,
+        *memory,
+        lanes.start, lanes.slot, lanes.tail,
+        x.stride(0), dt.stride(0), B.stride(0), C.stride(0), *(part.stride(0) for part in memory),
+        *finite(limit),
+        HEAD_BLOCK=padded(touched), BLOCK=choice.block, BLOCKS=choice.blocks, STAGES=choice.stages,
+        num_warps=choice.warps, **sizes,
+    )  # fmt: skip
+    blocks = min(CLOSING_BLOCKS, triton.cdiv(group_heads * head_dim, CLOSING_BLOCK))
+    chunks = triton.cdiv(group_heads * head_dim, CLOSING_BLOCK * blocks)
+    close_kernel[(groups * chunks, lanes.decodes)](
+        *memory,
+        lanes.start, lanes.slot, lanes.tail, lanes.closing,
+        *(part.stride(0) for part in memory),
+        BLOCK=CLOSING_BLOCK, BLOCKS=blocks, num_warps=4, **sizes,
+    )  # fmt: skip
+
+
+def extend(
+    x: Float[Tensor, "tokens heads head_dim"],
+    dt: Float[Tensor, "tokens heads"],
+    A: Float[Tensor, " heads"],
+    B: Float[Tensor, "tokens groups state"],
+    C: Float[Tensor, "tokens groups state"],
+    D: Float[Tensor, " heads"] | None,
+    dt_bias: Float[Tensor, " heads"] | None,
+    y: Float[Tensor, "tokens heads head_dim"],
+    limit: tuple[float, float],
+    lanes: Lanes,
+    view: RecurrentView,
+    choice: CellsChoice | None = None,
+) -> None:
+    """The other rows; outputs go to `y`."""
+    heads, head_dim = x.shape[1:]
+    groups, state = B.shape[1:]
+    rows, cell = lanes.rows - lanes.decodes, lanes.cell
+    choice = choice or cells_choice(rows, heads, head_dim, state, x.dtype)
+    matrix, tail = view.state["ssm"], view.tail
+    ring = tail["x"].shape[1]
+    steps, totals = torch.empty((2, heads, lanes.pieces, cell), dtype=torch.float32, device=x.device)
+    head_block = min(NARROWEST, triton.next_power_of_2(heads))
+    steps_kernel[(lanes.pieces, triton.cdiv(heads, head_block))](
+        dt, A, dt_bias, tail["dt"], steps, totals,
+        lanes.start, lanes.first, lanes.tail, lanes.piece_row, lanes.piece_position,
+        lanes.pieces, dt.stride(0), tail["dt"].stride(0), *finite(limit),
+        HEADS=heads, CELL=cell, RING=ring, HEAD_BLOCK=head_block, num_warps=4,
+    )  # fmt: skip
+    blocks = triton.cdiv(head_dim - choice.rest, choice.block)
+    cells_kernel[(heads * blocks, rows)](
+        x, B, C, D, y, steps, totals, matrix, tail["x"], tail["B"],
+        lanes.start, lanes.first, lanes.slot, lanes.tail, lanes.piece_slot, lanes.first_piece,
+        lanes.decodes, lanes.pieces, x.stride(0), B.stride(0), C.stride(0),
+        matrix.stride(0), tail["x"].stride(0), tail["B"].stride(0),
+        GROUPS=groups, GROUP_HEADS=heads // groups, HEAD_DIM=head_dim, STATE=state,
+        CELL=cell, RING=ring, STATE_BLOCK=padded(state),
+        BLOCK=choice.block, REST=choice.rest, STAGES=choice.stages, PRECISION=precision(x.dtype),
+        num_warps=choice.warps,
+    )  # fmt: skip
+    keep_kernel[(min(ring, lanes.longest), rows)](
+        x, B, steps, totals, tail["x"], tail["B"], tail["dt"], tail["decay"],
+        lanes.start, lanes.first, lanes.tail, lanes.first_piece,
+        lanes.decodes, lanes.pieces, x.stride(0), B.stride(0),
+        *(part.stride(0) for part in (tail["x"], tail["B"], tail["dt"], tail["decay"])),
+        HEADS=heads, INNER=heads * head_dim, KEYS=groups * state, CELL=cell, RING=ring, BLOCK=1024, num_warps=4,
+    )  # fmt: skip
+
+
+def padded(size: int) -> int:
+    return max(NARROWEST, triton.next_power_of_2(size))
+
+
+def finite(limit: tuple[float, float]) -> tuple[float, float]:
+    """A bound that float32 has a number for."""
+    return limit[0], min(limit[1], math.ldexp(1.0, 126))
+
+
+def precision(dtype: torch.dtype) -> str:
+    """Of products: float32 models are computed in float32, not in what the hardware is fastest with."""
+    return "tf32x3" if dtype == torch.float32 else "tf32"
