@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from weft.kernels.moe import clamped_swiglu, experts, gated, route_sigmoid, route_softmax, route_top
-from weft.models.layers.mlp import squared_relu
+from weft.kernels.moe import clamped, experts, gated, plain, route_sigmoid, route_softmax, route_top
+from weft.kernels.activation import squared_relu
 
 
 def random(*shape, seed=0):
@@ -53,9 +53,9 @@ def test_only_experts_of_the_best_groups_are_chosen():
 
 ACTIVATIONS = {
     "gated silu": (gated(F.silu), lambda x: F.silu(x[: len(x) // 2]) * x[len(x) // 2 :], 2),
-    "squared relu": (squared_relu, lambda x: F.relu(x) ** 2, 1),
+    "squared relu": (plain(squared_relu), lambda x: F.relu(x) ** 2, 1),
     "clamped swiglu": (
-        clamped_swiglu,
+        clamped(),
         lambda x: (x[len(x) // 2 :].clamp(-7, 7) + 1) * (g := x[: len(x) // 2].clamp(max=7)) * torch.sigmoid(1.702 * g),
         2,
     ),

@@ -1,17 +1,20 @@
 """Mixtures of experts: who goes where, and the experts' own work.
 
 Routers return (weights, chosen), both [tokens, k]. The reference walks over the experts that were chosen, so it needs
-their numbers on the host: on a CPU they are there already.
+their numbers on the host: on a CPU they are there already. On a GPU nobody asks for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.kernels.activation import KERNELS
 from weft.kernels.linear import linear
 
 Routing = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
@@ -19,6 +22,10 @@ Routing = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
 
 def route_softmax(logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:
     """Probabilities over all experts; the k likeliest, made to sum to 1 again if asked (Qwen)."""
+    if logits.is_cuda:
+        from weft.kernels.cuda.moe_routing import route
+
+        return route(logits, k, "softmax", renormalise=renormalise)
     weights, chosen = logits.float().softmax(-1).topk(k, -1)
     if renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -27,6 +34,8 @@ def route_softmax(logits: Float[Tensor, "tokens experts"], k: int, renormalise: 
 
 def route_top(logits: Float[Tensor, "tokens experts"], k: int) -> Routing:
     """Probabilities over the k best only (gpt-oss, Granite). Equals `route_softmax` with renormalisation."""
+    if logits.is_cuda:
+        return route_softmax(logits, k, renormalise=True)
     best, chosen = logits.float().topk(k, -1)
     return best.softmax(-1), chosen
 
@@ -45,6 +54,11 @@ def route_sigmoid(
 
     With several groups only experts of the `kept_groups` groups whose best two score highest can be chosen.
     """
+    # Groups are rare: then torch's own operations do.
+    if logits.is_cuda and groups <= kept_groups:
+        from weft.kernels.cuda.moe_routing import route
+
+        return route(logits, k, "sigmoid", bias, renormalise, scaling, eps)
     scores = logits.float().sigmoid()
     ranking = scores if bias is None else scores + bias
     if groups > kept_groups:
@@ -63,18 +77,40 @@ def _only_best_groups(ranking: Tensor, groups: int, kept: int) -> Tensor:
     return grouped.masked_fill(out.unsqueeze(-1), float("-inf")).flatten(-2)
 
 
-def gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """What stands between an expert's two products."""
+
+    name: str  # what a kernel calls it
+    function: Callable[[Tensor], Tensor]  # of the first product's outcome
+    parts: int  # 2: that outcome holds gates and what they gate, side by side
+    alpha: float = 0.0
+    limit: float = 0.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def plain(function: Callable[[Tensor], Tensor]) -> Activation:
+    return Activation(KERNELS[function], function, parts=1)
+
+
+def gated(function: Callable[[Tensor], Tensor]) -> Activation:
     """For experts whose first product holds a gate and an up part, side by side."""
 
     def apply(x: Tensor) -> Tensor:
         gate, up = x.chunk(2, -1)
-        return activation(gate).mul_(up)
+        return function(gate).mul_(up)
 
-    return apply
+    return Activation(KERNELS[function], apply, parts=2)
 
 
-def clamped_swiglu(x: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
+def clamped(alpha: float = 1.702, limit: float = 7.0) -> Activation:
     """gpt-oss: a gate that saturates, and an up part that is centred at one."""
+    return Activation("clamped_swiglu", partial(clamped_swiglu, alpha=alpha, limit=limit), 2, alpha, limit)
+
+
+def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
     gate, up = x.chunk(2, -1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (up + 1) * (gate * torch.sigmoid(gate * alpha))
@@ -86,11 +122,15 @@ def experts(
     chosen: Int[Tensor, "tokens k"],
     first: Float[Tensor, "experts outer hidden"],
     second: Float[Tensor, "experts hidden inner"],
-    activation: Callable[[Tensor], Tensor],
+    activation: Activation,
     first_bias: Float[Tensor, "experts outer"] | None = None,
     second_bias: Float[Tensor, "experts hidden"] | None = None,
 ) -> Float[Tensor, "tokens hidden"]:
     """The weighted sum of the chosen experts: second(activation(first(x)))."""
+    if x.is_cuda:
+        from weft.kernels.cuda import moe
+
+        return moe.experts(x, weights, chosen, first, second, activation, first_bias, second_bias)
 
     def expert(number: int, rows: Tensor) -> Tensor:
         inner = linear(rows, first[number], None if first_bias is None else first_bias[number])

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from weft.kernels.moe import clamped_swiglu, experts, route_top
+from weft.kernels.moe import clamped, experts, route_top
 from weft.models import mxfp4
 from weft.models.config import Config
 from weft.models.decoder import Block, DecoderModel, attention_shape, frame
@@ -66,8 +66,7 @@ class ClampedExperts(nn.Module):
         self.first_bias = nn.Parameter(torch.empty(count, 2 * inner), requires_grad=False)
         self.second = nn.Parameter(torch.empty(count, hidden, inner), requires_grad=False)
         self.second_bias = nn.Parameter(torch.empty(count, hidden), requires_grad=False)
-        self.activation = partial(
-            clamped_swiglu,
+        self.activation = clamped(
             alpha=config.number("swiglu_alpha", default=1.702),
             limit=config.number("swiglu_limit", default=7.0),
         )

@@ -4,6 +4,7 @@ Order: masks, penalties and bias, then greedy rows take the likeliest token; the
 top-k, top-p and draw by the inverse of the cumulative distribution at the row's own random number. Every operation here
 works on each row by itself and in the same way whatever stands beside it (no `sum` over the vocabulary: its order of
 additions depends on the number of rows), so a row's result is a function of its logits and its parameters alone.
+What is here is the reference; a GPU has kernels for the likeliest token, the draw and the scores.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from weft.runner.choices import Biases, Choices, Draws, Masks, Penalties
 
-# On the CPU rows are drawn in chunks whose temporaries stay in the cache.
+# Rows are drawn in chunks whose temporaries stay in the cache.
 CHUNK_ELEMENTS = 1 << 18
 
 
@@ -43,7 +44,9 @@ def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
     if logits.device.type == "cpu":
         # NumPy's argmax is 20 times as fast as PyTorch's here.
         return torch.from_numpy(logits.numpy().argmax(-1))
-    return logits.argmax(-1)
+    from weft.kernels.cuda import sampling
+
+    return sampling.likeliest(logits)
 
 
 def ban(logits: Float[Tensor, "rows vocab"], masks: Masks) -> Float[Tensor, "rows vocab"]:
@@ -89,13 +92,18 @@ def add_biases(logits: Float[Tensor, "rows vocab"], biases: Biases) -> Float[Ten
 
 def draw(logits: Float[Tensor, "draws vocab"], draws: Draws) -> Int[Tensor, " draws"]:
     """A random token per row, from the likely ones."""
+    if logits.is_cuda:
+        from weft.kernels.cuda import sampling
+
+        wishes = (draws.temperature, draws.log_min_p, draws.uniform, draws.top_k, draws.top_p)
+        return sampling.draw(logits, *wishes, ordered=any(draws.ordered))
     chunks = [_draw_chunk(logits[low:high], draws, low, high) for low, high in _chunks(logits)]
     return torch.cat(chunks) if len(chunks) > 1 else chunks[0]
 
 
 def _chunks(logits: Tensor) -> Iterator[tuple[int, int]]:
     rows, vocab = logits.shape
-    step = max(1, CHUNK_ELEMENTS // vocab) if logits.device.type == "cpu" else rows
+    step = max(1, CHUNK_ELEMENTS // vocab)
     return ((low, min(low + step, rows)) for low in range(0, rows, step))
 
 
@@ -141,16 +149,18 @@ def least_likely_kept(
 
 
 def ascending(values: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-    if values.device.type == "cpu":
-        # 30 times as fast as PyTorch's sort, which carries indices along.
-        return torch.from_numpy(np.sort(values.numpy(), axis=-1))
-    return values.sort(-1).values
+    # 30 times as fast as PyTorch's sort, which carries indices along.
+    return torch.from_numpy(np.sort(values.numpy(), axis=-1))
 
 
 def score(
     logits: Float[Tensor, "n vocab"], chosen: Int[Tensor, " n"], top: int
 ) -> tuple[Float[Tensor, " n"], Int[Tensor, "n top"], Float[Tensor, "n top"]]:
     """Log-probabilities of the chosen tokens and of the `top` likeliest, as the model gave them (temperature 1)."""
+    if logits.is_cuda:
+        from weft.kernels.cuda import sampling_scores
+
+        return sampling_scores.score(logits, chosen, top)
     logprobs = logits.log_softmax(-1)
     own = logprobs.gather(-1, chosen[:, None]).squeeze(-1)
     likely = _ranked(logprobs, top)

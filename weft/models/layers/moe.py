@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from weft.kernels.moe import Routing, experts, gated
+from weft.kernels.moe import Routing, experts, gated, plain
 from weft.models.layers.linear import Linear
 from weft.models.layers.mlp import ACTIVATIONS
 from weft.models.model import Source
@@ -35,7 +35,8 @@ class Experts(nn.Module):
         outer = inner * len(self.first_names)
         self.first = nn.Parameter(torch.empty(count, outer, hidden), requires_grad=False)
         self.second = nn.Parameter(torch.empty(count, hidden, inner), requires_grad=False)
-        self.activation = gated(ACTIVATIONS[activation]) if len(self.first_names) == 2 else ACTIVATIONS[activation]
+        kind = gated if len(self.first_names) == 2 else plain
+        self.activation = kind(ACTIVATIONS[activation])
 
     def forward(
         self, x: Float[Tensor, "tokens hidden"], weights: Float[Tensor, "tokens k"], chosen: Int[Tensor, "tokens k"]

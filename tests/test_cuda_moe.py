@@ -1,0 +1,225 @@
+"""Experts and routers of a GPU equal their references: small ones anywhere, real sizes where there is a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compiled import assert_compiles
+from weft.kernels import moe as reference
+from weft.kernels.activation import squared_relu
+from weft.kernels.cuda import moe
+from weft.kernels.cuda.moe_choices import VECTORS, Tiles, Vectors, tiles
+from weft.kernels.cuda.moe_few import few_experts
+from weft.kernels.cuda.moe_many import many_experts
+from weft.kernels.cuda.moe_routing import list_pairs, route
+from weft.kernels.cuda.moe_some import some_experts
+from weft.kernels.moe import clamped, gated, plain
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ACTIVATIONS = {
+    "silu": gated(F.silu),
+    "gelu": gated(F.gelu),
+    "relu2": plain(squared_relu),
+    "clamped": clamped(1.5, 2.0),
+}
+WEIGHTS_FIRST = (Tiles(64, 32, 4, 2, weights_first=True),) * 2
+WAYS = {
+    "few": lambda *inputs: few_experts(*inputs, VECTORS if inputs[0].is_cuda else (Vectors(32, 32, 4, 2),) * 2),
+    "some": lambda *inputs: some_experts(*inputs, tiles(inputs[0].dtype)),
+    "some, weights first": lambda *inputs: some_experts(*inputs, WEIGHTS_FIRST),
+    "many": many_experts,
+}
+
+
+def random(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def inputs_of(tokens, count, hidden, inner, k, activation, biased, dtype=torch.float32):
+    outer = activation.parts * inner
+    first = random(count, outer, hidden, seed=1, dtype=dtype) / hidden**0.5
+    second = random(count, hidden, inner, seed=2, dtype=dtype) / inner**0.5
+    biases = (random(count, outer, seed=3, dtype=dtype), random(count, hidden, seed=4, dtype=dtype))
+    logits = random(tokens, count, seed=6)
+    # Expert 1 is never chosen, expert 2 by everybody.
+    logits[:, 1], logits[:, 2] = -100, 100
+    weights, chosen = (part.to(DEVICE) for part in reference.route_softmax(logits.cpu(), k, renormalise=True))
+    x = random(tokens, hidden, seed=5, dtype=dtype)
+    return x, weights * 2, chosen, first, second, activation, *(biases if biased else (None, None))
+
+
+def expected(x, weights, chosen, first, second, activation, first_bias, second_bias):
+    """By definition, on the CPU, in float64."""
+    wide = [None if t is None else t.cpu().double() for t in (x, weights, first, second, first_bias, second_bias)]
+    x, weights, first, second, first_bias, second_bias = wide
+    return reference.experts(x, weights, chosen.cpu(), first, second, activation, first_bias, second_bias)
+
+
+def error(ours, wanted):
+    return ((ours.cpu().double() - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("tokens", "count", "hidden", "inner", "k", "activation", "biased"),
+    [
+        (1, 5, 24, 40, 2, "silu", False),
+        (3, 40, 72, 24, 4, "clamped", True),
+        (21, 5, 40, 40, 3, "relu2", False),
+        (20, 6, 24, 24, 1, "gelu", True),
+    ],
+)
+def test_every_way_equals_the_definition(way, tokens, count, hidden, inner, k, activation, biased):
+    inputs = inputs_of(tokens, count, hidden, inner, k, ACTIVATIONS[activation], biased)
+    assert error(WAYS[way](*inputs), expected(*inputs)) < 1e-6
+
+
+def test_a_token_is_worth_the_same_in_any_company():
+    inputs = inputs_of(40, 6, 24, 16, 3, ACTIVATIONS["silu"], False)
+    x, weights, chosen, *rest = inputs
+    together = moe.experts(*inputs)
+    for token in (0, 39):
+        part = slice(token, token + 1)
+        torch.testing.assert_close(moe.experts(x[part], weights[part], chosen[part], *rest)[0], together[token])
+
+
+def test_no_tokens_are_no_work():
+    inputs = inputs_of(2, 4, 16, 16, 2, ACTIVATIONS["silu"], False)
+    none = moe.experts(inputs[0][:0], inputs[1][:0], inputs[2][:0], *inputs[3:])
+    assert none.shape == (0, 16)
+
+
+def test_pairs_are_listed_by_expert():
+    # More pairs than a program looks at in one go.
+    tokens, count, k = 900, 7, 3
+    chosen = random(tokens, count, seed=8).topk(k, -1).indices
+    listed, sizes, places = list_pairs(chosen, count)
+    flat = chosen.flatten().cpu()
+    for expert in range(count):
+        pairs = (flat == expert).nonzero().flatten()
+        assert sizes[expert] == len(pairs)
+        assert listed[expert, : len(pairs)].tolist() == pairs.tolist()
+        assert places.flatten().cpu()[pairs].tolist() == list(range(len(pairs)))
+
+
+ROUTERS = {
+    "softmax": ({"renormalise": False}, lambda x, k: reference.route_softmax(x, k, renormalise=False)),
+    "top": ({"renormalise": True}, reference.route_top),
+    "sigmoid": (
+        {"scaling": 2.5, "eps": 1e-6, "bias": True},
+        lambda x, k: reference.route_sigmoid(x, k, random(x.shape[1], seed=9).cpu(), scaling=2.5, eps=1e-6),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.parametrize(("count", "k"), [(5, 2), (32, 4), (40, 8)])
+def test_routers_choose_as_their_references(name, count, k):
+    options, defined = ROUTERS[name]
+    # As part of a wider product, so that rows are not contiguous.
+    logits = random(9, count + 3, seed=7)[:, :count]
+    bias = random(count, seed=9) if options.get("bias") else None
+    kind = "sigmoid" if name == "sigmoid" else "softmax"
+    weights, chosen = route(logits, k, kind, **{**options, "bias": bias})
+    wanted_weights, wanted = defined(logits.cpu(), k)
+    assert chosen.tolist() == wanted.tolist()
+    torch.testing.assert_close(weights.cpu(), wanted_weights)
+
+
+def test_a_row_that_is_not_numbers_chooses_different_experts():
+    logits = random(2, 6)
+    logits[0] = float("nan")
+    for kind in ("softmax", "sigmoid"):
+        chosen = route(logits, 3, kind)[1]
+        assert all(len(set(row)) == 3 and 0 <= min(row) <= max(row) < 6 for row in chosen.tolist())
+
+
+def launch_real_sizes() -> None:
+    for count, hidden, inner, k, activation, biased in (
+        (256, 2048, 512, 8, "silu", False),
+        (32, 2880, 2880, 4, "clamped", True),
+    ):
+        chosen = torch.zeros(300, k, dtype=torch.int32)
+        outer = 2 * inner
+        matrices = [
+            torch.empty(1, dtype=torch.bfloat16).expand(count, *shape) for shape in ((outer, hidden), (hidden, inner))
+        ]
+        biases = [torch.empty(count, n, dtype=torch.bfloat16) if biased else None for n in (outer, hidden)]
+        x = torch.empty(300, hidden, dtype=torch.bfloat16)
+        route(torch.empty(300, count, dtype=torch.bfloat16), k, "softmax")
+        for tokens in (1, 8, 128):
+            moe.experts(
+                x[:tokens], torch.empty(tokens, k), chosen[:tokens], *matrices, ACTIVATIONS[activation], *biases
+            )
+
+
+def launch_float32() -> None:
+    inputs = inputs_of(8, 4, 64, 64, 2, ACTIVATIONS["relu2"], True)
+    WAYS["some"](*inputs)
+    WAYS["few"](*inputs)
+    WAYS["some, weights first"](*inputs_of(8, 4, 64, 64, 2, ACTIVATIONS["relu2"], True, torch.bfloat16))
+
+
+def test_kernels_compile_for_sm_90():
+    assert_compiles(launch_real_sizes, launch_float32)
+
+
+REAL = {
+    "LFM2-8B-A1B": (32, 2048, 1792, 4, "silu", False),
+    "Qwen3.5-35B-A3B": (256, 2048, 512, 8, "silu", False),
+    "Granite-4.0-H-Small": (72, 4096, 768, 10, "silu", False),
+    "gpt-oss-20b": (32, 2880, 2880, 4, "clamped", True),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 2, 7, 64, 300, 1500])
+@pytest.mark.parametrize("name", REAL)
+def test_real_sizes_equal_the_definition_in_bfloat16(name, tokens):
+    count, hidden, inner, k, activation, biased = REAL[name]
+    inputs = inputs_of(tokens, count, hidden, inner, k, ACTIVATIONS[activation], biased, torch.bfloat16)
+    assert error(moe.experts(*inputs), expected(*inputs)) < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 40, 600])
+def test_float32_is_float32(tokens):
+    inputs = inputs_of(tokens, 32, 1024, 512, 4, ACTIVATIONS["silu"], False)
+    assert error(moe.experts(*inputs), expected(*inputs)) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 16, 128])
+def test_a_recorded_step_follows_other_choices(tokens):
+    """Routing and experts as a graph, replayed on inputs that choose others."""
+    count, hidden, inner, k = 64, 256, 128, 6
+    x, _, _, first, second, activation, *_ = inputs_of(tokens, count, hidden, inner, k, ACTIVATIONS["silu"], False)
+    logits = random(tokens, count, seed=10)
+
+    def step():
+        return reference.experts(x, *reference.route_top(logits, k), first, second, activation)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for seed in (11, 12):
+        x.copy_(random(tokens, hidden, seed=seed))
+        logits.copy_(random(tokens, count, seed=seed + 10))
+        graph.replay()
+        torch.testing.assert_close(out, step(), rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_device():
+    prepared = [inputs_of(tokens, 8, 128, 64, 2, ACTIVATIONS["silu"], False, torch.bfloat16) for tokens in (1, 50, 900)]
+    for inputs in prepared:
+        moe.experts(*inputs)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for inputs in prepared:
+            moe.experts(*inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

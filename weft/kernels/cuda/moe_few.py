@@ -1,0 +1,107 @@
+"""Experts for a handful of tokens: every pair reads the weights of its expert, as products with one vector.
+
+Not for many tokens: an expert that two tokens chose is read twice.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.kernels.cuda.moe_activation import between
+from weft.kernels.cuda.moe_choices import Vectors
+from weft.kernels.moe import Activation
+
+
+def few_experts(
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    first: Tensor,
+    second: Tensor,
+    activation: Activation,
+    first_bias: Tensor | None,
+    second_bias: Tensor | None,
+    choice: tuple[Vectors, Vectors],
+) -> Tensor:
+    tokens, hidden = x.shape
+    inner, k = second.shape[2], chosen.shape[1]
+    between_them = torch.empty(tokens * k, inner, dtype=x.dtype, device=x.device)
+    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
+    own, other = choice
+    few_first_kernel[(triton.cdiv(inner, own.rows), tokens * k)](
+        x, chosen, first, first_bias, between_them, activation.alpha, activation.limit,
+        K=k, HIDDEN=hidden, INNER=inner, NAME=activation.name, PARTS=activation.parts,
+        ROWS=own.rows, COLUMNS=own.columns, STAGES=own.stages, num_warps=own.warps,
+    )  # fmt: skip
+    few_second_kernel[(triton.cdiv(hidden, other.rows), tokens)](
+        between_them, weights, chosen, second, second_bias, out,
+        K=k, HIDDEN=hidden, INNER=inner,
+        ROWS=other.rows, COLUMNS=other.columns, STAGES=other.stages, num_warps=other.warps,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def few_first_kernel(
+    x, chosen, first, bias, out, alpha, limit,
+    K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """activation(first(x)) of one pair, so many rows of it."""
+    pair = tl.program_id(1)
+    expert = tl.load(chosen + pair).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real_row = row < INNER
+    vector = x + (pair // K).to(tl.int64) * HIDDEN
+    gates = first + expert * (PARTS * INNER * HIDDEN) + row[:, None] * HIDDEN
+    # Columns are added up in their places, and only at the end across them.
+    gate = tl.zeros([ROWS, COLUMNS], tl.float32)
+    up = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for begin in tl.range(0, HIDDEN, COLUMNS, num_stages=STAGES):
+        column = begin + tl.arange(0, COLUMNS)
+        real = real_row[:, None] & (column < HIDDEN)[None, :]
+        value = tl.load(vector + column, mask=column < HIDDEN, other=0.0).to(tl.float32)[None, :]
+        gate += tl.load(gates + column[None, :], mask=real, other=0.0).to(tl.float32) * value
+        if PARTS == 2:
+            up += tl.load(gates + INNER * HIDDEN + column[None, :], mask=real, other=0.0).to(tl.float32) * value
+    gate_sum, up_sum = tl.sum(gate, 1), tl.sum(up, 1)
+    if bias is not None:
+        biases = bias + expert * (PARTS * INNER) + row
+        gate_sum += tl.load(biases, mask=real_row, other=0.0).to(tl.float32)
+        if PARTS == 2:
+            up_sum += tl.load(biases + INNER, mask=real_row, other=0.0).to(tl.float32)
+    result = between(gate_sum, up_sum, alpha, limit, NAME, PARTS)
+    tl.store(out + pair.to(tl.int64) * INNER + row, result.to(out.dtype.element_ty), mask=real_row)
+
+
+@triton.jit
+def few_second_kernel(
+    inputs, weights, chosen, second, bias, out,
+    K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The weighted sum over one token's choices, in their order, so many rows of it."""
+    token = tl.program_id(1)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real_row = row < HIDDEN
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    BLOCKS: tl.constexpr = (INNER + COLUMNS - 1) // COLUMNS
+    for step in tl.range(0, K * BLOCKS, num_stages=STAGES):
+        pair = token * K + step // BLOCKS
+        column = (step % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)
+        expert = tl.load(chosen + pair).to(tl.int64)
+        real = real_row[:, None] & (column < INNER)[None, :]
+        value = tl.load(inputs + pair.to(tl.int64) * INNER + column, mask=column < INNER, other=0.0).to(tl.float32)
+        value = value * tl.load(weights + pair).to(tl.float32)
+        matrix = second + expert * (HIDDEN * INNER) + row[:, None] * INNER + column[None, :]
+        total += tl.load(matrix, mask=real, other=0.0).to(tl.float32) * value[None, :]
+    result = tl.sum(total, 1)
+    if bias is not None:
+        for j in tl.static_range(K):
+            expert = tl.load(chosen + token * K + j).to(tl.int64)
+            added = tl.load(bias + expert * HIDDEN + row, mask=real_row, other=0.0).to(tl.float32)
+            result += tl.load(weights + token * K + j).to(tl.float32) * added
+    tl.store(out + token.to(tl.int64) * HIDDEN + row, result.to(out.dtype.element_ty), mask=real_row)

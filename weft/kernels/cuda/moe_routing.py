@@ -1,0 +1,113 @@
+"""Who goes where, on a GPU: the router's choice in one kernel, and the pairs of every expert.
+
+A pair is a token and one of its choices; pair p is choice p % k of token p // k.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+# Pairs that a program looks at in one go.
+LIST_BLOCK = 2048
+
+
+def route(
+    logits: Float[Tensor, "tokens experts"],
+    k: int,
+    scoring: str,
+    bias: Float[Tensor, " experts"] | None = None,
+    renormalise: bool = True,
+    scaling: float = 1.0,
+    eps: float = 0.0,
+) -> tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]:
+    """The k experts of the greatest score, the first of equals; `scoring` is softmax or sigmoid."""
+    tokens, count = logits.shape
+    weights = torch.empty(tokens, k, dtype=torch.float32, device=logits.device)
+    chosen = torch.empty(tokens, k, dtype=torch.int32, device=logits.device)
+    if tokens:
+        route_kernel[(tokens,)](
+            logits, bias, weights, chosen, logits.stride(0), scaling, eps,
+            COUNT=count, K=k, SCORING=scoring, RENORMALISE=renormalise,
+            BLOCK=triton.next_power_of_2(count), K_BLOCK=triton.next_power_of_2(k),
+            num_warps=1 if count <= 256 else 2,
+        )  # fmt: skip
+    return weights, chosen
+
+
+@triton.jit
+def route_kernel(
+    logits, bias, weights, chosen, logits_stride, scaling, eps,
+    COUNT: tl.constexpr, K: tl.constexpr, SCORING: tl.constexpr, RENORMALISE: tl.constexpr,
+    BLOCK: tl.constexpr, K_BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, BLOCK)
+    real = expert < COUNT
+    scores = tl.load(logits + token * logits_stride + expert, mask=real, other=float("-inf")).to(tl.float32)
+    if SCORING == "softmax":
+        scores = tl.exp(scores - tl.max(scores, 0))
+        scores = scores / tl.sum(scores, 0)
+    else:
+        tl.static_assert(SCORING == "sigmoid")
+        scores = 1.0 / (1.0 + tl.exp(-scores))
+    ranking = scores
+    if bias is not None:
+        ranking = ranking + tl.load(bias + expert, mask=real, other=0.0)
+    ranking = tl.where(real, ranking, float("-inf"))
+    place = tl.arange(0, K_BLOCK)
+    best_weight = tl.zeros([K_BLOCK], tl.float32)
+    best_expert = tl.zeros([K_BLOCK], tl.int32)
+    free = real
+    for j in tl.static_range(K):
+        greatest = tl.max(ranking, 0)
+        # Of those not taken yet: a row that is not numbers must choose different experts too.
+        likely = tl.min(tl.where(free & (ranking == greatest), expert, BLOCK), 0)
+        any_free = tl.min(tl.where(free, expert, BLOCK), 0)
+        taken = tl.where(likely < BLOCK, likely, any_free)
+        score = tl.sum(tl.where(expert == taken, scores, 0.0), 0)
+        best_weight = tl.where(place == j, score, best_weight)
+        best_expert = tl.where(place == j, taken, best_expert)
+        free = free & (expert != taken)
+        ranking = tl.where(expert == taken, float("-inf"), ranking)
+    if RENORMALISE:
+        best_weight = best_weight / (tl.sum(tl.where(place < K, best_weight, 0.0), 0) + eps)
+    tl.store(weights + token * K + place, best_weight * scaling, mask=place < K)
+    tl.store(chosen + token * K + place, best_expert, mask=place < K)
+
+
+def list_pairs(
+    chosen: Int[Tensor, "tokens k"], count: int
+) -> tuple[Int[Tensor, "experts tokens"], Int[Tensor, " experts"], Int[Tensor, "tokens k"]]:
+    """The pairs of every expert in rising order, how many each has, and every pair's place among its expert's.
+
+    An expert has at most one pair of a token, so no list is longer than there are tokens.
+    """
+    tokens, k = chosen.shape
+    listed = torch.empty(count, tokens, dtype=torch.int32, device=chosen.device)
+    sizes = torch.empty(count, dtype=torch.int32, device=chosen.device)
+    places = torch.empty(tokens, k, dtype=torch.int32, device=chosen.device)
+    block = min(LIST_BLOCK, max(32, triton.next_power_of_2(tokens * k)))
+    list_kernel[(count,)](
+        chosen, listed, sizes, places, tokens, tokens * k, BLOCK=block, num_warps=4 if block >= 512 else 1
+    )
+    return listed, sizes, places
+
+
+@triton.jit
+def list_kernel(chosen, listed, sizes, places, tokens, pairs, BLOCK: tl.constexpr):
+    expert = tl.program_id(0)
+    ours = listed + expert.to(tl.int64) * tokens
+    size = 0
+    for begin in range(0, pairs, BLOCK):
+        pair = begin + tl.arange(0, BLOCK)
+        match = tl.load(chosen + pair, mask=pair < pairs, other=-1) == expert
+        one = match.to(tl.int32)
+        place = size + tl.cumsum(one, 0) - 1
+        tl.store(ours + place, pair, mask=match)
+        tl.store(places + pair, place, mask=match)
+        size += tl.sum(one, 0)
+    tl.store(sizes + expert, size)

@@ -1,0 +1,138 @@
+"""Experts for a batch of tokens: a grouped product that reads the weights of every chosen expert once.
+
+One program has some outputs of one expert and goes through all its pairs; experts that nobody chose end at once.
+The grid depends on how many tokens there are, not on what they chose.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.kernels.cuda.moe_activation import between
+from weft.kernels.cuda.moe_choices import Tiles, pairs_at_once
+from weft.kernels.cuda.moe_routing import list_pairs
+from weft.kernels.cuda.moe_sum import weighted_sum
+from weft.kernels.moe import Activation
+
+
+def some_experts(
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    first: Tensor,
+    second: Tensor,
+    activation: Activation,
+    first_bias: Tensor | None,
+    second_bias: Tensor | None,
+    choice: tuple[Tiles, Tiles],
+) -> Tensor:
+    tokens, hidden = x.shape
+    count, _, inner = second.shape
+    k = chosen.shape[1]
+    lists = list_pairs(chosen, count)
+    between_them = torch.empty(tokens * k, inner, dtype=x.dtype, device=x.device)
+    outcome = torch.empty(tokens * k, hidden, dtype=x.dtype, device=x.device)
+    name, parts, settings = activation.name, activation.parts, (activation.alpha, activation.limit)
+    multiply(x, k, chosen, lists, first, first_bias, between_them, choice[0], name, parts, settings)
+    multiply(between_them, 1, chosen, lists, second, second_bias, outcome, choice[1])
+    return weighted_sum(outcome, weights)
+
+
+def multiply(
+    x: Tensor,
+    pairs_per_row: int,
+    chosen: Tensor,
+    lists: tuple[Tensor, Tensor, Tensor],
+    matrices: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    tiles: Tiles,
+    name: str = "",
+    parts: int = 1,
+    settings: tuple[float, float] = (0.0, 0.0),
+) -> None:
+    """out[pair] = activation(matrix of the pair's expert @ x[pair // pairs_per_row] + bias)."""
+    listed, sizes, places = lists
+    pairs, outputs = out.shape
+    count, tokens = listed.shape
+    slots = min(pairs, count)
+    grouped_kernel[(triton.cdiv(outputs, tiles.outputs), slots)](
+        x, chosen, listed, sizes, places, matrices, bias, out, tokens, *settings,
+        ROW_PAIRS=pairs_per_row, BY_PAIR=pairs < count, INPUTS=x.shape[1], OUTPUTS=outputs, NAME=name, PARTS=parts,
+        PAIR_BLOCK=pairs_at_once(tokens, pairs // tokens, count), BLOCK=tiles.outputs, STEP=tiles.inputs,
+        WEIGHTS_FIRST=tiles.weights_first, num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+
+
+@triton.jit
+def grouped_kernel(
+    x, chosen, listed, sizes, places, matrices, bias, out, tokens, alpha, limit,
+    ROW_PAIRS: tl.constexpr, BY_PAIR: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    NAME: tl.constexpr, PARTS: tl.constexpr, PAIR_BLOCK: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+    WEIGHTS_FIRST: tl.constexpr,
+):  # fmt: skip
+    expert = tl.program_id(1)
+    if BY_PAIR:
+        # Fewer pairs than experts: the first pair of an expert stands for all of them.
+        if tl.load(places + expert) > 0:
+            return
+        expert = tl.load(chosen + expert).to(tl.int32)
+    size = tl.load(sizes + expert)
+    ours = listed + expert.to(tl.int64) * tokens
+    output = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real_output = output < OUTPUTS
+    gates = matrices + expert.to(tl.int64) * (PARTS * OUTPUTS * INPUTS) + output[:, None] * INPUTS
+    for begin in range(0, size, PAIR_BLOCK):
+        index = begin + tl.arange(0, PAIR_BLOCK)
+        real_pair = index < size
+        pair = tl.load(ours + index, mask=real_pair, other=0)
+        rows = x + (pair // ROW_PAIRS).to(tl.int64)[:, None] * INPUTS
+        gate, up = products(
+            rows, real_pair, gates, real_output,
+            OUTPUTS, INPUTS, PARTS, PAIR_BLOCK, BLOCK, STEP, WEIGHTS_FIRST,
+        )  # fmt: skip
+        if bias is not None:
+            biases = bias + expert.to(tl.int64) * (PARTS * OUTPUTS) + output
+            gate += tl.load(biases, mask=real_output, other=0.0).to(tl.float32)[None, :]
+            if PARTS == 2:
+                up += tl.load(biases + OUTPUTS, mask=real_output, other=0.0).to(tl.float32)[None, :]
+        if NAME != "":
+            gate = between(gate, up, alpha, limit, NAME, PARTS)
+        target = out + pair.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
+        tl.store(target, gate.to(out.dtype.element_ty), mask=real_pair[:, None] & real_output[None, :])
+
+
+@triton.jit
+def products(
+    rows, real_pair, gates, real_output,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, PARTS: tl.constexpr,
+    PAIR_BLOCK: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
+):  # fmt: skip
+    """[pairs, outputs] of the gates and, with two parts, of what they gate."""
+    gate = tl.zeros([BLOCK if WEIGHTS_FIRST else PAIR_BLOCK, PAIR_BLOCK if WEIGHTS_FIRST else BLOCK], tl.float32)
+    up = gate
+    for begin in range(0, INPUTS, STEP):
+        column = begin + tl.arange(0, STEP)
+        real = (column < INPUTS)[None, :]
+        row_block = tl.load(rows + column[None, :], mask=real_pair[:, None] & real, other=0.0)
+        gate_block = tl.load(gates + column[None, :], mask=real_output[:, None] & real, other=0.0)
+        gate = accumulate(gate, row_block, gate_block, WEIGHTS_FIRST)
+        if PARTS == 2:
+            up_block = tl.load(gates + OUTPUTS * INPUTS + column[None, :], mask=real_output[:, None] & real, other=0.0)
+            up = accumulate(up, row_block, up_block, WEIGHTS_FIRST)
+    if WEIGHTS_FIRST:
+        gate, up = tl.trans(gate), tl.trans(up)
+    return gate, up
+
+
+@triton.jit
+def accumulate(total, rows, matrix, WEIGHTS_FIRST: tl.constexpr):
+    # Float32 models stay float32; other dtypes know no precision.
+    if WEIGHTS_FIRST:
+        total = tl.dot(matrix, tl.trans(rows), total, input_precision="ieee")
+    else:
+        total = tl.dot(rows, tl.trans(matrix), total, input_precision="ieee")
+    return total

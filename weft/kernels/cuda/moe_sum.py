@@ -1,0 +1,49 @@
+"""The end of a mixture of experts: every token's outcomes, weighted, added in the order of its choices."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+BLOCK = 1024
+
+
+def weighted_sum(
+    outcome: Float[Tensor, "pairs hidden"],
+    weights: Float[Tensor, "tokens k"],
+    place: Int[Tensor, "tokens k"] | None = None,
+    chosen: Int[Tensor, "tokens k"] | None = None,
+    bias: Float[Tensor, "experts hidden"] | None = None,
+) -> Float[Tensor, "tokens hidden"]:
+    """The outcome of pair p is at place[p], or at p; a bias of its expert is added if there is one."""
+    (tokens, k), hidden = weights.shape, outcome.shape[1]
+    out = torch.empty(tokens, hidden, dtype=outcome.dtype, device=outcome.device)
+    block = min(BLOCK, triton.next_power_of_2(hidden))
+    weighted_sum_kernel[(tokens, triton.cdiv(hidden, block))](
+        outcome, weights, place, chosen, bias, out, K=k, HIDDEN=hidden, BLOCK=block, num_warps=4
+    )
+    return out
+
+
+@triton.jit
+def weighted_sum_kernel(
+    outcome, weights, place, chosen, bias, out, K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = column < HIDDEN
+    total = tl.zeros([BLOCK], tl.float32)
+    for j in tl.static_range(K):
+        pair = token * K + j
+        row = pair
+        if place is not None:
+            row = tl.load(place + pair).to(tl.int64)
+        value = tl.load(outcome + row * HIDDEN + column, mask=real, other=0.0).to(tl.float32)
+        if bias is not None:
+            expert = tl.load(chosen + pair).to(tl.int64)
+            value += tl.load(bias + expert * HIDDEN + column, mask=real, other=0.0).to(tl.float32)
+        total += tl.load(weights + pair).to(tl.float32) * value
+    tl.store(out + token * HIDDEN + column, total.to(out.dtype.element_ty), mask=real)

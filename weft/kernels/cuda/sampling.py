@@ -1,0 +1,145 @@
+"""The likeliest token of every row, and random ones, in a few passes over the vocabulary and without sorting it.
+
+A row is cut into chunks, one program each; a second kernel joins them. Weights are whole numbers, exp(x) * 2**40, so
+their sums are exact: no order of additions and no company of other rows can change what a row draws.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+# Tokens of a program that looks for the greatest, and of one that adds up weights.
+LIKELIEST_CHUNK = 8192
+CHUNK = tl.constexpr(4096)
+# A weight of 1, that of the likeliest token. With 2**18 tokens sums stay below 2**63.
+UNIT = tl.constexpr(float(2**40))
+LEAST_KEY = tl.constexpr(-(2**31))
+NOWHERE = tl.constexpr(2**31 - 1)
+
+
+def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
+    """The token of the greatest logit, the first of equals. May be recorded in a graph."""
+    rows, vocab = logits.shape
+    chunks = triton.cdiv(vocab, LIKELIEST_CHUNK)
+    best = torch.empty(2, rows, chunks, dtype=torch.int32, device=logits.device)
+    token = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        likeliest_chunk_kernel[(rows, chunks)](
+            logits, best[0], best[1], logits.stride(0), vocab, BLOCK=LIKELIEST_CHUNK, num_warps=8
+        )
+        block = triton.next_power_of_2(chunks)
+        likeliest_kernel[(rows,)](best[0], best[1], token, chunks, BLOCK=block, num_warps=1)
+    return token
+
+
+@triton.jit
+def rising_key(value):
+    """Integers in the order of the floats; zero has only one, and what is no number stands above all."""
+    bits = (value.to(tl.float32) + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def likeliest_chunk_kernel(logits, best_key, best_token, stride, vocab, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = token < vocab
+    key = tl.where(real, rising_key(tl.load(logits + row * stride + token, mask=real, other=0.0)), LEAST_KEY)
+    greatest = tl.max(key, 0)
+    place = row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(best_key + place, greatest)
+    tl.store(best_token + place, tl.min(tl.where(real & (key == greatest), token, NOWHERE), 0))
+
+
+@triton.jit
+def likeliest_kernel(best_key, best_token, result, chunks, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, BLOCK)
+    key = tl.load(best_key + row * chunks + chunk, mask=chunk < chunks, other=LEAST_KEY)
+    token = tl.load(best_token + row * chunks + chunk, mask=chunk < chunks, other=NOWHERE)
+    tl.store(result + row, tl.min(tl.where(key == tl.max(key, 0), token, NOWHERE), 0).to(tl.int64))
+
+
+def draw(
+    logits: Float[Tensor, "draws vocab"],
+    temperature: Float[Tensor, " draws"],
+    log_min_p: Float[Tensor, " draws"],
+    uniform: Float[Tensor, " draws"],
+    top_k: Int[Tensor, " draws"],
+    top_p: Float[Tensor, " draws"],
+    ordered: bool,
+) -> Int[Tensor, " draws"]:
+    """A random token per row. `ordered`: whether top-k or top-p apply to any row at all."""
+    from weft.kernels.cuda.sampling_floor import floors
+
+    rows, vocab = logits.shape
+    chunks = triton.cdiv(vocab, CHUNK.value)
+    grid, block = (rows, chunks), triton.next_power_of_2(chunks)
+    greatest = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
+    sums = torch.empty(rows, chunks, dtype=torch.int64, device=logits.device)
+    token = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    greatest_kernel[grid](logits, greatest, logits.stride(0), vocab, num_warps=4)
+    floor = log_min_p
+    if ordered:
+        floor = floors(logits, greatest, temperature, log_min_p, top_k, top_p)
+    chunk_sum_kernel[grid](logits, greatest, temperature, floor, sums, logits.stride(0), vocab, BLOCK=block)
+    draw_kernel[(rows,)](
+        logits, greatest, temperature, floor, uniform, sums, token, logits.stride(0), vocab, chunks, BLOCK=block
+    )
+    return token
+
+
+@triton.jit
+def greatest_kernel(logits, greatest, stride, vocab):
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    value = tl.load(logits + row * stride + token, mask=token < vocab, other=float("-inf"))
+    tl.store(greatest + row * tl.num_programs(1) + tl.program_id(1), tl.max(value.to(tl.float32), 0))
+
+
+@triton.jit
+def scaled_chunk(logits, greatest, temperature, row, chunk, chunks, stride, vocab, BLOCK: tl.constexpr):
+    """(logit - greatest) / temperature of a chunk: the likeliest token has 0. Beyond the end: minus infinity."""
+    place = tl.arange(0, BLOCK)
+    top = tl.max(tl.load(greatest + row * chunks + place, mask=place < chunks, other=float("-inf")), 0)
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    value = tl.load(logits + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    return tl.div_rn(value - top, tl.load(temperature + row))
+
+
+@triton.jit
+def weight(scaled):
+    return (tl.exp(scaled) * UNIT).to(tl.int64)
+
+
+@triton.jit
+def chunk_sum_kernel(logits, greatest, temperature, floor, sums, stride, vocab, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    chunk, chunks = tl.program_id(1), tl.num_programs(1)
+    scaled = scaled_chunk(logits, greatest, temperature, row, chunk, chunks, stride, vocab, BLOCK)
+    kept = scaled >= tl.load(floor + row)
+    tl.store(sums + row * chunks + chunk, tl.sum(weight(tl.where(kept, scaled, float("-inf"))), 0))
+
+
+@triton.jit
+def draw_kernel(
+    logits, greatest, temperature, floor, uniform, sums, result, stride, vocab, chunks, BLOCK: tl.constexpr
+):
+    """The first token at which the running sum of weights passes the row's share of them all."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    own = tl.load(sums + row * chunks + place, mask=place < chunks, other=0)
+    until = tl.cumsum(own, 0)
+    target = (tl.load(uniform + row).to(tl.float64) * tl.sum(own, 0).to(tl.float64)).to(tl.int64)
+    # Only where logits are not numbers can the target lie beyond the end; the token must exist all the same.
+    chunk = tl.minimum(tl.sum(((until <= target) & (place < chunks)).to(tl.int32), 0), chunks - 1)
+    before = tl.sum(tl.where(place < chunk, own, 0), 0)
+    scaled = scaled_chunk(logits, greatest, temperature, row, chunk, chunks, stride, vocab, BLOCK)
+    kept = scaled >= tl.load(floor + row)
+    running = before + tl.cumsum(weight(tl.where(kept, scaled, float("-inf"))), 0)
+    token = chunk * CHUNK + tl.sum((running <= target).to(tl.int32), 0)
+    tl.store(result + row, tl.minimum(token, vocab - 1).to(tl.int64))
