@@ -121,6 +121,7 @@ def decode_kernel(
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     real = channel < channels
     start = tl.load(row_start + row)
+    closing = tl.load(row_closing + row)
     opening = start - start % cell
     tail += tl.load(row_tail + row).to(tl.int64) * tail_stride
     window = state + tl.load(row_slot + row).to(tl.int64) * state_stride
@@ -138,7 +139,6 @@ def decode_kernel(
     if after is not None:
         total *= tl.load(after + offset, mask=real, other=0.0).to(tl.float32)
     tl.store(y + row.to(tl.int64) * channels + channel, total.to(y.dtype.element_ty), mask=real)
-    closing = tl.load(row_closing + row)
     if closing >= 0:
         closed = state + closing.to(tl.int64) * state_stride + channel
         for index in tl.static_range(WIDTH - 2):

@@ -58,17 +58,19 @@ def join_kernel(
     column = tl.arange(0, BLOCK)
     real = column < size
     dtype = normed.dtype.element_ty
+    # All loads first: what is loaded behind a reduction or a store waits for it.
+    scale = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
+    if change_weight is not None:
+        inner = tl.load(change_weight + column, mask=real, other=0.0).to(tl.float32)
     value = tl.load(x + row * x_stride + column, mask=real, other=0.0).to(tl.float32)
     if change is not None:
         added = tl.load(change + row * change_stride + column, mask=real, other=0.0).to(tl.float32)
         if change_weight is not None:
-            inner = tl.load(change_weight + column, mask=real, other=0.0).to(tl.float32)
             added = added * tl.rsqrt(tl.sum(added * added) / size + change_eps) * inner
             added = added.to(dtype).to(tl.float32)
         value = (value + added * factor).to(dtype)
         tl.store(total + row * size + column, value, mask=real)
         value = value.to(tl.float32)
-    scale = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
     value = value * tl.rsqrt(tl.sum(value * value) / size + eps) * scale
     tl.store(normed + row * size + column, value.to(dtype), mask=real)
 

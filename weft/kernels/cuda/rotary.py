@@ -133,6 +133,11 @@ def rotate_kernel(
     first = tl.load(source + place, mask=in_pair, other=0.0).to(tl.float32)
     second = tl.load(source + place + HALF, mask=in_pair, other=0.0).to(tl.float32)
     rest = tl.load(source + rest_place, mask=in_rest, other=0.0).to(tl.float32)
+    if HALF:
+        angle = token * 2 * HALF + pair
+        # The first halves of these hold the same, the sine with another sign.
+        along = tl.load(cosine + angle, mask=pair < HALF, other=0.0).to(tl.float32)
+        across = tl.load(sine + angle + HALF, mask=pair < HALF, other=0.0).to(tl.float32)
     if weight is not None:
         square = tl.sum(first * first, 1) + tl.sum(second * second, 1) + tl.sum(rest * rest, 1)
         inverse = tl.rsqrt(square / HEAD_DIM + eps)[:, None]
@@ -140,10 +145,6 @@ def rotate_kernel(
         second = normed(second, inverse, weight, place + HALF, turning, in_pair, dtype)
         rest = normed(rest, inverse, weight, rest_place, turning, in_rest, dtype)
     if HALF:
-        angle = token * 2 * HALF + pair
-        # The first halves of these hold the same, the sine with another sign.
-        along = tl.load(cosine + angle, mask=pair < HALF, other=0.0).to(tl.float32)
-        across = tl.load(sine + angle + HALF, mask=pair < HALF, other=0.0).to(tl.float32)
         turned = tl.where(turning, first * along - second * across, first)
         second = tl.where(turning, second * along + first * across, second)
         store_part(turned, pair, in_pair, queries, keys, values, head, heads, kv_heads, HEAD_DIM)
