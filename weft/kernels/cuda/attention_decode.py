@@ -31,7 +31,7 @@ class Launch(NamedTuple):
 
 
 # By bytes of a head's key, padded to a power of two.
-LAUNCHES = {128: Launch(4, 4), 256: Launch(4, 3), 512: Launch(4, 2)}
+LAUNCHES = {128: Launch(4, 5), 256: Launch(4, 4), 512: Launch(4, 4)}
 # What is left over: float32 heads too large for several stages in shared memory, and tests' small ones.
 PLAIN_LAUNCH = Launch(4, 1)
 
