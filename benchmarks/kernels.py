@@ -40,9 +40,16 @@ def main() -> int:
 def measure(operation: str, arguments: argparse.Namespace) -> dict[str, Any]:
     cases = importlib.import_module(f"benchmarks.kernel_{operation}").cases()
     found: dict[str, Any] = {"machine": machine(arguments.device), "cases": []}
-    for case in cases:
-        found["cases"].append(measure_case(case, 7 if arguments.quick else 25))
+    try:
+        for case in cases:
+            found["cases"].append(measure_case(case, 7 if arguments.quick else 25))
+    except Exception as error:  # of making a case: those before it still count
+        found["error"] = short(error)
     return found
+
+
+def short(error: Exception) -> str:
+    return traceback.format_exception_only(error)[-1].strip()[-200:]
 
 
 def measure_case(case: Case, repeats: int) -> dict[str, Any]:
@@ -53,7 +60,7 @@ def measure_case(case: Case, repeats: int) -> dict[str, Any]:
         try:
             seconds: float | str = seconds_of(recorded(each), repeats=repeats)
         except Exception as error:  # a case that fails must not take the others along
-            seconds = f"{type(error).__name__}: {traceback.format_exception_only(error)[-1].strip()[-200:]}"
+            seconds = short(error)
         if who:
             found["peers"][who] = seconds
         else:

@@ -8,6 +8,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels.cuda.overlap import early, wait
+
 # Elements of a program, measured on an H200.
 BLOCK = 1024
 WARPS = 4
@@ -24,18 +26,19 @@ def activate(
     if rows:
         activate_kernel[(rows, triton.cdiv(size, BLOCK))](
             x, factor, out, x.stride(0), 0 if factor is None else factor.stride(0), size,
-            NAME=name, BLOCK=BLOCK, num_warps=WARPS,
+            NAME=name, BLOCK=BLOCK, num_warps=WARPS, **early(x),
         )  # fmt: skip
     return out
 
 
 @triton.jit
 def activate_kernel(
-    x, factor, out, x_stride, factor_stride, size, NAME: tl.constexpr, BLOCK: tl.constexpr
+    x, factor, out, x_stride, factor_stride, size, NAME: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = column < size
+    wait(EARLY)
     value = tl.load(x + row * x_stride + column, mask=real, other=0.0).to(tl.float32)
     if NAME == "silu":
         value = value * tl.sigmoid(value)

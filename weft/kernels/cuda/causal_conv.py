@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
+from weft.kernels.cuda.overlap import early, wait
 from weft.memory.device.store import RecurrentView
 
 # Channels of a program, tokens that it takes at a time, and its warps; measured on an H200.
@@ -69,7 +70,7 @@ def causal_conv(
         blocks = triton.cdiv(channels, DECODE_CHANNELS)
         decode_kernel[(lanes.decodes, blocks)](
             *common, lanes.closing, *sizes,
-            WIDTH=width, SILU=activation, CHANNELS=DECODE_CHANNELS, num_warps=DECODE_WARPS,
+            WIDTH=width, SILU=activation, CHANNELS=DECODE_CHANNELS, num_warps=DECODE_WARPS, **early(x),
         )  # fmt: skip
     if lanes.pieces:
         extend_kernel[(lanes.pieces, triton.cdiv(channels, CHANNELS))](
@@ -115,7 +116,7 @@ def finish(total, bias, channel, real, SILU: tl.constexpr):
 def decode_kernel(
     x, before, after, weight, bias, y, state, tail, row_start, row_first, row_slot, row_tail, row_closing,
     x_stride, weight_channel, weight_tap, state_stride, tail_stride, channels, ring, cell,
-    WIDTH: tl.constexpr, SILU: tl.constexpr, CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr, SILU: tl.constexpr, CHANNELS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -125,8 +126,6 @@ def decode_kernel(
     opening = start - start % cell
     tail += tl.load(row_tail + row).to(tl.int64) * tail_stride
     window = state + tl.load(row_slot + row).to(tl.int64) * state_stride
-    offset = row.to(tl.int64) * x_stride + channel
-    new = load_inputs(x, before, offset, real)
     total = tl.zeros((CHANNELS,), tl.float32)
     for tap in tl.static_range(WIDTH - 1):
         position = start - (WIDTH - 1) + tap
@@ -134,6 +133,10 @@ def decode_kernel(
         weights = tl.load(weight + channel * weight_channel + tap * weight_tap, mask=real, other=0.0)
         total += earlier.to(tl.float32) * weights.to(tl.float32)
     weights = tl.load(weight + channel * weight_channel + (WIDTH - 1) * weight_tap, mask=real, other=0.0)
+    # What is older than this step's projection is here; now the projection.
+    wait(EARLY)
+    offset = row.to(tl.int64) * x_stride + channel
+    new = load_inputs(x, before, offset, real)
     total += new.to(tl.float32) * weights.to(tl.float32)
     total = finish(total, bias, channel, real, SILU)
     if after is not None:

@@ -12,6 +12,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels.cuda.overlap import early, wait
+
 # Elements that one warp takes on, measured on an H200; and no more warps than this.
 PER_WARP = 512
 MOST_WARPS = 16
@@ -43,7 +45,7 @@ def join(
         join_kernel[(rows,)](
             x, change, weight, change_weight, total, normed,
             x.stride(0), 0 if change is None else change.stride(0), size, eps, factor, change_eps,
-            BLOCK=block, num_warps=warps_for(block),
+            BLOCK=block, num_warps=warps_for(block), **early(x),
         )  # fmt: skip
     return total, normed
 
@@ -52,7 +54,7 @@ def join(
 def join_kernel(
     x, change, weight, change_weight, total, normed,
     x_stride, change_stride, size, eps, factor, change_eps,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -62,6 +64,7 @@ def join_kernel(
     scale = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
     if change_weight is not None:
         inner = tl.load(change_weight + column, mask=real, other=0.0).to(tl.float32)
+    wait(EARLY)
     value = tl.load(x + row * x_stride + column, mask=real, other=0.0).to(tl.float32)
     if change is not None:
         added = tl.load(change + row * change_stride + column, mask=real, other=0.0).to(tl.float32)
@@ -98,6 +101,7 @@ def gated_rms_norm(
         x, gate, weight, out,
         x.stride(0), x.stride(1), gate.stride(0), gate.stride(1), 0 if shared else size, parts, size, eps,
         GATE_FIRST=gate_first, SIDE=side, BLOCK=block, num_warps=warps_for(side * block),
+        **early(gate),
     )  # fmt: skip
     return out
 
@@ -106,15 +110,16 @@ def gated_rms_norm(
 def gated_norm_kernel(
     x, gate, weight, out,
     x_token, x_part, gate_token, gate_part, weight_part, parts, size, eps,
-    GATE_FIRST: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
+    GATE_FIRST: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     part = (tl.program_id(1) * SIDE + tl.arange(0, SIDE))[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     real = (part < parts) & (column < size)
+    scale = tl.load(weight + part * weight_part + column, mask=real, other=0.0).to(tl.float32)
+    wait(EARLY)
     value = tl.load(x + token * x_token + part * x_part + column, mask=real, other=0.0).to(tl.float32)
     opening = tl.load(gate + token * gate_token + part * gate_part + column, mask=real, other=0.0).to(tl.float32)
-    scale = tl.load(weight + part * weight_part + column, mask=real, other=0.0).to(tl.float32)
     opening = opening * tl.sigmoid(opening)
     if GATE_FIRST:
         value = value * opening

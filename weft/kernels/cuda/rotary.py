@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.batch import Batch
+from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 
@@ -83,16 +84,15 @@ def rotate_and_write(
             queries, view.keys, view.values, batch.positions, pages.write_page,
             projected.stride(0), view.keys.stride(0), heads, kv_heads, cell, eps,
             HEAD_DIM=head_dim, HALF=half, HALF_BLOCK=triton.next_power_of_2(max(half, 1)),
-            REST_BLOCK=triton.next_power_of_2(max(rest, 1)), SIDE=side, num_warps=WARPS,
+            REST_BLOCK=triton.next_power_of_2(max(rest, 1)), SIDE=side, num_warps=WARPS, **early(projected),
         )  # fmt: skip
     return queries
 
 
 @triton.jit
-def normed(value, inverse, weight, place, turning, mask, dtype: tl.constexpr):
+def normed(value, inverse, scale, turning, dtype: tl.constexpr):
     """Of queries and keys, rounded as the reference does between norm and rotation; values pass."""
-    scale = tl.load(weight + place, mask=mask & turning, other=0.0).to(tl.float32)
-    return tl.where(turning, (value * inverse * scale).to(dtype).to(tl.float32), value)
+    return tl.where(turning, (value * inverse * scale.to(tl.float32)).to(dtype).to(tl.float32), value)
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def rotate_kernel(
     projected, weight, cosine, sine, queries, keys, values, positions, write_page,
     projected_stride, page_stride, heads, kv_heads, cell, eps,
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
-    SIDE: tl.constexpr,
+    SIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A token's heads, some at a time. A head is two halves that turn into each other and a rest that passes."""
     token = tl.program_id(0).to(tl.int64)
@@ -130,20 +130,25 @@ def rotate_kernel(
     place = head * HEAD_DIM + pair
     rest_place = head * HEAD_DIM + other
     dtype: tl.constexpr = queries.dtype.element_ty
-    first = tl.load(source + place, mask=in_pair, other=0.0).to(tl.float32)
-    second = tl.load(source + place + HALF, mask=in_pair, other=0.0).to(tl.float32)
-    rest = tl.load(source + rest_place, mask=in_rest, other=0.0).to(tl.float32)
     if HALF:
         angle = token * 2 * HALF + pair
         # The first halves of these hold the same, the sine with another sign.
         along = tl.load(cosine + angle, mask=pair < HALF, other=0.0).to(tl.float32)
         across = tl.load(sine + angle + HALF, mask=pair < HALF, other=0.0).to(tl.float32)
     if weight is not None:
+        first_scale = tl.load(weight + place, mask=in_pair & turning, other=0.0)
+        second_scale = tl.load(weight + place + HALF, mask=in_pair & turning, other=0.0)
+        rest_scale = tl.load(weight + rest_place, mask=in_rest & turning, other=0.0)
+    wait(EARLY)
+    first = tl.load(source + place, mask=in_pair, other=0.0).to(tl.float32)
+    second = tl.load(source + place + HALF, mask=in_pair, other=0.0).to(tl.float32)
+    rest = tl.load(source + rest_place, mask=in_rest, other=0.0).to(tl.float32)
+    if weight is not None:
         square = tl.sum(first * first, 1) + tl.sum(second * second, 1) + tl.sum(rest * rest, 1)
         inverse = tl.rsqrt(square / HEAD_DIM + eps)[:, None]
-        first = normed(first, inverse, weight, place, turning, in_pair, dtype)
-        second = normed(second, inverse, weight, place + HALF, turning, in_pair, dtype)
-        rest = normed(rest, inverse, weight, rest_place, turning, in_rest, dtype)
+        first = normed(first, inverse, first_scale, turning, dtype)
+        second = normed(second, inverse, second_scale, turning, dtype)
+        rest = normed(rest, inverse, rest_scale, turning, dtype)
     if HALF:
         turned = tl.where(turning, first * along - second * across, first)
         second = tl.where(turning, second * along + first * across, second)

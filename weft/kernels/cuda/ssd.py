@@ -84,7 +84,7 @@ def decode(
     memory = (view.state["ssm"], tail["x"], tail["B"], tail["dt"], tail["decay"])
     sizes: dict[str, Any] = {
         "GROUPS": groups, "GROUP_HEADS": group_heads, "HEAD_DIM": head_dim, "STATE": state,
-        "CELL": lanes.cell, "RING": tail["x"].shape[1], "STATE_BLOCK": padded(state), "PRECISION": precision(x.dtype),
+        "CELL": lanes.cell, "RING": tail["x"].shape[1], "PRECISION": precision(x.dtype),
     }  # fmt: skip
     decode_kernel[(groups * chunks, lanes.decodes)](
         x, dt, A, B, C, D, dt_bias, y,
@@ -141,8 +141,7 @@ def extend(
         lanes.decodes, lanes.pieces, x.stride(0), B.stride(0), C.stride(0),
         matrix.stride(0), tail["x"].stride(0), tail["B"].stride(0),
         GROUPS=groups, GROUP_HEADS=heads // groups, HEAD_DIM=head_dim, STATE=state,
-        CELL=cell, RING=ring, STATE_BLOCK=padded(state),
-        BLOCK=choice.block, REST=choice.rest, STAGES=choice.stages, PRECISION=precision(x.dtype),
+        CELL=cell, RING=ring, BLOCK=choice.block, REST=choice.rest, STAGES=choice.stages, PRECISION=precision(x.dtype),
         num_warps=choice.warps,
     )  # fmt: skip
     keep_kernel[(min(ring, lanes.longest), rows)](

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.kernels.cuda.ssd_steps import time_step
+from weft.kernels.cuda.ssd_steps import LOG2_E, time_step
 
 
 @triton.jit
@@ -20,7 +20,7 @@ def decode_kernel(
     x_stride, dt_stride, B_stride, C_stride, slot_stride, x_unit, B_unit, dt_unit, decay_unit,
     low_limit, high_limit,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-    CELL: tl.constexpr, RING: tl.constexpr, STATE_BLOCK: tl.constexpr, HEAD_BLOCK: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
@@ -42,12 +42,11 @@ def decode_kernel(
     cell = tl.arange(0, CELL)
     kept = cell < offset
     ring = (position - offset + cell) % RING
-    n = tl.arange(0, STATE_BLOCK)
-    real_n = n < STATE
-    query = tl.load(C + row.to(tl.int64) * C_stride + group * STATE + n, mask=real_n, other=0.0).to(tl.float32)
-    new_key = tl.load(B + row.to(tl.int64) * B_stride + group * STATE + n, mask=real_n, other=0.0)
+    n = tl.arange(0, STATE)
+    query = tl.load(C + row.to(tl.int64) * C_stride + group * STATE + n).to(tl.float32)
+    new_key = tl.load(B + row.to(tl.int64) * B_stride + group * STATE + n)
     key_at = tail_B + tail * B_unit + ring[:, None] * (GROUPS * STATE) + group * STATE + n[None, :]
-    keys = tl.load(key_at, mask=kept[:, None] & real_n[None, :], other=0.0)
+    keys = tl.load(key_at, mask=kept[:, None], other=0.0)
     scores = tl.sum(keys.to(tl.float32) * query[None, :], 1)
     new_score = tl.sum(new_key.to(tl.float32) * query, 0)
 
@@ -58,14 +57,14 @@ def decode_kernel(
     raw = tl.load(dt + row.to(tl.int64) * dt_stride + head, mask=real_head, other=0.0)
     bias = None if dt_bias is None else tl.load(dt_bias + head, mask=real_head, other=0.0)
     new_dt = time_step(raw, bias, low_limit, high_limit)
-    step = new_dt * tl.load(A + head, mask=real_head, other=0.0)
+    step = new_dt * (tl.load(A + head, mask=real_head, other=0.0) * LOG2_E)
     before = tail_decay + tail * decay_unit + ((position - 1) % RING) * (GROUPS * GROUP_HEADS) + head
     total = step + tl.load(before, mask=real_head & (offset > 0), other=0.0)
-    through = tl.exp(total)
+    through = tl.exp2(total)
     at = ring[None, :] * (GROUPS * GROUP_HEADS) + head[:, None]
     known = real_head[:, None] & kept[None, :]
     decay = tl.load(tail_decay + tail * decay_unit + at, mask=known, other=float("inf"))
-    weights = tl.exp(total[:, None] - decay) * tl.load(tail_dt + tail * dt_unit + at, mask=known, other=0.0)
+    weights = tl.exp2(total[:, None] - decay) * tl.load(tail_dt + tail * dt_unit + at, mask=known, other=0.0)
     weights = (weights * scores[None, :]).to(tail_x.dtype.element_ty)
     new_weight = new_dt * new_score
     if D is not None:
@@ -75,7 +74,7 @@ def decode_kernel(
         column = first_column + block * BLOCK + tl.arange(0, BLOCK)
         real = column < WIDTH
         state_at = state + slot * slot_stride + (group * STATE + n[:, None]) * WIDTH + column[None, :]
-        values = tl.load(state_at, mask=has_state & real_n[:, None] & real[None, :], other=0.0)
+        values = tl.load(state_at, mask=has_state & real[None, :], other=0.0)
         x_at = tail_x + tail * x_unit + ring[:, None] * (GROUPS * WIDTH) + group * WIDTH + column[None, :]
         inputs = tl.load(x_at, mask=kept[:, None] & real[None, :], other=0.0)
         new_x = tl.load(x + row.to(tl.int64) * x_stride + group * WIDTH + column, mask=real, other=0.0)
@@ -90,7 +89,7 @@ def decode_kernel(
         tl.store(new_at, new_x, mask=real)
 
     if chunk == 0:
-        tl.store(tail_B + tail * B_unit + here * (GROUPS * STATE) + group * STATE + n, new_key, mask=real_n)
+        tl.store(tail_B + tail * B_unit + here * (GROUPS * STATE) + group * STATE + n, new_key)
     # A head's numbers are written by the program that has its first column.
     starts = own_head * HEAD_DIM
     owned = real_head & (starts >= first_column) & (starts < first_column + BLOCK * BLOCKS)
@@ -104,7 +103,7 @@ def close_kernel(
     start, slots, tails, closing,
     slot_stride, x_unit, B_unit, dt_unit, decay_unit,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-    CELL: tl.constexpr, RING: tl.constexpr, STATE_BLOCK: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """After the decodes: the state at the end of each cell that closes, all of whose tokens are in the tail by now."""
@@ -119,10 +118,9 @@ def close_kernel(
         slot = tl.load(slots + row).to(tl.int64)
         tail = tl.load(tails + row).to(tl.int64)
         ring = (position - (CELL - 1) + tl.arange(0, CELL)) % RING
-        n = tl.arange(0, STATE_BLOCK)
-        real_n = n < STATE
+        n = tl.arange(0, STATE)
         key_at = tail_B + tail * B_unit + ring[None, :] * (GROUPS * STATE) + group * STATE + n[:, None]
-        keys = tl.load(key_at, mask=real_n[:, None], other=0.0)
+        keys = tl.load(key_at)
         for block in tl.range(0, BLOCKS, num_stages=1):
             column = first_column + block * BLOCK + tl.arange(0, BLOCK)
             real = (column < WIDTH)[None, :]
@@ -131,12 +129,11 @@ def close_kernel(
             last = tl.load(decay_at + (position % RING) * (GROUPS * GROUP_HEADS), mask=column < WIDTH, other=0.0)
             decay = tl.load(decay_at[None, :] + ring[:, None] * (GROUPS * GROUP_HEADS), mask=real, other=0.0)
             dt_at = tail_dt + tail * dt_unit + ring[:, None] * (GROUPS * GROUP_HEADS) + head[None, :]
-            left = tl.exp(last[None, :] - decay) * tl.load(dt_at, mask=real, other=0.0)
+            left = tl.exp2(last[None, :] - decay) * tl.load(dt_at, mask=real, other=0.0)
             x_at = tail_x + tail * x_unit + ring[:, None] * (GROUPS * WIDTH) + group * WIDTH + column[None, :]
             inputs = tl.load(x_at, mask=real, other=0.0)
             inside = (group * STATE + n[:, None]) * WIDTH + column[None, :]
-            present = real_n[:, None] & real
-            values = tl.load(state + slot * slot_stride + inside, mask=present & (position >= CELL), other=0.0)
+            values = tl.load(state + slot * slot_stride + inside, mask=real & (position >= CELL), other=0.0)
             added = (inputs.to(tl.float32) * left).to(inputs.dtype)
-            values = tl.dot(keys, added, values * tl.exp(last)[None, :], input_precision=PRECISION)
-            tl.store(state + target * slot_stride + inside, values, mask=present)
+            values = tl.dot(keys, added, values * tl.exp2(last)[None, :], input_precision=PRECISION)
+            tl.store(state + target * slot_stride + inside, values, mask=real)

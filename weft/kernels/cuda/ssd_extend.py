@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.kernels.cuda.ssd_steps import time_step
+from weft.kernels.cuda.ssd_steps import LOG2_E, time_step
 
 
 @triton.jit(do_not_specialize=["pieces"])
@@ -40,7 +40,8 @@ def steps_kernel(
     kept_at = tail_dt + tail * dt_unit + (position % RING)[:, None] * HEADS + head[None, :]
     kept = tl.load(kept_at, mask=(position < begin)[:, None] & real, other=0.0)
     step = tl.where(is_new, time_step(raw, bias, low_limit, high_limit), kept)
-    total = tl.cumsum(step * tl.load(A + head, mask=head < HEADS, other=0.0)[None, :], 0)
+    rate = tl.load(A + head, mask=head < HEADS, other=0.0) * LOG2_E
+    total = tl.cumsum(step * rate[None, :], 0)
     at = (head[None, :] * pieces + piece).to(tl.int64) * CELL + tl.arange(0, CELL)[:, None]
     tl.store(steps + at, step, mask=real)
     tl.store(totals + at, total, mask=real)
@@ -51,7 +52,7 @@ def own_weights(queries, keys, total, step, CELL: tl.constexpr, PRECISION: tl.co
     """What each token of a cell (a column) adds to each output (a row)."""
     cell = tl.arange(0, CELL)
     scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-    left = tl.exp(total[:, None] - total[None, :]) * step[None, :]
+    left = tl.exp2(total[:, None] - total[None, :]) * step[None, :]
     # Above the diagonal the exponential may overflow: chosen away, never multiplied away.
     return tl.where(cell[:, None] >= cell[None, :], scores * left, 0.0).to(keys.dtype)
 
@@ -59,14 +60,30 @@ def own_weights(queries, keys, total, step, CELL: tl.constexpr, PRECISION: tl.co
 @triton.jit
 def pass_cell(values, inputs, queries, keys, weights, total, step, last, skip, PRECISION: tl.constexpr):
     """One cell, some columns: the outputs, and the state after it."""
-    outputs = tl.dot(queries, values.to(queries.dtype), input_precision=PRECISION) * tl.exp(total)[:, None]
+    outputs = tl.dot(queries, values.to(queries.dtype), input_precision=PRECISION) * tl.exp2(total)[:, None]
     outputs = tl.dot(weights, inputs, outputs, input_precision=PRECISION)
     if skip is not None:
         outputs += skip * inputs.to(tl.float32)
-    left = (tl.exp(last - total) * step)[:, None]
+    left = (tl.exp2(last - total) * step)[:, None]
     added = (inputs.to(tl.float32) * left).to(inputs.dtype)
-    values = tl.dot(tl.trans(keys), added, values * tl.exp(last), input_precision=PRECISION)
+    values = tl.dot(tl.trans(keys), added, values * tl.exp2(last), input_precision=PRECISION)
     return outputs, values
+
+
+@triton.jit
+def load_columns(at, real, WHOLE: tl.constexpr):
+    """Some columns, those behind a head's last as 0; where none is, nothing is asked."""
+    if WHOLE:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=real[None, :], other=0.0)
+
+
+@triton.jit
+def load_opened(kept_at, new_at, kept, real):
+    """Columns of a row's first cell, whose first tokens are in the tail."""
+    earlier = tl.load(kept_at, mask=kept[:, None] & real[None, :], other=0.0)
+    return tl.where(kept[:, None], earlier, tl.load(new_at, mask=(kept == 0)[:, None] & real[None, :], other=0.0))
 
 
 @triton.jit(do_not_specialize=["decodes", "pieces"])
@@ -75,113 +92,100 @@ def cells_kernel(
     start, first, slots, tails, piece_slot, first_piece,
     decodes, pieces, x_stride, B_stride, C_stride, slot_stride, x_unit, B_unit,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-    CELL: tl.constexpr, RING: tl.constexpr, STATE_BLOCK: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr,
     BLOCK: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program takes BLOCK columns of a head and, where REST is not 0, that many more behind them."""
+    """A program takes BLOCK columns of a head and, where REST is not 0, that many more behind them.
+
+    Where a row ends inside a cell, its last token stands for those that are missing: their time step is 0.
+    """
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
     BLOCKS: tl.constexpr = (HEAD_DIM - REST + BLOCK - 1) // BLOCK
+    WHOLE: tl.constexpr = BLOCKS * BLOCK + REST == HEAD_DIM
     head = tl.program_id(0) // BLOCKS
     group = head // GROUP_HEADS
-    column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    real = column < HEAD_DIM
     own = tl.program_id(1)
     row = own + decodes
     begin = tl.load(start + row)
     token = tl.load(first + row)
     end = tl.load(first + row + 1)
-    slot = tl.load(slots + row).to(tl.int64)
     tail = tl.load(tails + row).to(tl.int64)
     piece = tl.load(first_piece + own)
-    last_piece = tl.load(first_piece + own + 1) - 1
+    count = tl.load(first_piece + own + 1) - piece
     skip = None if D is None else tl.load(D + head)
+    offset = begin % CELL
 
+    # Where things of this head lie, from the row's first cell on.
     cell = tl.arange(0, CELL)
-    n = tl.arange(0, STATE_BLOCK)
-    real_n = n < STATE
-    inside = (group * STATE + n[:, None]) * WIDTH + (head % GROUP_HEADS) * HEAD_DIM + column[None, :]
-    present = real_n[:, None] & real[None, :]
-    values = tl.load(state + slot * slot_stride + inside, mask=present & (begin >= CELL), other=0.0)
+    n = tl.arange(0, STATE)
+    packed = token - offset + cell
+    column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    real = column < HEAD_DIM
+    in_state = state + (group * STATE + n[:, None]) * WIDTH + (head % GROUP_HEADS) * HEAD_DIM
+    step_at = (head * pieces + piece).to(tl.int64) * CELL
+    x += head * HEAD_DIM
+    y += head * HEAD_DIM
+    C += group * STATE
+    B += group * STATE
+    piece_slot += piece
+
+    fresh = begin < CELL
+    slot = tl.load(slots + row).to(tl.int64) * slot_stride
+    values = tl.load(in_state + slot + column[None, :], mask=real[None, :] & (fresh == 0), other=0.0)
     if REST:
         column_1 = HEAD_DIM - REST + tl.arange(0, REST)
-        inside_1 = (group * STATE + n[:, None]) * WIDTH + (head % GROUP_HEADS) * HEAD_DIM + column_1[None, :]
-        present_1 = real_n[:, None] & (column_1 >= 0)[None, :]
-        values_1 = tl.load(state + slot * slot_stride + inside_1, mask=present_1 & (begin >= CELL), other=0.0)
+        real_1 = column_1 >= 0
+        values_1 = tl.load(in_state + slot + column_1[None, :], mask=real_1[None, :] & (fresh == 0), other=0.0)
 
-    # The first cell, of which the tail may hold the beginning. Columns before the row's tokens are never outputs.
-    offset = begin % CELL
-    packed = token - offset + cell
-    is_new = (cell >= offset) & (packed < end)
-    is_kept = cell < offset
-    ring = (begin - offset + cell) % RING
-    key_at = packed.to(tl.int64)[:, None] * B_stride + group * STATE + n[None, :]
-    query_at = packed.to(tl.int64)[:, None] * C_stride + group * STATE + n[None, :]
-    kept_at = tail * B_unit + ring[:, None] * (GROUPS * STATE) + group * STATE + n[None, :]
-    x_at = packed.to(tl.int64)[:, None] * x_stride + head * HEAD_DIM
-    kept_x_at = tail * x_unit + ring[:, None] * (GROUPS * WIDTH) + head * HEAD_DIM
-    y_at = packed.to(tl.int64)[:, None] * (GROUPS * WIDTH) + head * HEAD_DIM
-    step_at = (head * pieces + piece).to(tl.int64) * CELL + cell
-
-    new_n = is_new[:, None] & real_n[None, :]
-    kept_n = is_kept[:, None] & real_n[None, :]
-    queries = tl.load(C + query_at, mask=new_n, other=0.0)
-    keys = tl.where(
-        kept_n, tl.load(tail_B + kept_at, mask=kept_n, other=0.0), tl.load(B + key_at, mask=new_n, other=0.0)
-    )
-    total = tl.load(totals + step_at)
-    step = tl.load(steps + step_at)
-    last = tl.sum(tl.where(cell == CELL - 1, total, 0.0), 0)
+    # The first cell, of which the tail may hold the beginning.
+    kept = cell < offset
+    ring = ((begin - offset + cell) % RING)[:, None]
+    at = tl.minimum(tl.maximum(packed, token), end - 1).to(tl.int64)[:, None]
+    is_new = ((cell >= offset) & (packed < end))[:, None]
+    queries = tl.load(C + at * C_stride + n[None, :])
+    kept_at = tail_B + tail * B_unit + ring * (GROUPS * STATE) + group * STATE + n[None, :]
+    keys = load_opened(kept_at, B + at * B_stride + n[None, :], kept, n >= 0)
+    total = tl.load(totals + step_at + cell)
+    step = tl.load(steps + step_at + cell)
+    last = tl.load(totals + step_at + CELL - 1)
     weights = own_weights(queries, keys, total, step, CELL, PRECISION)
-    new_x = is_new[:, None] & real[None, :]
-    kept_x = is_kept[:, None] & real[None, :]
-    inputs = tl.where(
-        kept_x,
-        tl.load(tail_x + kept_x_at + column[None, :], mask=kept_x, other=0.0),
-        tl.load(x + x_at + column[None, :], mask=new_x, other=0.0),
-    )
+    kept_at = tail_x + tail * x_unit + ring * (GROUPS * WIDTH) + head * HEAD_DIM
+    inputs = load_opened(kept_at + column[None, :], x + at * x_stride + column[None, :], kept, real)
     outputs, values = pass_cell(values, inputs, queries, keys, weights, total, step, last, skip, PRECISION)
-    tl.store(y + y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=new_x)
-    target = tl.load(piece_slot + piece).to(tl.int64)
+    y_at = y + at * (GROUPS * WIDTH)
+    tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
+    target = tl.load(piece_slot).to(tl.int64)
     if target >= 0:
-        tl.store(state + target * slot_stride + inside, values, mask=present)
+        tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
     if REST:
-        new_x = is_new[:, None] & (column_1 >= 0)[None, :]
-        kept_x = is_kept[:, None] & (column_1 >= 0)[None, :]
-        inputs = tl.where(
-            kept_x,
-            tl.load(tail_x + kept_x_at + column_1[None, :], mask=kept_x, other=0.0),
-            tl.load(x + x_at + column_1[None, :], mask=new_x, other=0.0),
-        )
+        inputs = load_opened(kept_at + column_1[None, :], x + at * x_stride + column_1[None, :], kept, real_1)
         outputs, values_1 = pass_cell(values_1, inputs, queries, keys, weights, total, step, last, skip, PRECISION)
-        tl.store(y + y_at + column_1[None, :], outputs.to(y.dtype.element_ty), mask=new_x)
+        tl.store(y_at + column_1[None, :], outputs.to(y.dtype.element_ty), mask=is_new)
         if target >= 0:
-            tl.store(state + target * slot_stride + inside_1, values_1, mask=present_1)
+            tl.store(in_state + target * slot_stride + column_1[None, :], values_1)
 
-    for number in tl.range(1, last_piece - piece + 1, num_stages=STAGES):
-        is_new = packed < end - number * CELL
-        new_n = is_new[:, None] & real_n[None, :]
-        further = (packed + number * CELL).to(tl.int64)[:, None]
-        queries = tl.load(C + further * C_stride + group * STATE + n[None, :], mask=new_n, other=0.0)
-        keys = tl.load(B + further * B_stride + group * STATE + n[None, :], mask=new_n, other=0.0)
-        total = tl.load(totals + step_at + number * CELL)
-        step = tl.load(steps + step_at + number * CELL)
-        target = tl.load(piece_slot + piece + number).to(tl.int64)
-        last = tl.sum(tl.where(cell == CELL - 1, total, 0.0), 0)
+    for number in tl.range(1, count, num_stages=STAGES):
+        here = packed + number * CELL
+        at = tl.minimum(here, end - 1).to(tl.int64)[:, None]
+        queries = tl.load(C + at * C_stride + n[None, :])
+        keys = tl.load(B + at * B_stride + n[None, :])
+        total = tl.load(totals + step_at + number * CELL + cell)
+        step = tl.load(steps + step_at + number * CELL + cell)
+        last = tl.load(totals + step_at + number * CELL + CELL - 1)
+        target = tl.load(piece_slot + number).to(tl.int64)
+        inputs = load_columns(x + at * x_stride + column[None, :], real, WHOLE)
         weights = own_weights(queries, keys, total, step, CELL, PRECISION)
-        new_x = is_new[:, None] & real[None, :]
-        inputs = tl.load(x + further * x_stride + head * HEAD_DIM + column[None, :], mask=new_x, other=0.0)
         outputs, values = pass_cell(values, inputs, queries, keys, weights, total, step, last, skip, PRECISION)
-        y_here = y + further * (GROUPS * WIDTH) + head * HEAD_DIM
-        tl.store(y_here + column[None, :], outputs.to(y.dtype.element_ty), mask=new_x)
+        y_at = y + at * (GROUPS * WIDTH)
+        tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=(here < end)[:, None] & real[None, :])
         if REST:
-            new_x = is_new[:, None] & (column_1 >= 0)[None, :]
-            inputs = tl.load(x + further * x_stride + head * HEAD_DIM + column_1[None, :], mask=new_x, other=0.0)
+            inputs = tl.load(x + at * x_stride + column_1[None, :])
             outputs, values_1 = pass_cell(values_1, inputs, queries, keys, weights, total, step, last, skip, PRECISION)
-            tl.store(y_here + column_1[None, :], outputs.to(y.dtype.element_ty), mask=new_x)
+            tl.store(y_at + column_1[None, :], outputs.to(y.dtype.element_ty), mask=(here < end)[:, None])
         if target >= 0:
-            tl.store(state + target * slot_stride + inside, values, mask=present)
+            tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
             if REST:
-                tl.store(state + target * slot_stride + inside_1, values_1, mask=present_1)
+                tl.store(in_state + target * slot_stride + column_1[None, :], values_1)
 
 
 @triton.jit(do_not_specialize=["decodes", "pieces"])

@@ -1,9 +1,14 @@
-"""The time step of the state space recurrence, from what the layer's projection gives."""
+"""The time step of the state space recurrence, from what the layer's projection gives.
+
+Decays are kept as logarithms to the base 2, whose exponential is what a GPU computes.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
