@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.plans import Row, make_plan
 from weft.kernels.attention import attention
 from weft.kernels.cuda import attention as on_gpu
-from weft.kernels.cuda import attention_decode, flashinfer
+from weft.kernels.cuda import attention_decode, attention_prefill, flashinfer
 from weft.kernels.cuda.attention_decode import Sharing, attend_decodes, share_out
 from weft.kernels.cuda.attention_prefill import PLAIN_LAUNCH, attend_pieces
 from weft.kernels.cuda.flashinfer import Shape
@@ -111,6 +111,7 @@ def _few_programs(monkeypatch):
     if not torch.cuda.is_available():
         monkeypatch.setattr(attention_decode, "LEAST_SHARES", 2)
         monkeypatch.setattr(attention_decode, "MOST_SHARES", 4)
+        monkeypatch.setattr(attention_prefill, "PLAIN_LAUNCH", PLAIN_LAUNCH._replace(block=64))
 
 
 def error_of(found: Tensor, reference: Tensor) -> float:
