@@ -34,14 +34,15 @@ def gates(step, strength, heads, rates, bias, PROJECTED: tl.constexpr):
 
 @triton.jit
 def invert_small(below, BLOCK: tl.constexpr):
-    """(I + L)^-1 of each diagonal block of a strictly lower L, given transposed, as [blocks, SMALL, SMALL]."""
+    """(I + L)^-1 of each diagonal block of a strictly lower L, zeros elsewhere."""
     blocks: tl.constexpr = BLOCK // SMALL
     number = tl.arange(0, SMALL)
     own = (tl.arange(0, blocks)[:, None] == tl.arange(0, blocks)[None, :])[:, None, :, None]
     small = tl.sum(tl.where(own, tl.reshape(below, (blocks, SMALL, blocks, SMALL)), 0.0), 2)
+    # Transposed, row `row` of L lies along axis 1: it meets the inverse's rows without an exchange between threads.
+    small = tl.permute(small, (0, 2, 1))
     inverse = tl.zeros((blocks, SMALL, SMALL), tl.float32) + (number[:, None] == number[None, :])[None].to(tl.float32)
     for row in range(1, SMALL):
-        # Row `row` of L lies along axis 1 of the transposed: no exchange between threads to multiply with rows.
         factors = tl.sum(tl.where((number == row)[None, None, :], small, 0.0), 2)
         known = tl.sum(factors[:, :, None] * inverse, 1)
         inverse = tl.where((number == row)[None, :, None], inverse - known[:, None, :], inverse)
@@ -49,14 +50,14 @@ def invert_small(below, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def invert(below, below_transposed, BLOCK: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr):
+def invert(below, BLOCK: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr):
     """(I + L)^-1 of a strictly lower L of at most four small blocks a side.
 
     With D the inverse of the diagonal blocks and N = D (L outside of them): (I - N + N² - N³) D. As keys have length 1,
     no entry of D or of the result exceeds 1, and N stays small: the ten bits of a half's mantissa serve where the
     result is kept with seven.
     """
-    diagonal = invert_small(below_transposed, BLOCK)
+    diagonal = invert_small(below, BLOCK)
     if BLOCK == SMALL:
         return diagonal
     block = tl.arange(0, BLOCK) // SMALL
@@ -140,6 +141,6 @@ def solve_cells(
     below = tl.dot(keys, tl.trans(keys), input_precision=PRECISION) * decay
     below *= (key_scale * rate)[:, None] * key_scale[None, :]
     below = tl.where(column[:, None] > column[None, :], below, 0.0)
-    inverse = invert(below, tl.trans(below), BLOCK, INNER, PRECISION)
+    inverse = invert(below, BLOCK, INNER, PRECISION)
     inverse *= tl.where(is_tail, 1.0, rate)[None, :]
     tl.store(system_at + BLOCK * BLOCK, inverse.to(systems.dtype.element_ty))
