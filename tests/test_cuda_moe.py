@@ -37,7 +37,7 @@ def random(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-def inputs_of(tokens, count, hidden, inner, k, activation, biased, dtype=torch.float32):
+def inputs_of(tokens, count, hidden, inner, k, activation, biased, dtype=torch.float32, shared=None):
     outer = activation.parts * inner
     first = random(count, outer, hidden, seed=1, dtype=dtype) / hidden**0.5
     second = random(count, hidden, inner, seed=2, dtype=dtype) / inner**0.5
@@ -47,14 +47,18 @@ def inputs_of(tokens, count, hidden, inner, k, activation, biased, dtype=torch.f
     logits[:, 1], logits[:, 2] = -100, 100
     weights, chosen = (part.to(DEVICE) for part in reference.route_softmax(logits.cpu(), k, renormalise=True))
     x = random(tokens, hidden, seed=5, dtype=dtype)
-    return x, weights * 2, chosen, first, second, activation, *(biases if biased else (None, None))
+    # As part of a wider product, so that rows are not contiguous.
+    wide = random(tokens, hidden + 1, seed=7, dtype=dtype)
+    beside = {None: None, "added": (wide[:, 1:], None), "opened": (wide[:, 1:], wide[:, :1])}[shared]
+    return x, weights * 2, chosen, first, second, activation, *(biases if biased else (None, None)), beside
 
 
-def expected(x, weights, chosen, first, second, activation, first_bias, second_bias):
+def expected(x, weights, chosen, first, second, activation, first_bias, second_bias, beside):
     """By definition, on the CPU, in float64."""
+    beside = beside and tuple(None if t is None else t.cpu().double() for t in beside)
     wide = [None if t is None else t.cpu().double() for t in (x, weights, first, second, first_bias, second_bias)]
     x, weights, first, second, first_bias, second_bias = wide
-    return reference.experts(x, weights, chosen.cpu(), first, second, activation, first_bias, second_bias)
+    return reference.experts(x, weights, chosen.cpu(), first, second, activation, first_bias, second_bias, beside)
 
 
 def error(ours, wanted):
@@ -63,16 +67,16 @@ def error(ours, wanted):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("tokens", "count", "hidden", "inner", "k", "activation", "biased"),
+    ("tokens", "count", "hidden", "inner", "k", "activation", "biased", "shared"),
     [
-        (1, 5, 24, 40, 2, "silu", False),
-        (3, 40, 72, 24, 4, "clamped", True),
-        (21, 5, 40, 40, 3, "relu2", False),
-        (20, 6, 24, 24, 1, "gelu", True),
+        (1, 5, 24, 40, 2, "silu", False, "added"),
+        (3, 40, 72, 24, 4, "clamped", True, None),
+        (21, 5, 40, 40, 3, "relu2", False, "opened"),
+        (20, 6, 24, 24, 1, "gelu", True, None),
     ],
 )
-def test_every_way_equals_the_definition(way, tokens, count, hidden, inner, k, activation, biased):
-    inputs = inputs_of(tokens, count, hidden, inner, k, ACTIVATIONS[activation], biased)
+def test_every_way_equals_the_definition(way, tokens, count, hidden, inner, k, activation, biased, shared):
+    inputs = inputs_of(tokens, count, hidden, inner, k, ACTIVATIONS[activation], biased, shared=shared)
     assert error(WAYS[way](*inputs), expected(*inputs)) < 1e-6
 
 

@@ -18,6 +18,8 @@ from weft.kernels.activation import KERNELS
 from weft.kernels.linear import linear
 
 Routing = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
+# The outcome of an expert that sees every token, and what its weight is the sigmoid of; none: its weight is 1.
+Beside = tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens 1"] | None]
 
 
 def route_softmax(logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:
@@ -125,13 +127,30 @@ def experts(
     activation: Activation,
     first_bias: Float[Tensor, "experts outer"] | None = None,
     second_bias: Float[Tensor, "experts hidden"] | None = None,
+    beside: Beside | None = None,
 ) -> Float[Tensor, "tokens hidden"]:
-    """The weighted sum of the chosen experts: second(activation(first(x)))."""
+    """The weighted sum of the chosen experts: second(activation(first(x))); and of what a shared one made."""
     if x.is_cuda:
         from weft.kernels.cuda import moe
 
-        return moe.experts(x, weights, chosen, first, second, activation, first_bias, second_bias)
+        return moe.experts(x, weights, chosen, first, second, activation, first_bias, second_bias, beside)
+    routed = _routed(x, weights, chosen, first, second, activation, first_bias, second_bias)
+    if beside is None:
+        return routed
+    shared, opening = beside
+    return routed.add_(shared) if opening is None else torch.addcmul(routed, shared, opening.sigmoid())
 
+
+def _routed(
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    first: Tensor,
+    second: Tensor,
+    activation: Activation,
+    first_bias: Tensor | None,
+    second_bias: Tensor | None,
+) -> Tensor:
     def expert(number: int, rows: Tensor) -> Tensor:
         inner = linear(rows, first[number], None if first_bias is None else first_bias[number])
         return linear(activation(inner), second[number], None if second_bias is None else second_bias[number])

@@ -21,6 +21,7 @@ from weft.kernels.cuda import flashinfer
 from weft.kernels.cuda.attention_decode import attend_decodes
 from weft.kernels.cuda.attention_prefill import attend_pieces
 from weft.kernels.cuda.flashinfer import Shape
+from weft.kernels.cuda.overlap import early, wait
 from weft.memory.device.store import AttentionView
 
 log = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ def write_pages(
         k, v, view.keys, view.values, listed.write_page, batch.positions,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1), view.keys.stride(0),
         CELL=cell, HEAD_DIM=head_dim, SIZE=kv_heads * head_dim, BLOCK=triton.next_power_of_2(kv_heads * head_dim),
-        num_warps=2,
+        num_warps=2, **early(k),
     )  # fmt: skip
 
 
@@ -129,12 +130,14 @@ def _write_token(
     k_ptr, v_ptr, keys_ptr, values_ptr, write_page_ptr, positions_ptr,
     k_token_stride, k_head_stride, v_token_stride, v_head_stride, page_stride,
     CELL: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     page = tl.load(write_page_ptr + token).to(tl.int64)
     index = tl.load(positions_ptr + token) % CELL
     item = tl.arange(0, BLOCK)
     head, feature = item // HEAD_DIM, item % HEAD_DIM
+    wait(EARLY)
     k = tl.load(k_ptr + token.to(tl.int64) * k_token_stride + head * k_head_stride + feature, mask=item < SIZE)
     v = tl.load(v_ptr + token.to(tl.int64) * v_token_stride + head * v_head_stride + feature, mask=item < SIZE)
     at = page * page_stride + index * SIZE + item

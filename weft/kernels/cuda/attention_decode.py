@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.lanes import Lanes, PageList
 from weft.memory.device.store import AttentionView
 
@@ -86,6 +87,7 @@ def attend_decodes(
         "SHARES": shares,
         "LEAST_CELLS": sharing.least_cells,
         "HAS_SINKS": sinks is not None,
+        **early(q),
     }
     _attend_share[(kv_heads, rows, shares)](
         q, view.keys, view.values, out, parts, totals, out if sinks is None else sinks,
@@ -122,13 +124,15 @@ def _attend_share(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    SHARES: tl.constexpr, LEAST_CELLS: tl.constexpr, PRECISION: tl.constexpr,
+    SHARES: tl.constexpr, LEAST_CELLS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The heads of one group of one row over one share of its cells."""
     kv_head, row, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(start_ptr + row)
     first_position = tl.load(first_position_ptr + row)
     low, cells, size, begin, end = _find_share(position, first_position, share, CELL, WINDOW, SHARES, LEAST_CELLS)
+    cell_pages_ptr = pages_ptr + tl.load(bounds_ptr + row) - first_position // CELL
+    wait(EARLY)
     if begin >= end:
         return
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -142,7 +146,6 @@ def _attend_share(
 
     index = tl.arange(0, CELL)
     in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
-    cell_pages_ptr = pages_ptr + tl.load(bounds_ptr + row) - first_position // CELL
     peak = tl.full([BLOCK_HEADS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_HEADS], tl.float32)
     mixed = tl.zeros([BLOCK_HEADS, BLOCK_DIM], tl.float32)
@@ -186,11 +189,14 @@ def _merge_shares(
     parts_ptr, totals_ptr, out_ptr, sinks_ptr, start_ptr, first_position_ptr,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, WINDOW: tl.constexpr,
     SHARES: tl.constexpr, LEAST_CELLS: tl.constexpr, HAS_SINKS: tl.constexpr, BLOCK_SHARES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One head of one row: its shares weighed by the sums that they were divided by."""
     head, row = tl.program_id(0), tl.program_id(1)
     position, first_position = tl.load(start_ptr + row), tl.load(first_position_ptr + row)
     _, cells, size, _, _ = _find_share(position, first_position, 0, CELL, WINDOW, SHARES, LEAST_CELLS)
+    # Also where nothing is to be merged: whoever waits for this kernel relies on the one before it too.
+    wait(EARLY)
     if size >= cells:
         return
     used = tl.cdiv(cells, size)

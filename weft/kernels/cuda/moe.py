@@ -12,7 +12,7 @@ from weft.kernels.cuda.moe_choices import FEW_TOKENS, SOME_TOKENS, VECTORS, tile
 from weft.kernels.cuda.moe_few import few_experts
 from weft.kernels.cuda.moe_many import can_group, many_experts
 from weft.kernels.cuda.moe_some import some_experts
-from weft.kernels.moe import Activation
+from weft.kernels.moe import Activation, Beside
 
 
 def experts(
@@ -24,9 +24,10 @@ def experts(
     activation: Activation,
     first_bias: Float[Tensor, "experts outer"] | None = None,
     second_bias: Float[Tensor, "experts hidden"] | None = None,
+    beside: Beside | None = None,
 ) -> Float[Tensor, "tokens hidden"]:
     x = x.contiguous()
-    inputs = (x, weights.contiguous(), chosen.contiguous(), first, second, activation, first_bias, second_bias)
+    inputs = (x, weights.contiguous(), chosen.contiguous(), first, second, activation, first_bias, second_bias, beside)
     tokens = len(x)
     if not tokens:
         return x.new_empty(x.shape)

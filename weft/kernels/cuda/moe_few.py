@@ -12,7 +12,8 @@ from torch import Tensor
 
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_choices import Vectors
-from weft.kernels.moe import Activation
+from weft.kernels.cuda.moe_sum import add_shared, shared_parts
+from weft.kernels.moe import Activation, Beside
 
 
 def few_experts(
@@ -24,6 +25,7 @@ def few_experts(
     activation: Activation,
     first_bias: Tensor | None,
     second_bias: Tensor | None,
+    beside: Beside | None,
     choice: tuple[Vectors, Vectors],
 ) -> Tensor:
     tokens, hidden = x.shape
@@ -31,13 +33,14 @@ def few_experts(
     between_them = torch.empty(tokens * k, inner, dtype=x.dtype, device=x.device)
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     own, other = choice
+    shared, opening, strides = shared_parts(beside)
     few_first_kernel[(triton.cdiv(inner, own.rows), tokens * k)](
         x, chosen, first, first_bias, between_them, activation.alpha, activation.limit,
         K=k, HIDDEN=hidden, INNER=inner, NAME=activation.name, PARTS=activation.parts,
         ROWS=own.rows, COLUMNS=own.columns, STAGES=own.stages, num_warps=own.warps,
     )  # fmt: skip
     few_second_kernel[(triton.cdiv(hidden, other.rows), tokens)](
-        between_them, weights, chosen, second, second_bias, out,
+        between_them, weights, chosen, second, second_bias, shared, opening, out, *strides,
         K=k, HIDDEN=hidden, INNER=inner,
         ROWS=other.rows, COLUMNS=other.columns, STAGES=other.stages, num_warps=other.warps,
     )  # fmt: skip
@@ -79,7 +82,7 @@ def few_first_kernel(
 
 @triton.jit
 def few_second_kernel(
-    inputs, weights, chosen, second, bias, out,
+    inputs, weights, chosen, second, bias, shared, opening, out, shared_stride, opening_stride,
     K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -104,4 +107,6 @@ def few_second_kernel(
             expert = tl.load(chosen + token * K + j).to(tl.int64)
             added = tl.load(bias + expert * HIDDEN + row, mask=real_row, other=0.0).to(tl.float32)
             result += tl.load(weights + token * K + j).to(tl.float32) * added
+    if shared is not None:
+        result = add_shared(result, shared, opening, token, row, real_row, shared_stride, opening_stride)
     tl.store(out + token.to(tl.int64) * HIDDEN + row, result.to(out.dtype.element_ty), mask=real_row)

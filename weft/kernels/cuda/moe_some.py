@@ -15,7 +15,7 @@ from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_choices import Tiles, pairs_at_once
 from weft.kernels.cuda.moe_routing import list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
-from weft.kernels.moe import Activation
+from weft.kernels.moe import Activation, Beside
 
 
 def some_experts(
@@ -27,6 +27,7 @@ def some_experts(
     activation: Activation,
     first_bias: Tensor | None,
     second_bias: Tensor | None,
+    beside: Beside | None,
     choice: tuple[Tiles, Tiles],
 ) -> Tensor:
     tokens, hidden = x.shape
@@ -38,7 +39,7 @@ def some_experts(
     name, parts, settings = activation.name, activation.parts, (activation.alpha, activation.limit)
     multiply(x, k, chosen, lists, first, first_bias, between_them, choice[0], name, parts, settings)
     multiply(between_them, 1, chosen, lists, second, second_bias, outcome, choice[1])
-    return weighted_sum(outcome, weights)
+    return weighted_sum(outcome, weights, beside)
 
 
 def multiply(

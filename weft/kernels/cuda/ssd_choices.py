@@ -38,8 +38,8 @@ def cells_choice(rows: int, heads: int, head_dim: int, state: int, dtype: torch.
     if dtype == torch.float32:
         return CellsChoice(16, 0, 1, 4)
     if head_dim == 80:
-        return CellsChoice(64, 16, 2, 4)
+        return CellsChoice(64, 16, 3, 4)
     block = min(64, max(16, 1 << (head_dim - 1).bit_length()))
     while block > 16 and heads * -(-head_dim // block) * rows < MANY_PROGRAMS // 2:
         block //= 2
-    return CellsChoice(block, 0, 2, 4)
+    return CellsChoice(block, 0, 3 if state <= 128 else 2, 4)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.kernels.activation import gated_product
 from weft.kernels.moe import Routing
 from weft.models.layers.linear import PackedLinear
 from weft.models.layers.moe import Experts
@@ -43,6 +43,5 @@ class SharedSparseMLP(nn.Module):
 
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
         logits, opening, gate, up = self.packed(x).split_with_sizes(self.sizes, -1)
-        shared = self.second(F.silu(gate).mul_(up))
-        routed = self.experts(x, *self.route(logits))
-        return torch.addcmul(routed, shared, opening.sigmoid()) if self.sizes[1] else routed.add_(shared)
+        shared = self.second(gated_product(gate, up, F.silu))
+        return self.experts(x, *self.route(logits), beside=(shared, opening if self.sizes[1] else None))

@@ -1,0 +1,155 @@
+"""Mixtures of experts: cases for `benchmarks.kernels`, beside torch's grouped products on sorted rows.
+
+python -m benchmarks.kernel_moe       tries blocks for every product; the best are in weft/kernels/cuda/moe_choices.py
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.floors import copy_bandwidth, recorded, seconds_of
+from weft.kernels.moe import Activation, clamped, experts, gated, route_top
+
+Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
+
+DEVICE, DTYPE = "cuda", torch.bfloat16
+TOKENS = (1, 8, 32, 128, 256, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    count: int
+    k: int
+    hidden: int
+    inner: int
+    biased: bool = False
+
+    @property
+    def expert_bytes(self) -> int:
+        return 3 * self.hidden * self.inner * DTYPE.itemsize
+
+
+MODELS = {
+    "LFM2-8B-A1B": Sizes(32, 4, 2048, 1792),
+    "Qwen3.5-35B-A3B": Sizes(256, 8, 2048, 512),
+    "Granite-4.0-H-Small": Sizes(72, 10, 4096, 768),
+    "gpt-oss-20b": Sizes(32, 4, 2880, 2880, biased=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Random experts, and tokens that chose some of them."""
+
+    x: Tensor
+    logits: Tensor
+    first: Tensor
+    second: Tensor
+    activation: Activation
+    biases: tuple[Tensor | None, Tensor | None]
+    k: int
+
+    def inputs(self) -> tuple[Any, ...]:
+        routing = route_top(self.logits, self.k)
+        return self.x, *routing, self.first, self.second, self.activation, *self.biases
+
+    def floor_bytes(self, sizes: Sizes) -> float:
+        """The weights of every chosen expert once, the rows in and out."""
+        chosen = len(route_top(self.logits, self.k)[1].unique())
+        return chosen * sizes.expert_bytes + 2 * self.x.nbytes
+
+
+def cases() -> Iterator[Case]:
+    for name, sizes in MODELS.items():
+        weights = random_weights(sizes)
+        for tokens in TOKENS:
+            mixture = mixture_of(sizes, tokens, *weights)
+            peers = {"torch grouped": lambda mixture=mixture: sorted_by_torch(mixture)}
+            call = lambda mixture=mixture: experts(*mixture.inputs())  # noqa: E731
+            yield f"{name}, {tokens} tokens, routing too", call, mixture.floor_bytes(sizes), peers
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=DTYPE, device=DEVICE) * 0.03
+
+
+def random_weights(sizes: Sizes) -> tuple[Tensor, Tensor, tuple[Tensor | None, Tensor | None]]:
+    first = random(sizes.count, 2 * sizes.inner, sizes.hidden)
+    second = random(sizes.count, sizes.hidden, sizes.inner)
+    biases = (random(sizes.count, 2 * sizes.inner), random(sizes.count, sizes.hidden)) if sizes.biased else (None, None)
+    return first, second, biases
+
+
+def mixture_of(
+    sizes: Sizes, tokens: int, first: Tensor, second: Tensor, biases: tuple[Tensor | None, Tensor | None]
+) -> Mixture:
+    activation = clamped() if sizes.biased else gated(F.silu)
+    return Mixture(
+        random(tokens, sizes.hidden), random(tokens, sizes.count), first, second, activation, biases, sizes.k
+    )
+
+
+def sorted_by_torch(mixture: Mixture) -> Tensor:
+    """Plain operations of torch around its grouped product, without waiting for the device."""
+    best, chosen = mixture.logits.float().topk(mixture.k, -1)
+    weights = best.softmax(-1)
+    flat, order = chosen.flatten().sort()
+    numbers = torch.arange(len(mixture.first), device=DEVICE)
+    ends = torch.searchsorted(flat, numbers, right=True).int()
+    first_bias, second_bias = mixture.biases
+    outer = F.grouped_mm(mixture.x[order // mixture.k], mixture.first.transpose(1, 2), offs=ends)
+    outer = outer if first_bias is None else outer + first_bias[flat]
+    outcome = F.grouped_mm(mixture.activation(outer), mixture.second.transpose(1, 2), offs=ends)
+    outcome = outcome if second_bias is None else outcome + second_bias[flat]
+    placed = torch.empty_like(outcome).index_copy_(0, order, outcome)
+    return torch.bmm(weights.to(DTYPE).unsqueeze(1), placed.unflatten(0, chosen.shape)).squeeze(1)
+
+
+def tune() -> None:
+    """The best blocks of every product, one line each."""
+    from weft.kernels.cuda.moe_choices import Tiles, Vectors
+    from weft.kernels.cuda.moe_few import few_experts
+    from weft.kernels.cuda.moe_some import some_experts
+
+    vectors = [
+        Vectors(rows, columns, warps, stages)
+        for rows, columns, warps, stages in itertools.product((2, 4, 8), (512, 1024, 2048), (4, 8), (1, 3))
+        if 8 <= rows * columns / (32 * warps) <= 64
+    ]
+    tiles = [
+        Tiles(outputs, inputs, warps, stages, first)
+        for outputs, inputs, warps, stages in itertools.product((32, 64, 128), (64, 128, 256), (4, 8), (3, 4, 6))
+        for first in (False, True)
+        if 4096 <= outputs * inputs <= 16384 and outputs * inputs * stages <= 65536 and (outputs >= 64 or not first)
+    ]
+    for name, sizes in MODELS.items():
+        weights = random_weights(sizes)
+        for tokens, way, choices in ((1, few_experts, vectors), *((n, some_experts, tiles) for n in TOKENS[1:5])):
+            mixture = mixture_of(sizes, tokens, *weights)
+            floor = mixture.floor_bytes(sizes) / copy_bandwidth()
+            for product in (0, 1):
+                best = min(alternatives(mixture, way, choices, product), key=lambda found: found[0])
+                print(f"{name} {tokens} tokens, product {product}: {best[1]} whole {best[0] / floor:.2f} x floor")
+
+
+def alternatives(
+    mixture: Mixture, way: Callable[..., Tensor], choices: list[Any], product: int
+) -> Iterator[tuple[float, Any]]:
+    inputs = mixture.inputs()
+    for choice in choices:
+        pair = (choice, choices[0]) if product == 0 else (choices[0], choice)
+        try:
+            yield seconds_of(recorded(lambda pair=pair: way(*inputs, pair)), repeats=7), choice
+        except Exception as error:  # blocks that do not fit are no choice
+            print(f"  {choice}: {type(error).__name__}")
+
+
+if __name__ == "__main__":
+    tune()
