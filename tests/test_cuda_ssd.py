@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +19,7 @@ from weft.runner.batching import build_batch
 
 
 def make_rig(
-    lengths, heads=4, head_dim=5, state=6, groups=2, skip=True, seed=0, dt_scale=0.3, raw=False,
+    lengths, heads=4, head_dim=5, state=16, groups=2, skip=True, seed=0, dt_scale=0.3, raw=False,
     dtype=torch.float32, device="cpu", limit=UNLIMITED, **options,
 ) -> Rig:  # fmt: skip
     torch.manual_seed(seed)
@@ -42,10 +45,84 @@ def make_rig(
     return Rig(memory, sequences, call, seed=seed, lanes=True, device=device, **options)
 
 
-@pytest.mark.parametrize(("groups", "room"), [(1, 0), (2, 3), (4, 0)])
+@pytest.mark.parametrize(("groups", "room"), [(1, 0), (2, 3)])
 def test_packed_rows_of_any_length_equal_the_loop(groups, room):
-    rig = make_rig([50, 33, 16, 7, 1, 65], groups=groups, room=room, cell=16)
-    rig.run([1, 1, 2, 3, 5, 16, 17, 40])
+    rig = make_rig([50, 33, 16, 7, 1], heads=2, groups=groups, room=room, cell=16)
+    rig.run([1, 2, 3, 5, 16, 17, 40])
+
+
+def test_heads_that_blocks_do_not_divide_equal_the_loop():
+    # 80 columns a head go as 64 and 16, 24 as one block that is not full; a chunk of columns touches several heads.
+    for head_dim, dtype in ((80, torch.float16), (24, torch.float16), (48, torch.float32)):
+        rig = make_rig([40, 20], heads=3, head_dim=head_dim, groups=1, dtype=dtype, cell=16)
+        rig.tolerance = 2e-5 if dtype == torch.float32 else 1e-2
+        rig.run([1, 20, 30])
+
+
+def test_time_steps_of_raw_projections_equal_the_reference():
+    rig = make_rig([40, 20], heads=2, groups=1, raw=True, limit=(0.01, 6.0), cell=16)
+    rig.tolerance = 1e-4
+    rig.run([1, 2, 20])
+
+
+def test_strong_decay_neither_overflows_nor_leaks():
+    rig = make_rig([40, 20], heads=2, groups=1, dt_scale=200.0, cell=16)
+    rig.tolerance = 1e-4
+    rig.run([1, 3, 18])
+
+
+def test_rejected_drafts_leave_no_trace():
+    rig = make_rig([45, 40], heads=2, groups=1, room=5, cell=16)
+    rig.step([(0, 14), (1, 1)])
+    rig.run_with_drafts(6)
+
+
+def test_a_row_of_nan_stays_alone():
+    rig = make_rig([40, 35, 20], heads=2, groups=1, skip=False, cell=16)
+    for tensor in (*rig.sequences[0].inputs, *rig.sequences[0].outputs, *rig.sequences[0].states.values()):
+        tensor.fill_(float("nan"))
+    rig.compare = lambda found, answer, what: torch.testing.assert_close(
+        found[~answer.isnan()], answer[~answer.isnan()], rtol=2e-5, atol=2e-5, msg=what
+    )
+    rig.run([1, 2, 18])
+
+
+def states_at_the_grid(pieces: Sequence[tuple[int, int]], cell: int = 16, **options: Any) -> Tensor:
+    """The states that a sequence leaves if it is read in pieces (in 16ths of a cell), each beside another row."""
+    spans = [(start * cell // 16, end * cell // 16) for start, end in pieces]
+    rig = make_rig([spans[-1][1], 99], seed=7, cell=cell, **options)
+    rig.tolerance = 5e-2
+    rig.wanted = lambda start, end: list(range(start - start % cell + cell, end + 1, cell))
+    for start, end in spans:
+        rig.step([(0, end - start), (1, 3)])
+    slots = rig.sequences[0].slots
+    return torch.stack([rig.view.state["ssm"][slots[position]] for position in sorted(slots)])
+
+
+CUTS = [[(0, 16), (16, 48), (48, 70)], [(0, 5), (5, 7), (7, 36), (36, 70)]]
+
+
+@pytest.mark.parametrize("spans", CUTS)
+def test_states_have_the_same_bits_however_a_prefill_is_cut(spans):
+    sizes = {"heads": 2, "groups": 1, "head_dim": 20}
+    assert torch.equal(states_at_the_grid(spans, **sizes), states_at_the_grid([(0, 70)], **sizes))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sizes", [(16, 80, 128, 2), (8, 64, 128, 1), (4, 128, 256, 1), (4, 24, 16, 2)])
+def test_real_sizes_equal_the_loop_on_the_device(dtype, sizes):
+    rig = make_rig([200, 150, 64, 33, 1], *sizes, dtype=dtype, device="cuda", cell=64, room=4, raw=True)
+    rig.tolerance = 1e-3 if dtype == torch.float32 else 5e-2
+    rig.run([1, 1, 2, 7, 64, 65, 128])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spans", CUTS)
+def test_states_have_the_same_bits_on_the_device(spans):
+    sizes = {"heads": 8, "groups": 2, "head_dim": 80, "state": 128}
+    sizes |= {"dtype": torch.bfloat16, "device": "cuda", "cell": 64}
+    assert torch.equal(states_at_the_grid(spans, **sizes), states_at_the_grid([(0, 70)], **sizes))
 
 
 # heads, head_dim, state, groups of public models.
