@@ -366,7 +366,7 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
     size = block_dim * (4 if half == "*fp32" else 2)
     same = dict(HEAD_DIM=head_dim, BLOCK_DIM=block_dim, CELL=64, WINDOW=window, HAS_SINKS=sinks)
     arithmetic = dict(SOFTCAP=softcap, PRECISION="ieee" if half == "*fp32" else "tf32")
-    shared = dict(HEADS=32, SHARES=4, LEAST_CELLS=2)
+    shared = dict(HEADS=32, SHARES=4, LEAST_CELLS=2, EARLY=True)
     launch = attention_decode.LAUNCHES.get(size, attention_decode.PLAIN_LAUNCH)
     kernel = attention_decode._attend_share
     build(kernel, pointers(kernel, half), dict(KV_HEADS=8, BLOCK_HEADS=16, **same, **shared, **arithmetic),
@@ -378,7 +378,7 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
     build(kernel, pointers(kernel, half), dict(GROUP=4, KV_HEADS=8, BLOCK=launch.block, QUERIES=launch.block // 4,
           BLOCKS=256 // launch.block, **same, **arithmetic), launch.warps, launch.stages)
 kernel = attention._write_token
-build(kernel, pointers(kernel, "*bf16"), dict(CELL=64, HEAD_DIM=128, SIZE=1024, BLOCK=1024))
+build(kernel, pointers(kernel, "*bf16"), dict(CELL=64, HEAD_DIM=128, SIZE=1024, BLOCK=1024, EARLY=True))
 kernel = flashinfer._join_sinks
 build(kernel, pointers(kernel, "*bf16"), dict(HEADS=64, HEAD_DIM=64, BLOCK_DIM=64))
 """
