@@ -5,6 +5,8 @@ Not a kernel of our own: it chooses among those that torch brings, by what was m
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -17,6 +19,7 @@ WEIGHTS_FIRST_ROWS = 64
 HANDFUL = range(4, 33)
 # A packed layout hardly depends on the number of rows that it is made for.
 EXPECTED_ROWS = 64
+HAS_TRITON = find_spec("triton") is not None
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _onednn = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None
 
@@ -30,12 +33,23 @@ def linear(
     if weight.is_mkldnn:
         return _onednn(x, weight, bias, "none", [], "")
     rows = len(x)
-    if x.ndim != 2 or rows > WEIGHTS_FIRST_ROWS or not weight.is_cpu:
+    if weight.is_cuda:
+        return _on_gpu(x, weight, bias)
+    if x.ndim != 2 or rows > WEIGHTS_FIRST_ROWS:
         return F.linear(x, weight, bias)
     if weight.dtype == torch.bfloat16:
         return _weights_first(x, weight, bias)
     if rows in HANDFUL and weight.dtype == torch.float32 and _onednn is not None:
         return _onednn(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+def _on_gpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if HAS_TRITON:
+        from weft.kernels.cuda import linear as on_gpu
+
+        if on_gpu.suits(x, weight):
+            return on_gpu.few_rows(x, weight, bias)
     return F.linear(x, weight, bias)
 
 

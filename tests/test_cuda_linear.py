@@ -1,0 +1,60 @@
+"""Products of few rows with weights, whose inputs several programs share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compiled import assert_compiles
+from weft.kernels.cuda.linear import counters, few_rows, suits
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def check(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: str, bias: bool = False) -> None:
+    torch.manual_seed(rows + inputs)
+    x = torch.randn(rows, inputs + 16, device=device).to(dtype)[:, :inputs]
+    weight = (torch.randn(outputs, inputs, device=device) * inputs**-0.5).to(dtype)
+    added = torch.randn(outputs, device=device).to(dtype) if bias else None
+    for _ in range(3):
+        found = few_rows(x, weight, added)
+        wanted = F.linear(x.float(), weight.float(), None if added is None else added.float())
+        torch.testing.assert_close(found.float(), wanted, rtol=1e-2, atol=1e-2)
+    assert not counters(x.device).any(), "a call leaves no count behind"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 512, 64), (3, 1040, 100), (17, 528, 64), (2, 64, 80)])
+def test_rows_times_weights_is_the_plain_product(device, rows, inputs, outputs):
+    check(rows, inputs, outputs, torch.float16, device, bias=rows == 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(2048, 2048), (8192, 2048), (4480, 22656), (15680, 4480), (10240, 4480)])
+@pytest.mark.parametrize("rows", [1, 2, 8, 24, 32])
+def test_layers_of_real_models_are_the_plain_product(rows, sizes):
+    check(rows, *sizes, torch.bfloat16, "cuda")
+
+
+def test_what_it_does_not_suit_is_left_to_the_library():
+    weight = torch.zeros(64, 512, dtype=torch.bfloat16)
+    assert suits(torch.zeros(4, 512, dtype=torch.bfloat16), weight)
+    assert not suits(torch.zeros(33, 512, dtype=torch.bfloat16), weight)
+    assert not suits(torch.zeros(4, 512), weight.float())
+    assert not suits(torch.zeros(4, 512, dtype=torch.bfloat16), weight.t())
+
+
+def launch_few_rows() -> None:
+    for inputs, outputs in ((2048, 2048), (4480, 22656), (15680, 4480)):
+        for rows in (1, 32):
+            x, weight = (
+                torch.empty(rows, inputs, dtype=torch.bfloat16),
+                torch.empty(outputs, inputs, dtype=torch.bfloat16),
+            )
+            few_rows(x, weight)
+            few_rows(x, weight, torch.empty(outputs, dtype=torch.bfloat16))
+
+
+def test_kernels_compile_for_sm_90():
+    assert_compiles(launch_few_rows)

@@ -1,0 +1,111 @@
+"""The product of few rows with weights: bound by reading the weights once, which takes many programs at work.
+
+Where a layer has too few outputs to occupy the GPU, its inputs are split among several programs; the one that comes
+last adds up what all have found, always in the same order. Larger batches are left to the library that torch brings.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+# Measured on an H200: fastest for every layer of a 1.2B and a 9B model up to so many rows.
+MOST_ROWS = 32
+OUTPUTS = 64
+INPUTS = 128
+STAGES = 3
+# Programs that keep the memory busy; and outputs from which on the library does so as well.
+PROGRAMS = 128
+MANY_OUTPUTS = 24576
+# More outputs than any layer has, by blocks.
+COUNTERS = 1 << 16
+
+
+def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
+    """Whether `few_rows` is the faster way. Known without asking the device."""
+    half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
+    few = x.ndim == 2 and 0 < len(x) <= MOST_ROWS and weight.shape[0] <= MANY_OUTPUTS
+    return half and few and x.stride(1) == 1 and weight.is_contiguous() and weight.shape[1] % 16 == 0
+
+
+def few_rows(
+    x: Float[Tensor, "rows inputs"],
+    weight: Float[Tensor, "outputs inputs"],
+    bias: Float[Tensor, " outputs"] | None = None,
+) -> Float[Tensor, "rows outputs"]:
+    (rows, inputs), outputs = x.shape, weight.shape[0]
+    blocks = triton.cdiv(outputs, OUTPUTS)
+    shares = shares_of(blocks, inputs)
+    share = triton.cdiv(triton.cdiv(inputs, shares), INPUTS) * INPUTS
+    y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else y
+    few_rows_kernel[(blocks, shares)](
+        x, weight, bias, y, found, counters(x.device), rows, outputs, inputs, share, x.stride(0),
+        ROWS=max(16, triton.next_power_of_2(rows)), OUTPUTS=OUTPUTS, INPUTS=INPUTS, SHARES=shares,
+        EVEN=inputs % share == 0, num_warps=4, num_stages=STAGES,
+    )  # fmt: skip
+    return y
+
+
+def shares_of(blocks: int, inputs: int) -> int:
+    """Into how many parts the inputs are split: a power of two, and each part some steps long.
+
+    >>> shares_of(32, 2048), shares_of(32, 8192), shares_of(70, 15680), shares_of(256, 2048)
+    (4, 4, 2, 1)
+    """
+    shares = 1
+    while blocks * shares < PROGRAMS and inputs >= 4 * INPUTS * shares:
+        shares *= 2
+    return shares
+
+
+@lru_cache
+def counters(device: torch.device) -> Tensor:
+    """How many programs have come, for each block of outputs. Every call leaves zeros behind."""
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def few_rows_kernel(
+    x, weight, bias, y, found, come, rows, outputs, inputs, share, x_stride,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    block, part = tl.program_id(0), tl.program_id(1)
+    output = block * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.arange(0, ROWS)
+    column = part * share + tl.arange(0, INPUTS)
+    is_output, is_row = output < outputs, row < rows
+    weights = weight + output[:, None].to(tl.int64) * inputs + column[None, :]
+    values = x + row[None, :] * x_stride + column[:, None]
+    end = tl.minimum(inputs, (part + 1) * share)
+    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for first in range(part * share, end, INPUTS):
+        is_input = first + tl.arange(0, INPUTS) < end
+        seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
+        there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
+        # Weights are read once, values by every program: the cache should keep those.
+        w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
+        v = tl.load(values, mask=there, other=0.0)
+        total = tl.dot(w, v, total)
+        weights += INPUTS
+        values += INPUTS
+    place = row[None, :] * outputs + output[:, None]
+    real = is_row[None, :] & is_output[:, None]
+    if SHARES > 1:
+        tl.store(found + part * rows * outputs + place, total, mask=real)
+        # All threads have stored before the count tells the others.
+        tl.debug_barrier()
+        if tl.atomic_add(come + block, 1, sem="acq_rel") < SHARES - 1:
+            return
+        total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+        for other in range(SHARES):
+            total += tl.load(found + other * rows * outputs + place, mask=real, other=0.0, cache_modifier=".cg")
+        tl.store(come + block, 0)
+    if bias is not None:
+        total += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    tl.store(y + place, total.to(y.dtype.element_ty), mask=real)
