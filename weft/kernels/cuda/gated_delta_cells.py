@@ -81,8 +81,8 @@ def solve_cells(
 ):  # fmt: skip
     """Program (value head, piece). Two matrices and four lines:
 
-    systems[piece, head, 0]  what a query reads of the cell's u
-    systems[piece, head, 1]  (I + M)^-1 times the write strengths: what is missing of v into u
+    systems[piece, head, 0]  (I + M)^-1 times the rates of correction: what is missing of v into u
+    systems[piece, head, 1]  the same into what the queries read of the cell's u
     scales[piece, head]      for k and for q into the state before; from u into the state after; log decay of the cell
 
     Keys of a tail are copied to `head_keys`, because the walk will overwrite tails.
@@ -126,9 +126,8 @@ def solve_cells(
     key_scale = tl.where(is_tail, 1.0, tl.rsqrt(tl.sum(wide_keys * wide_keys, 1) + NORM_EPSILON))
     query_scale = tl.rsqrt(tl.sum(wide_queries * wide_queries, 1) + NORM_EPSILON) * (KEY_DIM**-0.5)
 
-    system_at = systems + own * (2 * BLOCK * BLOCK) + column[:, None] * BLOCK + column[None, :]
     reads = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * decay
-    tl.store(system_at, (reads * query_scale[:, None] * key_scale[None, :]).to(systems.dtype.element_ty))
+    reads = (reads * query_scale[:, None] * key_scale[None, :]).to(INNER)
 
     scale_at = scales + own * (4 * BLOCK) + column
     last = tl.sum(tl.where(column == CELL - 1, total, 0.0), 0)
@@ -143,4 +142,7 @@ def solve_cells(
     below = tl.where(column[:, None] > column[None, :], below, 0.0)
     inverse = invert(below, BLOCK, INNER, PRECISION)
     inverse *= tl.where(is_tail, 1.0, rate)[None, :]
-    tl.store(system_at + BLOCK * BLOCK, inverse.to(systems.dtype.element_ty))
+    system_at = systems + own * (2 * BLOCK * BLOCK) + column[:, None] * BLOCK + column[None, :]
+    tl.store(system_at, inverse.to(systems.dtype.element_ty))
+    answers = tl.dot(reads, inverse.to(INNER), input_precision=PRECISION)
+    tl.store(system_at + BLOCK * BLOCK, answers.to(systems.dtype.element_ty))

@@ -38,6 +38,12 @@ def keep_keys(
         tl.store(target + (at % RING)[:, None] * TAIL_STRIDE + lane[None, :], keys.to(target.dtype.element_ty), stays)
 
 
+@triton.jit
+def half(x, wanted, BLOCK: tl.constexpr, VALUES: tl.constexpr):
+    """The wanted half of 2 BLOCK rows. Both lie in the same threads."""
+    return tl.sum(tl.reshape(tl.where(wanted[:, None], x, 0.0), (2, BLOCK, VALUES)), 0)
+
+
 @triton.jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
 def walk_cells(
     q, k, token_stride, v, value_stride, y, systems, scales, head_keys,
@@ -59,46 +65,48 @@ def walk_cells(
     earliest = tl.maximum(end - (RING - CELL), 0)
     kept = tl.maximum(start, earliest - earliest % CELL)
 
-    column, lane = tl.arange(0, BLOCK), tl.arange(0, KEYS)
-    value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+    lane, value = tl.arange(0, KEYS), tl.program_id(0) * VALUES + tl.arange(0, VALUES)
     real_key, real_value = lane < KEY_DIM, value < VALUE_DIM
     inside = head.to(tl.int64) * KEY_DIM * VALUE_DIM + lane[:, None] * VALUE_DIM + value[None, :]
     real_state = real_key[:, None] & real_value[None, :]
     slot = tl.load(row_slot + row).to(tl.int64)
     memory = tl.load(state + slot * state_stride + inside, real_state & (start >= CELL), 0.0)
 
-    matrix = column[:, None] * BLOCK + column[None, :]
+    first_half = (tl.arange(0, 2) == 0)[:, None, None]
+    # Products are few and wide: rows below BLOCK are for the cell's keys, the others for its queries.
+    double = tl.arange(0, 2 * BLOCK)
+    for_key, column = double < BLOCK, tl.arange(0, BLOCK)
+    matrix = double[:, None] * BLOCK + column[None, :]
+    head_at = head_keys + ((long_row * KEY_HEADS + key_head) * BLOCK + double) * KEY_DIM
     for piece in tl.range(begin, stop, num_stages=STAGES):
         position = start - start % CELL + (piece - begin) * CELL
+        # Keys of a tail are in `head_keys`; there are no queries of it.
+        at = position + double % BLOCK
+        is_tail, is_new = (at < start) & for_key, (at >= start) & (at < end) & (double % BLOCK < CELL)
+        source = (first + at - start).to(tl.int64) * token_stride + key_head * KEY_DIM
+        both_at = tl.where(is_tail, head_at, tl.where(for_key, k + source, q + source))
+        both = tl.load(both_at[:, None] + lane[None, :], (is_tail | is_new)[:, None] & real_key[None, :], 0.0)
+        own = (piece * heads + head).to(tl.int64)
+        system = tl.load(systems + own * (2 * BLOCK * BLOCK) + matrix)
+        scale_at = scales + own * (4 * BLOCK)
+        before_scale, after_scale = tl.load(scale_at + double), tl.load(scale_at + 2 * BLOCK + column)
+        last = tl.load(scale_at + 3 * BLOCK + CELL - 1)
         at = position + column
-        is_tail = (column < CELL) & (at < start)
-        is_new = (column < CELL) & (at >= start) & (at < end)
-        token = (first + at - start).to(tl.int64)
-        head_at = head_keys + ((long_row * KEY_HEADS + key_head) * BLOCK + column) * KEY_DIM
-        key_at = tl.where(is_tail, head_at, k + token * token_stride + key_head * KEY_DIM)
-        keys = tl.load(key_at[:, None] + lane[None, :], (is_tail | is_new)[:, None] & real_key[None, :], 0.0)
-        query_at = q + token * token_stride + key_head * KEY_DIM
-        queries = tl.load(query_at[:, None] + lane[None, :], is_new[:, None] & real_key[None, :], 0.0)
-        tail_at = tail_u + tail * tail_u_stride + ((at % RING) * heads + head) * VALUE_DIM
+        is_tail, is_new = at < start, (at >= start) & (at < end) & (column < CELL)
         # What is sought on a tail's columns is known: their equations are u = u, and the scale of `found` is 0.
+        token = (first + at - start).to(tl.int64)
+        tail_at = tail_u + tail * tail_u_stride + ((at % RING) * heads + head) * VALUE_DIM
         value_at = tl.where(is_tail, tail_at, v + token * value_stride + head * VALUE_DIM)
         values = tl.load(value_at[:, None] + value[None, :], (is_tail | is_new)[:, None] & real_value[None, :], 0.0)
-        own = (piece * heads + head).to(tl.int64)
-        reads = tl.load(systems + own * (2 * BLOCK * BLOCK) + matrix)
-        inverse = tl.load(systems + own * (2 * BLOCK * BLOCK) + BLOCK * BLOCK + matrix)
-        scale_at = scales + own * (4 * BLOCK)
-        key_scale, query_scale = tl.load(scale_at + column), tl.load(scale_at + BLOCK + column)
-        state_scale = tl.load(scale_at + 2 * BLOCK + column)
-        last = tl.load(scale_at + 3 * BLOCK + CELL - 1)
 
-        narrow = memory.to(keys.dtype)
-        found = tl.dot(keys, narrow, input_precision=PRECISION)
-        missing = values.to(tl.float32) - found * key_scale[:, None]
-        u = tl.dot(inverse, missing.to(keys.dtype), input_precision=PRECISION)
-        read = tl.dot(queries, narrow, input_precision=PRECISION) * query_scale[:, None]
-        read = tl.dot(reads, u.to(keys.dtype), read, input_precision=PRECISION)
-        scaled = (u * state_scale[:, None]).to(keys.dtype)
-        memory = tl.dot(tl.trans(keys), scaled, memory * tl.exp(last), input_precision=PRECISION)
+        found = tl.dot(both, memory.to(both.dtype), input_precision=PRECISION) * before_scale[:, None]
+        missing = values.to(tl.float32) - half(found, for_key, BLOCK, VALUES)
+        solved = tl.dot(system, missing.to(both.dtype), input_precision=PRECISION)
+        # Queries bring nothing into the state.
+        u = half(solved, for_key, BLOCK, VALUES)
+        read = half(found + solved, double >= BLOCK, BLOCK, VALUES)
+        added = tl.reshape(tl.where(first_half, (u * after_scale[:, None])[None], 0.0), (2 * BLOCK, VALUES))
+        memory = tl.dot(tl.trans(both), added.to(both.dtype), memory * tl.exp(last), input_precision=PRECISION)
 
         y_at = y + (token * heads + head) * VALUE_DIM
         is_output = is_new[:, None] & real_value[None, :]
