@@ -196,8 +196,8 @@ def tune_prefill(scene: Scene, launches: list[BlockLaunch]) -> list[tuple[float,
 def main() -> None:
     for name, scene in decodes().items():
         usual = share_out(len(scene.rows), scene.kv_heads, scene.window, CELL)
-        sharings = {usual, *(Sharing(shares, least) for shares in (1, 2, 4, 8, 16, 64) for least in (1, 2, 4, 8))}
-        launches = [Launch(warps, stages) for warps in (2, 4, 8) for stages in (2, 3, 4)]
+        sharings = {usual, *(Sharing(shares, least) for shares in (1, 2, 4, 8, 16, 49) for least in (1, 2, 4, 8))}
+        launches = [Launch(*each) for each in itertools.product((32, 64), (1, 2, 4), (3, 4, 5))]
         print(name, *tune_decode(scene, sorted(sharings), launches)[:5], sep="\n   ")
     for name, scene in prompts().items():
         launches = [BlockLaunch(*each) for each in itertools.product((64, 128), (4, 8), (2, 3, 4))]

@@ -20,21 +20,22 @@ from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
-# Programs that keep a GPU of about 130 multiprocessors busy, several on each.
-WANTED_PROGRAMS = 1024
-# Shares of a row at the least, so that a long row among many short ones does not make all wait, and at the most.
-LEAST_SHARES, MOST_SHARES = 4, 64
+# Programs that run side by side on a GPU of about 130 multiprocessors: few rows are cut so that all start at once.
+AT_ONCE = 396
+# Shares of a row where many rows make more programs than that: short ones, so that none is left over at the end.
+USUAL_SHARES = 16
 
 
 class Launch(NamedTuple):
+    keys: int  # of one cell that are loaded at once
     warps: int
     stages: int
 
 
-# By bytes of a head's key, padded to a power of two.
-LAUNCHES = {128: Launch(4, 5), 256: Launch(4, 4), 512: Launch(4, 4)}
+# By bytes of a head's key, padded to a power of two. The numbers of pages take a stage of their own.
+LAUNCHES = {128: Launch(64, 4, 5), 256: Launch(64, 4, 4), 512: Launch(64, 4, 3)}
 # What is left over: float32 heads too large for several stages in shared memory, and tests' small ones.
-PLAIN_LAUNCH = Launch(4, 1)
+PLAIN_LAUNCH = Launch(64, 4, 1)
 
 
 class Sharing(NamedTuple):
@@ -47,13 +48,13 @@ class Sharing(NamedTuple):
 def share_out(rows: int, kv_heads: int, window: int | None, cell: int) -> Sharing:
     """
     >>> share_out(1, 8, None, 64), share_out(64, 8, None, 64), share_out(256, 8, 128, 64)
-    (Sharing(shares=64, least_cells=2), Sharing(shares=4, least_cells=8), Sharing(shares=1, least_cells=8))
+    (Sharing(shares=49, least_cells=2), Sharing(shares=16, least_cells=4), Sharing(shares=1, least_cells=4))
     """
-    shares = min(max(WANTED_PROGRAMS // (rows * kv_heads), LEAST_SHARES), MOST_SHARES)
-    least_cells = 2 if rows * kv_heads < WANTED_PROGRAMS // 8 else 8
+    shares = max(AT_ONCE // (rows * kv_heads), USUAL_SHARES)
+    least_cells = 2 if rows * kv_heads <= AT_ONCE // 4 else 4
     if window is not None:
         shares = min(shares, triton.cdiv(window // cell + 2, least_cells))
-    return Sharing(triton.next_power_of_2(shares), least_cells)
+    return Sharing(shares, least_cells)
 
 
 def attend_decodes(
@@ -75,62 +76,59 @@ def attend_decodes(
     sharing = sharing or share_out(rows, kv_heads, view.window, cell)
     launch = launch or LAUNCHES.get(block_dim * q.element_size(), PLAIN_LAUNCH)
     shares = sharing.shares
-    # Where shares wait for the merge. One share alone goes straight to `out`.
-    parts = out if shares == 1 else torch.empty((rows, heads, shares, head_dim), dtype=torch.float32, device=q.device)
-    totals = out if shares == 1 else torch.empty((rows, heads, shares), dtype=torch.float32, device=q.device)
+    # Where shares wait for the merge. A row's only share goes straight to `out`.
+    parts = torch.empty((rows, heads, shares, head_dim), dtype=torch.float32, device=q.device)
+    totals = torch.empty((rows, heads, shares), dtype=torch.float32, device=q.device)
     common = {
         "HEADS": heads,
         "HEAD_DIM": head_dim,
         "BLOCK_DIM": block_dim,
         "CELL": cell,
         "WINDOW": view.window or 0,
-        "SHARES": shares,
-        "LEAST_CELLS": sharing.least_cells,
         "HAS_SINKS": sinks is not None,
         **early(q),
     }
     _attend_share[(kv_heads, rows, shares)](
         q, view.keys, view.values, out, parts, totals, out if sinks is None else sinks,
         lanes.start, listed.first_position, listed.bounds, listed.pages,
-        q.stride(0), q.stride(1), view.keys.stride(0), scale,
-        KV_HEADS=kv_heads, BLOCK_HEADS=max(16, triton.next_power_of_2(heads // kv_heads)), SOFTCAP=softcap or 0.0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **common,
+        q.stride(0), q.stride(1), view.keys.stride(0), scale, *sharing,
+        KV_HEADS=kv_heads, BLOCK_HEADS=max(16, triton.next_power_of_2(heads // kv_heads)),
+        KEYS=min(launch.keys, cell), SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **common,
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
     if shares > 1:
         _merge_shares[(heads, rows)](
-            parts, totals, out, out if sinks is None else sinks, lanes.start, listed.first_position,
-            **common, BLOCK_SHARES=min(16, shares), num_warps=1 if block_dim < 256 else 2,
+            parts, totals, out, out if sinks is None else sinks, lanes.start, listed.first_position, *sharing,
+            **common, num_warps=1 if block_dim < 256 else 2,
         )  # fmt: skip
 
 
 @triton.jit
-def _find_share(position, first_position, share, CELL: tl.constexpr, WINDOW: tl.constexpr, SHARES: tl.constexpr,
-                LEAST_CELLS: tl.constexpr):  # fmt: skip
+def _find_share(position, first_position, share, shares, least_cells, CELL: tl.constexpr, WINDOW: tl.constexpr):
     """The first visible position of a row, its number of cells, how many of them a share has, and this one's bounds."""
     low = tl.maximum(first_position, position - WINDOW + 1) if WINDOW else first_position
     first_cell = low // CELL
     cells = position // CELL + 1 - first_cell
-    size = tl.maximum(tl.cdiv(cells, SHARES), LEAST_CELLS)
+    size = tl.maximum(tl.cdiv(cells, shares), least_cells)
     begin = first_cell + share * size
     return low, cells, size, begin, tl.minimum(begin + size, first_cell + cells)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["shares", "least_cells"])
 def _attend_share(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, totals_ptr, sinks_ptr,
     start_ptr, first_position_ptr, bounds_ptr, pages_ptr,
-    q_token_stride, q_head_stride, page_stride, scale,
+    q_token_stride, q_head_stride, page_stride, scale, shares, least_cells,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    SHARES: tl.constexpr, LEAST_CELLS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The heads of one group of one row over one share of its cells."""
     kv_head, row, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(start_ptr + row)
     first_position = tl.load(first_position_ptr + row)
-    low, cells, size, begin, end = _find_share(position, first_position, share, CELL, WINDOW, SHARES, LEAST_CELLS)
+    low, cells, size, begin, end = _find_share(position, first_position, share, shares, least_cells, CELL, WINDOW)
     cell_pages_ptr = pages_ptr + tl.load(bounds_ptr + row) - first_position // CELL
     wait(EARLY)
     if begin >= end:
@@ -144,30 +142,32 @@ def _attend_share(
     query_at = row.to(tl.int64) * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
     q = tl.load(q_ptr + query_at, mask=is_query, other=0.0)
 
-    index = tl.arange(0, CELL)
+    index = tl.arange(0, KEYS)
     in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
     peak = tl.full([BLOCK_HEADS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_HEADS], tl.float32)
     mixed = tl.zeros([BLOCK_HEADS, BLOCK_DIM], tl.float32)
-    for cell in tl.range(begin, end):
-        page = tl.load(cell_pages_ptr + cell).to(tl.int64)
-        key_position = cell * CELL + index
+    BLOCKS: tl.constexpr = CELL // KEYS
+    for block in tl.range(tl.maximum(begin * BLOCKS, low // KEYS), tl.minimum(end * BLOCKS, position // KEYS + 1)):
+        page = tl.load(cell_pages_ptr + block // BLOCKS).to(tl.int64)
+        block_at = page * page_stride + block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM)
+        key_position = block * KEYS + index
         seen = key_position <= position
         if WINDOW:
             seen &= key_position >= low
         # What is not seen may be NaN, so it is not even loaded.
         loaded = seen[:, None] & is_feature[None, :]
-        keys = tl.load(keys_ptr + page * page_stride + in_page, mask=loaded, other=0.0)
+        keys = tl.load(keys_ptr + block_at + in_page, mask=loaded, other=0.0)
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
         if SOFTCAP > 0:
             scores = SOFTCAP * (2 * tl.sigmoid(2 * scores / SOFTCAP) - 1)
         scores = tl.where(seen[None, :], scores * LOG2_E, float("-inf"))
-        # Every cell of a share has a key that is seen, so the peak is finite.
+        # Every block has a key that is seen, so the peak is finite.
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp2(scores - new_peak[:, None])
         fading = tl.exp2(peak - new_peak)
         total = total * fading + tl.sum(weights, 1)
-        values = tl.load(values_ptr + page * page_stride + in_page, mask=loaded, other=0.0)
+        values = tl.load(values_ptr + block_at + in_page, mask=loaded, other=0.0)
         mixed = tl.dot(weights.to(values.dtype), values, acc=mixed * fading[:, None], input_precision=PRECISION)
         peak = new_peak
 
@@ -178,23 +178,22 @@ def _attend_share(
             total += tl.exp2(sink * LOG2_E - peak)
         out_at = row_head.to(tl.int64)[:, None] * HEAD_DIM + feature[None, :]
         tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
-    elif SHARES > 1:
-        part = row_head.to(tl.int64) * SHARES + share
+    else:
+        part = row_head.to(tl.int64) * shares + share
         tl.store(parts_ptr + part[:, None] * HEAD_DIM + feature[None, :], mixed / total[:, None], mask=is_query)
         tl.store(totals_ptr + part, peak + tl.log2(total), mask=member < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["shares", "least_cells"])
 def _merge_shares(
-    parts_ptr, totals_ptr, out_ptr, sinks_ptr, start_ptr, first_position_ptr,
+    parts_ptr, totals_ptr, out_ptr, sinks_ptr, start_ptr, first_position_ptr, shares, least_cells,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, WINDOW: tl.constexpr,
-    SHARES: tl.constexpr, LEAST_CELLS: tl.constexpr, HAS_SINKS: tl.constexpr, BLOCK_SHARES: tl.constexpr,
-    EARLY: tl.constexpr,
+    HAS_SINKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One head of one row: its shares weighed by the sums that they were divided by."""
     head, row = tl.program_id(0), tl.program_id(1)
     position, first_position = tl.load(start_ptr + row), tl.load(first_position_ptr + row)
-    _, cells, size, _, _ = _find_share(position, first_position, 0, CELL, WINDOW, SHARES, LEAST_CELLS)
+    _, cells, size, _, _ = _find_share(position, first_position, 0, shares, least_cells, CELL, WINDOW)
     # Also where nothing is to be merged: whoever waits for this kernel relies on the one before it too.
     wait(EARLY)
     if size >= cells:
@@ -207,13 +206,14 @@ def _merge_shares(
     peak = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E if HAS_SINKS else tl.full([], float("-inf"), tl.float32)
     total = tl.full([], 1.0 if HAS_SINKS else 0.0, tl.float32)
     mixed = tl.zeros([BLOCK_DIM], tl.float32)
+    BLOCK_SHARES: tl.constexpr = 16
     for first in range(0, used, BLOCK_SHARES):
         share = first + tl.arange(0, BLOCK_SHARES)
-        sums = tl.load(totals_ptr + row_head * SHARES + share, mask=share < used, other=float("-inf"))
+        sums = tl.load(totals_ptr + row_head * shares + share, mask=share < used, other=float("-inf"))
         new_peak = tl.maximum(peak, tl.max(sums, 0))
         weights = tl.exp2(sums - new_peak)
         fading = tl.exp2(peak - new_peak)
-        part_at = (row_head * SHARES + share)[:, None] * HEAD_DIM + feature[None, :]
+        part_at = (row_head * shares + share)[:, None] * HEAD_DIM + feature[None, :]
         parts = tl.load(parts_ptr + part_at, mask=(share < used)[:, None] & is_feature[None, :], other=0.0)
         mixed = mixed * fading + tl.sum(weights[:, None] * parts, 0)
         total = total * fading + tl.sum(weights, 0)
