@@ -93,8 +93,8 @@ def attend_decodes(
         lanes.start, listed.first_position, listed.bounds, listed.pages,
         q.stride(0), q.stride(1), view.keys.stride(0), scale, *sharing,
         KV_HEADS=kv_heads, BLOCK_HEADS=max(16, triton.next_power_of_2(heads // kv_heads)),
-        KEYS=min(launch.keys, cell), SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **common,
-        num_warps=launch.warps, num_stages=launch.stages,
+        KEYS=min(launch.keys, cell), SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        **common, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
     if shares > 1:
         _merge_shares[(heads, rows)](
