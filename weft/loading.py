@@ -22,6 +22,7 @@ from weft.memory.spec import MemorySpec
 from weft.models.config import read_config, text_part
 from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
+from weft.runner.cuda.room import Room, find_room
 from weft.runner.runner import Runner
 from weft.text.grammar import Grammars
 from weft.text.template import ChatTemplate, load_template
@@ -44,11 +45,12 @@ class Loaded:
     template: ChatTemplate | None
     end_tokens: frozenset[int]
     device: str
+    kernels: bool  # whether the kernels for GPUs can be used
 
     def runner(self, threads: int = 0, progress: bool = False) -> Runner:
         """What executes the engine's plans. `threads` of a CPU, 0: all that there are."""
         config = self.config
-        if self.device == "cpu" or not has_kernels():
+        if not self.kernels:
             return Runner(
                 self.model, self.spec, config.memory_bytes, config.max_sequences, self.device, threads or None
             )
@@ -85,13 +87,14 @@ def load(options: Options, progress: bool = True) -> Loaded:
     except torch.cuda.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into the GPU's memory: {error}") from error
     spec = MemorySpec(model.memories())
-    engine_config, reasons = resolve(options, facts_of(model, spec, config, options, device))
+    room = measure(model, spec, options) if device == "cuda" else None
+    engine_config, reasons = resolve(options, facts_of(spec, config, device, room))
     for name, reason in reasons.items():
         log.info("%s: %s", name, reason)
     tokenizer, template = load_text(options, folder)
     ends = end_tokens(folder if folder.is_dir() else folder.parent)
     ends |= tokenizer.end_tokens if tokenizer else ends
-    return Loaded(model, spec, engine_config, tokenizer, template, ends, device)
+    return Loaded(model, spec, engine_config, tokenizer, template, ends, device, room is not None)
 
 
 def tell_once(notice: str) -> None:
@@ -107,15 +110,24 @@ def choose_device(asked: str) -> str:
     return "cuda" if there and asked != "cpu" else "cpu"
 
 
-def has_kernels() -> bool:
-    """Whether Triton can be used; told once if not, for the references take many times as long on a GPU."""
-    if find_spec("triton") is not None:
-        return True
-    tell_once(
-        "warning: Triton is not installed, so a GPU runs the plain PyTorch kernels, many times slower; "
-        "pip install 'weft[cuda]'"
-    )
-    return False
+def measure(model: CausalModel, spec: MemorySpec, options: Options) -> Room | None:
+    """The room on the GPU, found by running the largest steps; None, told once, if its kernels cannot be used here."""
+    slower = "so the GPU runs the plain PyTorch kernels, many times slower"
+    if find_spec("triton") is None:
+        tell_once(f"warning: Triton is not installed, {slower}; pip install 'weft[cuda]'")
+        return None
+    tokens, rows = (count(n, getattr(options, n), "cuda") for n in ("max_tokens_per_step", "max_sequences"))
+    try:
+        return find_room(model, spec, max(tokens, rows), rows, options.memory_fraction)
+    except torch.cuda.OutOfMemoryError as error:
+        raise ModelError(
+            f"a step of {tokens} tokens does not fit beside the weights; ask for a smaller max_tokens_per_step ({error})"
+        ) from error
+    except Exception as error:  # whatever a compiler or a driver may raise
+        log.debug("kernels failed", exc_info=True)
+        cause = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        tell_once(f"warning: the kernels for GPUs fail on {torch.cuda.get_device_name()} ({cause}), {slower}")
+        return None
 
 
 def choose_dtype(asked: str, folder: Path) -> torch.dtype:
@@ -144,22 +156,14 @@ def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTem
     return found, None if found is None else load_template(folder, found.specials)
 
 
-def facts_of(model: CausalModel, spec: MemorySpec, config: dict[str, Any], options: Options, device: str) -> Facts:
+def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: Room | None) -> Facts:
     per_cell = spec.page_bytes
     window = spec.window_page_bytes * (spec.window_cells + 2)
-    free, room = free_bytes(), ""
-    if device == "cuda" and has_kernels():
-        from weft.runner.cuda.room import find_room
-
-        tokens, rows = (count(n, getattr(options, n), device) for n in ("max_tokens_per_step", "max_sequences"))
-        found = find_room(model, spec, max(tokens, rows), rows, options.memory_fraction)
-        free, room = found.arena, str(found)
-    elif device == "cuda":
-        free = int(torch.cuda.mem_get_info()[0] * options.memory_fraction) // 2
+    free = free_bytes() if device == "cpu" else torch.cuda.mem_get_info()[0] // 2
     return Facts(
         device=device,
-        room=room,
-        free_bytes=free,
+        room="half of what is free on the GPU" if room is None else str(room),
+        free_bytes=free if room is None else room.arena,
         model_length=config.get("max_position_embeddings"),
         bytes_per_token=cells_covering(per_cell, spec.cell),
         fixed_bytes=spec.tail_bytes + 4 * spec.state_bytes + window + 8 * per_cell,
