@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import cache
 from typing import Literal
 
 import torch
@@ -27,8 +28,8 @@ from weft.memory.device.store import AttentionView
 log = logging.getLogger(__name__)
 
 Backend = Literal["fa3", "fa2", "triton"]
-# Rows shorter than this are not worth a plan on the host.
-FLASHINFER_TOKENS = 256
+# New tokens times tokens seen, of the longest row, from which FlashInfer's speed outweighs its plan on the host.
+FLASHINFER_WORK = 1 << 20
 
 
 def attention(
@@ -64,7 +65,8 @@ def attend(
         attend_decodes(q, out, lanes, listed, view, scale, softcap, sinks)
     if lanes.pieces:
         shape = shape_of(q, view, scale, softcap)
-        if lanes.longest >= FLASHINFER_TOKENS and flashinfer.is_warm(shape):
+        seen = lanes.farthest if view.window is None else min(lanes.farthest, view.window + lanes.longest)
+        if lanes.longest * seen >= FLASHINFER_WORK and flashinfer.is_warm(shape):
             flashinfer.attend_prefill(q, out, lanes, listed, view, shape, sinks, batch.derived)
         else:
             attend_pieces(q, out, lanes, listed, view, scale, softcap, sinks)
@@ -84,10 +86,15 @@ def warm(shapes: Iterable[Shape], device: torch.device | str = "cuda") -> None:
         chosen = choose_backend(shape, torch.cuda.get_device_capability(device), flashinfer.is_installed())
         wanted.setdefault(chosen, []).append(shape)
     if "triton" in wanted and not flashinfer.is_installed():
-        log.warning("FlashInfer is not installed: attention over prompts uses Triton, which is slower there.")
+        _say_it_is_missing()
     for backend, chosen_shapes in wanted.items():
         if backend != "triton":
             flashinfer.warm(chosen_shapes, backend, device)
+
+
+@cache
+def _say_it_is_missing() -> None:
+    log.warning("FlashInfer is not installed: attention over prompts uses Triton, which is slower there.")
 
 
 def choose_backend(shape: Shape, capability: tuple[int, int], is_installed: bool) -> Backend:
@@ -125,7 +132,7 @@ def write_pages(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("write_page_ptr", "positions_ptr"))
 def _write_token(
     k_ptr, v_ptr, keys_ptr, values_ptr, write_page_ptr, positions_ptr,
     k_token_stride, k_head_stride, v_token_stride, v_head_stride, page_stride,

@@ -19,6 +19,9 @@ from weft.kernels.lanes import Lanes, PageList
 from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+# Parts of one upload: where each begins differs from step to step, and must not be compiled in.
+LANES = ("start_ptr", "first_position_ptr", "bounds_ptr", "pages_ptr")
+SHARING = ("shares", "least_cells")
 
 # Programs that run side by side on a GPU of about 130 multiprocessors: few rows are cut so that all start at once.
 AT_ONCE = 396
@@ -114,7 +117,7 @@ def _find_share(position, first_position, share, shares, least_cells, CELL: tl.c
     return low, cells, size, begin, tl.minimum(begin + size, first_cell + cells)
 
 
-@triton.jit(do_not_specialize=["shares", "least_cells"])
+@triton.jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=LANES)
 def _attend_share(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, totals_ptr, sinks_ptr,
     start_ptr, first_position_ptr, bounds_ptr, pages_ptr,
@@ -184,7 +187,7 @@ def _attend_share(
         tl.store(totals_ptr + part, peak + tl.log2(total), mask=member < GROUP)
 
 
-@triton.jit(do_not_specialize=["shares", "least_cells"])
+@triton.jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=LANES)
 def _merge_shares(
     parts_ptr, totals_ptr, out_ptr, sinks_ptr, start_ptr, first_position_ptr, shares, least_cells,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, WINDOW: tl.constexpr,

@@ -19,6 +19,10 @@ from weft.kernels.lanes import Lanes, PageList
 from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+# Parts of one upload: where each begins differs from step to step, and must not be compiled in.
+LANES = (
+    "start_ptr", "first_ptr", "piece_row_ptr", "piece_position_ptr", "first_position_ptr", "bounds_ptr", "pages_ptr",
+)  # fmt: skip
 
 
 class Launch(NamedTuple):
@@ -90,7 +94,7 @@ def _mix_cell(
     return new_peak, total * fading + tl.sum(weights, 1), mixed
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=LANES)
 def _attend_block(
     q_ptr, keys_ptr, values_ptr, out_ptr, sinks_ptr,
     start_ptr, first_ptr, piece_row_ptr, piece_position_ptr, first_position_ptr, bounds_ptr, pages_ptr,
