@@ -101,7 +101,7 @@ def test_no_file_is_ever_executed_or_unpickled():
 NOT_WAITING = {
     (
         "weft.kernels.moe",
-        "experts",
+        "_routed",
     ): "the reference walks over the chosen experts; on a CPU nothing is in flight",
     ("weft.runner.batching", "draft_batch"): "the plan's own arrays, on the host",
     ("weft.runner.choices", "_draws"): "the plan's own arrays, on the host",

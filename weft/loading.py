@@ -121,7 +121,7 @@ def measure(model: CausalModel, spec: MemorySpec, options: Options) -> Room | No
         return find_room(model, spec, max(tokens, rows), rows, options.memory_fraction)
     except torch.cuda.OutOfMemoryError as error:
         raise ModelError(
-            f"a step of {tokens} tokens does not fit beside the weights; ask for a smaller max_tokens_per_step ({error})"
+            f"a step of {tokens} tokens does not fit beside the weights; take a smaller max_tokens_per_step ({error})"
         ) from error
     except Exception as error:  # whatever a compiler or a driver may raise
         log.debug("kernels failed", exc_info=True)
