@@ -222,7 +222,6 @@ def test_flags_of_other_engines_mean_what_they_mean_there(arguments, options):
         ("--load-format gguf", "--load-format gguf: only dummy, auto, safetensors are known here"),
         ("--disable-radix-cache=yes", "takes no value"),
         ("--max-model-len", "expects a value"),
-        ("--device tpu", "invalid choice"),
         ("--page-size 16", "64 tokens"),
         ("--max-num-seqs 0", "max_sequences must be at least 1"),
     ],

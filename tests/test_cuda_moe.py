@@ -10,7 +10,7 @@ from tests.compiled import assert_compiles
 from weft.kernels import moe as reference
 from weft.kernels.activation import squared_relu
 from weft.kernels.cuda import moe
-from weft.kernels.cuda.moe_choices import VECTORS, Tiles, Vectors, tiles
+from weft.kernels.cuda.moe_choices import Tiles, Vectors, tiles
 from weft.kernels.cuda.moe_few import few_experts
 from weft.kernels.cuda.moe_many import many_experts
 from weft.kernels.cuda.moe_routing import list_pairs, route
@@ -24,11 +24,11 @@ ACTIVATIONS = {
     "relu2": plain(squared_relu),
     "clamped": clamped(1.5, 2.0),
 }
-WEIGHTS_FIRST = (Tiles(64, 32, 4, 2, weights_first=True),) * 2
+WEIGHTS_FIRST = (Tiles(16, 64, 32, 4, 2, weights_first=True),) * 2
 WAYS = {
-    "few": lambda *inputs: few_experts(*inputs, VECTORS if inputs[0].is_cuda else (Vectors(32, 32, 4, 2),) * 2),
-    "some": lambda *inputs: some_experts(*inputs, tiles(inputs[0].dtype)),
-    "some, weights first": lambda *inputs: some_experts(*inputs, WEIGHTS_FIRST),
+    "few": lambda *inputs: few_experts(*inputs, (Vectors(32, 32, 4, 2), Vectors(32, 32, 4, 2, choices=4))),
+    "some": lambda *inputs: some_experts(*inputs, tiles(torch.float32, len(inputs[0]), 2, 4), tiled=False),
+    "some, in tiles": lambda *inputs: some_experts(*inputs, WEIGHTS_FIRST, tiled=True),
     "many": many_experts,
 }
 
@@ -97,9 +97,11 @@ def test_no_tokens_are_no_work():
 
 def test_pairs_are_listed_by_expert():
     # More pairs than a program looks at in one go.
-    tokens, count, k = 900, 7, 3
+    tokens, count, k = 3000, 7, 3
     chosen = random(tokens, count, seed=8).topk(k, -1).indices
-    listed, sizes, places = list_pairs(chosen, count)
+    lists = list_pairs(chosen, count, tile=16)
+    listed, sizes, places = lists.listed, lists.sizes, lists.places
+    assert lists.tile_ends.tolist() == ((sizes.cpu() + 15) // 16).cumsum(0).tolist()
     flat = chosen.flatten().cpu()
     for expert in range(count):
         pairs = (flat == expert).nonzero().flatten()
@@ -153,7 +155,7 @@ def launch_real_sizes() -> None:
         biases = [torch.empty(count, n, dtype=torch.bfloat16) if biased else None for n in (outer, hidden)]
         x = torch.empty(300, hidden, dtype=torch.bfloat16)
         route(torch.empty(300, count, dtype=torch.bfloat16), k, "softmax")
-        for tokens in (1, 8, 128):
+        for tokens in (1, 16, 128, 300):
             moe.experts(
                 x[:tokens], torch.empty(tokens, k), chosen[:tokens], *matrices, ACTIVATIONS[activation], *biases
             )
@@ -163,7 +165,6 @@ def launch_float32() -> None:
     inputs = inputs_of(8, 4, 64, 64, 2, ACTIVATIONS["relu2"], True)
     WAYS["some"](*inputs)
     WAYS["few"](*inputs)
-    WAYS["some, weights first"](*inputs_of(8, 4, 64, 64, 2, ACTIVATIONS["relu2"], True, torch.bfloat16))
 
 
 def test_kernels_compile_for_sm_90():

@@ -52,6 +52,41 @@ def test_other_forms_are_kept_to(served: Served, form, fits):
         assert served.complete(structured_outputs=form, max_tokens=200)["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize(
+    ("form", "fits"),
+    [
+        ({"guided_regex": "[0-9]{3}"}, lambda text: len(text) == 3 and text.isdigit()),
+        ({"guided_choice": ["yes", "no"]}, lambda text: text in ("yes", "no")),
+        ({"guided_json": {"const": 7}}, lambda text: json.loads(text) == 7),
+        ({"guided_json": '{"const": 7}'}, lambda text: json.loads(text) == 7),
+        ({"guided_grammar": 'start: "up" | "down"'}, lambda text: text in ("up", "down")),
+        ({"guided_grammar": 'root ::= "up" | down\ndown ::= "do" [w] "n"'}, lambda text: text in ("up", "down")),
+        ({"regex": "[a-c]{5}"}, lambda text: len(text) == 5 and set(text) <= set("abc")),
+        ({"ebnf": 'root ::= [0-9] "x"'}, lambda text: text[0].isdigit() and text[1:] == "x"),
+        ({"structured_outputs": {"grammar": 'root ::= "a" "b"'}}, lambda text: text == "ab"),
+    ],
+)
+def test_forms_in_other_servers_spelling_are_kept_to(served: Served, form, fits):
+    assert fits(served.say(max_tokens=100, temperature=1, seed=3, **form)), form
+    assert fits(served.complete(max_tokens=100, **form)["choices"][0]["text"]), form
+
+
+def test_json_has_space_but_not_without_end(served: Served):
+    """A model without sense, bent towards spaces, comes to an end all the same."""
+    bias = {str(token): 100 for token in b" \n\t\r"}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    choice = served.chat(response_format=form, logit_bias=bias, max_tokens=1000)["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert set(json.loads(choice["message"]["content"])) == {"size", "good"}
+
+
+def test_an_answer_in_a_channel_follows_its_form_there():
+    with serving(ServerSettings(reasoning_parser="harmony"), max_sequences=4) as server:
+        message = server.chat(response_format={"type": "json_object"}, max_tokens=60, return_token_ids=True)
+        text = bytes(message["choices"][0]["token_ids"]).decode()
+        assert text.startswith(("<|channel|>final<|message|>", "<|channel|>analysis<|message|>"))
+
+
 # tools and thoughts ---------------------------------------------------------------------------------------------------
 
 

@@ -201,7 +201,10 @@ def schema_format(schema: dict) -> dict:
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs.regex",
+        ),
         ({"cache_salt": "x" * 257}, "cache_salt"),
         ({"priority": 1 << 40}, "priority"),
         ({"min_tokens": 50, "max_tokens": 5}, "min_tokens"),
@@ -216,6 +219,30 @@ def schema_format(schema: dict) -> dict:
         ({"seed": 1 << 64}, "seed"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"functions": [{}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"lora_path": "x"}, "lora_path"),
+        ({"prompt_embeds": "x"}, "prompt_embeds"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"documents": [{"text": "x"}]}, "documents"),
+        ({"echo": True}, "echo"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": "start: ("}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice"),
+        ({"response_format": schema_format({"type": "nonsense"})}, "response_format.json_schema.schema"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_json": {"type": "nonsense"}}, "guided_json"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_grammar": "root ::= ("}, "guided_grammar"),
+        ({"ebnf": 'other ::= "x"'}, "ebnf"),
+        ({"regex": "("}, "regex"),
+        ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf"),
     ],
 )
 def test_bounds_of_chat_name_the_field(open_server: Served, fields, param):
@@ -244,7 +271,24 @@ def test_bounds_of_chat_name_the_field(open_server: Served, fields, param):
         ("/generate", {}, "text"),
         ("/generate", {"text": "x", "input_ids": [1]}, "text"),
         ("/generate", {"text": ["x", "y"], "sampling_params": [{}]}, "sampling_params"),
-        ("/generate", {"text": "x", "sampling_params": {"n": 5}}, "n"),
+        ("/generate", {"text": "x", "sampling_params": {"n": 5}}, "sampling_params.n"),
+        ("/generate", {"text": "x", "sampling_params": {"stop": ["a"] * 4}}, "sampling_params.stop"),
+        ("/generate", {"text": "x", "sampling_params": {"stop_regex": "a"}}, "sampling_params.stop_regex"),
+        ("/generate", {"text": "x", "sampling_params": {"structural_tag": "a"}}, "sampling_params.structural_tag"),
+        (
+            "/generate",
+            {"text": "x", "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 5}},
+            "sampling_params.min_new_tokens",
+        ),
+        ("/generate", {"text": "x", "sampling_params": {"regex": "("}}, "sampling_params.regex"),
+        ("/generate", {"text": "x", "sampling_params": {"json_schema": "{"}}, "sampling_params.json_schema"),
+        ("/generate", {"text": "x", "logprob_start_len": [-2]}, "logprob_start_len"),
+        ("/generate", {"text": "x", "video_data": "x"}, "video_data"),
+        ("/generate", {"text": "x", "custom_logit_processor": "x"}, "custom_logit_processor"),
+        ("/generate", {"text": "x", "lora_path": "x"}, "lora_path"),
+        ("/generate", {"text": "x", "return_hidden_states": True}, "return_hidden_states"),
+        ("/generate", {"text": "x", "session_params": {"id": "x"}}, "session_params"),
+        ("/generate", {"text": "x", "token_ids_logprob": [1]}, "token_ids_logprob"),
         ("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 101}}, "sampling_params.max_new_tokens"),
         ("/generate", {"text": "x", "return_logprob": True, "top_logprobs_num": 6}, "top_logprobs_num"),
         ("/generate", {"text": "x", "return_logprob": True, "logprob_start_len": 1}, "logprob_start_len"),
@@ -252,8 +296,18 @@ def test_bounds_of_chat_name_the_field(open_server: Served, fields, param):
         ("/generate", {"text": "x", "image_data": "http://127.0.0.1/x.png"}, "image_data"),
         ("/generate", {"text": "x", "audio_data": ["http://127.0.0.1/x.wav"]}, "audio_data"),
         ("/generate", {"text": "x", "input_embeds": [[0.5]]}, "input_embeds"),
-        ("/generate", {"text": "x", "sampling_params": {"regex": "a", "ebnf": "b"}}, "sampling_params"),
+        ("/generate", {"text": "x", "sampling_params": {"regex": "a", "ebnf": "b"}}, "sampling_params.ebnf"),
+        ("/v1/completions", {"prompt": "x", "use_beam_search": True}, "use_beam_search"),
         ("/v1/responses", {"input": "x", "max_output_tokens": 101}, "max_output_tokens"),
+        ("/v1/responses", {"input": []}, "input"),
+        ("/v1/responses", {"input": [{"role": "user", "content": "x"}] * 6}, "input"),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}], "instructions": "x"},
+            "input[0].content[0].type",
+        ),
+        ("/v1/responses", {"input": "x", "conversation": "c"}, "conversation"),
+        ("/v1/responses", {"input": "x", "prompt": {"id": "p"}}, "prompt"),
         ("/v1/responses", {"input": [{"type": "message"}]}, "input[0]"),
         ("/v1/responses", {"input": [{"type": "function_call"}]}, "input[0]"),
         ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
@@ -410,6 +464,35 @@ def test_an_error_inside_tells_nothing(open_server: Served, monkeypatch):
     assert answer.json()["error"]["type"] == "server_error"
 
 
+def raw_answer(server: Served, sent: bytes) -> bytes:
+    with socket.create_connection(server.url.removeprefix("http://").split(":")) as client:
+        client.settimeout(10)
+        client.sendall(sent)
+        return client.recv(1 << 16)
+
+
+def test_what_is_no_http_gets_an_error_of_the_same_shape(open_server: Served):
+    head, _, body = raw_answer(open_server, b"\x16\x03\x01 hello\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_its_request_ends():
+    limits = Limits(stall_seconds=0.3)
+    with serving(ServerSettings(limits=limits), max_length=100_000, memory="64MiB") as server:
+        body = {"prompt": "x", "max_tokens": 90_000, "ignore_eos": True, "stream": True, "n": 8, "logprobs": 20}
+        content = json.dumps(body).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+            client.sendall(head + content)
+            deadline = time.monotonic() + 30
+            while server.stats()["finished"]["abort"] < 8:
+                assert time.monotonic() < deadline, server.stats()
+                time.sleep(0.05)
+
+
 # browsers -------------------------------------------------------------------------------------------------------------
 
 
@@ -430,6 +513,8 @@ def test_allowed_origins_and_trusted_hosts():
         assert server.client.options("/v1/completions", headers=asked).status_code == 200
         assert server.client.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
         assert server.client.get("/v1/models", headers={"host": "localhost:1"}).status_code == 200
+        # Probes of balancers have none; pages in a browser always do.
+        assert raw_answer(server, b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
 # the document ---------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weft.base.errors import RequestError
 
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 
@@ -28,7 +29,8 @@ class SamplingParams:
 
     temperature 0 is greedy; top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties 0 are off.
     `logprobs` asks for the log-probability of each sampled token and of that many likeliest ones (0: only the sampled);
-    `prompt_logprobs` the same for the tokens of the prompt, or for those behind `prompt_logprobs_start`. `seed` gives the same text whatever else is in the batch.
+    `prompt_logprobs` the same for the tokens of the prompt, or for those behind `prompt_logprobs_start`. `seed` gives
+    the same text whatever else is in the batch.
     """
 
     max_tokens: int = 256
@@ -77,8 +79,8 @@ class SamplingParams:
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:
             raise RequestError(f"stop takes at most {MAX_STOPS} strings, got {len(self.stop)}")
-        if any(not isinstance(text, str) or not 0 < len(text) <= 1024 for text in self.stop):
-            raise RequestError("stop must hold strings of 1 to 1024 characters")
+        if any(not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARACTERS for text in self.stop):
+            raise RequestError(f"stop must hold strings of 1 to {MAX_STOP_CHARACTERS} characters")
         if len(self.stop_token_ids) > MAX_STOPS:
             raise RequestError(f"stop_token_ids takes at most {MAX_STOPS} ids, got {len(self.stop_token_ids)}")
         for token in self.stop_token_ids:

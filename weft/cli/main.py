@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,15 @@ def build_parser() -> Parser:
     return parser
 
 
+def parse(given: Sequence[str]) -> Namespace:
+    """What was given; an argument that nobody knows is told by its command, whose help is of use then."""
+    parser = build_parser()
+    found, unknown = parser.parse_known_args(given)
+    if unknown:
+        Parser(prog=f"{parser.prog} {found.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = given[0] if given and given[0] in COMMANDS else ""
@@ -54,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given = [name, *translated]
             for note in notes:
                 print(f"weft {name}: {note}", file=sys.stderr)
-        found = vars(build_parser().parse_args(given))
+        found = vars(parse(given))
         name = found.pop("command")
         command = COMMANDS[name]
         return command.run(read_options(command.options, found)) or 0

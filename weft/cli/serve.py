@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import OptionError
-from weft.base.options import Options, option
+from weft.base.options import Options, memory_bytes, option
 from weft.cli.options import argument
 
 if TYPE_CHECKING:
-    from weft.server.settings import ServerSettings
+    from weft.server.settings import Limits, ServerSettings
 
 ABOUT = "serve a model over HTTP: OpenAI's API, and the native one that SGLang's clients speak"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Named here too, so that `--help` need not load the parsers; a test compares.
-TOOL_PARSERS = ("auto", "none", "hermes", "qwen3_coder", "lfm2", "llama3_json", "mistral", "granite", "nemotron")
-TOOL_PARSERS += ("gemma", "harmony")
+TOOL_PARSERS: tuple[str, ...] = ("auto", "none", "hermes", "qwen3_coder", "lfm2", "llama3_json", "mistral")
+TOOL_PARSERS += ("granite", "nemotron", "gemma", "harmony")
 REASONING_PARSERS = ("auto", "none", "think", "mistral", "granite", "harmony")
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -42,8 +42,22 @@ class ServeOptions(Options):
     max_open_requests: int = option(1024, "requests running and waiting at most; others are told to come back later")
     max_body: str | int = option("8MiB", "size of a request at most")
     max_answers: int = option(32, "answers to one prompt (n) at most")
+    limit: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "another bound on what one request may ask for, such as tools=64, may be repeated; a wrong name "
+            "tells all of them",
+            "choices": (),
+            "metavar": "NAME=NUMBER",
+        },
+    )
     drain_seconds: float = option(30.0, "how long requests may finish after SIGTERM")
     restart_engine: bool = option(False, "start the engine anew if it dies, instead of ending with exit code 1")
+    engine_timeout: float = option(
+        120.0,
+        "seconds without a sign of life from the engine until /health is red (and it is killed, with "
+        "--restart-engine); more than the longest step takes; 0: never",
+    )
     in_process: bool = option(False, "run the engine in a thread of the server's process")
     tool_parser: str = option("auto", "how the model writes calls of tools; auto: by its chat template", TOOL_PARSERS)
     reasoning_parser: str = option("auto", "how the model marks thoughts; auto: by its template", REASONING_PARSERS)
@@ -56,8 +70,13 @@ class ServeOptions(Options):
         super().__post_init__()
         if not 0 <= self.port <= 65535:
             raise OptionError(f"port must be from 0 to 65535, got {self.port}")
-        if not 0 <= self.drain_seconds <= 86400:
-            raise OptionError(f"drain_seconds must be from 0 to 86400, got {self.drain_seconds}")
+        for name in ("drain_seconds", "engine_timeout"):
+            if not 0 <= getattr(self, name) <= 86400:
+                raise OptionError(f"{name} must be from 0 to 86400, got {getattr(self, name)}")
+        for name in ("max_open_requests", "max_answers"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} must be at least 1, got {getattr(self, name)}")
+        size_of("max_body", self.max_body)
 
 
 def run(options: ServeOptions) -> int:
@@ -69,18 +88,14 @@ def run(options: ServeOptions) -> int:
         port=options.port,
         in_process=options.in_process,
         restart_engine=options.restart_engine,
+        engine_timeout=options.engine_timeout,
     )
     return launch(options, settings_of(options), place)
 
 
 def settings_of(options: ServeOptions) -> ServerSettings:
-    from weft.base.options import memory_bytes
-    from weft.server.settings import Limits, ServerSettings
+    from weft.server.settings import ServerSettings
 
-    body = memory_bytes(options.max_body)
-    if body is None:
-        raise OptionError("max_body must be a size, such as 8MiB")
-    limits = Limits(body_bytes=body, n=options.max_answers, open_sequences=options.max_open_requests)
     keys = read_keys(options)
     return ServerSettings(
         api_keys=keys,
@@ -93,8 +108,40 @@ def settings_of(options: ServeOptions) -> ServerSettings:
         tool_parser=options.tool_parser,
         reasoning_parser=options.reasoning_parser,
         drain_seconds=options.drain_seconds,
-        limits=limits,
+        limits=limits_of(options),
     )
+
+
+def limits_of(options: ServeOptions) -> Limits:
+    """The bounds by their own options, then those that `--limit` names."""
+    from weft.server.settings import Limits
+
+    known = {each.name: float if each.name.endswith("_seconds") else int for each in fields(Limits)}
+    values: dict[str, Any] = {
+        "body_bytes": size_of("max_body", options.max_body),
+        "n": options.max_answers,
+        "open_sequences": options.max_open_requests,
+    }
+    for given in options.limit:
+        name, _, text = given.partition("=")
+        if name not in known:
+            raise OptionError(f"--limit {given}: known are {', '.join(known)}")
+        try:
+            values[name] = size_of(name, text) if name.endswith("_bytes") else known[name](text)
+        except ValueError:
+            raise OptionError(f"--limit {given}: {text!r} is no number for {name}") from None
+    return Limits(**values)
+
+
+def size_of(name: str, value: str | int) -> int:
+    """A number of bytes as users write it."""
+    try:
+        size = memory_bytes(value)
+    except OptionError:
+        size = None
+    if size is None:
+        raise OptionError(f"{name} must be a size, such as 8MiB, got {value!r}")
+    return size
 
 
 def read_keys(options: ServeOptions) -> tuple[str, ...]:

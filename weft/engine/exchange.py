@@ -39,6 +39,7 @@ class Topic(StrEnum):
     FLUSH = "flush"
     STATS = "stats"
     CACHE = "cache"
+    PULSE = "pulse"  # nothing but a sign of life
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,8 @@ class Service:
             self._engine.abort(sequence)
 
     def _answer(self, ask: Ask) -> Any:
+        if ask.topic is Topic.PULSE:
+            return None
         if ask.topic is Topic.STATS:
             return self.stats()
         if ask.topic is Topic.CACHE:

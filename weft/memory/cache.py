@@ -35,7 +35,7 @@ from weft.memory.trie import Node, ResumePoint, Trie, resume_at_or_above
 # An optional snapshot may push out at most this many times its own bytes.
 OPTIONAL_EVICTION = 2
 # A state that was evicted this many half-lives ago would not have been kept by any policy.
-REGRET = 2 * HALF_LIVES_PER_TURNOVER
+REGRET = 4.0
 
 
 @dataclass(slots=True)

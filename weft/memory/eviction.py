@@ -17,7 +17,7 @@ from weft.memory.trie import Node, ResumePoint
 Candidate = Node | ResumePoint
 
 # Half-lives that a cache's own turnover lasts: what was not used while everything was replaced counts this little.
-HALF_LIVES_PER_TURNOVER = 4.0
+HALF_LIVES_PER_TURNOVER = 2.0
 SHORTEST_HALF_LIFE = 8.0
 # Attention costs as much as everything else at about this depth.
 ATTENTION_DEPTH = 40_000

@@ -23,7 +23,9 @@ CHUNK_ELEMENTS = 1 << 18
 
 
 def sample(logits: Float[Tensor, "rows vocab"], choices: Choices, board: Int[Tensor, " seats"]) -> Int[Tensor, " rows"]:
-    """One token per row. The logits stay as they are."""
+    """One token per row. The logits stay as they are; a GPU takes them in any dtype."""
+    if logits.is_cpu or choices.masks or choices.penalties or choices.biases:
+        logits = logits.float()
     if choices.masks is not None:
         logits = ban(logits, choices.masks)
     if choices.penalties is not None:

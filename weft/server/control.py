@@ -82,18 +82,23 @@ async def model_info(front: Front, request: Request) -> Response:
 
 async def server_info(front: Front, request: Request) -> Response:
     need_admin(request)
-    info = front.backend.info
+    info, stats = front.backend.info, await front.backend.stats()
     return json_response(
         {
             "version": __version__,
             "model": front.model_name,
+            "model_path": info.name,
             "max_length": info.max_length,
             "max_sequences": info.max_sequences,
             "memory_bytes": info.memory_bytes,
             "memory_tokens": info.memory_tokens,
             "open_sequences": front.open_sequences,
             "limits": msgspec.to_builtins(front.limits),
-            "stats": await front.backend.stats(),
+            "stats": stats,
+            # As SGLang's tools look for them.
+            "max_total_num_tokens": info.memory_tokens,
+            "max_running_requests": info.max_sequences,
+            "internal_states": [stats],
         }
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import Any
@@ -17,19 +18,32 @@ from weft.engine.request import Request
 from weft.server.backend import ModelInfo, Stream
 from weft.server.streams import OutputStream
 
+log = logging.getLogger("weft")
+
 # Requests under way, running or waiting, before further ones are turned away.
 MAX_OPEN = 1024
+# How often an engine is asked for a sign of life, at most; patience is a multiple of it.
+PULSE_SECONDS = 2.0
+# For an answer that lay there already when the clock ran out: a front may have been asleep itself.
+GRACE_SECONDS = 0.1
+SILENT = "the engine gives no sign of life"
 NOT_STARTED = "the engine is not ready"
 SHUTTING_DOWN = "the server is shutting down"
 
 
 class Desk(ABC):
-    """Everything here runs in the event loop's thread."""
+    """Everything here runs in the event loop's thread.
+
+    An engine that has not answered for `patience_seconds` counts as ill until it does; None: any silence is well.
+    """
 
     info: ModelInfo
 
-    def __init__(self, max_open: int = MAX_OPEN) -> None:
+    def __init__(self, max_open: int = MAX_OPEN, patience_seconds: float | None = None) -> None:
         self._max_open = max_open
+        self._patience = patience_seconds
+        self._silent = False
+        self._watching: asyncio.Task[None] | None = None
         # Why nothing is answered now; None: the engine runs.
         self._closed: str | None = NOT_STARTED
         self._draining = False
@@ -50,7 +64,7 @@ class Desk(ABC):
     @property
     def healthy(self) -> bool:
         """The engine runs and takes requests."""
-        return self._closed is None and not self._draining
+        return self._closed is None and not self._draining and not self._silent
 
     @property
     def open(self) -> int:
@@ -59,8 +73,8 @@ class Desk(ABC):
 
     async def submit(self, request: Request) -> Stream:
         self._check_open()
-        if self._draining:
-            raise EngineStopped(SHUTTING_DOWN)
+        if self._draining or self._silent:
+            raise EngineStopped(SHUTTING_DOWN if self._draining else SILENT)
         if len(self._streams) >= self._max_open:
             raise RequestError(f"there are {self._max_open} requests under way already; try again later", status=429)
         loop = asyncio.get_running_loop()
@@ -118,6 +132,40 @@ class Desk(ABC):
         await self._failed.wait()
         return self._failure
 
+    # signs of life --------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Begin to ask for signs of life."""
+        if self._patience is not None and self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._ask_for_life(self._patience))
+
+    def _watch_no_more(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    async def _ask_for_life(self, patience: float) -> None:
+        while True:
+            await asyncio.sleep(min(PULSE_SECONDS, patience / 2))
+            if self._closed is not None:
+                continue
+            asked = asyncio.ensure_future(self._ask(Topic.PULSE))
+            # An engine that is gone is no answer, and somebody else's business.
+            asked.add_done_callback(lambda task: task.cancelled() or task.exception())
+            answered, _ = await asyncio.wait([asked], timeout=patience)
+            if not answered:
+                answered, _ = await asyncio.wait([asked], timeout=GRACE_SECONDS)
+            if not answered:
+                log.error("the engine has given no sign of life for %g s", patience)
+                self._silent = True
+                self._fell_silent()
+                await asyncio.wait([asked])
+                log.warning("the engine is heard again, or gone")
+            self._silent = False
+
+    def _fell_silent(self) -> None:  # noqa: B027  most need do nothing
+        """What else is to be done then."""
+
     # hearing --------------------------------------------------------------------------------------------------------
 
     def _receive(self, event: Event) -> None:
@@ -159,6 +207,7 @@ class Desk(ABC):
     async def _drain(self, seconds: float) -> None:
         """Take nothing more, let what runs come to its end for so long, and answer the rest with an error."""
         self._draining = True
+        self._watch_no_more()
         if self._streams and seconds > 0:
             self._emptied.clear()
             with suppress(TimeoutError):

@@ -10,12 +10,12 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from weft.base.errors import RequestError
-from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 from weft.engine.request import Request
 from weft.server.auth import Tenant
 from weft.server.backend import Backend
 from weft.server.errors import FieldError
+from weft.server.grammars import Form
 from weft.server.limits import check_count
 from weft.server.metrics import Metrics
 from weft.server.runs import Run
@@ -168,26 +168,29 @@ class Front:
         aliases: tuple[str, ...] = (),
         cache_salt: str | None = None,
         priority: int | None = None,
-        grammar: Grammar | None = None,
+        form: Form | None = None,
         skip_special: bool = True,
         shown: frozenset[str] = frozenset(),
     ) -> Run:
         """Start everything that one HTTP request asks for: n sequences per prompt, in their order."""
-        if grammar is not None:
+        if form is not None:
             self.need_tokenizer()
         requests, answers = [], []
         for wish in wishes:
             check_count("n", wish.n, self.limits.n, 1)
             self._check(wish)
             for place in range(wish.n):
-                request = self._request(wish, place, tenant.salted(cache_salt), priority or 0, grammar)
+                request = self._request(wish, place, tenant.salted(cache_salt), priority or 0, form)
                 detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer(skip_special, shown)
                 requests.append(request)
                 answers.append(Answer(request.params, detokenizer, request.stop_tokens))
         if len(requests) > self.limits.sequences:
             raise FieldError("n", f"asks for {len(requests)} answers in all, more than {self.limits.sequences}")
         run = self._open(name, aliases, tenant, len(requests))
-        await run.submit(requests, answers)
+        try:
+            await run.submit(requests, answers)
+        except RequestError as error:
+            raise error if form is None else form.named(error) from None
         return run
 
     def _check(self, wish: Wish) -> None:
@@ -200,11 +203,12 @@ class Front:
             raise FieldError(field, what, code="context_length_exceeded")
         check_request(wish.tokens, wish.params, self.tokenizer is not None, info.vocab_size, info.max_length)
 
-    def _request(self, wish: Wish, place: int, salt: bytes, priority: int, grammar: Grammar | None) -> Request:
+    def _request(self, wish: Wish, place: int, salt: bytes, priority: int, form: Form | None) -> Request:
         params = wish.params
         if params.seed is not None and place:
             params = replace(params, seed=derived_seed(params.seed, place))
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_tokens)
+        grammar = None if form is None else form.grammar
         return Request(wish.tokens, params, stops, salt, priority, wish.snapshots, grammar)
 
     def _open(self, name: str, aliases: tuple[str, ...], tenant: Tenant, sequences: int) -> Run:

@@ -3,69 +3,122 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
 from weft.server.errors import FieldError
 from weft.server.limits import check_items, check_regex, check_schema
 from weft.server.settings import Limits
+from weft.text.grammar import FIELDS, MAX_CHOICES
 
 if TYPE_CHECKING:
-    from weft.server.schemas import ResponseFormat, StructuredOutputs
+    from weft.server.schemas import FormFields, ResponseFormat, StructuredOutputs
 
 
-def from_schema(name: str, schema: Any, limits: Limits) -> Grammar:
-    return Grammar("json_schema", check_schema(name, schema, limits))
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an answer must look like, and which field of the body says so."""
+
+    grammar: Grammar
+    field: str
+
+    def within(self, grammar: Grammar) -> Form:
+        """The same with something around it."""
+        return replace(self, grammar=grammar)
+
+    def named(self, error: RequestError) -> RequestError:
+        """A compiler's complaint under the name that the field has in the body; other errors as they are."""
+        name, _, complaint = str(error).partition(" ")
+        if name != FIELDS[self.grammar.kind]:
+            return error
+        return FieldError(self.field, complaint, error.status)
 
 
-def from_response_format(wanted: ResponseFormat | None, limits: Limits) -> Grammar | None:
+def form_of(body: FormFields, limits: Limits) -> Form | None:
+    """What the answer must look like, if anything is asked."""
+    found = [
+        from_response_format(body.response_format, limits),
+        from_structured(body.structured_outputs, limits),
+        from_json("guided_json", body.guided_json, limits),
+        from_regex("guided_regex", body.guided_regex, limits),
+        from_choice("guided_choice", body.guided_choice, limits),
+        from_grammar("guided_grammar", body.guided_grammar, limits),
+        from_regex("regex", body.regex, limits),
+        from_grammar("ebnf", body.ebnf, limits),
+    ]
+    return only(found)
+
+
+def only(found: list[Form | None]) -> Form | None:
+    """The one form that is asked for, if any."""
+    given = [form for form in found if form is not None]
+    if len(given) > 1:
+        raise FieldError(given[1].field, f"and {given[0].field} are both given: choose one")
+    return given[0] if given else None
+
+
+def from_schema(name: str, schema: Any, limits: Limits) -> Form:
+    return Form(Grammar("json_schema", check_schema(name, schema, limits)), name)
+
+
+def from_response_format(wanted: ResponseFormat | None, limits: Limits) -> Form | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return Grammar("json_object")
+        return Form(Grammar("json_object"), "response_format")
     if wanted.json_schema is None or wanted.json_schema.schema is None:
         raise FieldError("response_format.json_schema", "must hold a schema")
     return from_schema("response_format.json_schema.schema", wanted.json_schema.schema, limits)
 
 
-def from_structured(wanted: StructuredOutputs | None, limits: Limits) -> Grammar | None:
+def from_structured(wanted: StructuredOutputs | None, limits: Limits) -> Form | None:
     if wanted is None:
         return None
-    found: list[Grammar] = []
-    if wanted.json is not None:
-        found.append(from_schema("structured_outputs.json", parsed("structured_outputs.json", wanted.json), limits))
-    if wanted.regex is not None:
-        found.append(Grammar("regex", check_regex("structured_outputs.regex", wanted.regex, limits)))
-    if wanted.choice is not None:
-        found.append(choice("structured_outputs.choice", wanted.choice, limits))
-    if wanted.grammar is not None:
-        found.append(lark("structured_outputs.grammar", wanted.grammar, limits))
-    if wanted.json_object:
-        found.append(Grammar("json_object"))
-    if len(found) != 1:
-        raise FieldError("structured_outputs", f"must hold exactly one constraint, got {len(found)}")
-    return found[0]
+    name = "structured_outputs"
+    found = [
+        from_json(f"{name}.json", wanted.json, limits),
+        from_regex(f"{name}.regex", wanted.regex, limits),
+        from_choice(f"{name}.choice", wanted.choice, limits),
+        from_grammar(f"{name}.grammar", wanted.grammar, limits),
+        Form(Grammar("json_object"), f"{name}.json_object") if wanted.json_object else None,
+    ]
+    given = [form for form in found if form is not None]
+    if len(given) != 1:
+        raise FieldError(name, f"must hold exactly one constraint, got {len(given)}")
+    return given[0]
 
 
-def parsed(name: str, schema: dict[str, Any] | str) -> Any:
+def from_json(name: str, schema: dict[str, Any] | str | None, limits: Limits) -> Form | None:
     """A schema that may have been sent as text."""
-    if not isinstance(schema, str):
-        return schema
-    try:
-        return json.loads(schema)
-    except (ValueError, RecursionError):
-        raise FieldError(name, "must be a JSON schema, or one as text") from None
+    if schema is None:
+        return None
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            raise FieldError(name, "must be a JSON schema, or one as text") from None
+    return from_schema(name, schema, limits)
 
 
-def choice(name: str, choices: list[str], limits: Limits) -> Grammar:
-    check_items(name, choices, 1024)
+def from_regex(name: str, regex: str | None, limits: Limits) -> Form | None:
+    return None if regex is None else Form(Grammar("regex", check_regex(name, regex, limits)), name)
+
+
+def from_choice(name: str, choices: list[str] | None, limits: Limits) -> Form | None:
+    if choices is None:
+        return None
+    check_items(name, choices, MAX_CHOICES)
     text = json.dumps(choices)
     if not choices or len(text) > limits.schema_bytes:
-        raise FieldError(name, f"must hold 1 to 1024 texts of at most {limits.schema_bytes} bytes together")
-    return Grammar("choice", text)
+        raise FieldError(name, f"must hold 1 to {MAX_CHOICES} texts of at most {limits.schema_bytes} bytes together")
+    return Form(Grammar("choice", text), name)
 
 
-def lark(name: str, text: str, limits: Limits) -> Grammar:
+def from_grammar(name: str, text: str | None, limits: Limits) -> Form | None:
+    if text is None:
+        return None
     if not 0 < len(text) <= limits.schema_bytes:
         raise FieldError(name, f"must have 1 to {limits.schema_bytes} characters, got {len(text)}")
-    return Grammar("lark", text)
+    return Form(Grammar("lark", text), name)

@@ -1,7 +1,8 @@
-"""The socket's side of HTTP: bounds on what uvicorn reads before any of our code sees a request. Knows no route."""
+"""The socket's side of HTTP: bounds on what uvicorn reads and on how long it waits for clients. Knows no route."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -11,7 +12,10 @@ from weft.server.settings import Limits
 
 
 def bounded_protocol(limits: Limits) -> type[HttpToolsProtocol]:
-    """A protocol (`uvicorn.Config(http=...)`) whose heads are bounded in bytes and time: its parser takes any."""
+    """A protocol (`uvicorn.Config(http=...)`) whose heads are bounded in bytes and time: its parser takes any.
+
+    A client that reads nothing of its answer for too long is cut off, as if it had gone.
+    """
 
     class Bounded(HttpToolsProtocol):
         def connection_made(self, transport: Any) -> None:
@@ -19,9 +23,11 @@ def bounded_protocol(limits: Limits) -> type[HttpToolsProtocol]:
             self.head_bytes = 0
             self.in_head = True
             self.head_timer = self.loop.call_later(limits.header_seconds, self.head_late)
+            self.stall_timer: asyncio.TimerHandle | None = None
 
         def connection_lost(self, error: Exception | None) -> None:
             self.head_timer.cancel()
+            self.resumed()
             super().connection_lost(error)
 
         def data_received(self, data: bytes) -> None:
@@ -47,6 +53,22 @@ def bounded_protocol(limits: Limits) -> type[HttpToolsProtocol]:
             super().on_message_complete()
             self.head_bytes = 0
             self.in_head = True
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self.stall_timer = self.loop.call_later(limits.stall_seconds, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            self.resumed()
+            super().resume_writing()
+
+        def resumed(self) -> None:
+            if self.stall_timer is not None:
+                self.stall_timer.cancel()
+                self.stall_timer = None
+
+        def send_400_response(self, msg: str) -> None:
+            self.refuse_head(400, "this is not HTTP/1.1")
 
         def head_late(self) -> None:
             if self.in_head:

@@ -53,6 +53,7 @@ class Place:
     port: int = 8000
     in_process: bool = False
     restart_engine: bool = False
+    engine_timeout: float = 120.0  # seconds without a sign of life from the engine; 0: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,10 @@ async def serve(options: Options, settings: ServerSettings, place: Place, listen
 
 def make_backend(options: Options, settings: ServerSettings, place: Place) -> Running:
     most = settings.limits.open_sequences
+    patience = place.engine_timeout or None
     if place.in_process:
-        return ThreadBackend.from_options(options, max_open=most)
-    return ProcessBackend(options, max_open=most, restart=place.restart_engine)
+        return ThreadBackend.from_options(options, max_open=most, patience_seconds=patience)
+    return ProcessBackend(options, max_open=most, restart=place.restart_engine, patience_seconds=patience)
 
 
 class Orders:
@@ -156,7 +158,7 @@ async def drain(backend: Running, orders: Orders, seconds: float) -> None:
 
 
 class Server(uvicorn.Server):
-    """Tells its address when it listens; closing, it lets `drain` end what runs, so that every client gets an answer.
+    """Tells its address when it listens; before it closes, `drain` ends what runs, so that every client is answered.
 
     No header names the software, no proxy is believed, nothing is logged per request.
     """
@@ -176,11 +178,12 @@ class Server(uvicorn.Server):
                 lifespan="off",
                 access_log=False,
                 log_config=None,
-                log_level=logging.WARNING,
+                # What strangers send that is no HTTP is theirs to worry about.
+                log_level=logging.ERROR,
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=int(settings.drain_seconds) + GOODBYE_SECONDS,
+                timeout_graceful_shutdown=GOODBYE_SECONDS,
             )
         )
         self._drain, self._ready = drain, ready
@@ -196,7 +199,9 @@ class Server(uvicorn.Server):
             self._ready(*self.servers[0].sockets[0].getsockname()[:2])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await asyncio.gather(self._drain(), super().shutdown(sockets))
+        # Whoever comes meanwhile is told so, rather than nothing.
+        await self._drain()
+        await super().shutdown(sockets)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -11,18 +11,20 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.base.grammar import Grammar
+from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Top
 from weft.server.errors import FieldError, json_response
 from weft.server.front import Front, Wish, new_name
-from weft.server.grammars import from_schema, lark, parsed
-from weft.server.limits import check_regex, read
+from weft.server.grammars import Form, from_grammar, from_json, from_regex, only
+from weft.server.limits import check_count, read
 from weft.server.openai_shapes import miss_of, token_text
 from weft.server.runs import Followed, Run, check_piece
-from weft.server.schemas import CacheFields, Count, Penalty, SamplingFields, Seed, TokenId, sampling_params
+from weft.server.schemas import CacheFields, Count, Penalty, SamplingFields, Seed, TokenId, refuse, sampling_params
+from weft.server.settings import Limits
 from weft.server.sse import EventStream, event, while_connected
 
 DEFAULT_MAX_TOKENS = 128
+Start = Annotated[int, Meta(ge=-1, le=1 << 31)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
@@ -49,6 +51,8 @@ class NativeSampling(msgspec.Struct, kw_only=True):
     json_schema: str | dict[str, Any] | None = None
     regex: str | None = None
     ebnf: str | None = None
+    stop_regex: Any = None
+    structural_tag: Any = None
 
     def common(self) -> SamplingFields:
         """The same in the words of the other routes."""
@@ -74,13 +78,34 @@ class GenerateRequest(CacheFields, kw_only=True):
     stream: bool | None = None
     rid: Name | list[Name] | None = None
     return_logprob: bool | list[bool] | None = None
-    logprob_start_len: Annotated[int, Meta(ge=-1, le=1 << 31)] | list[int] | None = None
+    logprob_start_len: Start | list[Start] | None = None
     top_logprobs_num: Count | list[Count] | None = None
     return_text_in_logprobs: bool | None = None
     extra_key: Annotated[str, Meta(max_length=256)] | None = None
     image_data: Any = None
     audio_data: Any = None
+    video_data: Any = None
     input_embeds: Any = None
+    custom_logit_processor: Any = None
+    lora_path: Any = None
+    return_hidden_states: Any = None
+    session_params: Any = None
+    token_ids_logprob: Any = None
+
+
+UNSERVED = (
+    "image_data",
+    "audio_data",
+    "video_data",
+    "input_embeds",
+    "custom_logit_processor",
+    "lora_path",
+    "return_hidden_states",
+    "session_params",
+    "token_ids_logprob",
+)
+# What the fields of `sampling_params` are called elsewhere.
+NATIVE_NAMES = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 
 
 class GenerateAnswer(msgspec.Struct, kw_only=True):
@@ -99,9 +124,7 @@ class Scoring(msgspec.Struct, frozen=True):
 
 async def generate(front: Front, request: Request) -> Response:
     body = await read(request, GenerateRequest, front.limits)
-    for name in ("image_data", "audio_data", "input_embeds"):
-        if getattr(body, name) is not None:
-            raise FieldError(name, "is not supported: only texts and token ids are, and nothing is fetched")
+    refuse(body, UNSERVED)
     native = await Native.prepare(front, body)
     run = await native.start(request)
     if body.stream:
@@ -125,7 +148,7 @@ class Native:
         self.names: list[str] = []  # by sequence
         self.scorings: list[Scoring | None] = []  # by sequence
         self.wishes: list[Wish] = []
-        self.grammar: Grammar | None = None
+        self.form: Form | None = None
         self.skip_special = True
 
     @classmethod
@@ -155,29 +178,38 @@ class Native:
         return list(rid)
 
     def add(self, prompt: Any, sampling: NativeSampling, scoring: Scoring | None, name: str) -> None:
-        field, last = "sampling_params.max_new_tokens", len(prompt) - 1
-        asked = self.front.max_tokens(sampling.max_new_tokens, len(prompt), field, DEFAULT_MAX_TOKENS)
-        params = sampling_params(
-            sampling.common(),
-            self.front.limits,
-            asked,
-            None if scoring is None else scoring.top,
-            None if scoring is None or scoring.start >= last else scoring.top,
-            0 if scoring is None else scoring.start,
-            "top_logprobs_num",
-        )
         n = sampling.n or 1
+        check_count("sampling_params.n", n, self.front.limits.n, 1)
+        params = self.params_of(sampling, len(prompt), scoring)
         self.wishes.append(Wish(prompt, params, n, (), "input_ids" if self.body.text is None else "text"))
         self.names += [name] if n == 1 else [f"{name}_{place}" for place in range(n)]
         self.scorings += [scoring] * n
 
+    def params_of(self, sampling: NativeSampling, length: int, scoring: Scoring | None) -> SamplingParams:
+        for name in ("stop_regex", "structural_tag"):
+            if getattr(sampling, name) is not None:
+                raise FieldError(f"sampling_params.{name}", "is not supported here")
+        most = "sampling_params.max_new_tokens"
+        max_tokens = self.front.max_tokens(sampling.max_new_tokens, length, most, DEFAULT_MAX_TOKENS)
+        top, start = (None, 0) if scoring is None else (scoring.top, scoring.start)
+        prompt_top = None if start >= length - 1 else top
+        try:
+            return sampling_params(
+                sampling.common(), self.front.limits, max_tokens, top, prompt_top, start, "top_logprobs_num"
+            )
+        except FieldError as error:
+            if error.param == "top_logprobs_num":
+                raise
+            name = NATIVE_NAMES.get(error.param, error.param)
+            raise FieldError(f"sampling_params.{name}", str(error).removeprefix(f"{error.param} ")) from None
+
     def take_form(self, samplings: list[NativeSampling]) -> None:
         """A grammar and how special tokens are shown hold for the whole body."""
-        forms = [grammar_of_native(each, self.front) for each in samplings]
+        forms = [form_of_native(each, self.front.limits) for each in samplings]
         shown = [each.skip_special_tokens is not False for each in samplings]
         if any(form != forms[0] for form in forms) or any(each != shown[0] for each in shown):
             raise FieldError("sampling_params", "of one body must share their grammar and skip_special_tokens")
-        self.grammar, self.skip_special = forms[0], shown[0]
+        self.form, self.skip_special = forms[0], shown[0]
 
     async def start(self, request: Request) -> Run:
         rid = self.body.rid
@@ -188,7 +220,7 @@ class Native:
             aliases=tuple(self.names),
             cache_salt=self.body.cache_salt if self.body.extra_key is None else self.body.extra_key,
             priority=self.body.priority,
-            grammar=self.grammar,
+            form=self.form,
             skip_special=self.skip_special,
         )
 
@@ -278,18 +310,14 @@ def scoring_of(prompt: int, start: int, top: int) -> Scoring:
     return Scoring(prompt - 1 if start < 0 else start, top)
 
 
-def grammar_of_native(sampling: NativeSampling, front: Front) -> Grammar | None:
-    found: list[Grammar] = []
-    if sampling.json_schema is not None:
-        name = "sampling_params.json_schema"
-        found.append(from_schema(name, parsed(name, sampling.json_schema), front.limits))
-    if sampling.regex is not None:
-        found.append(Grammar("regex", check_regex("sampling_params.regex", sampling.regex, front.limits)))
-    if sampling.ebnf is not None:
-        found.append(lark("sampling_params.ebnf", sampling.ebnf, front.limits))
-    if len(found) > 1:
-        raise FieldError("sampling_params", "may hold one of json_schema, regex and ebnf")
-    return found[0] if found else None
+def form_of_native(sampling: NativeSampling, limits: Limits) -> Form | None:
+    return only(
+        [
+            from_json("sampling_params.json_schema", sampling.json_schema, limits),
+            from_regex("sampling_params.regex", sampling.regex, limits),
+            from_grammar("sampling_params.ebnf", sampling.ebnf, limits),
+        ]
+    )
 
 
 def finish_of(sequence: Followed) -> dict[str, Any] | None:

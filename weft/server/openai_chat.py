@@ -13,28 +13,20 @@ from starlette.responses import Response
 
 from weft.engine.events import FinishReason, Output
 from weft.server.errors import FieldError, json_response
-from weft.server.front import Front, Wish, new_name
+from weft.server.front import Front, new_name
+from weft.server.grammars import form_of
 from weft.server.limits import read
-from weft.server.openai_messages import ChatMessage, Tool, ToolChoice, chosen_tool, plain_messages, plain_tools
+from weft.server.openai_messages import ChatMessage, Tool, ToolChoice
 from weft.server.openai_shapes import ChatLogprobs, chat_logprobs, finish_word, usage_of
 from weft.server.parts import Parts
 from weft.server.runs import Followed, Piece, Run, check_piece
-from weft.server.schemas import (
-    Count,
-    ResponseFormat,
-    SamplingFields,
-    StreamOptions,
-    StructuredOutputs,
-    Usage,
-    grammar_of,
-    sampling_params,
-)
+from weft.server.schemas import UNSERVED, Count, FormFields, StreamOptions, Usage, refuse
 from weft.server.sse import EventStream, event, while_connected
 from weft.server.turns import Turn
 from weft.text.parts import Part
 
 
-class ChatRequest(SamplingFields, kw_only=True):
+class ChatRequest(FormFields, kw_only=True):
     messages: list[ChatMessage]
     model: str | None = None
     max_tokens: Count | None = None
@@ -44,8 +36,6 @@ class ChatRequest(SamplingFields, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -55,7 +45,15 @@ class ChatRequest(SamplingFields, kw_only=True):
     return_token_ids: bool | None = None
     modalities: list[str] | None = None
     functions: list[Any] | None = None
+    function_call: Any = None
+    chat_template: Any = None
+    continue_final_message: Any = None
+    documents: Any = None
+    echo: Any = None
     user: str | None = None
+
+
+UNSERVED_HERE = ("chat_template", "continue_final_message", "documents", "echo", "function_call")
 
 
 class ToolCallFunction(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -135,6 +133,7 @@ async def chat(front: Front, request: Request) -> Response:
 
 
 def check_unsupported(body: ChatRequest) -> None:
+    refuse(body, UNSERVED + UNSERVED_HERE)
     if body.functions:
         raise FieldError("functions", "is an older spelling: use tools")
     if body.modalities is not None and body.modalities != ["text"]:
@@ -144,18 +143,15 @@ def check_unsupported(body: ChatRequest) -> None:
 
 
 def turn_of(front: Front, body: ChatRequest) -> Turn:
-    variables = front.template_variables(body.chat_template_kwargs)
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-    tools = plain_tools(body.tools, front.limits)
     return Turn(
         front,
-        messages=plain_messages(body.messages, front.limits),
-        tools=tools,
-        choice=chosen_tool(body.tool_choice, tools),
-        parallel=body.parallel_tool_calls is not False,
-        variables=variables,
-        grammar=grammar_of(body.response_format, body.structured_outputs, front.limits),
+        body.messages,
+        tools=body.tools,
+        choice=body.tool_choice,
+        parallel=body.parallel_tool_calls,
+        variables=body.chat_template_kwargs,
+        effort=body.reasoning_effort,
+        form=form_of(body, front.limits),
         reasoning=body.include_reasoning is not False,
     )
 
@@ -173,24 +169,13 @@ class Chat:
         self.turn = turn_of(front, body)
 
     async def start(self, request: Request) -> Run:
-        body, front = self.body, self.front
-        tokens, snapshots = await self.turn.render()
+        body = self.body
+        most = ("max_tokens", body.max_tokens)
         if body.max_completion_tokens is not None:
-            max_tokens = front.max_tokens(body.max_completion_tokens, len(tokens), "max_completion_tokens")
-        else:
-            max_tokens = front.max_tokens(body.max_tokens, len(tokens))
+            most = ("max_completion_tokens", body.max_completion_tokens)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        params = sampling_params(body, front.limits, max_tokens, logprobs, scored="top_logprobs")
-        return await front.run(
-            [Wish(tokens, params, body.n or 1, snapshots, "messages")],
-            request.state.tenant,
-            name=self.name,
-            cache_salt=body.cache_salt,
-            priority=body.priority,
-            grammar=self.turn.grammar,
-            skip_special=body.skip_special_tokens is not False,
-            shown=self.turn.shown,
-        )
+        tenant = request.state.tenant
+        return await self.turn.run(body, tenant, self.name, max_tokens=most, n=body.n or 1, logprobs=logprobs)
 
     # whole ------------------------------------------------------------------------------------------------------------
 

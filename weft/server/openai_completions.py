@@ -13,18 +13,18 @@ from starlette.responses import Response
 
 from weft.server.errors import FieldError, json_response
 from weft.server.front import Front, Wish, new_name
+from weft.server.grammars import form_of
 from weft.server.limits import read
 from weft.server.openai_shapes import TextLogprobs, finish_word, joined, prompt_logprobs, text_logprobs, usage_of
 from weft.server.runs import Followed, Piece, Run, check_piece
 from weft.server.schemas import (
+    UNSERVED,
     Count,
-    ResponseFormat,
-    SamplingFields,
+    FormFields,
     StreamOptions,
-    StructuredOutputs,
     TokenId,
     Usage,
-    grammar_of,
+    refuse,
     sampling_params,
 )
 from weft.server.sse import EventStream, event, while_connected
@@ -32,7 +32,7 @@ from weft.server.sse import EventStream, event, while_connected
 DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionRequest(SamplingFields, kw_only=True):
+class CompletionRequest(FormFields, kw_only=True):
     """`prompt` is a text, token ids, or a list of either; with `n`, choices come prompt by prompt."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
@@ -45,8 +45,6 @@ class CompletionRequest(SamplingFields, kw_only=True):
     suffix: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = None
     user: str | None = None
 
@@ -79,7 +77,7 @@ async def complete(front: Front, request: Request) -> Response:
         name=asked.name,
         cache_salt=body.cache_salt,
         priority=body.priority,
-        grammar=grammar_of(body.response_format, body.structured_outputs, front.limits),
+        form=form_of(body, front.limits),
         skip_special=body.skip_special_tokens is not False,
     )
     if body.stream:
@@ -93,6 +91,7 @@ async def complete(front: Front, request: Request) -> Response:
 
 async def prepare(front: Front, body: CompletionRequest) -> Completion:
     front.check_model(body.model)
+    refuse(body, UNSERVED)
     n = body.n or 1
     if body.best_of is not None and body.best_of != n:
         raise FieldError("best_of", f"must be the same as n ({n}) here, got {body.best_of}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -77,12 +78,18 @@ class NamedTool(msgspec.Struct, kw_only=True):
 ToolChoice = Literal["auto", "none", "required"] | NamedTool
 
 
-def plain_messages(messages: list[ChatMessage], limits: Limits) -> list[dict[str, Any]]:
-    """Messages as templates know them. "developer" is what newer clients call the system."""
+def plain_messages(
+    messages: list[ChatMessage], limits: Limits, places: Sequence[str] = (), field: str = "messages"
+) -> list[dict[str, Any]]:
+    """Messages as templates know them; errors name them by their places in the body.
+
+    "developer" is what newer clients call the system.
+    """
     if not messages:
-        raise FieldError("messages", "must hold at least one message")
-    check_items("messages", messages, limits.messages)
-    return [_plain(message, f"messages[{place}]") for place, message in enumerate(messages)]
+        raise FieldError(field, "must hold at least one message")
+    check_items(field, messages, limits.messages)
+    named = places or [f"{field}[{place}]" for place in range(len(messages))]
+    return [_plain(*each) for each in zip(messages, named, strict=True)]
 
 
 def _plain(message: ChatMessage, where: str) -> dict[str, Any]:

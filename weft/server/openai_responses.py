@@ -14,8 +14,8 @@ from starlette.responses import Response
 from weft.base.grammar import Grammar
 from weft.engine.events import FinishReason
 from weft.server.errors import FieldError, describe, json_response
-from weft.server.front import Front, Wish, new_name
-from weft.server.grammars import from_schema
+from weft.server.front import Front, new_name
+from weft.server.grammars import Form, from_schema
 from weft.server.limits import read
 from weft.server.openai_messages import (
     CalledFunction,
@@ -25,15 +25,13 @@ from weft.server.openai_messages import (
     NamedFunction,
     NamedTool,
     Tool,
+    ToolChoice,
     ToolFunction,
-    chosen_tool,
-    plain_messages,
-    plain_tools,
 )
 from weft.server.openai_shapes import chat_logprobs, miss_of
 from weft.server.responses_events import Events
 from weft.server.runs import Followed, Run, check_piece
-from weft.server.schemas import Count, SamplingFields, sampling_params
+from weft.server.schemas import Count, SamplingFields, refuse
 from weft.server.sse import EventStream, named_event, while_connected
 from weft.server.turns import Turn
 
@@ -100,6 +98,8 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     metadata: dict[str, str] | None = None
     previous_response_id: str | None = None
     background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     user: str | None = None
@@ -119,6 +119,7 @@ async def respond(front: Front, request: Request) -> Response:
 
 
 def check_unsupported(body: ResponsesRequest) -> None:
+    refuse(body, ("conversation", "prompt"))
     if body.previous_response_id is not None:
         raise FieldError("previous_response_id", "cannot be resolved: nothing is stored here; send the conversation")
     if body.background:
@@ -127,13 +128,18 @@ def check_unsupported(body: ResponsesRequest) -> None:
         raise FieldError("truncation", 'may only be "disabled"')
 
 
-def messages_of(body: ResponsesRequest) -> list[ChatMessage]:
-    """The conversation in the words of the chat API. Calls that follow one another are one message."""
+def messages_of(body: ResponsesRequest) -> tuple[list[ChatMessage], list[str]]:
+    """The conversation in the words of the chat API, and where in the body each message stands.
+
+    Calls that follow one another are one message.
+    """
     found: list[ChatMessage] = []
+    places: list[str] = []
     if body.instructions:
         found.append(ChatMessage(role="system", content=body.instructions))
+        places.append("instructions")
     if isinstance(body.input, str):
-        return [*found, ChatMessage(role="user", content=body.input)]
+        return [*found, ChatMessage(role="user", content=body.input)], [*places, "input"]
     for place, item in enumerate(body.input):
         where = f"input[{place}]"
         match item.type:
@@ -149,7 +155,8 @@ def messages_of(body: ResponsesRequest) -> list[ChatMessage]:
                 found.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
             case "reasoning":
                 pass  # what a model thought before is not shown to it again
-    return found
+        places += [where] * (len(found) - len(places))
+    return found, places
 
 
 def _add_call(found: list[ChatMessage], item: InputItem, where: str) -> None:
@@ -162,38 +169,41 @@ def _add_call(found: list[ChatMessage], item: InputItem, where: str) -> None:
         found.append(ChatMessage(role="assistant", tool_calls=[call]))
 
 
-def format_of(body: ResponsesRequest, front: Front) -> Grammar | None:
+def format_of(body: ResponsesRequest, front: Front) -> Form | None:
     wanted = body.text.format if body.text else None
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return Grammar("json_object")
+        return Form(Grammar("json_object"), "text.format")
     if wanted.schema is None:
         raise FieldError("text.format.schema", "must be given")
     return from_schema("text.format.schema", wanted.schema, front.limits)
 
 
 def turn_of(front: Front, body: ResponsesRequest) -> Turn:
-    variables = front.template_variables(body.chat_template_kwargs)
-    if body.reasoning is not None and body.reasoning.effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning.effort)
-    functions = [
-        Tool(type="function", function=ToolFunction(name=t.name, description=t.description, parameters=t.parameters))
-        for t in body.tools or ()
-    ]
-    tools = plain_tools(functions, front.limits)
-    choice = body.tool_choice
-    if isinstance(choice, NamedResponseTool):
-        choice = NamedTool(type="function", function=NamedFunction(name=choice.name))  # type: ignore[assignment]
+    messages, places = messages_of(body)
+    choice: ToolChoice | None
+    if isinstance(body.tool_choice, NamedResponseTool):
+        choice = NamedTool(type="function", function=NamedFunction(name=body.tool_choice.name))
+    else:
+        choice = body.tool_choice
     return Turn(
         front,
-        messages=plain_messages(messages_of(body), front.limits),
-        tools=tools,
-        choice=chosen_tool(choice, tools),  # type: ignore[arg-type]
-        parallel=body.parallel_tool_calls is not False,
-        variables=variables,
-        grammar=format_of(body, front),
+        messages,
+        field="input",
+        places=places,
+        tools=[tool_of(tool) for tool in body.tools or ()],
+        choice=choice,
+        parallel=body.parallel_tool_calls,
+        variables=body.chat_template_kwargs,
+        effort=body.reasoning.effort if body.reasoning else None,
+        form=format_of(body, front),
     )
+
+
+def tool_of(tool: ResponseTool) -> Tool:
+    function = ToolFunction(name=tool.name, description=tool.description, parameters=tool.parameters)
+    return Tool(type="function", function=function)
 
 
 class ResponseAnswer:
@@ -211,21 +221,9 @@ class ResponseAnswer:
         self._events = Events(self.name)
 
     async def start(self, request: Request) -> Run:
-        body, front = self.body, self.front
-        tokens, snapshots = await self.turn.render()
-        max_tokens = front.max_tokens(body.max_output_tokens, len(tokens), "max_output_tokens")
-        logprobs = (body.top_logprobs or 0) if self.scored else None
-        params = sampling_params(body, front.limits, max_tokens, logprobs, scored="top_logprobs")
-        return await front.run(
-            [Wish(tokens, params, 1, snapshots, "input")],
-            request.state.tenant,
-            name=self.name,
-            cache_salt=body.cache_salt,
-            priority=body.priority,
-            grammar=self.turn.grammar,
-            skip_special=body.skip_special_tokens is not False,
-            shown=self.turn.shown,
-        )
+        most = ("max_output_tokens", self.body.max_output_tokens)
+        logprobs = (self.body.top_logprobs or 0) if self.scored else None
+        return await self.turn.run(self.body, request.state.tenant, self.name, max_tokens=most, logprobs=logprobs)
 
     # whole ------------------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,8 @@ class Link(asyncio.Protocol):
 class ProcessBackend(Desk):
     """With `restart` a dead engine is started again; requests that were open get their error all the same.
 
+    One that hangs is killed then, which nobody could otherwise decide: without `restart` it only counts as ill.
+
     `program` is what to start instead of the engine process; it gets the number of a file descriptor as argument.
     """
 
@@ -80,9 +82,10 @@ class ProcessBackend(Desk):
         progress: bool = True,
         restart: bool = False,
         max_open: int = MAX_OPEN,
+        patience_seconds: float | None = None,
         program: Sequence[str] = (),
     ) -> None:
-        super().__init__(max_open)
+        super().__init__(max_open, patience_seconds)
         self._options = Options(**{each.name: getattr(options, each.name) for each in fields(Options)})
         self._progress = progress
         self._restart = restart
@@ -100,6 +103,7 @@ class ProcessBackend(Desk):
         """Start the process and wait until the model is loaded; raises what loading it raises."""
         self.info = await self._launch()
         self._closed = None
+        self._watch()
 
     async def stop(self, drain_seconds: float) -> None:
         self._stopping = True
@@ -155,6 +159,10 @@ class ProcessBackend(Desk):
                 await asyncio.to_thread(process.wait)
         if link is not None and link.transport is not None:
             link.transport.abort()
+
+    def _fell_silent(self) -> None:
+        if self._restart and self._process is not None:
+            self._process.kill()
 
     # talking --------------------------------------------------------------------------------------------------------
 

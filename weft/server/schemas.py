@@ -6,12 +6,12 @@ by its route. `null` means the default everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from weft.base.grammar import Grammar
 from weft.base.sampling import MAX_BIASES, MAX_LOGPROBS, SamplingParams
 from weft.server.errors import FieldError
 from weft.server.limits import check_count, check_items
@@ -69,13 +69,45 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """vLLM's spelling of the constraints that OpenAI's API has no word for; one of them. `grammar` is Lark."""
+    """vLLM's spelling of the constraints that OpenAI's API has no word for; one of them. `grammar`: Lark or GBNF."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+
+
+class FormFields(SamplingFields, kw_only=True):
+    """What an answer must look like: one of these. After OpenAI's, vLLM's newer and older spelling, then SGLang's."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    # What other servers serve and would change the answer: refused rather than passed over.
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    lora_path: Any = None
+    prompt_embeds: Any = None
+    prompt_logprobs: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
+
+
+UNSERVED: tuple[str, ...] = ("allowed_token_ids", "bad_words", "lora_path", "prompt_embeds", "prompt_logprobs")
+UNSERVED += ("truncate_prompt_tokens", "use_beam_search")
+
+
+def refuse(body: msgspec.Struct, names: Sequence[str]) -> None:
+    """Fields that ask for something which is not served."""
+    for name in names:
+        if getattr(body, name) not in (None, False, "", [], {}):
+            raise FieldError(name, "is not supported here")
 
 
 class PromptDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -145,16 +177,3 @@ def check_stops(stops: list[str], limits: Limits) -> None:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
-
-
-def grammar_of(
-    response_format: ResponseFormat | None, structured: StructuredOutputs | None, limits: Limits
-) -> Grammar | None:
-    """What the answer must look like, if anything is asked."""
-    from weft.server.grammars import from_response_format, from_structured
-
-    found = from_response_format(response_format, limits)
-    other = from_structured(structured, limits)
-    if found is not None and other is not None:
-        raise FieldError("structured_outputs", "and response_format are both given: choose one")
-    return found or other

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from weft.base.errors import OptionError
+from weft.base.sampling import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOPS
+from weft.text.grammar import MAX_REGEX_CHARACTERS, MAX_SCHEMA_CHARACTERS, MAX_SCHEMA_DEPTH
+from weft.text.tool_grammar import MAX_TOOLS
 
 # Names that a request may hand to the chat template. A template is a program; everything else stays out of its reach.
 TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
+
+
+# Bounds of the layers below, which no setting here can widen.
+MOST = {
+    "max_tokens": 1 << 24,
+    "logprobs": MAX_LOGPROBS,
+    "stops": MAX_STOPS,
+    "stop_characters": MAX_STOP_CHARACTERS,
+    "biases": MAX_BIASES,
+    "tools": MAX_TOOLS,
+    "schema_bytes": MAX_SCHEMA_CHARACTERS,
+    "schema_depth": MAX_SCHEMA_DEPTH,
+    "regex_characters": MAX_REGEX_CHARACTERS,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +35,7 @@ class Limits:
     body_bytes: int = 8 << 20
     header_bytes: int = 32 << 10
     header_seconds: float = 30.0  # for a request's head to arrive
+    stall_seconds: float = 300.0  # without reading, before a client is cut off
     json_depth: int = 64
     prompts: int = 128  # prompts in one body
     n: int = 32  # answers to one prompt
@@ -35,8 +54,13 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise OptionError(f"{name} must be greater than zero, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise OptionError(f"{name} must be greater than zero, got {value!r}")
+            if value > MOST.get(name, math.inf):
+                raise OptionError(
+                    f"{name} must be at most {MOST[name]}, which is all that the engine takes, got {value}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

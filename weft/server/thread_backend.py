@@ -18,20 +18,26 @@ Make = Callable[[], tuple[Drivable, ModelInfo]]
 class ThreadBackend(Desk):
     """`make` builds the engine; it is called once, in a thread, when the backend starts."""
 
-    def __init__(self, make: Make, max_open: int = MAX_OPEN) -> None:
-        super().__init__(max_open)
+    def __init__(self, make: Make, max_open: int = MAX_OPEN, patience_seconds: float | None = None) -> None:
+        super().__init__(max_open, patience_seconds)
         self._make = make
         self._inbox = ThreadInbox()
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def from_options(cls, options: Options, progress: bool = True, max_open: int = MAX_OPEN) -> ThreadBackend:
+    def from_options(
+        cls,
+        options: Options,
+        progress: bool = True,
+        max_open: int = MAX_OPEN,
+        patience_seconds: float | None = None,
+    ) -> ThreadBackend:
         def make() -> tuple[Drivable, ModelInfo]:
             from weft.server.engine_process import load_engine
 
             return load_engine(options, progress)
 
-        return cls(make, max_open)
+        return cls(make, max_open, patience_seconds)
 
     async def start(self) -> None:
         """Load the model; raises what loading raises."""
@@ -45,6 +51,7 @@ class ThreadBackend(Desk):
         self._thread = threading.Thread(target=service.run, args=(self._inbox,), name="weft-engine", daemon=True)
         self._thread.start()
         self._closed = None
+        self._watch()
 
     async def stop(self, drain_seconds: float) -> None:
         await self._drain(drain_seconds)

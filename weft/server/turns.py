@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from weft.base.grammar import Grammar
+from weft.server.auth import Tenant
 from weft.server.errors import FieldError
-from weft.server.front import Front
+from weft.server.front import Front, Wish
+from weft.server.grammars import Form
+from weft.server.openai_messages import ChatMessage, Tool, ToolChoice, chosen_tool, plain_messages, plain_tools
 from weft.server.parts import Parser, Parts
+from weft.server.runs import Run
+from weft.server.schemas import SamplingFields, sampling_params
 from weft.text.output import output_parser
-from weft.text.prompts import Tokens
 from weft.text.reasoning import opens
 from weft.text.tool_grammar import after_thoughts, tool_grammar
 
@@ -18,56 +23,93 @@ PROMPT_END = 16
 
 
 class Turn:
-    """`choice` is "auto", "none", "required" or "name:" and a tool's name. A forced call is forced by a grammar."""
+    """Messages, tools and wishes as the chat API spells them. A call that must be made is forced by a grammar.
+
+    `field` is where the body has the conversation, `places` are the names of its messages if they are no list there.
+    """
 
     def __init__(
         self,
         front: Front,
+        messages: list[ChatMessage],
         *,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]],
-        choice: str,
-        parallel: bool,
-        variables: dict[str, Any],
-        grammar: Grammar | None,
+        field: str = "messages",
+        places: Sequence[str] = (),
+        tools: list[Tool] | None = None,
+        choice: ToolChoice | None = None,
+        parallel: bool | None = None,
+        variables: dict[str, Any] | None = None,
+        effort: str | None = None,
+        form: Form | None = None,
         reasoning: bool = True,
     ) -> None:
         self.front = front
-        self.messages = messages
-        self.choice = choice
-        self.tools = tools if choice != "none" else []
-        self.parallel = parallel
-        self.variables = variables
+        self.field = field
+        self.messages = plain_messages(messages, front.limits, places, field)
+        known = plain_tools(tools, front.limits)
+        self.choice = chosen_tool(choice, known)
+        self.tools = known if self.choice != "none" else []
+        self.parallel = parallel is not False
+        self.variables = front.template_variables(variables)
+        if effort is not None:
+            self.variables.setdefault("reasoning_effort", effort)
         self.reasoning = reasoning
-        self._forced = choice == "required" or choice.startswith("name:")
-        self._form = grammar
-        if self._forced and grammar is not None:
+        self._only = self.choice.removeprefix("name:") if self.choice.startswith("name:") else None
+        self._forced = self.choice == "required" or self._only is not None
+        self._form = form
+        if self._forced and form is not None:
             raise FieldError("tool_choice", "forces a call, which leaves no room for another form of the answer")
         self._prompt_end = ""
 
-    async def render(self) -> tuple[Tokens, tuple[int, ...]]:
-        tokens, snapshots = await self.front.render(self.messages, self.tools or None, self.variables)
-        self._prompt_end = self.front.need_tokenizer().decode(tokens[-PROMPT_END:].tolist(), skip_special=False)
-        return tokens, snapshots
+    async def run(
+        self,
+        body: SamplingFields,
+        tenant: Tenant,
+        name: str,
+        *,
+        max_tokens: tuple[str, int | None],
+        n: int = 1,
+        logprobs: int | None = None,
+    ) -> Run:
+        """Start the answers. `max_tokens` is what the body says of it, by its name."""
+        front = self.front
+        tokens, snapshots = await front.render(self.messages, self.tools or None, self.variables)
+        self._prompt_end = front.need_tokenizer().decode(tokens[-PROMPT_END:].tolist(), skip_special=False)
+        most = front.max_tokens(max_tokens[1], len(tokens), max_tokens[0])
+        params = sampling_params(body, front.limits, most, logprobs, scored="top_logprobs")
+        return await front.run(
+            [Wish(tokens, params, n, snapshots, self.field)],
+            tenant,
+            name=name,
+            cache_salt=body.cache_salt,
+            priority=body.priority,
+            form=self._whole_form(),
+            skip_special=body.skip_special_tokens is not False,
+            shown=self._shown,
+        )
 
-    @property
-    def grammar(self) -> Grammar | None:
-        """What the answer must look like, after thoughts that the prompt has opened. Known once that is rendered."""
+    def _whole_form(self) -> Form | None:
+        """What the answer must look like, thoughts included. Known once the prompt is rendered."""
         style, token_of = self.front.reasoning_parser, self.front.need_tokenizer().special_token
-        reasoning = style if style is not None and opens(style, self._prompt_end) else None
+        # Harmony's answers stand in a channel of their own, whether there are thoughts or not.
+        framed = style is not None and (style == "harmony" or opens(style, self._prompt_end))
+        reasoning = style if framed else None
         if self._forced:
-            return tool_grammar(
-                self._notation,
-                self.tools,
-                only=self.choice.removeprefix("name:") if self.choice.startswith("name:") else None,
-                parallel=self.parallel,
-                token_of=token_of,
-                reasoning=reasoning,
-                prompt=self._prompt_end,
-            )
+            return Form(self._tool_grammar(reasoning), "tools")
         if self._form is None or reasoning is None:
             return self._form
-        return after_thoughts(self._form, reasoning, self._prompt_end, token_of)
+        return self._form.within(after_thoughts(self._form.grammar, reasoning, self._prompt_end, token_of))
+
+    def _tool_grammar(self, reasoning: str | None) -> Grammar:
+        return tool_grammar(
+            self._notation,
+            self.tools,
+            only=self._only,
+            parallel=self.parallel,
+            token_of=self.front.need_tokenizer().special_token,
+            reasoning=reasoning,
+            prompt=self._prompt_end,
+        )
 
     @property
     def _notation(self) -> str:
@@ -75,7 +117,7 @@ class Turn:
         return self.front.tool_parser or "hermes"
 
     @property
-    def shown(self) -> frozenset[str]:
+    def _shown(self) -> frozenset[str]:
         """Special tokens that the parser must see."""
         return getattr(self._parser(), "markers", frozenset())
 

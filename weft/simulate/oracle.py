@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from weft.memory.keys import Key
+from weft.memory.spec import MemorySpec
+from weft.simulate.sessions import Session
 from weft.simulate.text import Ask
 
 
@@ -28,3 +32,29 @@ class Oracle:
         self._seen.update(keys[depth : (ask.prompt + ask.answer - 1) // self.cell])
         self.hit_tokens += depth * self.cell
         return depth * self.cell
+
+
+def survey(sessions: Iterator[Session], cell: int) -> Survey:
+    """Everything that a workload will ever ask for, told without running it."""
+    oracle, requests, prompt = Oracle(cell), 0, 0
+    for session in sessions:
+        for _, ask in session.turns:
+            oracle.look(ask)
+            requests += 1
+            prompt += ask.prompt
+    return Survey(requests, prompt, oracle.cells, oracle.hit_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A workload in numbers. Sessions are counted one after the other, as if they did not overlap."""
+
+    requests: int
+    prompt_tokens: int
+    distinct_cells: int
+    oracle_tokens: int
+
+    def working_set_bytes(self, spec: MemorySpec) -> int:
+        """The pages of every distinct cell, and one resume point for every request."""
+        point = spec.state_bytes + spec.window_cells * spec.window_page_bytes
+        return self.distinct_cells * spec.page_bytes + self.requests * point

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 from numpy.typing import NDArray
 
 from weft.base.errors import RequestError
@@ -31,12 +32,18 @@ MAX_REGEX_CHARACTERS = 4 << 10
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARACTERS = 64 << 10
 MAX_LARK_CHARACTERS = 128 << 10
+# Terminals within terminals: what they may grow to doubles with each, and so does the library's time to say so.
+MAX_TERMINAL_DEPTH = 32
+# Space between two parts of JSON: enough to indent, and an end for models that would write nothing else.
+MAX_SPACE = 64
 # Compiled grammars that are kept for the next request with the same one.
 MAX_COMPILED = 32
 
-# A lexer state costs one or two kB; a step's budgets are tens of milliseconds at worst.
-_LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False)
-_FIELDS: dict[GrammarKind, str] = {
+# A lexer state costs one or two kB; a step's budgets are tens of milliseconds at worst, compiling some seconds.
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=200_000, max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False
+)
+FIELDS: dict[GrammarKind, str] = {
     "json_schema": "json_schema",
     "json_object": "response_format",
     "regex": "regex",
@@ -46,6 +53,9 @@ _FIELDS: dict[GrammarKind, str] = {
 # Keys of a schema that say nothing about the answer.
 EXPLANATIONS = ("description", "title", "$comment")
 _ANY_OBJECT = '{"type": "object"}'
+# How the library is told about space in JSON.
+SPACES: Any = {"whitespace_pattern": rf"[ \t\n\r]{{0,{MAX_SPACE}}}"}
+_TERMINAL = re.compile(r"(?m)^\s*([A-Z_][A-Z0-9_]*)(?:\.-?\d+)?\s*(?:\[[^\]\n]*\])?\s*:")
 
 
 class Grammars:
@@ -64,9 +74,9 @@ class Grammars:
 
     def __call__(self, grammar: Grammar, stop_tokens: frozenset[int] = frozenset()) -> Guide:
         """The beginning of an answer that follows the grammar. Raises `RequestError` if there can be none."""
-        guide = Guide(self.compile(grammar).deep_copy(), self._vocab_size, stop_tokens, _FIELDS[grammar.kind])
+        guide = Guide(self.compile(grammar).deep_copy(), self._vocab_size, stop_tokens, FIELDS[grammar.kind])
         if guide.ended:
-            raise RequestError(f"{_FIELDS[grammar.kind]} allows nothing but an empty answer")
+            raise RequestError(f"{FIELDS[grammar.kind]} allows nothing but an empty answer")
         return guide
 
     def compile(self, grammar: Grammar) -> LLMatcher:
@@ -76,7 +86,7 @@ class Grammars:
             # Outside of the lock: nobody who has a grammar ready waits for somebody else's.
             found = LLMatcher(self._words(), source_of(grammar), log_level=0, limits=_LIMITS)
             if found.is_error():
-                raise RequestError(f"{_FIELDS[grammar.kind]} cannot be used: {_first_words(found.get_error())}")
+                raise RequestError(f"{FIELDS[grammar.kind]} cannot be used: {_first_words(found.get_error())}")
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
@@ -177,12 +187,14 @@ class _Words:
 
 def source_of(grammar: Grammar) -> str:
     """A grammar as llguidance takes it, if it keeps within bounds."""
-    text, field = grammar.text, _FIELDS[grammar.kind]
+    text, field = grammar.text, FIELDS[grammar.kind]
     match grammar.kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(checked_schema(text, field))
+            schema = checked_schema(text, field)
+            # `true` and `false` are schemas too, without room for anything.
+            return LLMatcher.grammar_from_json_schema(schema, defaults=SPACES if "{" in schema else None)
         case "json_object":
-            return LLMatcher.grammar_from_json_schema(_ANY_OBJECT)
+            return LLMatcher.grammar_from_json_schema(_ANY_OBJECT, defaults=SPACES)
         case "regex":
             _check_size(field, text, MAX_REGEX_CHARACTERS)
             return LLMatcher.grammar_from_regex(text)
@@ -191,7 +203,48 @@ def source_of(grammar: Grammar) -> str:
         case "lark":
             _check_size(field, text, MAX_LARK_CHARACTERS)
             _check_texts(field, max((len(each) for each in re.findall(r'"[^"]*"', text)), default=0))
-            return LLMatcher.grammar_from_lark(text)
+            return LLMatcher.grammar_from_lark(checked_lark(as_lark(text, field), field))
+
+
+def as_lark(text: str, field: str) -> str:
+    """A grammar that is written as Lark, or as GBNF: rules of the form `name ::= ...`.
+
+    >>> as_lark('root ::= "a" | "b"', "grammar").split()[-4:]
+    ['start:', '"a"', '|', '"b"']
+    """
+    if "::=" not in text or is_lark_syntax(text):
+        return text
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:  # the library raises plain Exception for some faults of a text
+        raise RequestError(f"{field} cannot be used: {_first_words(str(error))}") from None
+
+
+def checked_lark(text: str, field: str) -> str:
+    """A grammar whose terminals are not too deep in one another."""
+    if terminal_depth(text) > MAX_TERMINAL_DEPTH:
+        raise RequestError(f"{field} has terminals within terminals more than {MAX_TERMINAL_DEPTH} levels deep")
+    return text
+
+
+def terminal_depth(text: str) -> int:
+    """How deep the terminals of a Lark text stand in one another; those that hold themselves are the compiler's affair.
+
+    >>> terminal_depth('start: A\\nA: B "x"\\n  | C\\nB: C\\nC: /c/')
+    3
+    """
+    begins = [(found[1], found.start(), found.end()) for found in _TERMINAL.finditer(text)]
+    ends = [start for _, start, _ in begins[1:]] + [len(text)]
+    bodies = {name: text[begin:end] for (name, _, begin), end in zip(begins, ends)}
+    named = {name: set(re.findall(r"\b[A-Z_][A-Z0-9_]*\b", body)) & bodies.keys() for name, body in bodies.items()}
+    depths = dict.fromkeys(bodies, 1)
+    # One more round than levels that are allowed tells whether there are more.
+    for _ in range(MAX_TERMINAL_DEPTH + 1):
+        deeper = {name: 1 + max((depths[each] for each in held), default=0) for name, held in named.items()}
+        if deeper == depths:
+            break
+        depths = deeper
+    return max(depths.values(), default=0)
 
 
 def _check_size(field: str, text: str, most: int) -> None:

@@ -13,13 +13,13 @@ from llguidance import regex_to_lark
 
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
-from weft.text.grammar import EXPLANATIONS, checked_choices, checked_schema
+from weft.text.grammar import EXPLANATIONS, SPACES, checked_choices, checked_schema
 from weft.text.reasoning import STYLES, opens
 from weft.text.tools import Tool, function_of, parameters_of
 
 MAX_TOOLS = 128
 # Tools are written by many hands: what the compiler does not know in their schemas is passed over.
-_LENIENT = {"x-guidance": {"lenient": True}}
+_LENIENT = {"x-guidance": {"lenient": True, **SPACES}}
 _ANYTHING = r"/(.|\n)*/"
 _ANY = {"type": "object"}
 _SPACE = r"/\n{0,2}/"
@@ -261,4 +261,6 @@ def _answer(rules: _Rules, grammar: Grammar) -> str:
         rules.lines.append(f"ANSWER: /{regex_to_lark(grammar.text)}/")
         return "ANSWER"
     text = checked_schema(grammar.text, "json_schema") if grammar.kind == "json_schema" else '{"type": "object"}'
-    return rules.add("%json " + text)
+    schema = json.loads(text)
+    spaced = {"x-guidance": SPACES, **schema} if isinstance(schema, dict) else schema
+    return rules.add("%json " + json.dumps(spaced))

@@ -151,13 +151,16 @@ def _attend_block(
                 (key_position >= lowest)[:, None] & is_feature[None, :],
                 key_position[None, :] > position[:, None] - WINDOW, scale, SOFTCAP, False, PRECISION,
             )  # fmt: skip
+    # A page's number is loaded one cell ahead, so that only keys and values are left for the stages.
+    next_page = tl.load(cell_pages_ptr + inner)
     for cell in tl.range(inner, own_cell):
-        page_at = tl.load(cell_pages_ptr + cell).to(tl.int64) * page_stride
+        page_at = next_page.to(tl.int64) * page_stride
+        next_page = tl.load(cell_pages_ptr + cell + 1)
         peak, total, mixed = _mix_cell(
             q, peak, total, mixed, keys_ptr + page_at + in_page, values_ptr + page_at + in_page,
             everything, None, scale, SOFTCAP, True, PRECISION,
         )  # fmt: skip
-    page_at = tl.load(cell_pages_ptr + own_cell).to(tl.int64) * page_stride
+    page_at = next_page.to(tl.int64) * page_stride
     key_position = own_cell * CELL + index
     visible = key_position[None, :] <= position[:, None]
     if WINDOW:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.gated_delta_cells import solve_cells
-from weft.kernels.cuda.gated_delta_decode import decode_rows
+from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
 from weft.kernels.cuda.gated_delta_walk import walk_cells
 from weft.kernels.lanes import Lanes
 from weft.memory.device.store import RecurrentView
@@ -45,6 +45,8 @@ class Choice(NamedTuple):
 
 
 DECODE = Choice(64, 4, 1, 64)
+WEIGH_WARPS = 4
+OVERLAP = True
 SOLVE, WALK = Choice(0, 4, 1), Choice(32, 4, 2)
 # Products of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = Choice(0, 8, 1), Choice(32, 8, 1)
@@ -93,17 +95,25 @@ def dimensions(inputs: Inputs, lanes: Lanes, view: RecurrentView) -> dict[str, o
 
 
 def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, choice: Choice) -> None:
-    heads, value_dim = inputs.v.shape[1:]
+    rows, (heads, value_dim), key_heads = lanes.decodes, inputs.v.shape[1:], inputs.k.shape[1]
+    shared, tail, state = dimensions(inputs, lanes, view), view.tail, view.state["delta"]
+    lookups = inputs.v.new_empty(rows, key_heads, 2, shared["KEYS"], dtype=torch.float32)
+    weights = inputs.v.new_empty(rows, heads, 2, shared["BLOCK"], dtype=torch.float32)
+    factors = inputs.v.new_empty(rows, heads, 4, dtype=torch.float32)
+    overlap = OVERLAP and inputs.v.is_cuda
+    weigh_tails[(key_heads, rows)](
+        inputs.q, inputs.k, inputs.q.stride(0), inputs.step, inputs.strength, inputs.step.stride(0),
+        inputs.rates, inputs.bias, tail["k"], tail["k"].stride(0), tail["decay"], tail["decay"].stride(0),
+        lanes.start, lanes.tail, lookups, weights, factors,
+        **shared, PROJECTED=inputs.rates is not None, OVERLAP=overlap, num_warps=WEIGH_WARPS,
+    )  # fmt: skip
     values = min(choice.values, padded(value_dim))
-    tail, state = view.tail, view.state["delta"]
-    decode_rows[(triton.cdiv(value_dim, values), heads, lanes.decodes)](
-        inputs.q, inputs.k, inputs.q.stride(0), inputs.v, inputs.v.stride(0),
-        inputs.step, inputs.strength, inputs.step.stride(0), inputs.rates, inputs.bias, y,
+    decode_rows[(triton.cdiv(value_dim, values), heads, rows)](
+        inputs.v, inputs.v.stride(0), lookups, weights, factors, y,
         tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
         state, state.stride(0), lanes.start, lanes.slot, lanes.tail, lanes.closing,
-        **dimensions(inputs, lanes, view), VALUE_DIM=value_dim, VALUES=values,
-        CHUNK=min(choice.chunk, padded(lanes.cell)), PROJECTED=inputs.rates is not None,
-        num_warps=choice.warps, num_stages=choice.stages,
+        **shared, VALUE_DIM=value_dim, VALUES=values, CHUNK=min(choice.chunk, padded(lanes.cell)),
+        OVERLAP=overlap, num_warps=choice.warps, num_stages=choice.stages, launch_pdl=overlap,
     )  # fmt: skip
 
 

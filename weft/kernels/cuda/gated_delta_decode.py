@@ -1,35 +1,92 @@
 """The gated delta rule for rows of one token: the checkpoint is read once, for the key and the query together.
 
-Everything depends on the contents of tensors alone, so a recorded launch serves any rows.
+Two kernels. What value heads share, and all that is small, is computed first, by row and key head; then whoever reads a
+state has nothing left to do but to sum. Everything depends on the contents of tensors alone, so a recorded launch
+serves any rows.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from weft.kernels.cuda.gated_delta_cells import LANES, NORM_EPSILON, gates
 
 # Of the rows of a small matrix product, two are used: the key's and the query's.
 PAIR = tl.constexpr(16)
-
-
 # How many rows of a state are closed at a time.
 CLOSED = tl.constexpr(32)
 
 
+@triton.jit(do_not_specialize_on_alignment=LANES)
+def weigh_tails(
+    q, k, token_stride, step, strength, gate_stride, rates, bias,
+    tail_k, tail_k_stride, tail_decay, tail_decay_stride, row_start, row_tail, lookups, weights, factors,
+    CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, PROJECTED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Program (key head, row). Appends key and decay to the tail, and writes
+
+    lookups[row, key head]  the key and the query, normalised
+    weights[row, head]      what the key and the query get of each u in the tail
+    factors[row, head]      decay of the checkpoint, rate of correction, what the query gets of the new u
+    """
+    if OVERLAP:
+        gdc_launch_dependents()
+    key_head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    heads = KEY_HEADS * SHARED
+    start, tail = tl.load(row_start + row), tl.load(row_tail + row).to(tl.int64)
+    offset = start % CELL
+    column, lane = tl.arange(0, BLOCK), tl.arange(0, KEYS)
+    real = lane < KEY_DIM
+    is_tail, ring = column < offset, (start - offset + column) % RING
+    tail_k += tail * tail_k_stride + key_head * KEY_DIM
+    keys_at = tail_k + ring[None, :] * (KEY_HEADS * KEY_DIM) + lane[:, None]
+    keys = tl.load(keys_at, real[:, None] & is_tail[None, :], 0.0)
+    source = row * token_stride + key_head * KEY_DIM + lane
+    key, query = tl.load(k + source, real, 0.0).to(tl.float32), tl.load(q + source, real, 0.0).to(tl.float32)
+    key *= tl.rsqrt(tl.sum(key * key, 0) + NORM_EPSILON)
+    query *= tl.rsqrt(tl.sum(query * query, 0) + NORM_EPSILON) * (KEY_DIM**-0.5)
+    lookup_at = lookups + (row * KEY_HEADS + key_head) * (2 * KEYS) + lane
+    tl.store(lookup_at, key)
+    tl.store(lookup_at + KEYS, query)
+    tl.store(tail_k + (start % RING) * (KEY_HEADS * KEY_DIM) + lane, key.to(tail_k.dtype.element_ty), real)
+    own = tl.sum(key * query, 0)
+    # Rows 0 and 1 of a matrix: the key and the query.
+    pair = tl.arange(0, PAIR)[:, None]
+    both = tl.where(pair == 0, key[None, :], tl.where(pair == 1, query[None, :], 0.0)).to(keys.dtype)
+    scores = tl.dot(both, keys, input_precision=PRECISION)
+    for shared in tl.static_range(SHARED):
+        head = key_head * SHARED + shared
+        decays = tail_decay + tail * tail_decay_stride + head
+        gate_at = row * gate_stride + head
+        g, beta = gates(tl.load(step + gate_at), tl.load(strength + gate_at), head, rates, bias, PROJECTED)
+        total = g + tl.load(decays + ((start - 1) % RING) * heads, offset > 0, 0.0)
+        since = tl.exp(tl.where(is_tail, total - tl.load(decays + ring * heads, is_tail, 0.0), float("-inf")))
+        weights_at = weights + (row * heads + head) * (2 * BLOCK) + pair * BLOCK + column[None, :]
+        tl.store(weights_at, scores * since[None, :], (pair < 2) & (column < CELL)[None, :])
+        tl.store(decays + (start % RING) * heads, total)
+        factor_at = factors + (row * heads + head) * 4
+        tl.store(factor_at, tl.exp(total))
+        tl.store(factor_at + 1, beta)
+        tl.store(factor_at + 2, own)
+
+
 @triton.jit
 def close_cell(
-    before, after, has_state, key, key_scale, u, opened, total, tail_k, tail_u, decays, cell_start, offset,
-    RING: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
+    before, after, has_state, lookups, u, opened, tail_k, tail_u, decays, start,
+    CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The state behind the token that fills a cell. Reads everything anew: that happens once in a cell's tokens, and
     what was kept in registers for it would slow down all others."""
     column = tl.arange(0, BLOCK)
     value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
-    is_tail, ring = column < offset, (cell_start + column) % RING
+    is_tail, ring = column < CELL - 1, (start - (CELL - 1) + column) % RING
     real_value = value < VALUE_DIM
+    total = tl.load(decays + (start % RING) * HEADS)
     since = tl.exp(tl.where(is_tail, total - tl.load(decays + ring * HEADS, is_tail, 0.0), float("-inf")))
     u_at = tail_u + ring[:, None] * (HEADS * VALUE_DIM) + value[None, :]
     corrected = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0)
@@ -40,21 +97,21 @@ def close_cell(
         inside = lane[:, None] * VALUE_DIM + value[None, :]
         real = real_key[:, None] & real_value[None, :]
         memory = tl.load(before + inside, real & has_state, 0.0) * opened
-        new_key = tl.load(key + lane, real_key, 0.0).to(tl.float32) * key_scale
         k_at = tail_k + lane[:, None] + ring[None, :] * (KEY_HEADS * KEY_DIM)
         keys = tl.load(k_at, real_key[:, None] & is_tail[None, :], 0.0)
-        memory = tl.dot(keys, scaled, memory + new_key[:, None] * u[None, :], input_precision=PRECISION)
+        memory += tl.load(lookups + lane)[:, None] * u[None, :]
+        memory = tl.dot(keys, scaled, memory, input_precision=PRECISION)
         tl.store(after + inside, memory, real)
 
 
 @triton.jit(do_not_specialize_on_alignment=LANES)
 def decode_rows(
-    q, k, token_stride, v, value_stride, step, strength, gate_stride, rates, bias, y,
+    v, value_stride, lookups, weights, factors, y,
     tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride, state, state_stride,
     row_start, row_slot, row_tail, row_closing,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    CHUNK: tl.constexpr, PROJECTED: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program (block of value columns, value head, row)."""
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -63,58 +120,39 @@ def decode_rows(
     tail, closing = tl.load(row_tail + row).to(tl.int64), tl.load(row_closing + row).to(tl.int64)
     lane = tl.arange(0, KEYS)
     value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
-    real_key, real_value = lane < KEY_DIM, value < VALUE_DIM
+    real_value = value < VALUE_DIM
     # The state is what takes long: it is asked for first.
     state += head * (KEY_DIM * VALUE_DIM)
     before, has_state = state + slot * state_stride, start >= CELL
     inside = lane[:, None] * VALUE_DIM + value[None, :]
-    memory = tl.load(before + inside, real_key[:, None] & real_value[None, :] & has_state, 0.0)
+    memory = tl.load(before + inside, (lane < KEY_DIM)[:, None] & real_value[None, :] & has_state, 0.0)
 
-    k += row * token_stride + key_head * KEY_DIM
-    q += row * token_stride + key_head * KEY_DIM
-    key, query = tl.load(k + lane, real_key, 0.0).to(tl.float32), tl.load(q + lane, real_key, 0.0).to(tl.float32)
-    key_scale = tl.rsqrt(tl.sum(key * key, 0) + NORM_EPSILON)
-    key *= key_scale
-    query *= tl.rsqrt(tl.sum(query * query, 0) + NORM_EPSILON) * (KEY_DIM**-0.5)
-    gate_at = row * gate_stride + head
-    g, beta = gates(tl.load(step + gate_at), tl.load(strength + gate_at), head, rates, bias, PROJECTED)
-    offset = start % CELL
-    cell_start = start - offset
-    decays = tail_decay + tail * tail_decay_stride + head
-    total = g + tl.load(decays + ((start - 1) % RING) * heads, offset > 0, 0.0)
-
-    # Rows 0 and 1 of a matrix: the key and the query.
-    pair = tl.arange(0, PAIR)[:, None]
-    both = tl.where(pair == 0, key[None, :], tl.where(pair == 1, query[None, :], 0.0)).to(k.dtype.element_ty)
-    tail_k += tail * tail_k_stride + key_head * KEY_DIM
+    lookups += (row * KEY_HEADS + key_head) * (2 * KEYS)
+    factors += (row * heads + head) * 4
+    weights += (row * heads + head) * (2 * BLOCK)
     tail_u += tail * tail_u_stride + head * VALUE_DIM
-    from_tail = tl.zeros((PAIR, VALUES), tl.float32)
+    offset = start % CELL
+    if OVERLAP:
+        # States are under way; what the other kernel writes is not read before it has ended.
+        gdc_wait()
+    found, read = tl.zeros((VALUES,), tl.float32), tl.zeros((VALUES,), tl.float32)
     for low in range(0, offset, CHUNK):
         column = low + tl.arange(0, CHUNK)
-        is_tail, ring = column < offset, (cell_start + column) % RING
-        k_at = tail_k + ring[None, :] * (KEY_HEADS * KEY_DIM) + lane[:, None]
-        keys = tl.load(k_at, real_key[:, None] & is_tail[None, :], 0.0)
+        is_tail, ring = column < offset, (start - offset + column) % RING
         u_at = tail_u + ring[:, None] * (heads * VALUE_DIM) + value[None, :]
-        corrected = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0)
-        since = tl.exp(tl.where(is_tail, total - tl.load(decays + ring * heads, is_tail, 0.0), float("-inf")))
-        weights = tl.dot(both, keys, input_precision=PRECISION) * since[None, :]
-        from_tail = tl.dot(weights.to(corrected.dtype), corrected, from_tail, input_precision=PRECISION)
-
-    opened = tl.exp(total)
-    found = tl.sum(memory * key[:, None], 0) * opened + tl.sum(tl.where(pair == 0, from_tail, 0.0), 0)
-    read = tl.sum(memory * query[:, None], 0) * opened + tl.sum(tl.where(pair == 1, from_tail, 0.0), 0)
+        corrected = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0).to(tl.float32)
+        found += tl.sum(tl.load(weights + column, is_tail, 0.0)[:, None] * corrected, 0)
+        read += tl.sum(tl.load(weights + BLOCK + column, is_tail, 0.0)[:, None] * corrected, 0)
+    opened, beta, own = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
+    found += tl.sum(memory * tl.load(lookups + lane)[:, None], 0) * opened
+    read += tl.sum(memory * tl.load(lookups + KEYS + lane)[:, None], 0) * opened
     values = tl.load(v + row * value_stride + head * VALUE_DIM + value, real_value, 0.0).to(tl.float32)
     u = beta * (values - found)
     y_at = y + (row * heads + head) * VALUE_DIM + value
-    tl.store(y_at, (read + tl.sum(key * query, 0) * u).to(y.dtype.element_ty), real_value)
-
-    ring = start % RING
-    tl.store(tail_u + ring * (heads * VALUE_DIM) + value, u.to(tail_u.dtype.element_ty), real_value)
-    if tl.program_id(0) == 0:
-        tl.store(decays + ring * heads, total)
-        if head % SHARED == 0:
-            tl.store(tail_k + ring * (KEY_HEADS * KEY_DIM) + lane, key.to(tail_k.dtype.element_ty), real_key)
+    tl.store(y_at, (read + own * u).to(y.dtype.element_ty), real_value)
+    tl.store(tail_u + (start % RING) * (heads * VALUE_DIM) + value, u.to(tail_u.dtype.element_ty), real_value)
     if closing >= 0:
-        close_cell(before, state + closing * state_stride, has_state, k, key_scale, u, opened, total,
-                   tail_k, tail_u, decays, cell_start, offset,
-                   RING, KEY_HEADS, heads, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION)  # fmt: skip
+        close_cell(before, state + closing * state_stride, has_state, lookups, u, opened,
+                   tail_k + tail * tail_k_stride + key_head * KEY_DIM, tail_u,
+                   tail_decay + tail * tail_decay_stride + head, start,
+                   CELL, RING, KEY_HEADS, heads, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION)  # fmt: skip

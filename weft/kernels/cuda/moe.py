@@ -8,9 +8,8 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.moe_choices import FEW_TOKENS, SOME_TOKENS, VECTORS, tiles
+from weft.kernels.cuda.moe_choices import FEW_PAIRS, WHOLE_TOKENS, tiles, vectors
 from weft.kernels.cuda.moe_few import few_experts
-from weft.kernels.cuda.moe_many import can_group, many_experts
 from weft.kernels.cuda.moe_some import some_experts
 from weft.kernels.moe import Activation, Beside
 
@@ -28,11 +27,9 @@ def experts(
 ) -> Float[Tensor, "tokens hidden"]:
     x = x.contiguous()
     inputs = (x, weights.contiguous(), chosen.contiguous(), first, second, activation, first_bias, second_bias, beside)
-    tokens = len(x)
+    (tokens, k), (count, hidden, inner) = chosen.shape, second.shape
     if not tokens:
         return x.new_empty(x.shape)
-    if tokens <= FEW_TOKENS:
-        return few_experts(*inputs, VECTORS)
-    if tokens > SOME_TOKENS and can_group(first, second):
-        return many_experts(*inputs)
-    return some_experts(*inputs, tiles(x.dtype))
+    if tokens == 1 or tokens * k <= FEW_PAIRS * count:
+        return few_experts(*inputs, vectors(hidden, inner))
+    return some_experts(*inputs, tiles(x.dtype, tokens, k, count), tiled=tokens > WHOLE_TOKENS)

@@ -26,13 +26,13 @@ def few_experts(
     first_bias: Tensor | None,
     second_bias: Tensor | None,
     beside: Beside | None,
-    choice: tuple[Vectors, Vectors],
+    blocks: tuple[Vectors, Vectors],
 ) -> Tensor:
     tokens, hidden = x.shape
     inner, k = second.shape[2], chosen.shape[1]
     between_them = torch.empty(tokens * k, inner, dtype=x.dtype, device=x.device)
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
-    own, other = choice
+    own, other = blocks
     shared, opening, strides = shared_parts(beside)
     few_first_kernel[(triton.cdiv(inner, own.rows), tokens * k)](
         x, chosen, first, first_bias, between_them, activation.alpha, activation.limit,
@@ -41,7 +41,7 @@ def few_experts(
     )  # fmt: skip
     few_second_kernel[(triton.cdiv(hidden, other.rows), tokens)](
         between_them, weights, chosen, second, second_bias, shared, opening, out, *strides,
-        K=k, HIDDEN=hidden, INNER=inner,
+        K=k, HIDDEN=hidden, INNER=inner, CHOICES=other.choices,
         ROWS=other.rows, COLUMNS=other.columns, STAGES=other.stages, num_warps=other.warps,
     )  # fmt: skip
     return out
@@ -84,24 +84,27 @@ def few_first_kernel(
 def few_second_kernel(
     inputs, weights, chosen, second, bias, shared, opening, out, shared_stride, opening_stride,
     K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    CHOICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The weighted sum over one token's choices, in their order, so many rows of it."""
+    """The weighted sum over one token's choices, so many rows of it; so many choices are read side by side."""
     token = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real_row = row < HIDDEN
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    total = tl.zeros([CHOICES, ROWS, COLUMNS], tl.float32)
     BLOCKS: tl.constexpr = (INNER + COLUMNS - 1) // COLUMNS
-    for step in tl.range(0, K * BLOCKS, num_stages=STAGES):
-        pair = token * K + step // BLOCKS
-        column = (step % BLOCKS) * COLUMNS + tl.arange(0, COLUMNS)
-        expert = tl.load(chosen + pair).to(tl.int64)
-        real = real_row[:, None] & (column < INNER)[None, :]
-        value = tl.load(inputs + pair.to(tl.int64) * INNER + column, mask=column < INNER, other=0.0).to(tl.float32)
-        value = value * tl.load(weights + pair).to(tl.float32)
-        matrix = second + expert * (HIDDEN * INNER) + row[:, None] * INNER + column[None, :]
-        total += tl.load(matrix, mask=real, other=0.0).to(tl.float32) * value[None, :]
-    result = tl.sum(total, 1)
+    STEPS: tl.constexpr = (K + CHOICES - 1) // CHOICES * BLOCKS
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        choice = step // BLOCKS * CHOICES + tl.arange(0, CHOICES)
+        column = step % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
+        pair = token * K + choice
+        expert = tl.load(chosen + pair, mask=choice < K, other=0).to(tl.int64)
+        real = (choice < K)[:, None] & (column < INNER)[None, :]
+        value = tl.load(inputs + pair.to(tl.int64)[:, None] * INNER + column[None, :], mask=real, other=0.0)
+        value = value.to(tl.float32) * tl.load(weights + pair, mask=choice < K, other=0.0).to(tl.float32)[:, None]
+        matrix = second + expert[:, None, None] * (HIDDEN * INNER) + row[None, :, None] * INNER + column[None, None, :]
+        block = tl.load(matrix, mask=real[:, None, :] & real_row[None, :, None], other=0.0)
+        total += block.to(tl.float32) * value[:, None, :]
+    result = tl.sum(tl.sum(total, 2), 0)
     if bias is not None:
         for j in tl.static_range(K):
             expert = tl.load(chosen + token * K + j).to(tl.int64)

@@ -35,9 +35,9 @@ def many_experts(
     second_bias: Tensor | None,
     beside: Beside | None,
 ) -> Tensor:
-    _, sizes, places = list_pairs(chosen, len(first))
-    ends = sizes.cumsum(0, dtype=torch.int32)
-    rows, place = sort_rows(x, chosen, places, sizes, ends)
+    lists = list_pairs(chosen, len(first))
+    ends = lists.sizes.cumsum(0, dtype=torch.int32)
+    rows, place = sort_rows(x, chosen, lists.places, lists.sizes, ends)
     outer = F.grouped_mm(rows, first.transpose(1, 2), offs=ends)
     inner = apply_between(outer, place, chosen, activation, first_bias)
     outcome = F.grouped_mm(inner, second.transpose(1, 2), offs=ends)

@@ -5,14 +5,20 @@ A pair is a token and one of its choices; pair p is choice p % k of token p // k
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.kernels.cuda.ordering import rising_key
+
 # Pairs that a program looks at in one go.
-LIST_BLOCK = 2048
+LIST_BLOCK = 8192
+# Below everything that a choice may be made from.
+LEAST_KEY = tl.constexpr(-(2**63))
 
 
 def route(
@@ -57,44 +63,50 @@ def route_kernel(
     ranking = scores
     if bias is not None:
         ranking = ranking + tl.load(bias + expert, mask=real, other=0.0)
-    ranking = tl.where(real, ranking, float("-inf"))
     place = tl.arange(0, K_BLOCK)
     best_weight = tl.zeros([K_BLOCK], tl.float32)
     best_expert = tl.zeros([K_BLOCK], tl.int32)
-    free = real
+    # Rank and expert as one number, so that one maximum finds both; those that are not numbers differ too.
+    key = (rising_key(ranking).to(tl.int64) << 32) + (BLOCK - 1 - expert)
+    key = tl.where(real, key, LEAST_KEY)
     for j in tl.static_range(K):
-        greatest = tl.max(ranking, 0)
-        # Of those not taken yet: a row that is not numbers must choose different experts too.
-        likely = tl.min(tl.where(free & (ranking == greatest), expert, BLOCK), 0)
-        any_free = tl.min(tl.where(free, expert, BLOCK), 0)
-        taken = tl.where(likely < BLOCK, likely, any_free)
+        best = tl.max(key, 0)
+        taken = BLOCK - 1 - (best & 0xFFFFFFFF).to(tl.int32)
         score = tl.sum(tl.where(expert == taken, scores, 0.0), 0)
         best_weight = tl.where(place == j, score, best_weight)
         best_expert = tl.where(place == j, taken, best_expert)
-        free = free & (expert != taken)
-        ranking = tl.where(expert == taken, float("-inf"), ranking)
+        key = tl.where(expert == taken, LEAST_KEY, key)
     if RENORMALISE:
         best_weight = best_weight / (tl.sum(tl.where(place < K, best_weight, 0.0), 0) + eps)
     tl.store(weights + token * K + place, best_weight * scaling, mask=place < K)
     tl.store(chosen + token * K + place, best_expert, mask=place < K)
 
 
-def list_pairs(
-    chosen: Int[Tensor, "tokens k"], count: int
-) -> tuple[Int[Tensor, "experts tokens"], Int[Tensor, " experts"], Int[Tensor, "tokens k"]]:
-    """The pairs of every expert in rising order, how many each has, and every pair's place among its expert's.
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """The pairs of every expert. An expert has at most one of a token, so no list is longer than there are tokens."""
 
-    An expert has at most one pair of a token, so no list is longer than there are tokens.
-    """
+    listed: Int[Tensor, "experts tokens"]  # in rising order
+    sizes: Int[Tensor, " experts"]
+    places: Int[Tensor, "tokens k"]  # of every pair, in its expert's list
+    tile_ends: Int[Tensor, " experts"] | None  # how many tiles all experts up to this one have, if lists are cut
+
+
+def list_pairs(chosen: Int[Tensor, "tokens k"], count: int, tile: int | None = None) -> Lists:
+    """`tile`: cut lists into so many pairs."""
     tokens, k = chosen.shape
     listed = torch.empty(count, tokens, dtype=torch.int32, device=chosen.device)
     sizes = torch.empty(count, dtype=torch.int32, device=chosen.device)
     places = torch.empty(tokens, k, dtype=torch.int32, device=chosen.device)
     block = min(LIST_BLOCK, max(32, triton.next_power_of_2(tokens * k)))
     list_kernel[(count,)](
-        chosen, listed, sizes, places, tokens, tokens * k, BLOCK=block, num_warps=4 if block >= 512 else 1
+        chosen, listed, sizes, places, tokens, tokens * k, BLOCK=block, num_warps=max(1, min(16, block // 256))
     )
-    return listed, sizes, places
+    tile_ends = None
+    if tile is not None:
+        tile_ends = torch.empty_like(sizes)
+        tile_kernel[(1,)](sizes, tile_ends, tile, COUNT=count, BLOCK=triton.next_power_of_2(count), num_warps=1)
+    return Lists(listed, sizes, places, tile_ends)
 
 
 @triton.jit
@@ -111,3 +123,10 @@ def list_kernel(chosen, listed, sizes, places, tokens, pairs, BLOCK: tl.constexp
         tl.store(places + pair, place, mask=match)
         size += tl.sum(one, 0)
     tl.store(sizes + expert, size)
+
+
+@triton.jit
+def tile_kernel(sizes, tile_ends, tile, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    expert = tl.arange(0, BLOCK)
+    size = tl.load(sizes + expert, mask=expert < COUNT, other=0)
+    tl.store(tile_ends + expert, tl.cumsum((size + tile - 1) // tile, 0), mask=expert < COUNT)

@@ -1,7 +1,8 @@
 """Experts for a batch of tokens: a grouped product that reads the weights of every chosen expert once.
 
-One program has some outputs of one expert and goes through all its pairs; experts that nobody chose end at once.
-The grid depends on how many tokens there are, not on what they chose.
+With few tokens, a program has some outputs of one expert and goes through all its pairs; experts that nobody chose end
+at once. With many, it has one tile of an expert's pairs. The grid depends on how many tokens there are, not on what they
+chose.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.cuda.moe_activation import between
-from weft.kernels.cuda.moe_choices import Tiles, pairs_at_once
-from weft.kernels.cuda.moe_routing import list_pairs
+from weft.kernels.cuda.moe_choices import Tiles
+from weft.kernels.cuda.moe_routing import Lists, list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
 from weft.kernels.moe import Activation, Beside
 
@@ -28,17 +29,19 @@ def some_experts(
     first_bias: Tensor | None,
     second_bias: Tensor | None,
     beside: Beside | None,
-    choice: tuple[Tiles, Tiles],
+    blocks: tuple[Tiles, Tiles],
+    tiled: bool,
 ) -> Tensor:
     tokens, hidden = x.shape
     count, _, inner = second.shape
     k = chosen.shape[1]
-    lists = list_pairs(chosen, count)
+    assert blocks[0].pairs == blocks[1].pairs
+    lists = list_pairs(chosen, count, blocks[0].pairs if tiled else None)
     between_them = torch.empty(tokens * k, inner, dtype=x.dtype, device=x.device)
     outcome = torch.empty(tokens * k, hidden, dtype=x.dtype, device=x.device)
     name, parts, settings = activation.name, activation.parts, (activation.alpha, activation.limit)
-    multiply(x, k, chosen, lists, first, first_bias, between_them, choice[0], name, parts, settings)
-    multiply(between_them, 1, chosen, lists, second, second_bias, outcome, choice[1])
+    multiply(x, k, chosen, lists, first, first_bias, between_them, blocks[0], name, parts, settings)
+    multiply(between_them, 1, chosen, lists, second, second_bias, outcome, blocks[1])
     return weighted_sum(outcome, weights, beside)
 
 
@@ -46,7 +49,7 @@ def multiply(
     x: Tensor,
     pairs_per_row: int,
     chosen: Tensor,
-    lists: tuple[Tensor, Tensor, Tensor],
+    lists: Lists,
     matrices: Tensor,
     bias: Tensor | None,
     out: Tensor,
@@ -56,37 +59,52 @@ def multiply(
     settings: tuple[float, float] = (0.0, 0.0),
 ) -> None:
     """out[pair] = activation(matrix of the pair's expert @ x[pair // pairs_per_row] + bias)."""
-    listed, sizes, places = lists
     pairs, outputs = out.shape
-    count, tokens = listed.shape
-    slots = min(pairs, count)
+    count, tokens = lists.listed.shape
+    # Every expert may have a tile that is not full, but no more tiles than pairs can have anything in them.
+    by, slots = "pair" if pairs < count else "expert", min(pairs, count)
+    if lists.tile_ends is not None:
+        by, slots = "tile", min(pairs, count + pairs // tiles.pairs)
     grouped_kernel[(triton.cdiv(outputs, tiles.outputs), slots)](
-        x, chosen, listed, sizes, places, matrices, bias, out, tokens, *settings,
-        ROW_PAIRS=pairs_per_row, BY_PAIR=pairs < count, INPUTS=x.shape[1], OUTPUTS=outputs, NAME=name, PARTS=parts,
-        PAIR_BLOCK=pairs_at_once(tokens, pairs // tokens, count), BLOCK=tiles.outputs, STEP=tiles.inputs,
+        x, chosen, lists.listed, lists.sizes, lists.places, lists.tile_ends, matrices, bias, out, tokens, *settings,
+        BY=by, COUNT=count, COUNT_BLOCK=triton.next_power_of_2(count), ROW_PAIRS=pairs_per_row,
+        INPUTS=x.shape[1], OUTPUTS=outputs, NAME=name, PARTS=parts,
+        PAIR_BLOCK=tiles.pairs, BLOCK=tiles.outputs, STEP=tiles.inputs,
         WEIGHTS_FIRST=tiles.weights_first, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
 
 
 @triton.jit
 def grouped_kernel(
-    x, chosen, listed, sizes, places, matrices, bias, out, tokens, alpha, limit,
-    ROW_PAIRS: tl.constexpr, BY_PAIR: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    x, chosen, listed, sizes, places, tile_ends, matrices, bias, out, tokens, alpha, limit,
+    BY: tl.constexpr, COUNT: tl.constexpr, COUNT_BLOCK: tl.constexpr,
+    ROW_PAIRS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
     NAME: tl.constexpr, PARTS: tl.constexpr, PAIR_BLOCK: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
     WEIGHTS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    expert = tl.program_id(1)
-    if BY_PAIR:
+    slot = tl.program_id(1)
+    expert = slot
+    start = 0
+    if BY == "pair":
         # Fewer pairs than experts: the first pair of an expert stands for all of them.
-        if tl.load(places + expert) > 0:
+        if tl.load(places + slot) > 0:
             return
-        expert = tl.load(chosen + expert).to(tl.int32)
+        expert = tl.load(chosen + slot).to(tl.int32)
+    if BY == "tile":
+        number = tl.arange(0, COUNT_BLOCK)
+        ends = tl.load(tile_ends + number, mask=number < COUNT, other=2147483647)
+        expert = tl.sum((ends <= slot).to(tl.int32), 0)
+        if expert >= COUNT:
+            return
+        start = (slot - tl.max(tl.where(ends <= slot, ends, 0), 0)) * PAIR_BLOCK
     size = tl.load(sizes + expert)
+    if BY == "tile":
+        size = tl.minimum(size, start + PAIR_BLOCK)
     ours = listed + expert.to(tl.int64) * tokens
     output = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real_output = output < OUTPUTS
     gates = matrices + expert.to(tl.int64) * (PARTS * OUTPUTS * INPUTS) + output[:, None] * INPUTS
-    for begin in range(0, size, PAIR_BLOCK):
+    for begin in range(start, size, PAIR_BLOCK):
         index = begin + tl.arange(0, PAIR_BLOCK)
         real_pair = index < size
         pair = tl.load(ours + index, mask=real_pair, other=0)

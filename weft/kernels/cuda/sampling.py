@@ -12,6 +12,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.kernels.cuda.ordering import rising_key
+
 # Tokens of a program that looks for the greatest, and of one that adds up weights.
 LIKELIEST_CHUNK = 8192
 CHUNK = tl.constexpr(4096)
@@ -34,13 +36,6 @@ def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
         block = triton.next_power_of_2(chunks)
         likeliest_kernel[(rows,)](best[0], best[1], token, chunks, BLOCK=block, num_warps=1)
     return token
-
-
-@triton.jit
-def rising_key(value):
-    """Integers in the order of the floats; zero has only one, and what is no number stands above all."""
-    bits = (value.to(tl.float32) + 0.0).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
@@ -104,11 +99,18 @@ def greatest_kernel(logits, greatest, stride, vocab):
 @triton.jit
 def scaled_chunk(logits, greatest, temperature, row, chunk, chunks, stride, vocab, BLOCK: tl.constexpr):
     """(logit - greatest) / temperature of a chunk: the likeliest token has 0. Beyond the end: minus infinity."""
+    below, heat = chunk_below(logits, greatest, temperature, row, chunk, chunks, stride, vocab, BLOCK)
+    return tl.div_rn(below, heat)
+
+
+@triton.jit
+def chunk_below(logits, greatest, temperature, row, chunk, chunks, stride, vocab, BLOCK: tl.constexpr):
+    """How far the logits of a chunk are from the row's greatest, and the temperature."""
     place = tl.arange(0, BLOCK)
     top = tl.max(tl.load(greatest + row * chunks + place, mask=place < chunks, other=float("-inf")), 0)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     value = tl.load(logits + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    return tl.div_rn(value - top, tl.load(temperature + row))
+    return value - top, tl.load(temperature + row)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.sampling import scaled_chunk, weight
+from weft.kernels.cuda.sampling import chunk_below, weight
 
 # Level n lies (n + 1)**2 times this below the likeliest token: close together where the tokens are few. Below the last
 # one nothing has a weight: exp(-28) * 2**40 < 1. The numbers are exact, so all kernels see the same.
@@ -20,7 +20,7 @@ LEVELS = tl.constexpr(8)
 LEVEL_UNIT = tl.constexpr(-28.0 / 64)
 # Sums at levels are rounded; a level must reach more than asked for by so much.
 MARGIN = tl.constexpr(1.001)
-SEARCH_BLOCK = 2048
+SEARCH_BLOCK = 4096
 
 
 def floors(
@@ -32,23 +32,21 @@ def floors(
     top_p: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
     """What equals the floor is kept. Rows without top-k and top-p have min-p's."""
-    rows, vocab = logits.shape
-    chunks = greatest.shape[1]
-    device = logits.device
+    (rows, vocab), chunks, device = logits.shape, greatest.shape[1], logits.device
     counts = torch.empty(rows, chunks, LEVELS.value, dtype=torch.int32, device=device)
     masses = torch.empty(rows, chunks, LEVELS.value, dtype=torch.float32, device=device)
     totals = torch.empty(rows, chunks, dtype=torch.int64, device=device)
+    levels = torch.empty(rows, dtype=torch.int32, device=device)
+    starts = torch.empty(rows, chunks + 1, dtype=torch.int32, device=device)
     likely = torch.empty(rows, vocab, dtype=torch.float32, device=device)
     floor = torch.empty(rows, dtype=torch.float32, device=device)
     grid, block = (rows, chunks), triton.next_power_of_2(chunks)
-    weigh_kernel[grid](
-        logits, greatest, temperature, log_min_p, counts, masses, totals, logits.stride(0), vocab, BLOCK=block
-    )
-    collect_kernel[grid](
-        logits, greatest, temperature, counts, masses, top_k, top_p, likely, logits.stride(0), vocab, BLOCK=block
-    )
+    row_inputs, sizes = (logits, greatest, temperature), (logits.stride(0), vocab)
+    weigh_kernel[grid](*row_inputs, log_min_p, top_k, top_p, counts, masses, totals, *sizes, BLOCK=block)
+    level_kernel[(rows,)](counts, masses, top_k, top_p, levels, starts, vocab, chunks, BLOCK=block, num_warps=2)
+    collect_kernel[grid](*row_inputs, top_k, top_p, levels, starts, likely, *sizes, BLOCK=block)
     floor_kernel[(rows,)](
-        likely, counts, masses, totals, log_min_p, top_k, top_p, floor, vocab, chunks,
+        likely, levels, starts, totals, log_min_p, top_k, top_p, floor, vocab, chunks,
         BLOCK=block, SEARCH=SEARCH_BLOCK, num_warps=8,
     )  # fmt: skip
     return floor
@@ -60,74 +58,96 @@ def level_value(level):
 
 
 @triton.jit
-def weigh_kernel(logits, greatest, temperature, log_min_p, counts, masses, totals, stride, vocab, BLOCK: tl.constexpr):
-    """How many tokens of a chunk there are above every level, and how much they weigh."""
-    row = tl.program_id(0).to(tl.int64)
-    chunk, chunks = tl.program_id(1), tl.num_programs(1)
-    scaled = scaled_chunk(logits, greatest, temperature, row, chunk, chunks, stride, vocab, BLOCK)
-    mass = tl.exp(scaled)
-    place = row * chunks + chunk
-    for level in tl.static_range(LEVELS):
-        above = scaled >= level_value(level)
-        tl.store(counts + place * LEVELS + level, tl.sum(above.to(tl.int32), 0))
-        tl.store(masses + place * LEVELS + level, tl.sum(tl.where(above, mass, 0.0), 0))
-    kept = scaled >= tl.load(log_min_p + row)
-    tl.store(totals + place, tl.sum(weight(tl.where(kept, scaled, float("-inf"))), 0))
+def is_free(top_k, top_p, row, vocab):
+    """Whether neither top-k nor top-p apply to the row."""
+    return (tl.load(top_k + row) >= vocab) & (tl.load(top_p + row) >= 1.0)
 
 
 @triton.jit
-def level_of(counts, masses, top_k, top_p, row, chunks, vocab, BLOCK: tl.constexpr):
-    """The highest level above which everything is that top-k and top-p may keep."""
-    place, level = tl.arange(0, BLOCK), tl.arange(0, LEVELS)
-    index = (row * chunks + place)[:, None] * LEVELS + level[None, :]
-    real = (place < chunks)[:, None]
-    count = tl.sum(tl.load(counts + index, mask=real, other=0), 0)
-    mass = tl.sum(tl.load(masses + index, mask=real, other=0.0), 0)
+def weigh_kernel(
+    logits, greatest, temperature, log_min_p, top_k, top_p, counts, masses, totals, stride, vocab, BLOCK: tl.constexpr
+):
+    """How many tokens of a chunk there are above every level and, where top-p decides alone, how much they weigh."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk, chunks = tl.program_id(1), tl.num_programs(1)
+    if is_free(top_k, top_p, row, vocab):
+        return
+    below, heat = chunk_below(logits, greatest, temperature, row, chunk, chunks, stride, vocab, BLOCK)
+    place = row * chunks + chunk
+    for level in tl.static_range(LEVELS):
+        tl.store(counts + place * LEVELS + level, tl.sum((below >= level_value(level) * heat).to(tl.int32), 0))
+    if tl.load(top_k + row) >= vocab:
+        scaled = tl.div_rn(below, heat)
+        mass = tl.exp(scaled)
+        for level in tl.static_range(LEVELS):
+            above = below >= level_value(level) * heat
+            tl.store(masses + place * LEVELS + level, tl.sum(tl.where(above, mass, 0.0), 0))
+        kept = scaled >= tl.load(log_min_p + row)
+        tl.store(totals + place, tl.sum(weight(tl.where(kept, scaled, float("-inf"))), 0))
+
+
+@triton.jit
+def level_kernel(counts, masses, top_k, top_p, levels, starts, vocab, chunks, BLOCK: tl.constexpr):
+    """The highest level above which everything is that top-k and top-p may keep; where each chunk's tokens go."""
+    row = tl.program_id(0).to(tl.int64)
+    if is_free(top_k, top_p, row, vocab):
+        return
+    chunk, level = tl.arange(0, BLOCK), tl.arange(0, LEVELS)
+    index = (row * chunks + chunk)[:, None] * LEVELS + level[None, :]
+    real = (chunk < chunks)[:, None]
+    count = tl.load(counts + index, mask=real, other=0)
     most = tl.load(top_k + row)
-    share = tl.load(top_p + row) * tl.max(mass, 0) * MARGIN
-    enough = tl.where(most < vocab, count >= most, mass >= share)
-    return tl.min(tl.where(enough, level, LEVELS - 1), 0)
+    enough = tl.sum(count, 0) >= most
+    if most >= vocab:
+        mass = tl.sum(tl.load(masses + index, mask=real, other=0.0), 0)
+        enough = mass >= tl.load(top_p + row) * tl.max(mass, 0) * MARGIN
+    found = tl.min(tl.where(enough, level, LEVELS - 1), 0)
+    ours = tl.sum(tl.where(level[None, :] == found, count, 0), 1)
+    until = tl.cumsum(ours, 0)
+    tl.store(levels + row, found)
+    tl.store(starts + row * (chunks + 1) + chunk + 1, until, mask=chunk < chunks)
+    tl.store(starts + row * (chunks + 1), 0)
 
 
 @triton.jit
 def collect_kernel(
-    logits, greatest, temperature, counts, masses, top_k, top_p, likely, stride, vocab, BLOCK: tl.constexpr
+    logits, greatest, temperature, top_k, top_p, levels, starts, likely, stride, vocab, BLOCK: tl.constexpr
 ):
-    """Copy what is above the row's level, side by side and in order."""
+    """Copy what is above the row's level, side by side."""
     row = tl.program_id(0).to(tl.int64)
     chunk, chunks = tl.program_id(1), tl.num_programs(1)
-    if (tl.load(top_k + row) >= vocab) & (tl.load(top_p + row) >= 1.0):
+    if is_free(top_k, top_p, row, vocab):
         return
-    level = level_of(counts, masses, top_k, top_p, row, chunks, vocab, BLOCK)
-    place = tl.arange(0, BLOCK)
-    before = tl.load(counts + (row * chunks + place) * LEVELS + level, mask=place < chunk, other=0)
-    scaled = scaled_chunk(logits, greatest, temperature, row, chunk, chunks, stride, vocab, BLOCK)
-    above = scaled >= level_value(level)
-    target = tl.sum(before, 0) + tl.cumsum(above.to(tl.int32), 0) - 1
-    tl.store(likely + row * vocab + target, scaled, mask=above)
+    start = tl.load(starts + row * (chunks + 1) + chunk)
+    if tl.load(starts + row * (chunks + 1) + chunk + 1) == start:
+        return
+    below, heat = chunk_below(logits, greatest, temperature, row, chunk, chunks, stride, vocab, BLOCK)
+    above = below >= level_value(tl.load(levels + row)) * heat
+    target = start + tl.cumsum(above.to(tl.int32), 0) - 1
+    tl.store(likely + row * vocab + target, tl.div_rn(below, heat), mask=above)
 
 
 @triton.jit
 def floor_kernel(
-    likely, counts, masses, totals, log_min_p, top_k, top_p, floor, vocab, chunks,
+    likely, levels, starts, totals, log_min_p, top_k, top_p, floor, vocab, chunks,
     BLOCK: tl.constexpr, SEARCH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     least, most, share = tl.load(log_min_p + row), tl.load(top_k + row).to(tl.int64), tl.load(top_p + row)
-    if (most >= vocab) & (share >= 1.0):
+    if is_free(top_k, top_p, row, vocab):
         tl.store(floor + row, least)
         return
-    level = level_of(counts, masses, top_k, top_p, row, chunks, vocab, BLOCK)
-    place = tl.arange(0, BLOCK)
-    length = tl.sum(tl.load(counts + (row * chunks + place) * LEVELS + level, mask=place < chunks, other=0), 0)
+    length = tl.load(starts + row * (chunks + 1) + chunks)
     ours = likely + row * vocab
-    found = tl.maximum(least, level_value(level))
-    mass = tl.sum(tl.load(totals + row * chunks + place, mask=place < chunks, other=0), 0)
+    found = tl.maximum(least, level_value(tl.load(levels + row)))
     if most < vocab:
         found = search(ours, length, found, most, False, SEARCH)
         count, mass, _, _ = measure(ours, length, found, True, SEARCH)
         # Of those that equal the last one, top-p counts only as many as top-k asked for.
         mass -= tl.maximum(count - most, 0) * weight(found)
+    else:
+        place = tl.arange(0, BLOCK)
+        mass = tl.sum(tl.load(totals + row * chunks + place, mask=place < chunks, other=0), 0)
     if share < 1.0:
         # Reached exactly is enough, so round up.
         wanted = tl.ceil(share.to(tl.float64) * mass.to(tl.float64)).to(tl.int64)
@@ -157,7 +177,7 @@ def search(values, length, lowest, wanted, BY_MASS: tl.constexpr, SEARCH: tl.con
 @triton.jit
 def measure(values, length, threshold, WITH_MASS: tl.constexpr, SEARCH: tl.constexpr):
     """How many values are at or above the threshold, their mass, the smallest of them and the greatest below."""
-    count = tl.zeros([SEARCH], tl.int64)
+    count = tl.zeros([SEARCH], tl.int32)
     mass = tl.zeros([SEARCH], tl.int64)
     above = tl.full([SEARCH], float("inf"), tl.float32)
     below = tl.full([SEARCH], float("-inf"), tl.float32)
@@ -165,9 +185,9 @@ def measure(values, length, threshold, WITH_MASS: tl.constexpr, SEARCH: tl.const
         place = begin + tl.arange(0, SEARCH)
         value = tl.load(values + place, mask=place < length, other=float("-inf"))
         reached = value >= threshold
-        count += reached.to(tl.int64)
+        count += reached.to(tl.int32)
         above = tl.minimum(above, tl.where(reached, value, float("inf")))
         below = tl.maximum(below, tl.where(reached, float("-inf"), value))
         if WITH_MASS:
             mass += weight(tl.where(reached, value, float("-inf")))
-    return tl.sum(count, 0), tl.sum(mass, 0), tl.min(above, 0), tl.max(below, 0)
+    return tl.sum(count, 0).to(tl.int64), tl.sum(mass, 0), tl.min(above, 0), tl.max(below, 0)

@@ -12,7 +12,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.sampling import CHUNK, rising_key
+from weft.kernels.cuda.ordering import rising_key
+from weft.kernels.cuda.sampling import CHUNK
 
 NOTHING = tl.constexpr(-(2**63))
 

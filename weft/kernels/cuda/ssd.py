@@ -126,29 +126,29 @@ def extend(
     choice = choice or cells_choice(rows, heads, head_dim, state, x.dtype)
     matrix, tail = view.state["ssm"], view.tail
     ring = tail["x"].shape[1]
-    steps, totals = torch.empty((2, heads, lanes.pieces, cell), dtype=torch.float32, device=x.device)
+    totals, shifted, left = torch.empty((3, heads, lanes.pieces, cell), dtype=torch.float32, device=x.device)
     head_block = min(NARROWEST, triton.next_power_of_2(heads))
     steps_kernel[(lanes.pieces, triton.cdiv(heads, head_block))](
-        dt, A, dt_bias, tail["dt"], steps, totals,
+        dt, A, dt_bias, tail["dt"], totals, shifted, left,
         lanes.start, lanes.first, lanes.tail, lanes.piece_row, lanes.piece_position,
         lanes.pieces, dt.stride(0), tail["dt"].stride(0), *finite(limit),
         HEADS=heads, CELL=cell, RING=ring, HEAD_BLOCK=head_block, num_warps=4,
     )  # fmt: skip
     blocks = triton.cdiv(head_dim - choice.rest, choice.block)
     cells_kernel[(heads * blocks, rows)](
-        x, B, C, D, y, steps, totals, matrix, tail["x"], tail["B"],
+        x, B, C, D, y, totals, shifted, left, matrix, tail["x"], tail["B"],
         lanes.start, lanes.first, lanes.slot, lanes.tail, lanes.piece_slot, lanes.first_piece,
         lanes.decodes, lanes.pieces, x.stride(0), B.stride(0), C.stride(0),
         matrix.stride(0), tail["x"].stride(0), tail["B"].stride(0),
         GROUPS=groups, GROUP_HEADS=heads // groups, HEAD_DIM=head_dim, STATE=state,
-        CELL=cell, RING=ring, BLOCK=choice.block, REST=choice.rest, STAGES=choice.stages, PRECISION=precision(x.dtype),
-        num_warps=choice.warps,
+        CELL=cell, RING=ring, BLOCK=choice.block, REST=choice.rest, PRECISION=precision(x.dtype),
+        num_warps=choice.warps, num_stages=choice.stages,
     )  # fmt: skip
     keep_kernel[(min(ring, lanes.longest), rows)](
-        x, B, steps, totals, tail["x"], tail["B"], tail["dt"], tail["decay"],
+        x, dt, B, dt_bias, totals, tail["x"], tail["B"], tail["dt"], tail["decay"],
         lanes.start, lanes.first, lanes.tail, lanes.first_piece,
-        lanes.decodes, lanes.pieces, x.stride(0), B.stride(0),
-        *(part.stride(0) for part in (tail["x"], tail["B"], tail["dt"], tail["decay"])),
+        lanes.decodes, lanes.pieces, x.stride(0), dt.stride(0), B.stride(0),
+        *(part.stride(0) for part in (tail["x"], tail["B"], tail["dt"], tail["decay"])), *finite(limit),
         HEADS=heads, INNER=heads * head_dim, KEYS=groups * state, CELL=cell, RING=ring, BLOCK=1024, num_warps=4,
     )  # fmt: skip
 

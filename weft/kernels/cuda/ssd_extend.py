@@ -18,12 +18,16 @@ from weft.kernels.cuda.ssd_steps import LOG2_E, time_step
 
 @triton.jit(do_not_specialize=["pieces"])
 def steps_kernel(
-    dt, A, dt_bias, tail_dt, steps, totals,
+    dt, A, dt_bias, tail_dt, totals, shifted, left,
     start, first, tails, piece_row, piece_position,
     pieces, dt_stride, dt_unit, low_limit, high_limit,
     HEADS: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Columns behind a row's end have a time step of 0: nothing decays there and nothing is added."""
+    """Of each token: the decay since the cell's start, the same less the logarithm of its time step (so that one
+    exponential gives both), and what of it is left at the cell's end.
+
+    Columns behind a row's end have a time step of 0: nothing decays there and nothing is added.
+    """
     piece = tl.program_id(0)
     row = tl.load(piece_row + piece)
     begin = tl.load(start + row)
@@ -42,31 +46,33 @@ def steps_kernel(
     step = tl.where(is_new, time_step(raw, bias, low_limit, high_limit), kept)
     rate = tl.load(A + head, mask=head < HEADS, other=0.0) * LOG2_E
     total = tl.cumsum(step * rate[None, :], 0)
-    at = (head[None, :] * pieces + piece).to(tl.int64) * CELL + tl.arange(0, CELL)[:, None]
-    tl.store(steps + at, step, mask=real)
+    cell = tl.arange(0, CELL)[:, None]
+    last = tl.sum(tl.where(cell == CELL - 1, total, 0.0), 0)
+    at = (head[None, :] * pieces + piece).to(tl.int64) * CELL + cell
     tl.store(totals + at, total, mask=real)
+    tl.store(shifted + at, total - tl.log2(step), mask=real)
+    tl.store(left + at, tl.exp2(last[None, :] - total) * step, mask=real)
 
 
 @triton.jit
-def own_weights(queries, keys, total, step, CELL: tl.constexpr, PRECISION: tl.constexpr):
+def own_weights(queries, keys, total, shifted, CELL: tl.constexpr, PRECISION: tl.constexpr):
     """What each token of a cell (a column) adds to each output (a row)."""
     cell = tl.arange(0, CELL)
     scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-    left = tl.exp2(total[:, None] - total[None, :]) * step[None, :]
+    scores *= tl.exp2(total[:, None] - shifted[None, :])
     # Above the diagonal the exponential may overflow: chosen away, never multiplied away.
-    return tl.where(cell[:, None] >= cell[None, :], scores * left, 0.0).to(keys.dtype)
+    return tl.where(cell[:, None] >= cell[None, :], scores, 0.0).to(keys.dtype)
 
 
 @triton.jit
-def pass_cell(values, inputs, queries, keys, weights, total, step, last, skip, PRECISION: tl.constexpr):
+def pass_cell(values, inputs, queries, keys, weights, total, left, last, skip, PRECISION: tl.constexpr):
     """One cell, some columns: the outputs, and the state after it."""
     outputs = tl.dot(queries, values.to(queries.dtype), input_precision=PRECISION) * tl.exp2(total)[:, None]
     outputs = tl.dot(weights, inputs, outputs, input_precision=PRECISION)
     if skip is not None:
         outputs += skip * inputs.to(tl.float32)
-    left = (tl.exp2(last - total) * step)[:, None]
-    added = (inputs.to(tl.float32) * left).to(inputs.dtype)
-    values = tl.dot(tl.trans(keys), added, values * tl.exp2(last), input_precision=PRECISION)
+    added = (inputs.to(tl.float32) * left[:, None]).to(inputs.dtype)
+    values = tl.dot(tl.trans(keys), added, values * tl.exp2(last)[:, None], input_precision=PRECISION)
     return outputs, values
 
 
@@ -88,12 +94,12 @@ def load_opened(kept_at, new_at, kept, real):
 
 @triton.jit(do_not_specialize=["decodes", "pieces"])
 def cells_kernel(
-    x, B, C, D, y, steps, totals, state, tail_x, tail_B,
+    x, B, C, D, y, totals, shifted, left, state, tail_x, tail_B,
     start, first, slots, tails, piece_slot, first_piece,
     decodes, pieces, x_stride, B_stride, C_stride, slot_stride, x_unit, B_unit,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr,
-    BLOCK: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, REST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A program takes BLOCK columns of a head and, where REST is not 0, that many more behind them.
 
@@ -118,6 +124,8 @@ def cells_kernel(
     # Where things of this head lie, from the row's first cell on.
     cell = tl.arange(0, CELL)
     n = tl.arange(0, STATE)
+    # One number for all rows of a state: loads of vectors go ahead of the loop, those of scalars make it wait.
+    same = tl.zeros((STATE,), tl.int32)
     packed = token - offset + cell
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     real = column < HEAD_DIM
@@ -146,12 +154,12 @@ def cells_kernel(
     kept_at = tail_B + tail * B_unit + ring * (GROUPS * STATE) + group * STATE + n[None, :]
     keys = load_opened(kept_at, B + at * B_stride + n[None, :], kept, n >= 0)
     total = tl.load(totals + step_at + cell)
-    step = tl.load(steps + step_at + cell)
-    last = tl.load(totals + step_at + CELL - 1)
-    weights = own_weights(queries, keys, total, step, CELL, PRECISION)
+    remains = tl.load(left + step_at + cell)
+    last = tl.load(totals + step_at + CELL - 1 + same)
+    weights = own_weights(queries, keys, total, tl.load(shifted + step_at + cell), CELL, PRECISION)
     kept_at = tail_x + tail * x_unit + ring * (GROUPS * WIDTH) + head * HEAD_DIM
     inputs = load_opened(kept_at + column[None, :], x + at * x_stride + column[None, :], kept, real)
-    outputs, values = pass_cell(values, inputs, queries, keys, weights, total, step, last, skip, PRECISION)
+    outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
     y_at = y + at * (GROUPS * WIDTH)
     tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
     target = tl.load(piece_slot).to(tl.int64)
@@ -159,28 +167,29 @@ def cells_kernel(
         tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
     if REST:
         inputs = load_opened(kept_at + column_1[None, :], x + at * x_stride + column_1[None, :], kept, real_1)
-        outputs, values_1 = pass_cell(values_1, inputs, queries, keys, weights, total, step, last, skip, PRECISION)
+        outputs, values_1 = pass_cell(values_1, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
         tl.store(y_at + column_1[None, :], outputs.to(y.dtype.element_ty), mask=is_new)
         if target >= 0:
             tl.store(in_state + target * slot_stride + column_1[None, :], values_1)
 
-    for number in tl.range(1, count, num_stages=STAGES):
+    for number in range(1, count):
         here = packed + number * CELL
         at = tl.minimum(here, end - 1).to(tl.int64)[:, None]
         queries = tl.load(C + at * C_stride + n[None, :])
         keys = tl.load(B + at * B_stride + n[None, :])
         total = tl.load(totals + step_at + number * CELL + cell)
-        step = tl.load(steps + step_at + number * CELL + cell)
-        last = tl.load(totals + step_at + number * CELL + CELL - 1)
+        since = tl.load(shifted + step_at + number * CELL + cell)
+        remains = tl.load(left + step_at + number * CELL + cell)
+        last = tl.load(totals + step_at + number * CELL + CELL - 1 + same)
         target = tl.load(piece_slot + number).to(tl.int64)
         inputs = load_columns(x + at * x_stride + column[None, :], real, WHOLE)
-        weights = own_weights(queries, keys, total, step, CELL, PRECISION)
-        outputs, values = pass_cell(values, inputs, queries, keys, weights, total, step, last, skip, PRECISION)
+        weights = own_weights(queries, keys, total, since, CELL, PRECISION)
+        outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
         y_at = y + at * (GROUPS * WIDTH)
         tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=(here < end)[:, None] & real[None, :])
         if REST:
             inputs = tl.load(x + at * x_stride + column_1[None, :])
-            outputs, values_1 = pass_cell(values_1, inputs, queries, keys, weights, total, step, last, skip, PRECISION)
+            outputs, values_1 = pass_cell(values_1, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
             tl.store(y_at + column_1[None, :], outputs.to(y.dtype.element_ty), mask=(here < end)[:, None])
         if target >= 0:
             tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
@@ -190,9 +199,9 @@ def cells_kernel(
 
 @triton.jit(do_not_specialize=["decodes", "pieces"])
 def keep_kernel(
-    x, B, steps, totals, tail_x, tail_B, tail_dt, tail_decay,
+    x, dt, B, dt_bias, totals, tail_x, tail_B, tail_dt, tail_decay,
     start, first, tails, first_piece,
-    decodes, pieces, x_stride, B_stride, x_unit, B_unit, dt_unit, decay_unit,
+    decodes, pieces, x_stride, dt_stride, B_stride, x_unit, B_unit, dt_unit, decay_unit, low_limit, high_limit,
     HEADS: tl.constexpr, INNER: tl.constexpr, KEYS: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -219,8 +228,11 @@ def keep_kernel(
         piece = tl.load(first_piece + own) + position // CELL - begin // CELL
         for done in range(0, HEADS, BLOCK):
             head = done + at
-            step_at = (head * pieces + piece).to(tl.int64) * CELL + position % CELL
-            step = tl.load(steps + step_at, mask=head < HEADS)
-            tl.store(tail_dt + tail * dt_unit + here * HEADS + head, step, mask=head < HEADS)
-            total = tl.load(totals + step_at, mask=head < HEADS)
-            tl.store(tail_decay + tail * decay_unit + here * HEADS + head, total, mask=head < HEADS)
+            real = head < HEADS
+            raw = tl.load(dt + packed.to(tl.int64) * dt_stride + head, mask=real, other=0.0)
+            bias = None if dt_bias is None else tl.load(dt_bias + head, mask=real, other=0.0)
+            step = time_step(raw, bias, low_limit, high_limit)
+            tl.store(tail_dt + tail * dt_unit + here * HEADS + head, step, mask=real)
+            total_at = (head * pieces + piece).to(tl.int64) * CELL + position % CELL
+            total = tl.load(totals + total_at, mask=real)
+            tl.store(tail_decay + tail * decay_unit + here * HEADS + head, total, mask=real)
