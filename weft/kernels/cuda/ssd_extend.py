@@ -81,8 +81,7 @@ def load_columns(at, real, WHOLE: tl.constexpr):
     """Some columns, those behind a head's last as 0; where none is, nothing is asked."""
     if WHOLE:
         return tl.load(at)
-    else:
-        return tl.load(at, mask=real[None, :], other=0.0)
+    return tl.load(at, mask=real[None, :], other=0.0)
 
 
 @triton.jit
@@ -189,7 +188,9 @@ def cells_kernel(
         tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=(here < end)[:, None] & real[None, :])
         if REST:
             inputs = tl.load(x + at * x_stride + column_1[None, :])
-            outputs, values_1 = pass_cell(values_1, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
+            outputs, values_1 = pass_cell(
+                values_1, inputs, queries, keys, weights, total, remains, last, skip, PRECISION
+            )
             tl.store(y_at + column_1[None, :], outputs.to(y.dtype.element_ty), mask=(here < end)[:, None])
         if target >= 0:
             tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
