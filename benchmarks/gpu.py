@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace, measure: Measure, show: Show) -> int:
         if "error" in found:
             failed += 1
             print(f"  failed: {found['error']}", flush=True)
-        if len(found) > ("error" in found):
+        if "machine" in found:
             show(model, found)
     save(report, arguments)
     return failed

@@ -1,0 +1,84 @@
+"""What the benchmarks of a GPU compare with is counted right, and they can be driven: on a CPU, slowly."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks.floors import Sketch
+from benchmarks.gpu import Ask, Attempts, fresh, play, random_prompt
+from benchmarks.serving import conversations, rates
+from weft import LLM
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(memory="64MiB", threads=1, device="cpu", max_length=2048, max_sequences=32, progress=False) as found:
+        yield found
+
+
+def test_weights_of_an_untied_embedding_are_not_read_and_those_of_a_head_are() -> None:
+    untied, tied = Sketch.of("nemotron-nano-9b-v2"), Sketch.of("lfm2-1.2b")
+    assert untied.weight_bytes - untied.active_weight_bytes(1) == 131072 * 4480 * 2
+    assert tied.active_weight_bytes(1) == tied.weight_bytes
+    # Neither multiplies a prompt's tokens, but for the last.
+    assert untied.active_parameters() == pytest.approx(untied.weight_bytes / 2 - 2 * 131072 * 4480, rel=0.001)
+    assert tied.active_parameters() == pytest.approx(tied.weight_bytes / 2 - 65536 * 2048, rel=0.001)
+
+
+def test_of_experts_those_are_read_that_some_token_chose() -> None:
+    sketch = Sketch.of("gpt-oss-20b")
+    experts = 24 * 32 * (3 * 2880 * 2880 + 3 * 2880) * 2
+    rest = sketch.active_weight_bytes(10**6) - experts
+    assert sketch.active_weight_bytes(1) == pytest.approx(rest + experts * 4 / 32)
+    # Two tokens choose four experts each, of which some are the same.
+    assert sketch.active_weight_bytes(2) == pytest.approx(rest + experts * (8 - 4 * 4 / 32) / 32)
+
+
+def test_a_row_reads_its_checkpoint_its_tail_and_its_keys_and_values() -> None:
+    plain, hybrid = Sketch.of("gemma-3-12b"), Sketch.of("lfm2-1.2b")
+    per_token = 2 * 8 * 256 * 2
+    # At position 2,000 forty layers see their window of 1,024, eight all; each writes one token.
+    assert plain.memory_bytes(2000) == per_token * (40 * 1025 + 8 * 2001)
+    state, kept, kv = 10 * 2 * 2048 * 2, 10 * 3 * 2048 * 2, 6 * 2 * 8 * 64 * 2
+    assert hybrid.memory_bytes(130) == state * (1 + 1 / 64) + kept + kv * 131
+    assert hybrid.memory_bytes(3) == state / 64 + kept + kv * 4
+
+
+def test_operations_of_a_prompt_are_those_of_weights_and_of_pairs_within_windows() -> None:
+    sketch = Sketch.of("gemma-3-12b")
+    weights = 2 * sketch.active_parameters() * 1500
+    full, windowed = 1500 * 1501 / 2, 1024 * 1025 / 2 + 476 * 1024
+    assert sketch.prefill_operations(1500) == weights + 4 * 16 * 256 * (8 * full + 40 * windowed)
+
+
+def test_requests_are_played_to_their_end_and_hits_are_told(llm: LLM) -> None:
+    engine, stem = fresh(llm), random_prompt(llm, 130, 1)
+    first = Ask(stem, 5)
+    play(engine, [first])
+    asks = [Ask(np.concatenate([stem, random_prompt(llm, 20, 2, n)]), 3) for n in range(4)]
+    found = rates(asks, play(engine, asks))
+    assert [len(ask.tokens) for ask in [first, *asks]] == [5, 3, 3, 3, 3]
+    assert found["hit_share"] == pytest.approx(128 / 150)
+    assert found["tokens_per_second"] * found["seconds"] == pytest.approx(12)
+    assert engine.idle
+
+
+def test_conversations_feed_their_answers_back(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CONVERSATIONS": 3, "TURNS": 3, "BEGINNING": 100, "TURN": 40, "TURN_ANSWER": 30}.items():
+        monkeypatch.setattr(f"benchmarks.serving.{name}", value)
+    found = conversations(llm)
+    # Prompts of 140, 210 and 280 tokens; the second and third resume at 128 and 192.
+    assert found["hit_share"] == pytest.approx((128 + 192) / (140 + 210 + 280))
+
+
+def test_a_part_that_fails_is_noted_and_the_next_runs() -> None:
+    attempts, done = Attempts(), SimpleNamespace(parts=0)
+    for name in ("good", "bad", "good again"):
+        with attempts.part(name):
+            if name == "bad":
+                raise ValueError("no room\nand more lines")
+            done.parts += 1
+    assert (done.parts, attempts.errors) == (2, {"bad": "ValueError: no room"})
