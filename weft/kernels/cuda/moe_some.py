@@ -1,8 +1,8 @@
 """Experts for a batch of tokens: a grouped product that reads the weights of every chosen expert once.
 
 With few tokens, a program has some outputs of one expert and goes through all its pairs; experts that nobody chose end
-at once. With many, it has one tile of an expert's pairs. The grid depends on how many tokens there are, not on what they
-chose.
+at once. With many, it has one tile of an expert's pairs. The grid depends on how many tokens there are, and not on what
+they chose.
 """
 
 from __future__ import annotations

@@ -75,12 +75,12 @@ def weigh_kernel(
     below, heat = chunk_below(logits, greatest, temperature, row, chunk, chunks, stride, vocab, BLOCK)
     place = row * chunks + chunk
     for level in tl.static_range(LEVELS):
-        tl.store(counts + place * LEVELS + level, tl.sum((below >= level_value(level) * heat).to(tl.int32), 0))
+        tl.store(counts + place * LEVELS + level, tl.sum((below >= heat * level_value(level)).to(tl.int32), 0))
     if tl.load(top_k + row) >= vocab:
         scaled = tl.div_rn(below, heat)
         mass = tl.exp(scaled)
         for level in tl.static_range(LEVELS):
-            above = below >= level_value(level) * heat
+            above = below >= heat * level_value(level)
             tl.store(masses + place * LEVELS + level, tl.sum(tl.where(above, mass, 0.0), 0))
         kept = scaled >= tl.load(log_min_p + row)
         tl.store(totals + place, tl.sum(weight(tl.where(kept, scaled, float("-inf"))), 0))
@@ -122,7 +122,7 @@ def collect_kernel(
     if tl.load(starts + row * (chunks + 1) + chunk + 1) == start:
         return
     below, heat = chunk_below(logits, greatest, temperature, row, chunk, chunks, stride, vocab, BLOCK)
-    above = below >= level_value(tl.load(levels + row)) * heat
+    above = below >= heat * level_value(tl.load(levels + row))
     target = start + tl.cumsum(above.to(tl.int32), 0) - 1
     tl.store(likely + row * vocab + target, tl.div_rn(below, heat), mask=above)
 
