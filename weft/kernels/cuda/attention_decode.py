@@ -35,8 +35,8 @@ class Launch(NamedTuple):
     stages: int
 
 
-# By bytes of a head's key, padded to a power of two. The numbers of pages take a stage of their own.
-LAUNCHES = {128: Launch(64, 4, 5), 256: Launch(64, 4, 4), 512: Launch(64, 4, 3)}
+# By bytes of a head's key, padded to a power of two.
+LAUNCHES = {128: Launch(64, 4, 4), 256: Launch(64, 4, 3), 512: Launch(32, 4, 3)}
 # What is left over: float32 heads too large for several stages in shared memory, and tests' small ones.
 PLAIN_LAUNCH = Launch(64, 4, 1)
 
@@ -151,9 +151,11 @@ def _attend_share(
     total = tl.zeros([BLOCK_HEADS], tl.float32)
     mixed = tl.zeros([BLOCK_HEADS, BLOCK_DIM], tl.float32)
     BLOCKS: tl.constexpr = CELL // KEYS
+    # A page's number is loaded one block ahead, so that only keys and values are left for the stages.
+    next_page = tl.load(cell_pages_ptr + begin)
     for block in tl.range(tl.maximum(begin * BLOCKS, low // KEYS), tl.minimum(end * BLOCKS, position // KEYS + 1)):
-        page = tl.load(cell_pages_ptr + block // BLOCKS).to(tl.int64)
-        block_at = page * page_stride + block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM)
+        block_at = next_page.to(tl.int64) * page_stride + block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM)
+        next_page = tl.load(cell_pages_ptr + tl.minimum((block + 1) // BLOCKS, end - 1))
         key_position = block * KEYS + index
         seen = key_position <= position
         if WINDOW:
@@ -180,10 +182,10 @@ def _attend_share(
             sink = tl.load(sinks_ptr + head, mask=member < GROUP, other=0.0).to(tl.float32)
             total += tl.exp2(sink * LOG2_E - peak)
         out_at = row_head.to(tl.int64)[:, None] * HEAD_DIM + feature[None, :]
-        tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
+        tl.store(out_ptr + out_at, (mixed * (1 / total)[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
     else:
         part = row_head.to(tl.int64) * shares + share
-        tl.store(parts_ptr + part[:, None] * HEAD_DIM + feature[None, :], mixed / total[:, None], mask=is_query)
+        tl.store(parts_ptr + part[:, None] * HEAD_DIM + feature[None, :], mixed * (1 / total)[:, None], mask=is_query)
         tl.store(totals_ptr + part, peak + tl.log2(total), mask=member < GROUP)
 
 
