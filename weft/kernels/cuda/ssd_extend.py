@@ -125,7 +125,7 @@ def cells_kernel(
     n = tl.arange(0, STATE)
     # One number for all rows of a state: loads of vectors go ahead of the loop, those of scalars make it wait.
     same = tl.zeros((STATE,), tl.int32)
-    packed = token - offset + cell
+    packed = (token - offset).to(tl.int64)
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     real = column < HEAD_DIM
     in_state = state + (group * STATE + n[:, None]) * WIDTH + (head % GROUP_HEADS) * HEAD_DIM
@@ -147,25 +147,26 @@ def cells_kernel(
     # The first cell, of which the tail may hold the beginning.
     kept = cell < offset
     ring = ((begin - offset + cell) % RING)[:, None]
-    at = tl.minimum(tl.maximum(packed, token), end - 1).to(tl.int64)[:, None]
-    is_new = ((cell >= offset) & (packed < end))[:, None]
-    queries = tl.load(C + at * C_stride + n[None, :])
+    at = tl.minimum(tl.maximum(cell, offset), end - token + offset - 1)[:, None]
+    is_new = cell[:, None] == at
+    queries = tl.load(C + packed * C_stride + (at * C_stride + n[None, :]))
     kept_at = tail_B + tail * B_unit + ring * (GROUPS * STATE) + group * STATE + n[None, :]
-    keys = load_opened(kept_at, B + at * B_stride + n[None, :], kept, n >= 0)
+    keys = load_opened(kept_at, B + packed * B_stride + (at * B_stride + n[None, :]), kept, n >= 0)
     total = tl.load(totals + step_at + cell)
     remains = tl.load(left + step_at + cell)
     last = tl.load(totals + step_at + CELL - 1 + same)
     weights = own_weights(queries, keys, total, tl.load(shifted + step_at + cell), CELL, PRECISION)
     kept_at = tail_x + tail * x_unit + ring * (GROUPS * WIDTH) + head * HEAD_DIM
-    inputs = load_opened(kept_at + column[None, :], x + at * x_stride + column[None, :], kept, real)
+    x_at = x + packed * x_stride + at * x_stride
+    inputs = load_opened(kept_at + column[None, :], x_at + column[None, :], kept, real)
     outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
-    y_at = y + at * (GROUPS * WIDTH)
+    y_at = y + packed * (GROUPS * WIDTH) + at * (GROUPS * WIDTH)
     tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
     target = tl.load(piece_slot).to(tl.int64)
     if target >= 0:
         tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
     if REST:
-        inputs = load_opened(kept_at + column_1[None, :], x + at * x_stride + column_1[None, :], kept, real_1)
+        inputs = load_opened(kept_at + column_1[None, :], x_at + column_1[None, :], kept, real_1)
         outputs, values_1 = pass_cell(values_1, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
         tl.store(y_at + column_1[None, :], outputs.to(y.dtype.element_ty), mask=is_new)
         if target >= 0:
@@ -173,25 +174,26 @@ def cells_kernel(
 
     for number in range(1, count):
         here = packed + number * CELL
-        at = tl.minimum(here, end - 1).to(tl.int64)[:, None]
-        queries = tl.load(C + at * C_stride + n[None, :])
-        keys = tl.load(B + at * B_stride + n[None, :])
+        at = tl.minimum(cell, (end - 1 - here).to(tl.int32))[:, None]
+        is_new = cell[:, None] == at
+        queries = tl.load(C + here * C_stride + (at * C_stride + n[None, :]))
+        keys = tl.load(B + here * B_stride + (at * B_stride + n[None, :]))
         total = tl.load(totals + step_at + number * CELL + cell)
         since = tl.load(shifted + step_at + number * CELL + cell)
         remains = tl.load(left + step_at + number * CELL + cell)
         last = tl.load(totals + step_at + number * CELL + CELL - 1 + same)
         target = tl.load(piece_slot + number).to(tl.int64)
-        inputs = load_columns(x + at * x_stride + column[None, :], real, WHOLE)
+        inputs = load_columns(x + here * x_stride + (at * x_stride + column[None, :]), real, WHOLE)
         weights = own_weights(queries, keys, total, since, CELL, PRECISION)
         outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
-        y_at = y + at * (GROUPS * WIDTH)
-        tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=(here < end)[:, None] & real[None, :])
+        y_at = y + here * (GROUPS * WIDTH) + at * (GROUPS * WIDTH)
+        tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
         if REST:
-            inputs = tl.load(x + at * x_stride + column_1[None, :])
+            inputs = tl.load(x + here * x_stride + (at * x_stride + column_1[None, :]))
             outputs, values_1 = pass_cell(
                 values_1, inputs, queries, keys, weights, total, remains, last, skip, PRECISION
             )
-            tl.store(y_at + column_1[None, :], outputs.to(y.dtype.element_ty), mask=(here < end)[:, None])
+            tl.store(y_at + column_1[None, :], outputs.to(y.dtype.element_ty), mask=is_new)
         if target >= 0:
             tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
             if REST:
