@@ -99,7 +99,7 @@ def _try(shape: Shape, backend: str, device: torch.device) -> Exception | None:
         planner = _new_planner(backend, device)
         bounds, pages = torch.tensor([0, 2], dtype=torch.int32), torch.arange(2, dtype=torch.int32, device=device)
         first, last = torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([cell], dtype=torch.int32)
-        _plan(planner, shape, first, bounds, pages, last)
+        _plan(planner, shape, first, bounds, pages, last, tokens)
         q = torch.ones(tokens, shape.heads, shape.head_dim, dtype=shape.dtype, device=device)
         store = torch.ones(2, 3, cell, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=device)
         out = torch.empty_like(q)
@@ -151,18 +151,20 @@ def _plan_step(shape: Shape, lanes: Lanes, listed: PageList, device: torch.devic
     ends = lanes.host_start[decodes:] + first.diff()
     last_page = (ends - 1) % shape.cell + 1
     pages = listed.pages[int(bounds[0]) :]
-    _plan(planner, shape, first - first[0], bounds - bounds[0], pages, last_page)
+    _plan(planner, shape, first - first[0], bounds - bounds[0], pages, last_page, lanes.longest)
     planner.uploaded.record()
     return planner
 
 
-def _plan(planner: Planner, shape: Shape, first: Tensor, bounds: Tensor, pages: Tensor, last_page: Tensor) -> None:
+def _plan(
+    planner: Planner, shape: Shape, first: Tensor, bounds: Tensor, pages: Tensor, last_page: Tensor, longest: int
+) -> None:
     planner.wrapper.plan(
         first, bounds, pages, last_page,
         shape.heads, shape.kv_heads, shape.head_dim, shape.cell,
         causal=True, sm_scale=shape.scale, logits_soft_cap=shape.softcap,
         window_left=-1 if shape.window is None else shape.window - 1,
-        q_data_type=shape.dtype, kv_data_type=shape.dtype,
+        q_data_type=shape.dtype, kv_data_type=shape.dtype, max_token_per_sequence=longest,
     )  # fmt: skip
 
 
