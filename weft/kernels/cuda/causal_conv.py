@@ -4,7 +4,7 @@ decodes and for longer rows.
 A row's earlier inputs come from its tail, from the checkpoint before its cell, or are zeros before position 0; only
 one program per row and block of channels looks at the tail or writes it. Longer rows are taken in blocks of a cell's
 length that start where the row does, so that only the first of them looks back beyond the row: block i of a row is
-done by the program of its i-th piece, which also hands out the window at that piece's end.
+done by the programs of its i-th piece, which also hand out the window at that piece's end.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from weft.kernels.batch import Batch
 from weft.kernels.cuda.overlap import early, wait
 from weft.memory.device.store import RecurrentView
 
-# Channels of a program, tokens that it takes at a time, and its warps; measured on an H200.
-DECODE_CHANNELS, DECODE_WARPS = 256, 1
-CHANNELS, TOKENS, WARPS = 128, 16, 4
+# Channels of a program and its warps, measured on an H200: of decodes that are few (numbers in all) or many, and of
+# longer rows. A block of those is split among so many programs.
+FEW, FEW_CHANNELS, FEW_WARPS = 1 << 17, 128, 1
+MANY_CHANNELS, MANY_WARPS = 256, 1
+CHANNELS, WARPS, SPLITS = 256, 2, 4
+WIDTHS = (2, 3, 4)
 # They lie anywhere in a step's upload, and a kernel must not be compiled for every place that they may have.
 LANES = (
     "row_start", "row_first", "row_slot", "row_tail", "row_closing", "piece_row", "piece_position", "piece_slot",
@@ -51,39 +54,37 @@ def causal_conv(
     lanes = batch.lanes
     assert lanes is not None
     state, tail = view.state["conv"], view.tail["conv"]
-    tokens, channels = x.shape
-    width = weight.shape[1]
+    (tokens, channels), width = x.shape, weight.shape[1]
     before, after = (None, None) if gates is None else gates
     assert x.stride(1) == 1
-    assert all(g.stride() == x.stride() for g in (gates or ()))
+    assert before is None or before.stride() == after.stride() == x.stride()
+    assert width in WIDTHS, f"a convolution of width {width}"
     assert width - 1 <= lanes.cell
-    assert state.shape[1:] == (width - 1, channels)
     y = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
-    common = (
-        x, before, after, weight, bias, y, state, tail, lanes.start, lanes.first, lanes.slot, lanes.tail,
-    )  # fmt: skip
-    sizes = (
-        x.stride(0), weight.stride(0), weight.stride(1), state.stride(0), tail.stride(0),
-        channels, tail.shape[1], lanes.cell,
-    )  # fmt: skip
+    common = (x, before, after, weight, bias, y, state, tail, lanes.start, lanes.slot, lanes.tail)
+    sizes = (x.stride(0), *weight.stride(), state.stride(0), tail.stride(0), channels, tail.shape[1], lanes.cell)
     if lanes.decodes:
-        blocks = triton.cdiv(channels, DECODE_CHANNELS)
-        decode_kernel[(lanes.decodes, blocks)](
+        few = lanes.decodes * channels <= FEW
+        block, warps = (FEW_CHANNELS, FEW_WARPS) if few else (MANY_CHANNELS, MANY_WARPS)
+        decode_kernel[(lanes.decodes, -(-channels // block))](
             *common, lanes.closing, *sizes,
-            WIDTH=width, SILU=activation, CHANNELS=DECODE_CHANNELS, num_warps=DECODE_WARPS, **early(x),
+            WIDTH=width, SILU=activation, CHANNELS=block, num_warps=warps, **early(x),
         )  # fmt: skip
     if lanes.pieces:
-        extend_kernel[(lanes.pieces, triton.cdiv(channels, CHANNELS))](
-            *common, lanes.piece_row, lanes.piece_position, lanes.piece_slot, lanes.first_piece, lanes.decodes, *sizes,
-            WIDTH=width, SILU=activation, TOKENS=min(TOKENS, triton.next_power_of_2(lanes.cell)), CHANNELS=CHANNELS,
-            num_warps=WARPS,
+        # The first program of a row must see all tokens that look back beyond it.
+        splits = SPLITS if lanes.cell >= SPLITS * (width - 1) else 1
+        extend_kernel[(lanes.pieces, -(-channels // CHANNELS), splits)](
+            *common, lanes.first, lanes.piece_row, lanes.piece_position, lanes.piece_slot, lanes.first_piece,
+            lanes.decodes, *sizes,
+            WIDTH=width, SILU=activation, CHANNELS=CHANNELS, SPLITS=splits, num_warps=WARPS,
         )  # fmt: skip
     return y
 
 
 @triton.jit
-def load_inputs(x, before, offset, mask):
+def load_new(x, before, token, x_stride, channel, mask):
     """What is convolved, and remembered: rounded to the dtype that it is remembered in, also if a gate multiplies."""
+    offset = token.to(tl.int64) * x_stride + channel
     value = tl.load(x + offset, mask=mask, other=0.0)
     if before is not None:
         gate = tl.load(before + offset, mask=mask, other=0.0).to(tl.float32)
@@ -92,29 +93,36 @@ def load_inputs(x, before, offset, mask):
 
 
 @triton.jit
-def load_earlier(tail, window, position, opening, ring, channel, channels, mask, WIDTH: tl.constexpr):
-    """Inputs before a row, by position. `opening` is where the row's cell starts. Zeros where `mask` is not."""
-    in_tail = mask & (position >= opening)
-    in_window = mask & (position >= 0) & (position < opening)
-    # Never a negative remainder: those are masked.
+def load_earlier(tail, window, position, opening, ring, channel, channels, real, WIDTH: tl.constexpr):
+    """The input at a position before a row. `opening` is where the row's cell starts; `window` ends there."""
+    in_tail = position >= opening
+    in_window = (position >= 0) & (position < opening)
+    # A negative remainder would be no place, even if nothing is read there.
     place = tl.maximum(position, 0) % ring
-    recent = tl.load(tail + place * channels + channel, mask=in_tail, other=0.0)
-    older = tl.load(window + (position - opening + WIDTH - 1) * channels + channel, mask=in_window, other=0.0)
+    recent = tl.load(tail + place * channels + channel, mask=real & in_tail, other=0.0)
+    older = tl.load(window + (position - opening + WIDTH - 1) * channels + channel, mask=real & in_window, other=0.0)
     return tl.where(in_tail, recent, older)
 
 
 @triton.jit
-def finish(total, bias, channel, real, SILU: tl.constexpr):
-    if bias is not None:
-        total += tl.load(bias + channel, mask=real, other=0.0).to(tl.float32)
+def load_taps(weight, tap, channel, weight_channel, weight_tap, real):
+    return tl.load(weight + channel * weight_channel + tap * weight_tap, mask=real, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def finish(total, offset, after, token, x_stride, channel, real, HAS_BIAS: tl.constexpr, SILU: tl.constexpr):
+    if HAS_BIAS:
+        total += offset
     if SILU:
         total = total * tl.sigmoid(total)
+    if after is not None:
+        total *= tl.load(after + token.to(tl.int64) * x_stride + channel, mask=real, other=0.0).to(tl.float32)
     return total
 
 
 @triton.jit(do_not_specialize_on_alignment=LANES)
 def decode_kernel(
-    x, before, after, weight, bias, y, state, tail, row_start, row_first, row_slot, row_tail, row_closing,
+    x, before, after, weight, bias, y, state, tail, row_start, row_slot, row_tail, row_closing,
     x_stride, weight_channel, weight_tap, state_stride, tail_stride, channels, ring, cell,
     WIDTH: tl.constexpr, SILU: tl.constexpr, CHANNELS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -126,21 +134,18 @@ def decode_kernel(
     opening = start - start % cell
     tail += tl.load(row_tail + row).to(tl.int64) * tail_stride
     window = state + tl.load(row_slot + row).to(tl.int64) * state_stride
+    offset = tl.load(bias + channel, mask=real, other=0.0).to(tl.float32) if bias is not None else 0.0
     total = tl.zeros((CHANNELS,), tl.float32)
     for tap in tl.static_range(WIDTH - 1):
         position = start - (WIDTH - 1) + tap
         earlier = load_earlier(tail, window, position, opening, ring, channel, channels, real, WIDTH)
-        weights = tl.load(weight + channel * weight_channel + tap * weight_tap, mask=real, other=0.0)
-        total += earlier.to(tl.float32) * weights.to(tl.float32)
-    weights = tl.load(weight + channel * weight_channel + (WIDTH - 1) * weight_tap, mask=real, other=0.0)
-    # What is older than this step's projection is here; now the projection.
+        total += earlier.to(tl.float32) * load_taps(weight, tap, channel, weight_channel, weight_tap, real)
+    taps = load_taps(weight, WIDTH - 1, channel, weight_channel, weight_tap, real)
+    # All that is older than this step's projection is here; now the projection.
     wait(EARLY)
-    offset = row.to(tl.int64) * x_stride + channel
-    new = load_inputs(x, before, offset, real)
-    total += new.to(tl.float32) * weights.to(tl.float32)
-    total = finish(total, bias, channel, real, SILU)
-    if after is not None:
-        total *= tl.load(after + offset, mask=real, other=0.0).to(tl.float32)
+    new = load_new(x, before, row, x_stride, channel, real)
+    total += new.to(tl.float32) * taps
+    total = finish(total, offset, after, row, x_stride, channel, real, bias is not None, SILU)
     tl.store(y + row.to(tl.int64) * channels + channel, total.to(y.dtype.element_ty), mask=real)
     if closing >= 0:
         closed = state + closing.to(tl.int64) * state_stride + channel
@@ -154,70 +159,109 @@ def decode_kernel(
     tl.store(tail + (start % ring) * channels + channel, new, mask=real)
 
 
+@triton.jit
+def load_any(
+    x, before, tail, window, token, x_stride, start, opening, ring, channel, channels, real, WIDTH: tl.constexpr
+):  # fmt: skip
+    """The input of a row's token, counted from its start; of negative ones, what came before the row."""
+    value = load_new(x, before, token, x_stride, channel, real & (token >= 0))
+    if token < 0:
+        value = load_earlier(tail, window, start + token, opening, ring, channel, channels, real, WIDTH)
+    return value
+
+
+@triton.jit
+def emit(
+    a, b, c, d, taps_a, taps_b, taps_c, taps_d, offset, after, y, token, high, x_stride, channel, channels, real,
+    WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """The output of the token whose input is d; c, b and a came before it. The oldest is added first, as in decodes."""
+    real = real & (token < high)
+    total = tl.zeros_like(taps_d)
+    if WIDTH >= 4:
+        total += a.to(tl.float32) * taps_a
+    if WIDTH >= 3:
+        total += b.to(tl.float32) * taps_b
+    total += c.to(tl.float32) * taps_c
+    total += d.to(tl.float32) * taps_d
+    total = finish(total, offset, after, token, x_stride, channel, real, HAS_BIAS, SILU)
+    tl.store(y + token.to(tl.int64) * channels + channel, total.to(y.dtype.element_ty), mask=real)
+
+
 @triton.jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
 def extend_kernel(
-    x, before, after, weight, bias, y, state, tail, row_start, row_first, row_slot, row_tail,
+    x, before, after, weight, bias, y, state, tail, row_start, row_slot, row_tail, row_first,
     piece_row, piece_position, piece_slot, first_piece, decodes,
     x_stride, weight_channel, weight_tap, state_stride, tail_stride, channels, ring, cell,
-    WIDTH: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr, SILU: tl.constexpr, CHANNELS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
+    """Four tokens at a time, so that they are loaded together; the inputs before them stay in registers."""
     piece = tl.program_id(0)
-    row = tl.load(piece_row + piece)
-    block = piece - tl.load(first_piece + row - decodes)
-    start = tl.load(row_start + row)
-    opening = start - start % cell
-    first = tl.load(row_first + row).to(tl.int64)
-    length = tl.load(row_first + row + 1) - tl.load(row_first + row)
-    tail += tl.load(row_tail + row).to(tl.int64) * tail_stride
-    window = state + tl.load(row_slot + row).to(tl.int64) * state_stride
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     real = channel < channels
-    x += first * x_stride
+    row = tl.load(piece_row + piece)
+    start = tl.load(row_start + row)
+    opening = start - start % cell
+    first, slot = tl.load(row_first + row), tl.load(piece_slot + piece)
+    length = tl.load(row_first + row + 1) - first
+    tail += tl.load(row_tail + row).to(tl.int64) * tail_stride
+    window = state + tl.load(row_slot + row).to(tl.int64) * state_stride
+    x += first.to(tl.int64) * x_stride
+    y += first.to(tl.int64) * channels
     if before is not None:
-        before += first * x_stride
+        before += first.to(tl.int64) * x_stride
     if after is not None:
-        after += first * x_stride
-    y += first * channels
-    for low in range(block * cell, tl.minimum(block * cell + cell, length), TOKENS):
-        token = (low + tl.arange(0, TOKENS))[:, None]
-        inside = (token < tl.minimum(block * cell + cell, length)) & real[None, :]
-        total = tl.zeros((TOKENS, CHANNELS), tl.float32)
-        for tap in tl.static_range(WIDTH):
-            source = token - (WIDTH - 1) + tap
-            offset = source.to(tl.int64) * x_stride + channel[None, :]
-            value = load_inputs(x, before, offset, inside & (source >= 0))
-            if low == 0:
-                earlier = load_earlier(
-                    tail, window, start + source, opening, ring, channel[None, :], channels,
-                    inside & (source < 0), WIDTH,
-                )  # fmt: skip
-                value = tl.where(source >= 0, value, earlier)
-            weights = tl.load(weight + channel * weight_channel + tap * weight_tap, mask=real, other=0.0)
-            total += value.to(tl.float32) * weights.to(tl.float32)[None, :]
-        total = finish(total, bias, channel[None, :], real[None, :], SILU)
-        if after is not None:
-            total *= tl.load(after + token.to(tl.int64) * x_stride + channel[None, :], mask=inside, other=0.0).to(
-                tl.float32
-            )
-        tl.store(
-            y + token.to(tl.int64) * channels + channel[None, :], total.to(y.dtype.element_ty), mask=inside
-        )  # fmt: skip
-    slot = tl.load(piece_slot + piece)
-    if slot >= 0:
+        after += first.to(tl.int64) * x_stride
+    # This program's tokens, counted from the row's start.
+    block = (piece - tl.load(first_piece + row - decodes)) * cell
+    span = (cell + SPLITS - 1) // SPLITS
+    low = block + tl.program_id(2) * span
+    high = tl.minimum(tl.minimum(low + span, block + cell), length)
+    # Who is captured at a piece's end has tokens in the block of that number.
+    if low >= high:
+        return
+    taps_d = load_taps(weight, WIDTH - 1, channel, weight_channel, weight_tap, real)
+    taps_c = load_taps(weight, WIDTH - 2, channel, weight_channel, weight_tap, real)
+    taps_b = load_taps(weight, WIDTH - 3, channel, weight_channel, weight_tap, real) if WIDTH >= 3 else taps_c
+    taps_a = load_taps(weight, WIDTH - 4, channel, weight_channel, weight_tap, real) if WIDTH >= 4 else taps_c
+    offset = tl.load(bias + channel, mask=real, other=0.0).to(tl.float32) if bias is not None else 0.0
+    # fmt: off
+    c = load_any(x, before, tail, window, low - 1, x_stride, start, opening, ring, channel, channels, real, WIDTH)
+    b, a = c, c
+    if WIDTH >= 3:
+        b = load_any(x, before, tail, window, low - 2, x_stride, start, opening, ring, channel, channels, real, WIDTH)
+    if WIDTH >= 4:
+        a = load_any(x, before, tail, window, low - 3, x_stride, start, opening, ring, channel, channels, real, WIDTH)
+    for index in range(0, high - low, 4):
+        token = low + index
+        d = load_new(x, before, token, x_stride, channel, real)
+        e = load_new(x, before, token + 1, x_stride, channel, real & (token + 1 < high))
+        f = load_new(x, before, token + 2, x_stride, channel, real & (token + 2 < high))
+        g = load_new(x, before, token + 3, x_stride, channel, real & (token + 3 < high))
+        emit(a, b, c, d, taps_a, taps_b, taps_c, taps_d, offset, after, y, token, high, x_stride, channel, channels,
+             real, WIDTH, bias is not None, SILU)
+        emit(b, c, d, e, taps_a, taps_b, taps_c, taps_d, offset, after, y, token + 1, high, x_stride, channel, channels,
+             real, WIDTH, bias is not None, SILU)
+        emit(c, d, e, f, taps_a, taps_b, taps_c, taps_d, offset, after, y, token + 2, high, x_stride, channel, channels,
+             real, WIDTH, bias is not None, SILU)
+        emit(d, e, f, g, taps_a, taps_b, taps_c, taps_d, offset, after, y, token + 3, high, x_stride, channel, channels,
+             real, WIDTH, bias is not None, SILU)
+        a, b, c = e, f, g
+    # fmt: on
+    if (slot >= 0) & (low == block):
         end = tl.load(piece_position + piece) + cell - start
         captured = state + slot.to(tl.int64) * state_stride + channel
-        for index in tl.static_range(WIDTH - 1):
-            source = end - (WIDTH - 1) + index
-            value = load_inputs(x, before, source.to(tl.int64) * x_stride + channel, real & (source >= 0))
-            earlier = load_earlier(
-                tail, window, start + source, opening, ring, channel, channels, real & (source < 0), WIDTH
+        for place in tl.static_range(WIDTH - 1):
+            source = end - (WIDTH - 1) + place
+            value = load_any(
+                x, before, tail, window, source, x_stride, start, opening, ring, channel, channels, real, WIDTH
             )
-            tl.store(captured + index * channels, tl.where(source >= 0, value, earlier), mask=real)
-    if block == 0:
-        # All that is read of the tail was read above, by this program.
+            tl.store(captured + place * channels, value, mask=real)
+    if low == 0:
+        # All that is read of this tail was read above, by this program.
         tl.debug_barrier()
-        oldest = tl.maximum(length - ring, 0).to(tl.int64)
-        for index in range(tl.minimum(length, ring)):
-            source = oldest + index
-            value = load_inputs(x, before, source * x_stride + channel, real)
-            tl.store(tail + ((start + source) % ring) * channels + channel, value, mask=real)
+        oldest = tl.maximum(length - ring, 0)
+        for newer in range(tl.minimum(length, ring)):
+            kept = oldest + newer
+            value = load_new(x, before, kept, x_stride, channel, real)
+            tl.store(tail + ((start + kept) % ring) * channels + channel, value, mask=real)
