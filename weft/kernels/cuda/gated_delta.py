@@ -42,6 +42,7 @@ class Choice(NamedTuple):
     warps: int
     stages: int  # of loads that are under way
     chunk: int = 0  # tokens of a tail at a time
+    registers: int | None = None  # at most, of a thread
 
 
 DECODE = Choice(64, 4, 1, 64)
@@ -113,7 +114,8 @@ def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
         tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
         state, state.stride(0), lanes.start, lanes.slot, lanes.tail, lanes.closing,
         **shared, VALUE_DIM=value_dim, VALUES=values, CHUNK=min(choice.chunk, padded(lanes.cell)),
-        OVERLAP=overlap, num_warps=choice.warps, num_stages=choice.stages, launch_pdl=overlap,
+        OVERLAP=overlap, num_warps=choice.warps, num_stages=choice.stages,
+        maxnreg=choice.registers, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -134,7 +136,7 @@ def launch_extend(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
         systems, scales, head_keys, lanes.decodes,
         **shared, PROJECTED=inputs.rates is not None,
         INNER=tl.float32 if inputs.v.dtype == torch.float32 else tl.float16,
-        num_warps=solve.warps, num_stages=solve.stages,
+        num_warps=solve.warps, num_stages=solve.stages, maxnreg=solve.registers,
     )  # fmt: skip
     values = min(walk.values, padded(value_dim))
     walk_cells[(triton.cdiv(value_dim, values), heads, long_rows)](
@@ -142,5 +144,6 @@ def launch_extend(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
         tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
         state, state.stride(0), lanes.start, lanes.first, lanes.slot, lanes.tail,
         lanes.first_piece, lanes.piece_slot, lanes.decodes,
-        **shared, VALUE_DIM=value_dim, VALUES=values, STAGES=walk.stages, num_warps=walk.warps,
+        **shared, VALUE_DIM=value_dim, VALUES=values, STAGES=walk.stages,
+        num_warps=walk.warps, maxnreg=walk.registers,
     )  # fmt: skip

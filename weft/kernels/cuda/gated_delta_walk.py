@@ -39,9 +39,23 @@ def keep_keys(
 
 
 @triton.jit
-def half(x, wanted, BLOCK: tl.constexpr, VALUES: tl.constexpr):
-    """The wanted half of 2 BLOCK rows. Both lie in the same threads."""
-    return tl.sum(tl.reshape(tl.where(wanted[:, None], x, 0.0), (2, BLOCK, VALUES)), 0)
+def half(x, wanted, ROWS: tl.constexpr, VALUES: tl.constexpr):
+    """The wanted half of 2 ROWS rows. Of a product's rows, both halves lie in the same threads."""
+    return tl.sum(tl.reshape(tl.where(wanted[:, None], x, 0.0), (2, ROWS, VALUES)), 0)
+
+
+@triton.jit
+def write_state(
+    target, memory, value,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """A captured state into its slot, by halves: rows are reordered in shared memory, and two programs are to fit."""
+    lane = tl.arange(0, KEYS // 2)
+    for part in tl.static_range(2):
+        row = part * (KEYS // 2) + lane
+        rows = half(memory, (tl.arange(0, KEYS) >= KEYS // 2) == (part == 1), KEYS // 2, VALUES)
+        real = (row < KEY_DIM)[:, None] & (value < VALUE_DIM)[None, :]
+        tl.store(target + row[:, None] * VALUE_DIM + value[None, :], rows, real)
 
 
 @triton.jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
@@ -113,7 +127,8 @@ def walk_cells(
         tl.store(y_at[:, None] + value[None, :], read.to(y.dtype.element_ty), is_output)
         target = tl.load(piece_slot + piece)
         if target >= 0:
-            tl.store(state + target.to(tl.int64) * state_stride + inside, memory, real_state)
+            write_state(state + target.to(tl.int64) * state_stride + head * (KEY_DIM * VALUE_DIM), memory, value,
+                        KEY_DIM, VALUE_DIM, KEYS, VALUES)  # fmt: skip
         if position + CELL > kept:
             stays = is_output & (at >= kept)[:, None]
             tl.store(tail_at[:, None] + value[None, :], u.to(tail_u.dtype.element_ty), stays)
