@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -172,29 +172,29 @@ def tune(limit_seconds: float = 50.0) -> None:
 
     began = time.perf_counter()
     trials: list[tuple[Any, dict[str, list[int]], list[Callable[[int], Case]]]] = [
-        (convs, {"CHANNELS": [64, 128, 256], "TOKENS": [8, 16, 32], "WARPS": [4]}, [
+        (convs, {"CHANNELS": [256, 512], "WARPS": [1, 2, 4], "SPLITS": [1, 2, 4, 8]}, [
             lambda n: conv(n, 2048, 3, True), lambda n: conv(n, 12288, 4, False)]),
-        (convs, {"DECODE_CHANNELS": [128, 256, 512], "DECODE_WARPS": [1, 2]}, [
-            lambda n: conv(n, 2048, 3, True), lambda n: conv(n, 12288, 4, False)]),
-        (norms, {"PER_WARP": [256, 512, 1024]}, [lambda n: norm(n, 2048), lambda n: norm(n, 4480)]),
-        (norms, {"PER_WARP": [512, 1024], "TILE": [1024, 2048]}, [
+        (convs, {"FEW_CHANNELS": [64, 128, 256], "FEW_WARPS": [1, 2]}, [lambda n: conv(n, 2048, 3, True)]),
+        (norms, {"GATED_PER_WARP": [512, 1024], "TILE": [256, 512, 1024]}, [
             lambda n: gated_norm(n, (10240,), 8, True), lambda n: gated_norm(n, (32, 128), 1, False)]),
-        (rotaries, {"TILE": [512, 1024, 2048], "WARPS": [1, 2, 4]}, [
-            lambda n: rotation(n, 32, 8, 64, True), lambda n: rotation(n, 16, 8, 256, True)]),
+        (norms, {"PER_WARP": [128, 256, 512]}, [lambda n: norm(n, 2048), lambda n: norm(n, 4480)]),
+        (rotaries, {"DECODE_TILE": [512, 1024, 2048], "DECODE_WARPS": [1, 2, 4]}, [
+            lambda n: rotation(n, 32, 8, 64, True)]),
+        (rotaries, {"TILE": [512, 1024, 2048], "WARPS": [1, 2, 4]}, [lambda n: rotation(n, 16, 8, 256, True)]),
         (activations, {"BLOCK": [512, 1024, 2048], "WARPS": [2, 4, 8]}, [lambda n: activation(n, 8192)]),
     ]  # fmt: skip
     for module, choices, makers in trials:
-        decoding = any(name.startswith("DECODE") for name in choices)
-        extending = "TOKENS" in choices
+        decoding = any(name.startswith(("DECODE", "FEW")) for name in choices)
+        extending = module in (convs, rotaries)
         for make in makers:
-            sizes = [n for n in (*DECODES, PREFILL) if not (decoding and n == PREFILL) and not (extending and n < 1024)]
+            sizes = DECODES if decoding else (PREFILL,) if extending else (*DECODES, PREFILL)
             report(module, choices, [make(n) for n in sizes], sizes)
             if time.perf_counter() - began > limit_seconds:
                 print("no time for the rest")
                 return
 
 
-def report(module: Any, choices: dict[str, list[int]], own_cases: list[Case], sizes: list[int]) -> None:
+def report(module: Any, choices: dict[str, list[int]], own_cases: list[Case], sizes: Sequence[int]) -> None:
     kept = {name: getattr(module, name) for name in choices}
     lines = []
     for values in itertools.product(*choices.values()):

@@ -24,7 +24,7 @@ def activate(
     assert x.stride(1) == 1
     assert factor is None or factor.stride(1) == 1
     if rows:
-        activate_kernel[(rows, triton.cdiv(size, BLOCK))](
+        activate_kernel[(rows, -(-size // BLOCK))](
             x, factor, out, x.stride(0), 0 if factor is None else factor.stride(0), size,
             NAME=name, BLOCK=BLOCK, num_warps=WARPS, **early(x),
         )  # fmt: skip

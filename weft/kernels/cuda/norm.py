@@ -12,17 +12,18 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.overlap import early, power_of_two, wait
 
-# Elements that one warp takes on, measured on an H200; and no more warps than this.
-PER_WARP = 512
+# Elements that one warp takes on, measured on an H200: of an addition, and of a gated norm; no more warps than this.
+PER_WARP = 256
+GATED_PER_WARP = 1024
 MOST_WARPS = 16
 # Elements of a program whose groups are small.
-TILE = 2048
+TILE = 1024
 
 
-def warps_for(elements: int) -> int:
-    return max(1, min(MOST_WARPS, elements // PER_WARP))
+def warps_for(elements: int, per_warp: int) -> int:
+    return max(1, min(MOST_WARPS, elements // per_warp))
 
 
 def join(
@@ -40,12 +41,12 @@ def join(
     total = x if change is None else torch.empty_like(normed)
     assert x.stride(1) == 1
     assert change is None or change.stride(1) == 1
-    block = triton.next_power_of_2(size)
+    block = power_of_two(size)
     if rows:
         join_kernel[(rows,)](
             x, change, weight, change_weight, total, normed,
             x.stride(0), 0 if change is None else change.stride(0), size, eps, factor, change_eps,
-            BLOCK=block, num_warps=warps_for(block), **early(x),
+            BLOCK=block, num_warps=warps_for(block, PER_WARP), **early(x),
         )  # fmt: skip
     return total, normed
 
@@ -95,12 +96,12 @@ def gated_rms_norm(
     x, gate = (t if shared else t.unflatten(-1, (groups, -1)) for t in (x, gate))
     tokens, parts, size = gate.shape
     assert x.stride(2) == gate.stride(2) == 1
-    block = triton.next_power_of_2(size)
-    side = min(triton.next_power_of_2(parts), max(1, TILE // block))
-    gated_norm_kernel[(tokens, triton.cdiv(parts, side))](
+    block = power_of_two(size)
+    side = min(power_of_two(parts), max(1, TILE // block))
+    gated_norm_kernel[(tokens, -(-parts // side))](
         x, gate, weight, out,
         x.stride(0), x.stride(1), gate.stride(0), gate.stride(1), 0 if shared else size, parts, size, eps,
-        GATE_FIRST=gate_first, SIDE=side, BLOCK=block, num_warps=warps_for(side * block),
+        GATE_FIRST=gate_first, SIDE=side, BLOCK=block, num_warps=warps_for(side * block, GATED_PER_WARP),
         **early(gate),
     )  # fmt: skip
     return out

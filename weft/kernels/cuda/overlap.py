@@ -27,6 +27,15 @@ def early(x: Tensor) -> dict[str, Any]:
     return {"EARLY": True, "launch_pdl": True} if is_able(x.device) else {"EARLY": False}
 
 
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is not less. (Triton's own takes as long as a launch.)
+
+    >>> power_of_two(1), power_of_two(64), power_of_two(65)
+    (1, 64, 128)
+    """
+    return 1 << (least - 1).bit_length()
+
+
 @triton.jit
 def wait(EARLY: tl.constexpr):
     if EARLY:

@@ -13,13 +13,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.batch import Batch
-from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.overlap import early, power_of_two, wait
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 
-# Elements of a program and its warps, measured on an H200.
-TILE = 1024
-WARPS = 2
+# Elements of a program and its warps, measured on an H200: in steps of decodes only, and in others.
+DECODE_TILE, DECODE_WARPS = 1024, 4
+TILE, WARPS = 512, 1
 # They lie anywhere in a step's upload, and a kernel must not be compiled for every place that they may have.
 LANES = ("positions", "write_page")
 
@@ -31,7 +31,7 @@ def make_rotation(
     cosine, sine = (torch.empty(tokens, 1, 2 * half, dtype=dtype, device=positions.device) for _ in range(2))
     if tokens:
         rotation_kernel[(tokens,)](
-            positions, frequency, cosine, sine, scale, half, BLOCK=triton.next_power_of_2(half), num_warps=1
+            positions, frequency, cosine, sine, scale, half, BLOCK=power_of_two(half), num_warps=1
         )
     return Rotation(cosine, sine)
 
@@ -77,14 +77,15 @@ def rotate_and_write(
     rest = head_dim - 2 * half
     queries = torch.empty(tokens, heads, head_dim, dtype=projected.dtype, device=projected.device)
     every = heads + 2 * kv_heads
-    side = min(triton.next_power_of_2(every), max(1, TILE // triton.next_power_of_2(head_dim)))
+    tile, warps = (TILE, WARPS) if lanes.pieces else (DECODE_TILE, DECODE_WARPS)
+    side = min(power_of_two(every), max(1, tile // power_of_two(head_dim)))
     if tokens:
-        rotate_kernel[(tokens, triton.cdiv(every, side))](
+        rotate_kernel[(tokens, -(-every // side))](
             projected, weight, *((None, None) if rotation is None else (rotation.cosine, rotation.sine)),
             queries, view.keys, view.values, batch.positions, pages.write_page,
             projected.stride(0), view.keys.stride(0), heads, kv_heads, cell, eps,
-            HEAD_DIM=head_dim, HALF=half, HALF_BLOCK=triton.next_power_of_2(max(half, 1)),
-            REST_BLOCK=triton.next_power_of_2(max(rest, 1)), SIDE=side, num_warps=WARPS, **early(projected),
+            HEAD_DIM=head_dim, HALF=half, HALF_BLOCK=power_of_two(max(half, 1)),
+            REST_BLOCK=power_of_two(max(rest, 1)), SIDE=side, num_warps=warps, **early(projected),
         )  # fmt: skip
     return queries
 
