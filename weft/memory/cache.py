@@ -14,7 +14,6 @@ from weft.memory.arena import Arena
 from weft.memory.captures import Origin
 from weft.memory.eviction import (
     CHEAP,
-    HALF_LIVES_PER_TURNOVER,
     SHORTEST_HALF_LIFE,
     WORTHLESS,
     Candidate,
@@ -34,6 +33,8 @@ from weft.memory.trie import Node, ResumePoint, Trie, resume_at_or_above
 
 # An optional snapshot may push out at most this many times its own bytes.
 OPTIONAL_EVICTION = 2
+# Lookups that an average reaches back.
+AVERAGED = 256
 # A state that was evicted this many half-lives ago would not have been kept by any policy.
 REGRET = 4.0
 
@@ -72,6 +73,9 @@ class Cache:
         # Half-lives since the beginning.
         self.warmth = 0.0
         self.points = 0
+        # Points kept per lookup, lately.
+        self._kept_each = 1.0
+        self._kept_before = 0
         # Position that each live slot was written for: a slot is read only by rows at that position.
         self.written_for: dict[int, int] = {}
         # What a resume point costs beyond the pages; 0: every node is one, for free.
@@ -111,8 +115,9 @@ class Cache:
         """A lease was opened: the clock of recency goes on, and what was missed because it was evicted is learned."""
         self.clock += 1
         # A cache that holds much turns over slowly, and what is in it ages slowly.
-        turnover = max(SHORTEST_HALF_LIFE, self.points / HALF_LIVES_PER_TURNOVER)
-        self.warmth += 1 / turnover
+        self._kept_each += (self.counts.captures_kept - self._kept_before - self._kept_each) / AVERAGED
+        self._kept_before = self.counts.captures_kept
+        self.warmth += 1 / max(SHORTEST_HALF_LIFE, self.points / self._kept_each)
         if plain is not None and keys:
             self.tenants.add(plain, keys[0])
         if self.point_bytes and miss.cached < miss.reusable:
@@ -165,7 +170,7 @@ class Cache:
         point.hits += 1
         point.passes = 0
         point.uses = 1 + point.uses * 2.0 ** (point.warmth - self.warmth)
-        point.used, point.warmth = self.clock, self.warmth
+        point.used, point.warmth, point.inherited = self.clock, self.warmth, 0.0
         if point.origin is Origin.CANDIDATE:
             # It has proved to lie where prompts part.
             point.origin = Origin.JUNCTION
@@ -310,9 +315,24 @@ class Cache:
         self.counts.evicted_points += 1
         if self._flops:
             self._flops.evicted(self.clock - point.used)
-        kind = None if point.origin is Origin.CANDIDATE else self._class_of(point)
+        kind = None
+        if point.origin is not Origin.CANDIDATE:
+            kind = self._class_of(point)
+            self._bequeath(point)
         self.ghosts.add_state(point.node.key, Lost(Reason.STATE_EVICTED, kind, point.warmth))
         self._offer(point.node)
+
+    def _bequeath(self, point: ResumePoint) -> None:
+        """Who would have started at a point will start at the one above it."""
+        above = resume_at_or_above(point.node.parent)
+        if above is None:
+            return
+        wants = self.popularity.chance(self._class_of(point)) * point.uses + point.inherited
+        latest = max(above.warmth, point.warmth)
+        aged = 2.0 ** (above.warmth - latest)
+        above.uses *= aged
+        above.inherited = above.inherited * aged + wants * 2.0 ** (point.warmth - latest)
+        above.warmth = latest
 
     def _offer(self, candidate: Candidate) -> None:
         if self._evictable(candidate):
@@ -358,7 +378,7 @@ class Cache:
             # Whatever else is there is worth more; of these, those that lie close together go first.
             return CHEAP + log2(cells) + point.warmth
         chance = self.popularity.chance(self._class_of(point))
-        return by_value(Facts(tokens, depth, size, point.used, point.warmth, point.uses, chance))
+        return by_value(Facts(tokens, depth, size, point.used, point.warmth, point.uses, chance, point.inherited))
 
     def _reach(self, node: Node) -> tuple[int, int]:
         """Cells between a resume point and the one above it; and how many of their pages only it keeps of use."""

@@ -16,8 +16,7 @@ from weft.memory.trie import Node, ResumePoint
 
 Candidate = Node | ResumePoint
 
-# Half-lives that a cache's own turnover lasts: what was not used while everything was replaced counts this little.
-HALF_LIVES_PER_TURNOVER = 2.0
+# What was not used while everything else was replaced counts half; but this many lookups at least.
 SHORTEST_HALF_LIFE = 8.0
 # Attention costs as much as everything else at about this depth.
 ATTENTION_DEPTH = 40_000
@@ -37,6 +36,7 @@ class Facts:
     warmth: float = 0.0  # half-lives that had passed then
     uses: float = 1.0  # how often it was used, every use halved with every half-life since
     chance: float = 1.0  # that it will be wanted again, learned from others like it
+    inherited: float = 0.0  # the wants of those below it that were given up
 
 
 Policy = Callable[[Facts], float]
@@ -44,7 +44,8 @@ Policy = Callable[[Facts], float]
 
 def by_value(facts: Facts) -> float:
     """Tokens saved, times how often it is wanted, per byte."""
-    return log2(facts.chance * facts.uses * max(facts.tokens, 1) / max(facts.size, 1)) + facts.warmth
+    wants = facts.chance * facts.uses + facts.inherited
+    return log2(wants * max(facts.tokens, 1) / max(facts.size, 1)) + facts.warmth
 
 
 def by_recency(facts: Facts) -> float:

@@ -36,10 +36,23 @@ class ResumePoint:
 
     `window` holds the pages of the last cells up to and including the node's own, as many as the window can see.
     `passes` counts starts further down its path since it was last hit itself. `warmth` and `uses` are for eviction:
-    half-lives that had passed at its last use, and its uses by then, aged.
+    half-lives that had passed at its last use, its uses by then, aged, and those it `inherited` from below.
     """
 
-    __slots__ = ("explained", "hits", "node", "origin", "passes", "slot", "stamp", "used", "uses", "warmth", "window")
+    __slots__ = (
+        "explained",
+        "hits",
+        "inherited",
+        "node",
+        "origin",
+        "passes",
+        "slot",
+        "stamp",
+        "used",
+        "uses",
+        "warmth",
+        "window",
+    )
 
     def __init__(self, node: Node, slot: int | None, window: tuple[int, ...], used: int, warmth: float = 0.0) -> None:
         self.node = node
@@ -50,6 +63,7 @@ class ResumePoint:
         self.used = used
         self.warmth = warmth
         self.uses = 1.0
+        self.inherited = 0.0
         self.hits = 0
         self.passes = 0
         self.stamp = 0
