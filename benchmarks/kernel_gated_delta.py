@@ -215,9 +215,9 @@ def tune_prefill(choices: Sequence[tuple[Choice, Choice]], lengths: Sequence[int
 
 def main() -> None:
     print(f"copy {copy_bandwidth() / 1e12:.2f} TB/s")
-    decodes = [Choice(v, w, s, c) for v in (32, 64, 128) for w in (2, 4, 8) for s in (1, 3) for c in (16, 32, 64)]
+    decodes = [Choice(v, w, 1, r) for v in (32, 64, 128) for w in (2, 4, 8) for r in (None, 128, 96)]
     tune_decode(decodes, (32, 128))
-    solves = [Choice(0, warps, 1) for warps in (2, 4, 8)]
+    solves = [Choice(0, 4, 1, registers) for registers in (None, 168, 128)]
     walks = [Choice(v, w, s) for v in (16, 32, 64, 128) for w in (4, 8) for s in (1, 2, 3)]
     pairs = [(solve, Choice(32, 4, 2)) for solve in solves] + [(Choice(0, 4, 1), walk) for walk in walks]
     for lengths in ((5461, 6000, 4923), (8192,)):

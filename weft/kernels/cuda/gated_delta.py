@@ -41,11 +41,10 @@ class Choice(NamedTuple):
     values: int  # columns of a state that a program holds
     warps: int
     stages: int  # of loads that are under way
-    chunk: int = 0  # tokens of a tail at a time
     registers: int | None = None  # at most, of a thread
 
 
-DECODE = Choice(64, 4, 1, 64)
+DECODE = Choice(64, 4, 1)
 WEIGH_WARPS = 4
 OVERLAP = True
 SOLVE, WALK = Choice(0, 4, 1), Choice(32, 4, 2)
@@ -113,7 +112,7 @@ def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
         inputs.v, inputs.v.stride(0), lookups, weights, factors, y,
         tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
         state, state.stride(0), lanes.start, lanes.slot, lanes.tail, lanes.closing,
-        **shared, VALUE_DIM=value_dim, VALUES=values, CHUNK=min(choice.chunk, padded(lanes.cell)),
+        **shared, VALUE_DIM=value_dim, VALUES=values,
         OVERLAP=overlap, num_warps=choice.warps, num_stages=choice.stages,
         maxnreg=choice.registers, launch_pdl=overlap,
     )  # fmt: skip

@@ -104,6 +104,17 @@ def close_cell(
         tl.store(after + inside, memory, real)
 
 
+@triton.jit
+def add_both(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def sums(a, b):
+    """Both over their rows, in one go."""
+    return tl.reduce((a, b), 0, add_both)
+
+
 @triton.jit(do_not_specialize_on_alignment=LANES)
 def decode_rows(
     v, value_stride, lookups, weights, factors, y,
@@ -111,7 +122,7 @@ def decode_rows(
     row_start, row_slot, row_tail, row_closing,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    CHUNK: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program (block of value columns, value head, row)."""
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -127,26 +138,27 @@ def decode_rows(
     inside = lane[:, None] * VALUE_DIM + value[None, :]
     memory = tl.load(before + inside, (lane < KEY_DIM)[:, None] & real_value[None, :] & has_state, 0.0)
 
-    lookups += (row * KEY_HEADS + key_head) * (2 * KEYS)
-    factors += (row * heads + head) * 4
-    weights += (row * heads + head) * (2 * BLOCK)
+    # All other loads follow at once, before anything waits for them.
     tail_u += tail * tail_u_stride + head * VALUE_DIM
-    offset = start % CELL
+    offset, column = start % CELL, tl.arange(0, BLOCK)
+    is_tail, ring = column < offset, (start - offset + column) % RING
+    u_at = tail_u + ring[:, None] * (heads * VALUE_DIM) + value[None, :]
+    corrected = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0)
+    values = tl.load(v + row * value_stride + head * VALUE_DIM + value, real_value, 0.0).to(tl.float32)
     if OVERLAP:
         # States are under way; what the other kernel writes is not read before it has ended.
         gdc_wait()
-    found, read = tl.zeros((VALUES,), tl.float32), tl.zeros((VALUES,), tl.float32)
-    for low in range(0, offset, CHUNK):
-        column = low + tl.arange(0, CHUNK)
-        is_tail, ring = column < offset, (start - offset + column) % RING
-        u_at = tail_u + ring[:, None] * (heads * VALUE_DIM) + value[None, :]
-        corrected = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0).to(tl.float32)
-        found += tl.sum(tl.load(weights + column, is_tail, 0.0)[:, None] * corrected, 0)
-        read += tl.sum(tl.load(weights + BLOCK + column, is_tail, 0.0)[:, None] * corrected, 0)
+    lookups += (row * KEY_HEADS + key_head) * (2 * KEYS)
+    factors += (row * heads + head) * 4
+    weights += (row * heads + head) * (2 * BLOCK) + column
+    key, query = tl.load(lookups + lane), tl.load(lookups + KEYS + lane)
+    key_weights, query_weights = tl.load(weights, is_tail, 0.0), tl.load(weights + BLOCK, is_tail, 0.0)
     opened, beta, own = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
-    found += tl.sum(memory * tl.load(lookups + lane)[:, None], 0) * opened
-    read += tl.sum(memory * tl.load(lookups + KEYS + lane)[:, None], 0) * opened
-    values = tl.load(v + row * value_stride + head * VALUE_DIM + value, real_value, 0.0).to(tl.float32)
+
+    corrected = corrected.to(tl.float32)
+    found, read = sums(key_weights[:, None] * corrected, query_weights[:, None] * corrected)
+    from_state, read_state = sums(memory * key[:, None], memory * query[:, None])
+    found, read = found + from_state * opened, read + read_state * opened
     u = beta * (values - found)
     y_at = y + (row * heads + head) * VALUE_DIM + value
     tl.store(y_at, (read + own * u).to(y.dtype.element_ty), real_value)
