@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, recorded, seconds_of
+from weft.kernels.cuda.moe_choices import WHOLE_TOKENS, Tiles, Vectors, tiles, vectors
+from weft.kernels.cuda.moe_few import few_experts
+from weft.kernels.cuda.moe_some import some_experts
 from weft.kernels.moe import Activation, clamped, experts, gated, route_top
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
@@ -114,41 +118,48 @@ def sorted_by_torch(mixture: Mixture) -> Tensor:
 
 def tune() -> None:
     """The best blocks of every product, one line each."""
-    from weft.kernels.cuda.moe_choices import Tiles, Vectors
-    from weft.kernels.cuda.moe_few import few_experts
-    from weft.kernels.cuda.moe_some import some_experts
-
-    vectors = [
-        Vectors(rows, columns, warps, stages)
-        for rows, columns, warps, stages in itertools.product((2, 4, 8), (512, 1024, 2048), (4, 8), (1, 3))
-        if 8 <= rows * columns / (32 * warps) <= 64
-    ]
-    tiles = [
-        Tiles(outputs, inputs, warps, stages, first)
-        for outputs, inputs, warps, stages in itertools.product((32, 64, 128), (64, 128, 256), (4, 8), (3, 4, 6))
-        for first in (False, True)
-        if 4096 <= outputs * inputs <= 16384 and outputs * inputs * stages <= 65536 and (outputs >= 64 or not first)
-    ]
     for name, sizes in MODELS.items():
         weights = random_weights(sizes)
-        for tokens, way, choices in ((1, few_experts, vectors), *((n, some_experts, tiles) for n in TOKENS[1:5])):
+        for tokens in TOKENS:
             mixture = mixture_of(sizes, tokens, *weights)
             floor = mixture.floor_bytes(sizes) / copy_bandwidth()
             for product in (0, 1):
-                best = min(alternatives(mixture, way, choices, product), key=lambda found: found[0])
-                print(f"{name} {tokens} tokens, product {product}: {best[1]} whole {best[0] / floor:.2f} x floor")
+                seconds, choice = min(alternatives(mixture, product), key=lambda found: found[0])
+                print(f"{name}, {tokens} tokens, product {product}: {choice}, whole {seconds / floor:.2f} x floor")
 
 
-def alternatives(
-    mixture: Mixture, way: Callable[..., Tensor], choices: list[Any], product: int
-) -> Iterator[tuple[float, Any]]:
-    inputs = mixture.inputs()
+def alternatives(mixture: Mixture, product: int) -> Iterator[tuple[float, Any]]:
+    """Seconds of the whole mixture with every choice of blocks for one of its products."""
+    inputs = (*mixture.inputs(), None)
+    tokens, count = len(mixture.x), len(mixture.first)
+    if tokens == 1:
+        own, choices = vectors(mixture.x.shape[1], 0), VECTORS
+        way = few_experts
+    else:
+        own = tiles(DTYPE, tokens, mixture.k, count)
+        choices = [replace(choice, pairs=own[0].pairs) for choice in TILES]
+        way = partial(some_experts, tiled=tokens > WHOLE_TOKENS)
     for choice in choices:
-        pair = (choice, choices[0]) if product == 0 else (choices[0], choice)
+        blocks = (choice, own[1]) if product == 0 else (own[0], choice)
         try:
-            yield seconds_of(recorded(lambda pair=pair: way(*inputs, pair)), repeats=7), choice
+            yield seconds_of(recorded(lambda blocks=blocks: way(*inputs, blocks)), repeats=7), choice
         except Exception as error:  # blocks that do not fit are no choice
             print(f"  {choice}: {type(error).__name__}")
+
+
+VECTORS = [
+    Vectors(rows, columns, warps, stages, choices)
+    for rows, columns, warps, stages, choices in itertools.product(
+        (2, 4, 8), (512, 1024, 2048), (4, 8), (1, 3), (1, 4, 8)
+    )
+    if 16 <= rows * columns * choices / (32 * warps) <= 64
+]
+TILES = [
+    Tiles(16, outputs, inputs, warps, stages, first)
+    for outputs, inputs, warps, stages in itertools.product((32, 64, 128), (64, 128, 256), (4, 8), (3, 4, 6))
+    for first in (False, True)
+    if 4096 <= outputs * inputs <= 16384 and outputs * inputs * stages <= 65536 and (outputs >= 64 or not first)
+]
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def list_pairs(chosen: Int[Tensor, "tokens k"], count: int, tile: int | None = N
     return Lists(listed, sizes, places, tile_ends)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "pairs"])
 def list_kernel(chosen, listed, sizes, places, tokens, pairs, BLOCK: tl.constexpr):
     expert = tl.program_id(0)
     ours = listed + expert.to(tl.int64) * tokens

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.overlap import early, power_of_two, wait
+from weft.kernels.norm import Change, add
 
 # Elements that one warp takes on, measured on an H200: of an addition, and of a gated norm; no more warps than this.
 PER_WARP = 256
@@ -20,6 +21,7 @@ GATED_PER_WARP = 1024
 MOST_WARPS = 16
 # Elements of a program whose groups are small.
 TILE = 1024
+NOTHING = Change(None)  # type: ignore[arg-type]
 
 
 def warps_for(elements: int, per_warp: int) -> int:
@@ -27,54 +29,70 @@ def warps_for(elements: int, per_warp: int) -> int:
 
 
 def join(
-    x: Float[Tensor, "n size"],
-    change: Float[Tensor, "n size"] | None,
-    weight: Float[Tensor, " size"],
-    eps: float,
-    factor: float = 1.0,
-    change_weight: Float[Tensor, " size"] | None = None,
-    change_eps: float = 0.0,
+    x: Float[Tensor, "n size"], changes: list[Change], weight: Float[Tensor, " size"], eps: float
 ) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:
-    """x + factor * change (normed first if it has weights), and the norm of that. Without a change: x, norm(x)."""
+    """x with all changes, and the norm of that. The kernel adds two at most; no block has more."""
+    for change in changes[:-2]:
+        x = add(x, change)
+    first, second = (*changes[-2:], NOTHING, NOTHING)[:2]
     rows, size = x.shape
     normed = torch.empty(rows, size, dtype=x.dtype, device=x.device)
-    total = x if change is None else torch.empty_like(normed)
+    total = torch.empty_like(normed) if changes else x
     assert x.stride(1) == 1
-    assert change is None or change.stride(1) == 1
+    assert all(change.value.stride(1) == 1 for change in changes)
     block = power_of_two(size)
     if rows:
         join_kernel[(rows,)](
-            x, change, weight, change_weight, total, normed,
-            x.stride(0), 0 if change is None else change.stride(0), size, eps, factor, change_eps,
+            x, first.value, first.weight, second.value, second.weight, weight, total, normed,
+            x.stride(0), row_stride(first), row_stride(second), size,
+            first.factor, first.eps, second.factor, second.eps, eps,
             BLOCK=block, num_warps=warps_for(block, PER_WARP), **early(x),
         )  # fmt: skip
     return total, normed
 
 
+def row_stride(change: Change) -> int:
+    return 0 if change.value is None else change.value.stride(0)
+
+
+@triton.jit
+def load_line(pointer, column, real):
+    return tl.load(pointer + column, mask=real, other=0.0).to(tl.float32) if pointer is not None else None
+
+
+@triton.jit
+def added(x, value, weight, factor, eps, size, dtype: tl.constexpr):
+    """x + factor * value, which is normed before if it has weights; rounded where the reference rounds."""
+    if weight is not None:
+        value = (value * tl.rsqrt(tl.sum(value * value) / size + eps) * weight).to(dtype).to(tl.float32)
+    return (x + value * factor).to(dtype).to(tl.float32)
+
+
 @triton.jit
 def join_kernel(
-    x, change, weight, change_weight, total, normed,
-    x_stride, change_stride, size, eps, factor, change_eps,
+    x, first, first_weight, second, second_weight, weight, total, normed,
+    x_stride, first_stride, second_stride, size,
+    first_factor, first_eps, second_factor, second_eps, eps,
     BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     real = column < size
-    dtype = normed.dtype.element_ty
+    dtype: tl.constexpr = normed.dtype.element_ty
     # All loads first: what is loaded behind a reduction or a store waits for it.
-    scale = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
-    if change_weight is not None:
-        inner = tl.load(change_weight + column, mask=real, other=0.0).to(tl.float32)
+    scale = load_line(weight, column, real)
+    first_scale = load_line(first_weight, column, real)
+    second_scale = load_line(second_weight, column, real)
     wait(EARLY)
-    value = tl.load(x + row * x_stride + column, mask=real, other=0.0).to(tl.float32)
-    if change is not None:
-        added = tl.load(change + row * change_stride + column, mask=real, other=0.0).to(tl.float32)
-        if change_weight is not None:
-            added = added * tl.rsqrt(tl.sum(added * added) / size + change_eps) * inner
-            added = added.to(dtype).to(tl.float32)
-        value = (value + added * factor).to(dtype)
-        tl.store(total + row * size + column, value, mask=real)
-        value = value.to(tl.float32)
+    value = load_line(x + row * x_stride, column, real)
+    if first is not None:
+        one = load_line(first + row * first_stride, column, real)
+        if second is not None:
+            other = load_line(second + row * second_stride, column, real)
+        value = added(value, one, first_scale, first_factor, first_eps, size, dtype)
+        if second is not None:
+            value = added(value, other, second_scale, second_factor, second_eps, size, dtype)
+        tl.store(total + row * size + column, value.to(dtype), mask=real)
     value = value * tl.rsqrt(tl.sum(value * value) / size + eps) * scale
     tl.store(normed + row * size + column, value.to(dtype), mask=real)
 
