@@ -19,7 +19,7 @@ from benchmarks.floors import copy_bandwidth, recorded, seconds_of
 from weft.kernels.batch import Batch
 from weft.kernels.causal_conv import causal_conv, gated_short_conv, short_conv_memory
 from weft.kernels.lanes import Lanes, PageList
-from weft.kernels.norm import add_and_norm, gated_rms_norm, rms_norm_heads
+from weft.kernels.norm import Change, add_and_norm, gated_rms_norm, rms_norm_heads
 from weft.kernels.rotary import Rotation, rotate
 from weft.memory.device.store import AttentionView, RecurrentView, Store
 from weft.memory.spec import AttentionMemory, MemorySpec
@@ -111,7 +111,7 @@ def norm(tokens: int, size: int) -> Case:
     def plain() -> Tensor:
         return F.rms_norm(x + change, (size,), weight, EPS)
 
-    call: Call = lambda: add_and_norm(x, change, weight, EPS)  # noqa: E731
+    call: Call = lambda: add_and_norm(x, [Change(change)], weight, EPS)  # noqa: E731
     return f"addition and norm, {tokens} x {size}", call, 4 * tokens * size * ITEM, {"torch": plain}
 
 

@@ -9,7 +9,7 @@ from tests.compiled import assert_compiles
 from tests.plans import Row, make_plan
 from weft.kernels.activation import KERNELS
 from weft.kernels.cuda import overlap
-from weft.kernels.norm import add_and_norm, gated_rms_norm, rms_norm, rms_norm_heads
+from weft.kernels.norm import Change, add_and_norm, gated_rms_norm, rms_norm, rms_norm_heads
 from weft.kernels.rotary import RotaryKind, frequencies, make_rotation, rotate
 from weft.memory.device.store import Store
 from weft.memory.spec import AttentionMemory, MemorySpec
@@ -33,17 +33,22 @@ def strided(x):
 def check_join(rows, size, dtype, device, tolerance):
     from weft.kernels.cuda.norm import join
 
-    x, change = (random(rows, size, seed=seed, dtype=dtype, device=device) for seed in (0, 1))
-    weight, inner = (random(size, seed=seed, device=device) for seed in (2, 3))
-    for factor, own in ((1.0, None), (0.22, None), (1.0, inner)):
-        total, normed = join(strided(x), strided(change), weight, EPS, factor, own, EPS)
-        expected = add_and_norm(
-            x.cpu(), change.cpu(), weight.cpu(), EPS, factor, None if own is None else own.cpu(), EPS
-        )
-        for found, answer in zip((total, normed), expected):
+    x, one, other, third = (random(rows, size, seed=seed, dtype=dtype, device=device) for seed in range(4))
+    weight, inner = (random(size, seed=seed, device=device) for seed in (4, 5))
+    for changes in (
+        [Change(strided(one))],
+        [Change(one, 0.22)],
+        [Change(one, 1.0, inner, EPS)],
+        [Change(one, 0.5), Change(strided(other), 2.0)],
+        [Change(one), Change(other, 1.0, inner, EPS)],
+        [Change(one), Change(other), Change(third)],
+    ):
+        total, normed = join(strided(x), changes, weight, EPS)
+        same = [Change(c.value.cpu(), c.factor, None if c.weight is None else c.weight.cpu(), c.eps) for c in changes]
+        for found, answer in zip((total, normed), add_and_norm(x.cpu(), same, weight.cpu(), EPS)):
             assert found.dtype == dtype
             torch.testing.assert_close(found.cpu(), answer, rtol=tolerance, atol=tolerance)
-    same, normed = join(x, None, weight, EPS)
+    same, normed = join(x, [], weight, EPS)
     assert same is x
     torch.testing.assert_close(normed.cpu(), rms_norm(x.cpu(), weight.cpu(), EPS), rtol=tolerance, atol=tolerance)
 
@@ -159,8 +164,9 @@ def launch_all() -> None:
 
     # As on a Hopper GPU, where kernels start before the ones before them end.
     overlap.is_able = lambda device: True
-    join(empty(4, 2048), None, empty(2048), EPS)
-    join(empty(4, 2048), empty(4, 2048), torch.empty(2048), EPS, 0.5, empty(2048), EPS)
+    join(empty(4, 2048), [], empty(2048), EPS)
+    join(empty(4, 2048), [Change(empty(4, 2048), 0.5, empty(2048), EPS)], torch.empty(2048), EPS)
+    join(empty(4, 2048), [Change(empty(4, 2048)), Change(empty(4, 2048), 0.5)], empty(2048), EPS)
     gated_rms_norm(torch.empty(4, 1024), empty(4, 1024), empty(1024), EPS, 8, True)
     gated_rms_norm(empty(4, 32, 128), empty(4, 32, 128), empty(128), EPS, 1, False)
     for name in KERNELS.values():

@@ -5,6 +5,7 @@ Weights that a checkpoint stores zero-centred are read as 1 + w when they are lo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -17,27 +18,35 @@ def rms_norm(x: Float[Tensor, "*n size"], weight: Float[Tensor, " size"], eps: f
     if x.is_cuda and x.ndim == 2:
         from weft.kernels.cuda.norm import join
 
-        return join(x, None, weight, eps)[1]
+        return join(x, [], weight, eps)[1]
     return (x * _inverse(x, eps)).mul_(weight).to(x.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is to be added to a residual stream, times `factor`; with weights, after a norm of its own."""
+
+    value: Float[Tensor, "n size"]
+    factor: float = 1.0
+    weight: Float[Tensor, " size"] | None = None
+    eps: float = 0.0
+
+
+def add(x: Float[Tensor, "n size"], change: Change) -> Float[Tensor, "n size"]:
+    value = change.value if change.weight is None else rms_norm(change.value, change.weight, change.eps)
+    return torch.add(x, value, alpha=change.factor)
+
+
 def add_and_norm(
-    x: Float[Tensor, "n size"],
-    change: Float[Tensor, "n size"],
-    weight: Float[Tensor, " size"],
-    eps: float,
-    factor: float = 1.0,
-    change_weight: Float[Tensor, " size"] | None = None,
-    change_eps: float = 0.0,
+    x: Float[Tensor, "n size"], changes: list[Change], weight: Float[Tensor, " size"], eps: float
 ) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:
-    """x + factor * change, and the norm of that. A change that comes with weights is normed itself before."""
+    """x with all changes, and the norm of that."""
     if x.is_cuda:
         from weft.kernels.cuda.norm import join
 
-        return join(x, change, weight, eps, factor, change_weight, change_eps)
-    if change_weight is not None:
-        change = rms_norm(change, change_weight, change_eps)
-    x = torch.add(x, change, alpha=factor)
+        return join(x, changes, weight, eps)
+    for change in changes:
+        x = add(x, change)
     return x, rms_norm(x, weight, eps)
 
 

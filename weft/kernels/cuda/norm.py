@@ -21,7 +21,6 @@ GATED_PER_WARP = 1024
 MOST_WARPS = 16
 # Elements of a program whose groups are small.
 TILE = 1024
-NOTHING = Change(None)  # type: ignore[arg-type]
 
 
 def warps_for(elements: int, per_warp: int) -> int:
@@ -34,7 +33,7 @@ def join(
     """x with all changes, and the norm of that. The kernel adds two at most; no block has more."""
     for change in changes[:-2]:
         x = add(x, change)
-    first, second = (*changes[-2:], NOTHING, NOTHING)[:2]
+    first, second = (parts_of(change) for change in (*changes[-2:], None, None)[:2])
     rows, size = x.shape
     normed = torch.empty(rows, size, dtype=x.dtype, device=x.device)
     total = torch.empty_like(normed) if changes else x
@@ -43,16 +42,17 @@ def join(
     block = power_of_two(size)
     if rows:
         join_kernel[(rows,)](
-            x, first.value, first.weight, second.value, second.weight, weight, total, normed,
-            x.stride(0), row_stride(first), row_stride(second), size,
-            first.factor, first.eps, second.factor, second.eps, eps,
+            x, *first, *second, weight, total, normed, x.stride(0), size, eps,
             BLOCK=block, num_warps=warps_for(block, PER_WARP), **early(x),
         )  # fmt: skip
     return total, normed
 
 
-def row_stride(change: Change) -> int:
-    return 0 if change.value is None else change.value.stride(0)
+def parts_of(change: Change | None) -> tuple[Tensor | None, int, Tensor | None, float, float]:
+    """As the kernel takes them."""
+    if change is None:
+        return None, 0, None, 0.0, 0.0
+    return change.value, change.value.stride(0), change.weight, change.factor, change.eps
 
 
 @triton.jit
@@ -70,9 +70,9 @@ def added(x, value, weight, factor, eps, size, dtype: tl.constexpr):
 
 @triton.jit
 def join_kernel(
-    x, first, first_weight, second, second_weight, weight, total, normed,
-    x_stride, first_stride, second_stride, size,
-    first_factor, first_eps, second_factor, second_eps, eps,
+    x, first, first_stride, first_weight, first_factor, first_eps,
+    second, second_stride, second_weight, second_factor, second_eps,
+    weight, total, normed, x_stride, size, eps,
     BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)

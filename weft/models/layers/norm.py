@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.norm import add_and_norm, gated_rms_norm, rms_norm, rms_norm_heads
+from weft.kernels.norm import Change, add_and_norm, gated_rms_norm, rms_norm, rms_norm_heads
 from weft.models.layers.linear import parent_of
 from weft.models.model import Source
 
@@ -31,12 +31,10 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def join(
-        self, x: Float[Tensor, "n size"], change: Float[Tensor, "n size"], factor: float, norm: RMSNorm | None
+        self, x: Float[Tensor, "n size"], changes: list[Change]
     ) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:
-        """x + factor * change (or, if the change has a norm of its own, that of it), and the norm of this sum."""
-        if norm is None:
-            return add_and_norm(x, change, self.weight, self.eps, factor)
-        return add_and_norm(x, change, self.weight, self.eps, factor, norm.weight, norm.eps)
+        """x with all changes, and the norm of that."""
+        return add_and_norm(x, changes, self.weight, self.eps)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "weight", self.weight, one_plus if self.zero_centred else None)
