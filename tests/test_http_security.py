@@ -282,7 +282,7 @@ def test_bounds_of_chat_name_the_field(open_server: Served, fields, param):
         ),
         ("/generate", {"text": "x", "sampling_params": {"regex": "("}}, "sampling_params.regex"),
         ("/generate", {"text": "x", "sampling_params": {"json_schema": "{"}}, "sampling_params.json_schema"),
-        ("/generate", {"text": "x", "logprob_start_len": [-2]}, "logprob_start_len"),
+        ("/generate", {"text": "x", "logprob_start_len": [-2]}, "logprob_start_len[0]"),
         ("/generate", {"text": "x", "video_data": "x"}, "video_data"),
         ("/generate", {"text": "x", "custom_logit_processor": "x"}, "custom_logit_processor"),
         ("/generate", {"text": "x", "lora_path": "x"}, "lora_path"),

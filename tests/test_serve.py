@@ -109,8 +109,10 @@ def test_sigterm_lets_running_requests_finish_and_takes_no_more(served):
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.1)
         refused.append(not running.done())
-        with pytest.raises(ServerError, match="cannot be reached"):
-            await Client(served.url).get("/v1/models")
+        # Balancers and new clients are told; nobody meets a closed door while others are answered.
+        for work in (Client(served.url).get("/health"), Client(served.url).post("/v1/completions", LONG)):
+            with pytest.raises(ServerError, match="status 503"):
+                await work
         return await running
 
     assert asyncio.run(watch()) == 500
@@ -191,9 +193,18 @@ def test_a_signal_while_loading_ends_at_once():
         (["--api-key", "two words"], "api_keys must be of ASCII"),
         (["--admin-key", "a"], "admin_key without api_keys"),
         (["--api-key-file", "/no/such/file"], "api_key_file /no/such/file cannot be read"),
-        (["--max-body", "auto"], "max_body must be"),
+        (["--max-body", "auto"], "--max-body must be a size"),
+        (["--max-body", "0"], "--max-body must be a size"),
+        (["--max-answers", "0"], "--max-answers must be at least 1"),
+        (["--engine-timeout", "nan"], "--engine-timeout must be from 0"),
+        (["--limit", "tool=3"], "known are body_bytes, header_bytes"),
+        (["--limit", "tools"], "'' is no number for tools"),
+        (["--limit", "tools=x"], "'x' is no number for tools"),
+        (["--limit", "tools=0"], "tools must be greater than zero"),
+        (["--limit", "tools=129"], "tools must be at most 128, which is all that the engine takes"),
+        (["--limit", "schema_bytes=many"], "schema_bytes must be a size"),
         (["--host", "no.such.host.invalid"], "cannot be listened at"),
-        (["--max-open-requests", "0"], "greater than zero"),
+        (["--max-open-requests", "0"], "--max-open-requests must be at least 1"),
     ],
 )
 def test_options_that_cannot_work_are_one_line(capsys, monkeypatch, arguments, message):
@@ -249,6 +260,7 @@ def test_options_reach_the_settings(monkeypatch):
             max_open_requests=7,
             max_body="1KiB",
             max_answers=3,
+            limit=("tools=5", "schema_bytes=2KiB", "header_seconds=1.5", "n=4"),
             drain_seconds=2.5,
             cors_origin=("http://a",),
             tool_parser="hermes",
@@ -256,7 +268,9 @@ def test_options_reach_the_settings(monkeypatch):
         )
     )
     assert (found.api_keys, found.admin_key, found.model_name) == (("a", "b"), "c", "loom")
-    assert (found.limits.open_sequences, found.limits.body_bytes, found.limits.n) == (7, 1024, 3)
+    limits = found.limits
+    assert (limits.open_sequences, limits.body_bytes, limits.n) == (7, 1024, 4)
+    assert (limits.tools, limits.schema_bytes, limits.header_seconds, limits.stops) == (5, 2048, 1.5, 16)
     assert (found.open_health, found.drain_seconds, found.cors_origins) == (True, 2.5, ("http://a",))
     assert (found.tool_parser, found.reasoning_parser) == ("hermes", "none")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
@@ -396,6 +397,7 @@ def test_what_is_no_conversation_is_refused_by_name(messages, message):
         "{% for i in range(100000000) %}{% endfor %}",
         "{% for i in range(99999) %}" + "a" * 1000 + "{% endfor %}",
         "{% macro deep() %}{{ deep() }}{% endmacro %}{{ deep() }}",
+        "{{ lipsum(n=100000) }}",
     ],
 )
 def test_a_template_cannot_reach_out_change_its_input_or_run_away(trick):
@@ -406,6 +408,78 @@ def test_a_template_cannot_reach_out_change_its_input_or_run_away(trick):
     assert text == ""
     assert HELLO == [{"role": "user", "content": "<b>hi</b>"}]
     assert MAX_CHARACTERS < 99999 * 1000
+
+
+DOUBLE = "{% set ns = namespace(x=START) %}{% for i in range(60) %}{% set ns.x = HOW %}{% endfor %}"
+BIG = "{% set a = 'a' * 1000000 %}"
+LAUGHS = "{% set a = ['x'] %}" + "{% set a = [a, a, a, a, a, a, a, a] %}" * 12
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        # without end
+        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for i in range(9999) %}{% set x = ('a ' * 100000) | title %}{% endfor %}",
+        BIG + "{% set b = [0] * 1000000 %}" + "{% set c = b | map('string') | select('none') | list %}" * 50,
+        # texts, lists and numbers that grow
+        DOUBLE.replace("START", "'ab'").replace("HOW", "ns.x + ns.x"),
+        DOUBLE.replace("START", "'ab'").replace("HOW", "ns.x ~ ns.x"),
+        DOUBLE.replace("START", "[1]").replace("HOW", "ns.x + ns.x"),
+        DOUBLE.replace("START", "'ab'").replace("HOW", "ns.x.replace('a', ns.x)"),
+        DOUBLE.replace("START", "10").replace("HOW", "ns.x * ns.x"),
+        LAUGHS + "{{ a }}",
+        LAUGHS + "{{ a | tojson }}",
+        LAUGHS + "{{ a | string }}",
+        LAUGHS + "{% set b = 'x' ~ a %}",
+        LAUGHS + "{{ '%s' % a }}",
+        BIG + "{{ a.replace('a', a) | length }}",
+        BIG + "{{ a | replace('a', a) | length }}",
+        BIG + "{{ a.join(['x'] * 1000) | length }}",
+        BIG + "{{ ([a] * 1000) | join | length }}",
+        BIG + "{{ (a.replace('a', '\n')) | indent(1000) | length }}",
+        "{{ ('\t' * 1000000).expandtabs(1000) | length }}",
+        "{{ 'a'.ljust(1000000000) | length }}",
+        "{{ 'a' | center(1000000000) | length }}",
+        "{{ '{:1000000000}'.format(1) | length }}",
+        "{{ '{:{w}}'.format(1, w=1000000) | length }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (1000000000, 1) }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ [1, 2] | tojson(indent=1000000000) }}",
+        # what is caught instead of written
+        BIG + "{% set x %}{% for i in range(9999) %}{{ a }}{% endfor %}{% endset %}",
+        "{% set x %}{% for i in range(99999) %}" + "a" * 10_000 + "{% endfor %}{% endset %}",
+    ],
+)
+def test_a_template_has_an_end_in_time_and_memory(trick, monkeypatch):
+    monkeypatch.setattr("weft.text.sandbox.MAX_SECONDS", 0.5)
+    template = ChatTemplate(trick)
+    began = time.monotonic()
+    with pytest.raises(RequestError, match="chat template"):
+        template.render(HELLO)
+    assert time.monotonic() - began < 5
+
+
+def test_what_templates_really_do_is_within_their_bounds():
+    template = """
+{%- macro show(message) %}<{{ message.role }}>{{ message.content | trim }}{% endmacro %}
+{%- set ns = namespace(turns=0, said='') %}
+{%- for message in messages %}
+    {%- if loop.first or message.role != loop.previtem.role %}{% set ns.turns = ns.turns + 1 %}{% endif %}
+    {%- set said = message.content.split('</think>')[-1].lstrip('\n') %}
+    {{- show(message) ~ '\n' + said[:1] }}
+{%- endfor %}
+{%- if tools %}{{ tools | map(attribute='function') | list | tojson(indent=4) | indent(2) }}{% endif %}
+{{- '%s of {} %d'.format('x') | format('turns', ns.turns) }} {{ '2024 {}'.format(ns.turns) }}
+{{- ['a', 'b'] | join(', ') }} {{ 'x' * 3 }} {{ 'a-b' | replace('-', '+') }} {{ [1, 2] | sum }}"""
+    messages = [{"role": "user", "content": "x" * 2000}, {"role": "assistant", "content": "y"}] * 1500
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    text = ChatTemplate(template).render(messages, tools=tools)
+    assert text.startswith("<user>xxx")
+    assert text.endswith("turns of x 3000 2024 3000a, b xxx a+b 3")
+    assert '"name": "f"' in text
 
 
 def test_a_broken_template_is_an_error_of_the_model():

@@ -1,83 +1,42 @@
 """Chat templates: messages into one prompt, by the Jinja template that came with the model.
 
-A template is a program from somebody else, so it runs in a sandbox, cannot change what it is given, and may write only
-so much.
+A template is a program from somebody else, so it runs in a sandbox (`sandbox.py`), cannot change what it is given, and
+may take and write only so much.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.exceptions
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
 from weft.base.errors import ModelError, RequestError
+from weft.text.sandbox import Sandbox, budget
 from weft.text.tokenizer import read_json
 
 MAX_CHARACTERS = 1 << 24
+# Characters that a template may make on the way, for each that it may write.
+WORK = 16
 Message = Mapping[str, Any]
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's words for training; here its body is just rendered."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Refuses private attributes and changes to arguments, as Jinja's own does, and products of unbounded size."""
-
-    intercepted_binops = frozenset(["*", "**"])
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            raise jinja2.exceptions.SecurityError("a chat template may not compute powers")
-        for factor, other in ((left, right), (right, left)):
-            if isinstance(factor, int) and not isinstance(other, int | float) and factor * len(other) > MAX_CHARACTERS:
-                raise jinja2.exceptions.SecurityError("a chat template may not repeat anything so often")
-        return super().call_binop(context, operator, left, right)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own escapes for HTML, which no model has learnt."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _environment(clock: Callable[[], datetime]) -> _Sandbox:
-    environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"], autoescape=False
-    )
-    environment.filters["tojson"] = _to_json
+def _environment(clock: Callable[[], datetime]) -> Sandbox:
+    environment = Sandbox()
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: clock().strftime(form)
     return environment
 
 
-def _compile(environment: _Sandbox, source: str) -> jinja2.Template:
+def _compile(environment: Sandbox, source: str) -> jinja2.Template:
     try:
-        return environment.from_string(source)
+        return environment.compiled(source)
     except jinja2.TemplateSyntaxError as error:
         raise ModelError(f"the chat template is broken in line {error.lineno}: {error.message}") from None
 
@@ -131,11 +90,12 @@ class ChatTemplate:
     def _bounded(self, template: jinja2.Template, values: Mapping[str, Any]) -> str:
         pieces: list[str] = []
         room = self._max_characters
-        for piece in template.generate(values):
-            room -= len(piece)
-            if room < 0:
-                raise RequestError(f"the chat template wrote more than {self._max_characters} characters")
-            pieces.append(piece)
+        with budget(WORK * room):
+            for piece in template.generate(values):
+                room -= len(piece)
+                if room < 0:
+                    raise RequestError(f"the chat template wrote more than {self._max_characters} characters")
+                pieces.append(piece)
         return "".join(pieces)
 
 

@@ -1,0 +1,304 @@
+"""Where chat templates run: Jinja's sandbox, with an end to everything that a program could do without end.
+
+Rounds of loops and calls, seconds, and the characters of all values that are made are counted, and each is refused
+before it is made if there is no budget left for it. Knows nothing of messages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
+from time import monotonic
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes as nodes
+import jinja2.parser
+import jinja2.sandbox
+from jinja2.exceptions import SecurityError
+from jinja2.visitor import NodeTransformer
+
+MAX_ROUNDS = 1 << 20
+MAX_SECONDS = 5.0
+# Integers that templates hand to functions: widths, counts, positions.
+MAX_NUMBER = 1 << 20
+MAX_BITS = 256
+# What an item of a list counts, in characters: about what it takes.
+ITEM = 64
+# Fields of a format whose width has four digits, or is told by an argument.
+_WIDE = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\d{4}|\*|\d*\.(?:\d{4}|\*))|\{[^{}]*(?::[^{}]*\d{4}|\{)")
+# Filters and functions that chat templates have no use for, and that make much of little.
+WITHOUT = ("batch", "slice", "urlize", "wordwrap", "xmlattr")
+
+
+@dataclass(slots=True)
+class Budget:
+    """What one rendering may still do."""
+
+    characters: int
+    rounds: int = MAX_ROUNDS
+    until: float = 0.0
+
+    def spend(self, characters: int) -> None:
+        self.characters -= characters
+        if self.characters < 0:
+            raise SecurityError("a chat template may not make so much text")
+        if monotonic() > self.until:
+            raise SecurityError(f"a chat template may not take more than {MAX_SECONDS:g} seconds")
+
+    def round(self, written: int) -> None:
+        self.spend(written)
+        self.rounds -= 1
+        if self.rounds < 0:
+            raise SecurityError("a chat template may not go round so often")
+
+
+_budget: ContextVar[Budget] = ContextVar("budget")
+
+
+@contextmanager
+def budget(characters: int) -> Iterator[None]:
+    """What is rendered within may make so many characters."""
+    token = _budget.set(Budget(characters, until=monotonic() + MAX_SECONDS))
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def spend(characters: int) -> None:
+    found = _budget.get(None)  # constants are computed when a template is compiled, once
+    if found is not None:
+        found.spend(characters)
+
+
+def cost(value: Any) -> int:
+    """Of a value that was made: characters of a text, more for each item of anything else."""
+    if isinstance(value, str):
+        return len(value)
+    return ITEM * len(value) if isinstance(value, Sized) else 8
+
+
+def weigh(value: Any) -> Any:
+    """Pay for a value as text before it is made: what holds one thing many times is as long as if it held many."""
+    if isinstance(value, str):
+        spend(len(value))
+    elif isinstance(value, Mapping):
+        spend(2)
+        for key, each in value.items():
+            weigh(key)
+            weigh(each)
+    elif isinstance(value, list | tuple | set):
+        spend(2 + 2 * len(value))
+        for each in value:
+            weigh(each)
+    else:
+        spend(8)
+    return value
+
+
+def check_number(value: Any) -> None:
+    if isinstance(value, int) and abs(value) > MAX_NUMBER:
+        raise SecurityError(f"a chat template may not ask for {value:.3g} of anything")
+
+
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Refuses private attributes and changes to arguments, as Jinja's own does, and whatever exceeds the budget."""
+
+    intercepted_binops = frozenset(["+", "*", "%", "**"])
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            autoescape=False,
+            extensions=[_Generation, "jinja2.ext.loopcontrols"],
+            finalize=_written,
+        )
+        del self.globals["lipsum"]
+        own = {"format": _format, "indent": _indent, "join": _join, "replace": _replace, "sum": _sum, "tojson": to_json}
+        self.filters = {name: _paid(each) for name, each in self.filters.items() if name not in WITHOUT} | own
+        self.filters["string"] = lambda value: str(weigh(value))
+
+    def compiled(self, source: str) -> jinja2.Template:
+        tree = _Rewriter(self).visit(self.parse(source))
+        return self.template_class.from_code(self, self.compile(tree), self.make_globals(None))
+
+    def tick(self, written: int) -> None:
+        """A round of a loop, or a call of a macro or a block, begins; it writes so much that stands in the template."""
+        found = _budget.get(None)
+        if found is not None:
+            found.round(written)
+
+    def concatenated(self, *parts: Any) -> str:
+        return "".join(str(weigh(part)) for part in parts)
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise SecurityError("a chat template may not compute powers")
+        if operator == "%" and isinstance(left, str):
+            _check_format(left)
+            weigh(right)
+        elif isinstance(left, int) and isinstance(right, int):
+            if left.bit_length() + right.bit_length() > MAX_BITS:
+                raise SecurityError("a chat template may not compute with numbers so large")
+        elif operator == "+":
+            spend(cost(left) + cost(right))
+        elif operator == "*":
+            for factor, other in ((left, right), (right, left)):
+                if isinstance(factor, int) and isinstance(other, Sized):
+                    spend(max(factor, 0) * cost(other))
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: jinja2.runtime.Context, obj: Any, *args: Any, **named: Any) -> Any:
+        """Every call that a template makes but those of filters."""
+        if obj == self.tick:
+            return self.tick(*args)
+        for value in (*args, *named.values()):
+            check_number(value)
+        # Jinja hides formatting behind a function of its own.
+        owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)
+        name = getattr(obj, "__name__", "")
+        if isinstance(owner, str):
+            args = _paid_method(owner, name, args)
+        found = super().call(context, obj, *args, **named)
+        spend(cost(found))
+        return found
+
+
+def _paid_method(text: str, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Methods of texts whose results may be much longer than what they are given."""
+    if name == "replace" and len(args) > 1:
+        spend(_replaced(text, *args[:2]))
+    elif name == "join" and args:
+        items = [weigh(each) for each in args[0]]
+        spend(len(text) * len(items))
+        return (items,)
+    elif name == "expandtabs":
+        spend(text.count("\t") * max([8, *args]))
+    elif name in ("format", "format_map"):
+        _check_format(text)
+        weigh(args)
+    return args
+
+
+def _paid(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of Jinja's own, whose result is not much longer than its input."""
+
+    @wraps(function)
+    def run(*args: Any, **named: Any) -> Any:
+        for value in (*args[1:], *named.values()):
+            check_number(value)
+        found = function(*args, **named)
+        spend(cost(found))
+        return found
+
+    return run
+
+
+@jinja2.pass_context
+def _written(context: jinja2.runtime.Context, value: Any) -> str:
+    return str(weigh(value))
+
+
+def _replaced(text: str, old: Any, new: Any) -> int:
+    return text.count(str(old)) * len(str(new)) + len(text)
+
+
+def _replace(value: Any, old: str, new: str, count: int | None = None) -> str:
+    text = str(weigh(value))
+    spend(_replaced(text, old, new))
+    return text.replace(str(old), str(new), -1 if count is None else count)
+
+
+@jinja2.pass_environment
+def _join(environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
+    items = [each if attribute is None else environment.getitem(each, attribute) for each in value]
+    spend(len(d) * len(items))
+    return str(d).join(str(weigh(each)) for each in items)
+
+
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    check_number(width)
+    space = width if isinstance(width, str) else " " * width
+    lines = str(weigh(text)).split("\n")
+    spend(len(space) * len(lines))
+    shown = [space + line if (blank or line) and (first or place) else line for place, line in enumerate(lines)]
+    return "\n".join(shown)
+
+
+def _format(text: str, *args: Any, **named: Any) -> str:
+    _check_format(str(text))
+    weigh([*args, *named.values()])
+    return str(text) % (named or args)
+
+
+def _check_format(text: str) -> None:
+    """Widths of three digits are enough, and none may be an argument or hold another field."""
+    if _WIDE.search(text.replace("{{", "")):
+        raise SecurityError("a chat template may not ask for such widths")
+    spend(1000 * (text.count("%") + text.count("{")))
+
+
+@jinja2.pass_environment
+def _sum(environment: jinja2.Environment, values: Iterable[Any], attribute: Any = None, start: float = 0) -> Any:
+    items = [each if attribute is None else environment.getitem(each, attribute) for each in values]
+    if not all(isinstance(each, int | float) for each in (start, *items)):
+        raise SecurityError("a chat template may sum numbers only")
+    return sum(items, start)
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own escapes for HTML, which no model has learnt."""
+    if (indent or 0) > 16 or any(len(each) > 16 for each in separators or ()):
+        raise SecurityError("a chat template may not put so much between two values")
+    form: Any = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators, "sort_keys": sort_keys}
+    text = json.dumps(weigh(value), **form)
+    spend(len(text))
+    return text
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's words for training; here its body is just rendered."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Rewriter(NodeTransformer):
+    """Puts a tick where a template may come by again and again, and makes joining of texts a call that is paid for."""
+
+    def __init__(self, environment: Sandbox) -> None:
+        self._environment = environment
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        written = sum(len(each.data) for each in node.find_all(nodes.TemplateData))
+        node.body.insert(0, nodes.ExprStmt(self._call("tick", [nodes.Const(written)], node), lineno=node.lineno))
+        return node
+
+    visit_Macro = visit_CallBlock = visit_Block = visit_For
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return self._call("concatenated", node.nodes, node)
+
+    def _call(self, name: str, args: list[nodes.Expr], at: nodes.Node) -> nodes.Call:
+        function = nodes.EnvironmentAttribute(name)
+        call = nodes.Call(function, args, [], None, None, lineno=at.lineno)
+        return call.set_environment(self._environment)  # type: ignore[return-value]
