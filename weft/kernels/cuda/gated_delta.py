@@ -137,9 +137,11 @@ def launch_extend(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
         INNER=tl.float32 if inputs.v.dtype == torch.float32 else tl.float16,
         num_warps=solve.warps, num_stages=solve.stages, maxnreg=solve.registers,
     )  # fmt: skip
+    # Where both are cut from one tensor that is a small number; where not, it holds all the same.
+    q_offset = (inputs.q.data_ptr() - inputs.k.data_ptr()) // inputs.k.element_size()
     values = min(walk.values, padded(value_dim))
     walk_cells[(triton.cdiv(value_dim, values), heads, long_rows)](
-        inputs.q, inputs.k, inputs.q.stride(0), inputs.v, inputs.v.stride(0), y, systems, scales, head_keys,
+        inputs.k, q_offset, inputs.k.stride(0), inputs.v, inputs.v.stride(0), y, systems, scales, head_keys,
         tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
         state, state.stride(0), lanes.start, lanes.first, lanes.slot, lanes.tail,
         lanes.first_piece, lanes.piece_slot, lanes.decodes,

@@ -13,14 +13,15 @@ from weft.kernels.cuda.gated_delta_cells import LANES, NORM_EPSILON
 
 @triton.jit
 def keep_decays(
-    scales, target, kept, start, end, begin, head, heads, CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The log decays of a row's positions from `kept` on, into its tail. `begin` is the row's first piece."""
+    totals, target, kept, cell_start, end,
+    CELL: tl.constexpr, RING: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The log decays of a row's positions from `kept` on, into its tail. `totals` are those of its first piece."""
     for low in range(kept, end, BLOCK):
         at = low + tl.arange(0, BLOCK)
-        own = ((begin + at // CELL - start // CELL) * heads + head).to(tl.int64)
-        total = tl.load(scales + own * (4 * BLOCK) + 3 * BLOCK + at % CELL, at < end, 0.0)
-        tl.store(target + (at % RING) * heads + head, total, at < end)
+        piece = at // CELL - cell_start // CELL
+        total = tl.load(totals + piece * (HEADS * 4 * BLOCK) + at % CELL, at < end, 0.0)
+        tl.store(target + (at % RING) * HEADS, total, at < end)
 
 
 @triton.jit
@@ -46,31 +47,124 @@ def half(x, wanted, ROWS: tl.constexpr, VALUES: tl.constexpr):
 
 @triton.jit
 def write_state(
-    target, memory, value,
+    state, state_stride, slot, memory, value,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """A captured state into its slot, by halves: rows are reordered in shared memory, and two programs are to fit."""
-    lane = tl.arange(0, KEYS // 2)
-    for part in tl.static_range(2):
-        row = part * (KEYS // 2) + lane
-        rows = half(memory, (tl.arange(0, KEYS) >= KEYS // 2) == (part == 1), KEYS // 2, VALUES)
-        real = (row < KEY_DIM)[:, None] & (value < VALUE_DIM)[None, :]
-        tl.store(target + row[:, None] * VALUE_DIM + value[None, :], rows, real)
+    """A captured state into its slot, if it has one. By halves: rows are reordered in shared memory, and two programs
+    are to fit there."""
+    if slot >= 0:
+        state += slot.to(tl.int64) * state_stride
+        for part in tl.static_range(2):
+            row = part * (KEYS // 2) + tl.arange(0, KEYS // 2)
+            rows = half(memory, (tl.arange(0, KEYS) >= KEYS // 2) == (part == 1), KEYS // 2, VALUES)
+            real = (row < KEY_DIM)[:, None] & (value < VALUE_DIM)[None, :]
+            tl.store(state + row[:, None] * VALUE_DIM + value[None, :], rows, real)
+
+
+@triton.jit
+def pass_cell(
+    memory, both, values, system, scale_at,
+    CELL: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The state behind a cell, the cell's u, and its outputs.
+
+    Products are few and wide: of 2 BLOCK rows the first half is for the cell's keys, the other for its queries.
+    """
+    double, column = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
+    for_key, first_half = double < BLOCK, (tl.arange(0, 2) == 0)[:, None, None]
+    before_scale, after_scale = tl.load(scale_at + double), tl.load(scale_at + 2 * BLOCK + column)
+    last = tl.load(scale_at + 3 * BLOCK + CELL - 1)
+    found = tl.dot(both, memory.to(both.dtype), input_precision=PRECISION) * before_scale[:, None]
+    missing = values.to(tl.float32) - half(found, for_key, BLOCK, VALUES)
+    solved = tl.dot(system, missing.to(both.dtype), input_precision=PRECISION)
+    u = half(solved, for_key, BLOCK, VALUES)
+    read = half(found + solved, double >= BLOCK, BLOCK, VALUES)
+    # Queries bring nothing into the state.
+    added = tl.reshape(tl.where(first_half, (u * after_scale[:, None])[None], 0.0), (2 * BLOCK, VALUES))
+    memory = tl.dot(tl.trans(both), added.to(both.dtype), memory * tl.exp(last), input_precision=PRECISION)
+    return memory, u, read
+
+
+@triton.jit
+def pass_part(
+    memory, position, start, end, kept, k, q_offset, token_stride, head_at, v, value_stride, y, tail_u, system_at,
+    scale_at, value, CELL: tl.constexpr, RING: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A cell that the row only touches. k, v and y are where position 0 would be.
+
+    Keys before the row's start are those that were copied from its tail. What is sought there is known: their
+    equations are u = u, with the tail's u in place of v and nothing of what was found.
+    """
+    double, column, lane = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK), tl.arange(0, KEYS)
+    for_key, real_value = double < BLOCK, value < VALUE_DIM
+    at = position + double % BLOCK
+    is_tail, is_new = (at < start) & for_key, (at >= start) & (at < end) & (double % BLOCK < CELL)
+    source = k + at.to(tl.int64) * token_stride + tl.where(for_key, 0, q_offset)
+    both_at = tl.where(is_tail, head_at + double * KEY_DIM, source)
+    both = tl.load(both_at[:, None] + lane[None, :], (is_tail | is_new)[:, None] & (lane < KEY_DIM)[None, :], 0.0)
+    at = position + column
+    is_tail, is_new = at < start, (at >= start) & (at < end) & (column < CELL)
+    tail_at = tail_u + (at % RING) * (HEADS * VALUE_DIM)
+    value_at = tl.where(is_tail, tail_at, v + at.to(tl.int64) * value_stride)
+    values = tl.load(value_at[:, None] + value[None, :], (is_tail | is_new)[:, None] & real_value[None, :], 0.0)
+    system = tl.load(system_at + double[:, None] * BLOCK + column[None, :])
+    memory, u, read = pass_cell(memory, both, values, system, scale_at, CELL, BLOCK, VALUES, PRECISION)
+    y_at = y + at.to(tl.int64) * (HEADS * VALUE_DIM)
+    is_output = is_new[:, None] & real_value[None, :]
+    tl.store(y_at[:, None] + value[None, :], read.to(y.dtype.element_ty), is_output)
+    stays = is_output & (at >= kept)[:, None]
+    tl.store(tail_at[:, None] + value[None, :], u.to(tail_u.dtype.element_ty), stays)
+    return memory
+
+
+@triton.jit
+def pass_whole(
+    memory, position, kept, k, q_offset, token_stride, v, value_stride, y, tail_u, system_at,
+    scale_at, value, CELL: tl.constexpr, RING: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A cell full of new tokens: nothing to tell apart, so little to compute but products."""
+    double, column, lane = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK), tl.arange(0, KEYS)
+    offsets = (double % BLOCK) * token_stride + tl.where(double < BLOCK, 0, q_offset)
+    k += position.to(tl.int64) * token_stride
+    v += position.to(tl.int64) * value_stride
+    y += position.to(tl.int64) * (HEADS * VALUE_DIM)
+    value_offsets = column[:, None] * value_stride + value[None, :]
+    y_offsets = column[:, None] * (HEADS * VALUE_DIM) + value[None, :]
+    if CELL == BLOCK and KEYS == KEY_DIM and VALUE_DIM % VALUES == 0:
+        real = None
+        both, values = tl.load(k + offsets[:, None] + lane[None, :]), tl.load(v + value_offsets)
+    else:
+        real = (column < CELL)[:, None] & (value < VALUE_DIM)[None, :]
+        real_both = (double % BLOCK < CELL)[:, None] & (lane < KEY_DIM)[None, :]
+        both = tl.load(k + offsets[:, None] + lane[None, :], real_both, 0.0)
+        values = tl.load(v + value_offsets, real, 0.0)
+    system = tl.load(system_at + double[:, None] * BLOCK + column[None, :])
+    memory, u, read = pass_cell(memory, both, values, system, scale_at, CELL, BLOCK, VALUES, PRECISION)
+    tl.store(y + y_offsets, read.to(y.dtype.element_ty), real)
+    if RING > CELL and position + CELL > kept:
+        at = position + column
+        tail_at = tail_u + (at % RING)[:, None] * (HEADS * VALUE_DIM) + value[None, :]
+        stays = ((at >= kept) & (column < CELL))[:, None] & (value < VALUE_DIM)[None, :]
+        tl.store(tail_at, u.to(tail_u.dtype.element_ty), stays)
+    return memory
 
 
 @triton.jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
 def walk_cells(
-    q, k, token_stride, v, value_stride, y, systems, scales, head_keys,
+    k, q_offset, token_stride, v, value_stride, y, systems, scales, head_keys,
     tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride, state, state_stride,
     row_start, row_first, row_slot, row_tail, first_piece, piece_slot, decodes,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of value columns, value head, row of several tokens)."""
+    """Program (block of value columns, value head, row of several tokens). Queries lie `q_offset` behind their keys."""
     head, long_row = tl.program_id(1), tl.program_id(2)
     row = decodes + long_row
-    key_head, heads = head // SHARED, KEY_HEADS * SHARED
+    HEADS: tl.constexpr = KEY_HEADS * SHARED
+    key_head = head // SHARED
     start, first = tl.load(row_start + row), tl.load(row_first + row)
     end = start + tl.load(row_first + row + 1) - first
     tail = tl.load(row_tail + row).to(tl.int64)
@@ -80,64 +174,53 @@ def walk_cells(
     kept = tl.maximum(start, earliest - earliest % CELL)
 
     lane, value = tl.arange(0, KEYS), tl.program_id(0) * VALUES + tl.arange(0, VALUES)
-    real_key, real_value = lane < KEY_DIM, value < VALUE_DIM
-    inside = head.to(tl.int64) * KEY_DIM * VALUE_DIM + lane[:, None] * VALUE_DIM + value[None, :]
-    real_state = real_key[:, None] & real_value[None, :]
+    state += head * (KEY_DIM * VALUE_DIM)
+    inside = lane[:, None] * VALUE_DIM + value[None, :]
+    real_state = (lane < KEY_DIM)[:, None] & (value < VALUE_DIM)[None, :]
     slot = tl.load(row_slot + row).to(tl.int64)
     memory = tl.load(state + slot * state_stride + inside, real_state & (start >= CELL), 0.0)
 
-    first_half = (tl.arange(0, 2) == 0)[:, None, None]
-    # Products are few and wide: rows below BLOCK are for the cell's keys, the others for its queries.
-    double = tl.arange(0, 2 * BLOCK)
-    for_key, column = double < BLOCK, tl.arange(0, BLOCK)
-    matrix = double[:, None] * BLOCK + column[None, :]
-    head_at = head_keys + ((long_row * KEY_HEADS + key_head) * BLOCK + double) * KEY_DIM
-    for piece in tl.range(begin, stop, num_stages=STAGES):
-        position = start - start % CELL + (piece - begin) * CELL
-        # Keys of a tail are in `head_keys`; there are no queries of it.
-        at = position + double % BLOCK
-        is_tail, is_new = (at < start) & for_key, (at >= start) & (at < end) & (double % BLOCK < CELL)
-        source = (first + at - start).to(tl.int64) * token_stride + key_head * KEY_DIM
-        both_at = tl.where(is_tail, head_at, tl.where(for_key, k + source, q + source))
-        both = tl.load(both_at[:, None] + lane[None, :], (is_tail | is_new)[:, None] & real_key[None, :], 0.0)
-        own = (piece * heads + head).to(tl.int64)
-        system = tl.load(systems + own * (2 * BLOCK * BLOCK) + matrix)
-        scale_at = scales + own * (4 * BLOCK)
-        before_scale, after_scale = tl.load(scale_at + double), tl.load(scale_at + 2 * BLOCK + column)
-        last = tl.load(scale_at + 3 * BLOCK + CELL - 1)
-        at = position + column
-        is_tail, is_new = at < start, (at >= start) & (at < end) & (column < CELL)
-        # What is sought on a tail's columns is known: their equations are u = u, and the scale of `found` is 0.
-        token = (first + at - start).to(tl.int64)
-        tail_at = tail_u + tail * tail_u_stride + ((at % RING) * heads + head) * VALUE_DIM
-        value_at = tl.where(is_tail, tail_at, v + token * value_stride + head * VALUE_DIM)
-        values = tl.load(value_at[:, None] + value[None, :], (is_tail | is_new)[:, None] & real_value[None, :], 0.0)
-
-        found = tl.dot(both, memory.to(both.dtype), input_precision=PRECISION) * before_scale[:, None]
-        missing = values.to(tl.float32) - half(found, for_key, BLOCK, VALUES)
-        solved = tl.dot(system, missing.to(both.dtype), input_precision=PRECISION)
-        # Queries bring nothing into the state.
-        u = half(solved, for_key, BLOCK, VALUES)
-        read = half(found + solved, double >= BLOCK, BLOCK, VALUES)
-        added = tl.reshape(tl.where(first_half, (u * after_scale[:, None])[None], 0.0), (2 * BLOCK, VALUES))
-        memory = tl.dot(tl.trans(both), added.to(both.dtype), memory * tl.exp(last), input_precision=PRECISION)
-
-        y_at = y + (token * heads + head) * VALUE_DIM
-        is_output = is_new[:, None] & real_value[None, :]
-        tl.store(y_at[:, None] + value[None, :], read.to(y.dtype.element_ty), is_output)
-        target = tl.load(piece_slot + piece)
-        if target >= 0:
-            write_state(state + target.to(tl.int64) * state_stride + head * (KEY_DIM * VALUE_DIM), memory, value,
-                        KEY_DIM, VALUE_DIM, KEYS, VALUES)  # fmt: skip
-        if position + CELL > kept:
-            stays = is_output & (at >= kept)[:, None]
-            tl.store(tail_at[:, None] + value[None, :], u.to(tail_u.dtype.element_ty), stays)
+    # Where the row's position 0 would be, and its piece before which there is none.
+    zero = (first - start).to(tl.int64)
+    k += zero * token_stride + key_head * KEY_DIM
+    v += zero * value_stride + head * VALUE_DIM
+    y += (zero * HEADS + head) * VALUE_DIM
+    tail_u += tail * tail_u_stride + head * VALUE_DIM
+    head_at = head_keys + (long_row * KEY_HEADS + key_head) * (BLOCK * KEY_DIM)
+    systems += head * (2 * BLOCK * BLOCK)
+    scales += head * (4 * BLOCK)
+    cell_start = start - start % CELL
+    # [begin, whole) starts inside a cell   [whole, rest) are whole cells   [rest, stop) ends inside one
+    whole = tl.where((start > cell_start) | (end < cell_start + CELL), begin + 1, begin)
+    rest = tl.maximum(tl.where(end % CELL > 0, stop - 1, stop), whole)
+    for piece in range(begin, whole):
+        own = piece.to(tl.int64) * HEADS
+        memory = pass_part(
+            memory, cell_start, start, end, kept, k, q_offset, token_stride, head_at, v, value_stride, y, tail_u,
+            systems + own * (2 * BLOCK * BLOCK), scales + own * (4 * BLOCK), value,
+            CELL, RING, HEADS, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION,
+        )  # fmt: skip
+        write_state(state, state_stride, tl.load(piece_slot + piece), memory, value, KEY_DIM, VALUE_DIM, KEYS, VALUES)
+    for piece in tl.range(whole, rest, num_stages=STAGES):
+        own = piece.to(tl.int64) * HEADS
+        memory = pass_whole(
+            memory, cell_start + (piece - begin) * CELL, kept, k, q_offset, token_stride, v, value_stride, y, tail_u,
+            systems + own * (2 * BLOCK * BLOCK), scales + own * (4 * BLOCK), value,
+            CELL, RING, HEADS, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION,
+        )  # fmt: skip
+        write_state(state, state_stride, tl.load(piece_slot + piece), memory, value, KEY_DIM, VALUE_DIM, KEYS, VALUES)
+    for piece in range(rest, stop):
+        own = piece.to(tl.int64) * HEADS
+        memory = pass_part(
+            memory, cell_start + (piece - begin) * CELL, start, end, kept, k, q_offset, token_stride, head_at,
+            v, value_stride, y, tail_u, systems + own * (2 * BLOCK * BLOCK), scales + own * (4 * BLOCK), value,
+            CELL, RING, HEADS, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION,
+        )  # fmt: skip
 
     if tl.program_id(0) == 0:
-        keep_decays(
-            scales, tail_decay + tail * tail_decay_stride, kept, start, end, begin, head, heads, CELL, RING, BLOCK
-        )
+        scales += begin.to(tl.int64) * (HEADS * 4 * BLOCK) + 3 * BLOCK
+        tail_decay += tail * tail_decay_stride + head
+        keep_decays(scales, tail_decay, kept, cell_start, end, CELL, RING, HEADS, BLOCK)
         if head % SHARED == 0:
-            source = k + (first - start).to(tl.int64) * token_stride + key_head * KEY_DIM
-            target = tail_k + tail * tail_k_stride + key_head * KEY_DIM
-            keep_keys(source, token_stride, target, kept, end, RING, KEY_HEADS * KEY_DIM, KEY_DIM, BLOCK, KEYS)
+            tail_k += tail * tail_k_stride + key_head * KEY_DIM
+            keep_keys(k, token_stride, tail_k, kept, end, RING, KEY_HEADS * KEY_DIM, KEY_DIM, BLOCK, KEYS)

@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_choices import Vectors
 from weft.kernels.cuda.moe_sum import add_shared, shared_parts
+from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.moe import Activation, Beside
 
 
@@ -37,12 +38,12 @@ def few_experts(
     few_first_kernel[(triton.cdiv(inner, own.rows), tokens * k)](
         x, chosen, first, first_bias, between_them, activation.alpha, activation.limit,
         K=k, HIDDEN=hidden, INNER=inner, NAME=activation.name, PARTS=activation.parts,
-        ROWS=own.rows, COLUMNS=own.columns, STAGES=own.stages, num_warps=own.warps,
+        ROWS=own.rows, COLUMNS=own.columns, STAGES=own.stages, num_warps=own.warps, **early(x),
     )  # fmt: skip
     few_second_kernel[(triton.cdiv(hidden, other.rows), tokens)](
         between_them, weights, chosen, second, second_bias, shared, opening, out, *strides,
         K=k, HIDDEN=hidden, INNER=inner, CHOICES=other.choices,
-        ROWS=other.rows, COLUMNS=other.columns, STAGES=other.stages, num_warps=other.warps,
+        ROWS=other.rows, COLUMNS=other.columns, STAGES=other.stages, num_warps=other.warps, **early(x),
     )  # fmt: skip
     return out
 
@@ -51,9 +52,10 @@ def few_experts(
 def few_first_kernel(
     x, chosen, first, bias, out, alpha, limit,
     K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """activation(first(x)) of one pair, so many rows of it."""
+    wait(EARLY)
     pair = tl.program_id(1)
     expert = tl.load(chosen + pair).to(tl.int64)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -84,9 +86,10 @@ def few_first_kernel(
 def few_second_kernel(
     inputs, weights, chosen, second, bias, shared, opening, out, shared_stride, opening_stride,
     K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr,
-    CHOICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    CHOICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The weighted sum over one token's choices, so many rows of it; so many choices are read side by side."""
+    wait(EARLY)
     token = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real_row = row < HIDDEN

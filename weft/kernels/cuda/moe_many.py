@@ -11,6 +11,7 @@ from torch import Tensor
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_routing import list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
+from weft.kernels.cuda.overlap import power_of_two
 from weft.kernels.moe import Activation, Beside
 
 BLOCK = 1024
@@ -50,7 +51,7 @@ def sort_rows(x: Tensor, chosen: Tensor, places: Tensor, sizes: Tensor, ends: Te
     k = chosen.shape[1]
     rows = torch.empty(tokens * k, hidden, dtype=x.dtype, device=x.device)
     place = torch.empty(tokens, k, dtype=torch.int32, device=x.device)
-    block = min(2 * BLOCK, triton.next_power_of_2(hidden))
+    block = min(2 * BLOCK, power_of_two(hidden))
     sort_rows_kernel[(tokens,)](
         x, chosen, places, sizes, ends, rows, place, x.stride(0), K=k, HIDDEN=hidden, BLOCK=block, num_warps=4
     )
@@ -76,7 +77,7 @@ def sort_rows_kernel(
 def apply_between(outer: Tensor, place: Tensor, chosen: Tensor, activation: Activation, bias: Tensor | None) -> Tensor:
     pairs, inner = outer.shape[0], outer.shape[1] // activation.parts
     out = torch.empty(pairs, inner, dtype=outer.dtype, device=outer.device)
-    block = min(BLOCK, triton.next_power_of_2(inner))
+    block = min(BLOCK, power_of_two(inner))
     between_kernel[(pairs, triton.cdiv(inner, block))](
         outer, place, chosen, bias, out, activation.alpha, activation.limit,
         INNER=inner, NAME=activation.name, PARTS=activation.parts, BLOCK=block, num_warps=4,

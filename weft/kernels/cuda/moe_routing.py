@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.cuda.ordering import rising_key
+from weft.kernels.cuda.overlap import early, power_of_two, wait
 
 # Pairs that a program looks at in one go.
 LIST_BLOCK = 8192
@@ -38,8 +39,7 @@ def route(
         route_kernel[(tokens,)](
             logits, bias, weights, chosen, logits.stride(0), scaling, eps,
             COUNT=count, K=k, SCORING=scoring, RENORMALISE=renormalise,
-            BLOCK=triton.next_power_of_2(count), K_BLOCK=triton.next_power_of_2(k),
-            num_warps=1 if count <= 256 else 2,
+            BLOCK=power_of_two(count), K_BLOCK=power_of_two(k), num_warps=1 if count <= 256 else 2, **early(logits),
         )  # fmt: skip
     return weights, chosen
 
@@ -48,8 +48,9 @@ def route(
 def route_kernel(
     logits, bias, weights, chosen, logits_stride, scaling, eps,
     COUNT: tl.constexpr, K: tl.constexpr, SCORING: tl.constexpr, RENORMALISE: tl.constexpr,
-    BLOCK: tl.constexpr, K_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     real = expert < COUNT
@@ -98,19 +99,22 @@ def list_pairs(chosen: Int[Tensor, "tokens k"], count: int, tile: int | None = N
     listed = torch.empty(count, tokens, dtype=torch.int32, device=chosen.device)
     sizes = torch.empty(count, dtype=torch.int32, device=chosen.device)
     places = torch.empty(tokens, k, dtype=torch.int32, device=chosen.device)
-    block = min(LIST_BLOCK, max(32, triton.next_power_of_2(tokens * k)))
+    block = min(LIST_BLOCK, max(32, power_of_two(tokens * k)))
     list_kernel[(count,)](
-        chosen, listed, sizes, places, tokens, tokens * k, BLOCK=block, num_warps=max(1, min(16, block // 256))
-    )
+        chosen, listed, sizes, places, tokens, tokens * k,
+        BLOCK=block, num_warps=max(1, min(16, block // 256)), **early(chosen),
+    )  # fmt: skip
     tile_ends = None
     if tile is not None:
         tile_ends = torch.empty_like(sizes)
-        tile_kernel[(1,)](sizes, tile_ends, tile, COUNT=count, BLOCK=triton.next_power_of_2(count), num_warps=1)
+        block = power_of_two(count)
+        tile_kernel[(1,)](sizes, tile_ends, tile, COUNT=count, BLOCK=block, num_warps=1, **early(chosen))
     return Lists(listed, sizes, places, tile_ends)
 
 
 @triton.jit(do_not_specialize=["tokens", "pairs"])
-def list_kernel(chosen, listed, sizes, places, tokens, pairs, BLOCK: tl.constexpr):
+def list_kernel(chosen, listed, sizes, places, tokens, pairs, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
     expert = tl.program_id(0)
     ours = listed + expert.to(tl.int64) * tokens
     size = 0
@@ -126,7 +130,8 @@ def list_kernel(chosen, listed, sizes, places, tokens, pairs, BLOCK: tl.constexp
 
 
 @triton.jit
-def tile_kernel(sizes, tile_ends, tile, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+def tile_kernel(sizes, tile_ends, tile, COUNT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
     expert = tl.arange(0, BLOCK)
     size = tl.load(sizes + expert, mask=expert < COUNT, other=0)
     tl.store(tile_ends + expert, tl.cumsum((size + tile - 1) // tile, 0), mask=expert < COUNT)

@@ -16,6 +16,7 @@ from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_choices import Tiles
 from weft.kernels.cuda.moe_routing import Lists, list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
+from weft.kernels.cuda.overlap import early, power_of_two, wait
 from weft.kernels.moe import Activation, Beside
 
 
@@ -67,10 +68,10 @@ def multiply(
         by, slots = "tile", min(pairs, count + pairs // tiles.pairs)
     grouped_kernel[(triton.cdiv(outputs, tiles.outputs), slots)](
         x, chosen, lists.listed, lists.sizes, lists.places, lists.tile_ends, matrices, bias, out, tokens, *settings,
-        BY=by, COUNT=count, COUNT_BLOCK=triton.next_power_of_2(count), ROW_PAIRS=pairs_per_row,
+        BY=by, COUNT=count, COUNT_BLOCK=power_of_two(count), ROW_PAIRS=pairs_per_row,
         INPUTS=x.shape[1], OUTPUTS=outputs, NAME=name, PARTS=parts,
         PAIR_BLOCK=tiles.pairs, BLOCK=tiles.outputs, STEP=tiles.inputs,
-        WEIGHTS_FIRST=tiles.weights_first, num_warps=tiles.warps, num_stages=tiles.stages,
+        WEIGHTS_FIRST=tiles.weights_first, num_warps=tiles.warps, num_stages=tiles.stages, **early(x),
     )  # fmt: skip
 
 
@@ -81,8 +82,9 @@ def grouped_kernel(
     BY: tl.constexpr, COUNT: tl.constexpr, COUNT_BLOCK: tl.constexpr,
     ROW_PAIRS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
     NAME: tl.constexpr, PARTS: tl.constexpr, PAIR_BLOCK: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
-    WEIGHTS_FIRST: tl.constexpr,
+    WEIGHTS_FIRST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     slot = tl.program_id(1)
     expert = slot
     start = 0

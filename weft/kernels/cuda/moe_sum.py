@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.cuda.moe_activation import sigmoid
+from weft.kernels.cuda.overlap import early, power_of_two, wait
 from weft.kernels.moe import Beside
 
 BLOCK = 1024
@@ -29,10 +30,10 @@ def weighted_sum(
     (tokens, k), hidden = weights.shape, outcome.shape[1]
     out = torch.empty(tokens, hidden, dtype=outcome.dtype, device=outcome.device)
     shared, opening, strides = shared_parts(beside)
-    block = min(BLOCK, triton.next_power_of_2(hidden))
+    block = min(BLOCK, power_of_two(hidden))
     weighted_sum_kernel[(tokens, triton.cdiv(hidden, block))](
         outcome, weights, place, chosen, bias, shared, opening, out, *strides,
-        K=k, HIDDEN=hidden, BLOCK=block, num_warps=4,
+        K=k, HIDDEN=hidden, BLOCK=block, num_warps=4, **early(outcome),
     )  # fmt: skip
     return out
 
@@ -54,8 +55,9 @@ def add_shared(total, shared, opening, token, column, real, shared_stride, openi
 @triton.jit
 def weighted_sum_kernel(
     outcome, weights, place, chosen, bias, shared, opening, out, shared_stride, opening_stride,
-    K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = column < HIDDEN

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.cuda.ordering import rising_key
+from weft.kernels.cuda.overlap import early, power_of_two, wait
 
 # Tokens of a program that looks for the greatest, and of one that adds up weights.
 LIKELIEST_CHUNK = 8192
@@ -31,15 +32,17 @@ def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
     token = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
         likeliest_chunk_kernel[(rows, chunks)](
-            logits, best[0], best[1], logits.stride(0), vocab, BLOCK=LIKELIEST_CHUNK, num_warps=8
+            logits, best[0], best[1], logits.stride(0), vocab, BLOCK=LIKELIEST_CHUNK, num_warps=8, **early(logits)
         )
-        block = triton.next_power_of_2(chunks)
-        likeliest_kernel[(rows,)](best[0], best[1], token, chunks, BLOCK=block, num_warps=1)
+        likeliest_kernel[(rows,)](
+            best[0], best[1], token, chunks, BLOCK=power_of_two(chunks), num_warps=1, **early(logits)
+        )
     return token
 
 
 @triton.jit
-def likeliest_chunk_kernel(logits, best_key, best_token, stride, vocab, BLOCK: tl.constexpr):
+def likeliest_chunk_kernel(logits, best_key, best_token, stride, vocab, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = token < vocab
@@ -51,7 +54,8 @@ def likeliest_chunk_kernel(logits, best_key, best_token, stride, vocab, BLOCK: t
 
 
 @triton.jit
-def likeliest_kernel(best_key, best_token, result, chunks, BLOCK: tl.constexpr):
+def likeliest_kernel(best_key, best_token, result, chunks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK)
     key = tl.load(best_key + row * chunks + chunk, mask=chunk < chunks, other=LEAST_KEY)
@@ -73,7 +77,7 @@ def draw(
 
     rows, vocab = logits.shape
     chunks = triton.cdiv(vocab, CHUNK.value)
-    grid, block = (rows, chunks), triton.next_power_of_2(chunks)
+    grid, block = (rows, chunks), power_of_two(chunks)
     greatest = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
     sums = torch.empty(rows, chunks, dtype=torch.int64, device=logits.device)
     token = torch.empty(rows, dtype=torch.int64, device=logits.device)
