@@ -1,0 +1,229 @@
+"""Training: `python -m training.train DATA RUN --minutes 9`, again and again until the schedule is done.
+
+Every call goes on where the last one stopped (RUN/state.safetensors). What is drawn for a step depends on the seed and
+the step alone. Matrices are moved by Muon, everything else by AdamW; the rate warms up, stays, and falls to zero.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from training.architecture import configuration
+from training.template import END, OVER
+
+# How often each source is drawn, whatever its size: talking first.
+MIX = {
+    "taught": 0.42, "made": 0.24, "talk": 0.01, "speeches": 0.05, "novels": 0.08, "manual": 0.08, "library": 0.11,
+    "jargon": 0.01,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    steps: int
+    warmup: int = 200
+    falling: float = 0.3  # the last share of steps, in which the rate falls to zero
+    long_from: float = 0.85  # from here on whole contexts are seen
+    batch_tokens: int = 1 << 18
+    length: int = 1024
+    long_length: int = 4096
+
+    def rate(self, step: int) -> float:
+        """
+        >>> schedule = Schedule(1000)
+        >>> schedule.rate(100), schedule.rate(500), schedule.rate(1000)
+        (0.5, 1.0, 0.0)
+        """
+        return min(1.0, step / self.warmup, (self.steps - step) / (self.falling * self.steps))
+
+    def shape(self, step: int) -> tuple[int, int]:
+        length = self.long_length if step >= self.long_from * self.steps else self.length
+        return self.batch_tokens // length, length
+
+
+class Packed:
+    """The sources of a folder, drawn in windows of so many tokens."""
+
+    def __init__(self, folder: Path, part: str) -> None:
+        self.counts = json.loads((folder / "sources.json").read_text())
+        self.names = [name for name in self.counts if name in MIX and self.counts[name][part]["tokens"] > 0]
+        self.tokens = {name: np.memmap(folder / f"{name}.{part}.bin", np.uint16, "r") for name in self.names}
+        weights = np.array([MIX[name] for name in self.names])
+        self.weights = weights / weights.sum()
+
+    def draw(self, rows: int, length: int, seed: int, step: int) -> Tensor:
+        random = np.random.default_rng([seed, step])
+        chosen = random.choice(len(self.names), rows, p=self.weights)
+        places = random.random(rows)
+        windows = []
+        for source, place in zip(chosen, places):
+            tokens = self.tokens[self.names[source]]
+            first = int(place * max(1, len(tokens) - length - 1))
+            windows.append(np.resize(tokens[first : first + length + 1], length + 1))
+        return torch.from_numpy(np.stack(windows).astype(np.int64))
+
+
+def make_model(tokenizer: Path, device: str, seed: int) -> nn.Module:
+    from tokenizers import Tokenizer
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    known = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    torch.manual_seed(seed)
+    settings = configuration(known.token_to_id(END), known.token_to_id(OVER))
+    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**settings))
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and "embed" not in name:
+            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+        elif "embed" in name:
+            nn.init.normal_(parameter, std=0.02)
+    return model.to(device).train()
+
+
+def make_optimisers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside; AdamW for embeddings, norms, decays and convolutions."""
+    inside, others = [], []
+    for name, parameter in model.named_parameters():
+        (inside if parameter.ndim == 2 and "embed" not in name else others).append(parameter)
+    muon = torch.optim.Muon(inside, lr=rate, momentum=0.95, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
+    adam = torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    for optimiser in (muon, adam):
+        for group in optimiser.param_groups:
+            group["highest"] = rate
+    return [muon, adam]
+
+
+def loss_of(model: nn.Module, window: Tensor, chunk: int = 16) -> Tensor:
+    """Mean cross-entropy in nats. Logits are made some rows at a time: all at once would take gigabytes."""
+    hidden = model.model(window[:, :-1], use_cache=False).last_hidden_state
+    total = hidden.new_zeros((), dtype=torch.float32)
+    for states, targets in zip(hidden.split(chunk), window[:, 1:].split(chunk)):
+        total = total + torch.utils.checkpoint.checkpoint(
+            _sum_of_losses, model.lm_head, states, targets, use_reentrant=False
+        )
+    return total / window[:, 1:].numel()
+
+
+def _sum_of_losses(head: nn.Module, states: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(head(states).float().flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+@torch.no_grad()
+def bits_per_byte(model: nn.Module, held: Packed, device: str, windows: int = 16) -> dict[str, float]:
+    """On held-out text, source by source."""
+    model.eval()
+    found = {}
+    for name in held.names:
+        tokens, counts = held.tokens[name], held.counts[name]["held"]
+        count = max(1, min(windows, len(tokens) // 1025))
+        lines = np.stack([np.resize(tokens[i * 1025 : (i + 1) * 1025], 1025) for i in range(count)]).astype(np.int64)
+        with torch.autocast(device, torch.bfloat16):
+            nats = loss_of(model, torch.from_numpy(lines).to(device)).item()
+        found[name] = nats / math.log(2) * counts["tokens"] / counts["bytes"]
+    model.train()
+    return found
+
+
+class Run:
+    """A folder with a training's state and its log."""
+
+    def __init__(self, folder: Path, model: nn.Module, optimisers: list[torch.optim.Optimizer]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.model, self.optimisers, self.step = folder, model, optimisers, 0
+        if (folder / "state.safetensors").exists():
+            self._load()
+
+    def save(self) -> None:
+        state = {f"model.{name}": p.detach() for name, p in self.model.named_parameters()}
+        for number, optimiser in enumerate(self.optimisers):
+            for index, values in optimiser.state_dict()["state"].items():
+                state |= {f"{number}.{index}.{key}": torch.as_tensor(value) for key, value in values.items()}
+        state["step"] = torch.tensor(self.step)
+        save_file({name: t.contiguous().cpu() for name, t in state.items()}, self.folder / "new.safetensors")
+        (self.folder / "new.safetensors").replace(self.folder / "state.safetensors")
+
+    def _load(self) -> None:
+        state = load_file(self.folder / "state.safetensors")
+        self.step = int(state.pop("step"))
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(state[f"model.{name}"])
+        for number, optimiser in enumerate(self.optimisers):
+            whole = optimiser.state_dict()
+            for name, tensor in state.items():
+                owner, _, rest = name.partition(".")
+                if owner == str(number):
+                    index, _, key = rest.partition(".")
+                    whole["state"].setdefault(int(index), {})[key] = tensor
+            optimiser.load_state_dict(whole)
+
+    def note(self, **values: object) -> None:
+        with (self.folder / "log.jsonl").open("a") as file:
+            file.write(json.dumps({"step": self.step, **values}) + "\n")
+        print(" ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items()), flush=True)
+
+
+def train(run: Run, data: Packed, held: Packed, schedule: Schedule, seed: int, device: str, seconds: float) -> None:
+    began, last, micro = time.monotonic(), time.monotonic(), 1 << 16
+    while run.step < schedule.steps and time.monotonic() - began < seconds:
+        rows, length = schedule.shape(run.step)
+        window = data.draw(rows, length, seed, run.step).to(device, non_blocking=True)
+        parts = window.split(max(1, micro // length))
+        total = 0.0
+        for part in parts:
+            with torch.autocast(device, torch.bfloat16):
+                loss = loss_of(run.model, part) / len(parts)
+            loss.backward()
+            total = total + loss.detach()
+        nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
+        for optimiser in run.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = group["highest"] * schedule.rate(run.step + 1)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        run.step += 1
+        if run.step % 20 == 0:
+            now = time.monotonic()
+            rate = 20 * schedule.batch_tokens / (now - last)
+            run.note(loss=float(total), tokens_per_second=rate, of=schedule.steps)
+            last = now
+        if run.step % 200 == 0:
+            run.note(**{f"bits_{name}": value for name, value in bits_per_byte(run.model, held, device).items()})
+            run.save()
+    run.save()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--batch-tokens", type=int, default=1 << 18)
+    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    asked = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    model = make_model(asked.data / "tokenizer", asked.device, asked.seed)
+    run = Run(asked.run, model, make_optimisers(model, asked.rate))
+    data, held = (Packed(asked.data / "packed", part) for part in ("train", "held"))
+    schedule = Schedule(asked.steps, batch_tokens=asked.batch_tokens)
+    train(run, data, held, schedule, asked.seed, asked.device, asked.minutes * 60)
+    if run.step == schedule.steps:
+        run.note(**{f"bits_{name}": value for name, value in bits_per_byte(model, held, asked.device, 64).items()})
+        model.to(torch.bfloat16).save_pretrained(asked.run / "model")
+
+
+if __name__ == "__main__":
+    main()
