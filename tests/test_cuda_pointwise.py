@@ -202,3 +202,25 @@ class TestOnAGPU:
     ])  # fmt: skip
     def test_queries_keys_and_values_are_put_where_they_belong(self, norm, size, sizes, dtype, tolerance):
         check_rotating(norm, size, *sizes, dtype, "cuda", tolerance)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_an_early_start_changes_nothing(monkeypatch):
+    from weft.kernels.cuda.activation import activate
+    from weft.kernels.cuda.norm import join
+
+    first, second = (random(*shape, dtype=torch.bfloat16, device="cuda") / 32 for shape in ((4096, 1024), (1024, 2048)))
+    weight = random(1024, device="cuda")
+    start = random(32, 1024, seed=1, dtype=torch.bfloat16, device="cuda")
+
+    def run():
+        x, change = start, start
+        for _ in range(200):
+            x, normed = join(x, [Change(change, 0.1)], weight, EPS)
+            gate, up = (normed @ first.t()).chunk(2, -1)
+            change = activate("silu", gate, up) @ second.t()
+        return x
+
+    early = run()
+    monkeypatch.setattr(overlap, "is_able", lambda device: False)
+    assert torch.equal(early, run())
