@@ -226,6 +226,37 @@ def test_a_costly_grammar_is_served_or_refused_but_never_blocks(grammar):
     assert perf_counter() - began < 5
 
 
+def test_terminals_that_double_are_refused_before_they_are_built():
+    """Each holds the next one twice. The library would notice as well, after minutes."""
+    grammars = Grammars(builtin.tokenizer(), 259)
+
+    def doubling(levels: int, rule: str = "R{}: R{} R{}", first: str = "start: R0") -> Grammar:
+        rules = [rule.format(n, n + 1, n + 1) for n in range(levels)]
+        return Grammar("lark", "\n".join([first, *rules, rule.partition("{")[0] + f'{levels}: "a"']))
+
+    grammars.warm()
+    began = perf_counter()
+    for levels in (33, 400, 2000):
+        with pytest.raises(RequestError, match="terminals within terminals"):
+            grammars(doubling(levels))
+    with pytest.raises(RequestError, match="grammar cannot be used"):
+        grammars(doubling(30))
+    assert perf_counter() - began < 5
+    assert grammars(doubling(5)).mask.any()
+    # Rules may be as deep as they like: they are not built out.
+    assert grammars(doubling(300, "r{}: r{} r{}", "start: r0")).mask.any()
+
+
+def test_gbnf_is_read_as_well_as_lark():
+    grammars = Grammars(builtin.tokenizer(), 259)
+    guide = grammars(Grammar("lark", 'root ::= "a" digit\ndigit ::= [0-9]'))
+    guide.take(ord("a"))
+    assert [token for token in range(256) if guide.mask[token // 32] >> (token % 32) & 1] == list(b"0123456789")
+    for broken in ('a ::= "x"', "root ::= (", "root ::= missing", "::="):
+        with pytest.raises(RequestError, match="grammar cannot be used"):
+            grammars(Grammar("lark", broken))
+
+
 def test_a_compiled_grammar_is_kept_for_the_next_request_and_only_so_many():
     grammars = Grammars(builtin.tokenizer(), 259)
     first = grammars.compile(SCHEMA)

@@ -33,6 +33,8 @@ LIMITS = Limits(
     stop_characters=10,
     biases=6,
     messages=5,
+    cache_points=2,
+    body_seconds=0.7,
     tools=2,
     schema_bytes=2000,
     schema_depth=6,
@@ -40,6 +42,7 @@ LIMITS = Limits(
     max_tokens=100,
     open_sequences=6,
 )
+CACHED = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
 PATHS = sorted({path for path, _, _ in ROUTES} | {path for path, *_ in OPERATIONS} | {"/openapi.json", "/nowhere"})
 
 
@@ -188,6 +191,8 @@ def schema_format(schema: dict) -> dict:
         ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"messages": [{"role": "user", "content": "x"}] * 6}, "messages"),
         ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "x", "cache_control": {"type": "ephemeral"}}] * 3}, "messages"),
+        ({"messages": [{"role": "user", "content": [CACHED] * 3}]}, "messages"),
         ({"tools": [tool("a"), tool("b"), tool("c")]}, "tools"),
         ({"tools": [tool("a"), tool("a")]}, "tools[1].function.name"),
         ({"tools": [tool("no spaces")]}, "tools[0].function.name"),
@@ -374,6 +379,13 @@ def test_heads_have_a_bound_in_bytes_and_in_time(open_server: Served):
     assert raw(open_server, b"").startswith(b"HTTP/1.1 408")
     assert raw(open_server, b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400")
     assert open_server.client.get("/health").status_code == 200
+
+
+def test_a_body_has_a_bound_in_time(open_server: Served):
+    with socket.create_connection(open_server.url.removeprefix("http://").split(":")) as client:
+        client.settimeout(10)
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 100\r\n\r\n{")
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 408")
 
 
 def test_too_many_requests_are_told_to_wait(open_server: Served):

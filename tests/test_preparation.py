@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.http_server import serving
 from tests.test_backends import SMALL, ask, both, collect, in_loop, real, started, tokens_of
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
@@ -79,6 +80,21 @@ async def test_a_caller_that_leaves_before_its_grammar_is_compiled_leaves_nothin
             await asyncio.sleep(0.01)
         stats = await backend.stats()
         assert (stats["open"], stats["requests"], stats["leases"], stats["waiting"]) == (0, 0, 0, 0)
+
+
+def test_an_abort_by_name_reaches_a_request_whose_grammar_is_being_compiled(monkeypatch):
+    compiler = SlowCompiler(monkeypatch, DIGITS)
+    answers = []
+    with serving(max_sequences=2) as server:
+        sampling = {"regex": DIGITS.text, "max_new_tokens": 500}
+        asking = threading.Thread(target=lambda: answers.append(server.generate("x", rid="slow", sampling=sampling)))
+        asking.start()
+        assert compiler.begun.wait(10)
+        assert server.post("/abort_request", {"rid": "slow"}) == {"aborted": 1}
+        compiler.allowed.set()
+        asking.join(20)
+        assert answers[0]["meta_info"]["finish_reason"]["type"] == "abort"
+        assert server.stats()["leases"] == 0
 
 
 @both

@@ -20,10 +20,21 @@ LARGE_BODY = 1 << 16
 
 async def read_body(request: Request, limits: Limits) -> bytes:
     """A request's body; stops reading at the bound."""
-    too_large = RequestError(f"the body exceeds {limits.body_bytes} bytes", 413)
     stated = request.headers.get("content-length", "")
     if stated.isdigit() and int(stated[:20]) > limits.body_bytes:
-        raise too_large
+        raise too_large(limits)
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            return await _received(request, limits)
+    except TimeoutError:
+        raise RequestError(f"the body took more than {limits.body_seconds:g} seconds", 408) from None
+
+
+def too_large(limits: Limits) -> RequestError:
+    return RequestError(f"the body exceeds {limits.body_bytes} bytes", 413)
+
+
+async def _received(request: Request, limits: Limits) -> bytes:
     parts, size = [], 0
     while True:
         message = await request.receive()
@@ -32,7 +43,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if size > limits.body_bytes:
-            raise too_large
+            raise too_large(limits)
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)

@@ -88,8 +88,16 @@ def plain_messages(
     if not messages:
         raise FieldError(field, "must hold at least one message")
     check_items(field, messages, limits.messages)
+    points = sum(map(declared_points, messages))
+    if points > limits.cache_points:
+        raise FieldError(field, f"declare {points} places with cache_control, more than {limits.cache_points}")
     named = places or [f"{field}[{place}]" for place in range(len(messages))]
     return [_plain(*each) for each in zip(messages, named, strict=True)]
+
+
+def declared_points(message: ChatMessage) -> int:
+    parts = message.content if isinstance(message.content, list) else []
+    return sum(each.cache_control is not None for each in (message, *parts))
 
 
 def _plain(message: ChatMessage, where: str) -> dict[str, Any]:

@@ -111,12 +111,15 @@ class Run:
         self._metrics = metrics
         self._closed = closed
         self._ended: set[int] = set()
+        self._aborted = False
 
     async def submit(self, requests: list[Request], answers: list[Answer]) -> None:
         """Hand all requests over, or none."""
         tasks = [asyncio.ensure_future(self._submit(*each)) for each in zip(range(len(requests)), requests, answers)]
         try:
             self.sequences += await asyncio.gather(*tasks)
+            if self._aborted:
+                self.abort()
         except BaseException:
             for task in tasks:
                 task.cancel()
@@ -188,7 +191,8 @@ class Run:
         return self.sequences
 
     def abort(self) -> None:
-        """End what still runs; its pieces then say so."""
+        """End what still runs, or is about to; its pieces then say so."""
+        self._aborted = True
         for sequence in self.sequences:
             if sequence.index not in self._ended:
                 self._backend.abort(sequence.stream)

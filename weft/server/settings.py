@@ -35,6 +35,7 @@ class Limits:
     body_bytes: int = 8 << 20
     header_bytes: int = 32 << 10
     header_seconds: float = 30.0  # for a request's head to arrive
+    body_seconds: float = 300.0  # for a request's body to arrive
     stall_seconds: float = 300.0  # without reading, before a client is cut off
     json_depth: int = 64
     prompts: int = 128  # prompts in one body
@@ -46,6 +47,7 @@ class Limits:
     stop_characters: int = 1024
     biases: int = 1024
     messages: int = 4096
+    cache_points: int = 16  # places that one conversation declares with cache_control; each costs another rendering
     tools: int = 128
     schema_bytes: int = 64 << 10
     schema_depth: int = 32
