@@ -15,7 +15,7 @@ from weft.kernels.cuda.moe_few import few_experts
 from weft.kernels.cuda.moe_many import many_experts
 from weft.kernels.cuda.moe_routing import list_pairs, route
 from weft.kernels.cuda.moe_some import some_experts
-from weft.kernels.moe import clamped, gated, plain
+from weft.kernels.moe import Shared, clamped, gated, plain
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ACTIVATIONS = {
@@ -47,18 +47,24 @@ def inputs_of(tokens, count, hidden, inner, k, activation, biased, dtype=torch.f
     logits[:, 1], logits[:, 2] = -100, 100
     weights, chosen = (part.to(DEVICE) for part in reference.route_softmax(logits.cpu(), k, renormalise=True))
     x = random(tokens, hidden, seed=5, dtype=dtype)
-    # As part of a wider product, so that rows are not contiguous.
-    wide = random(tokens, hidden + 1, seed=7, dtype=dtype)
-    beside = {None: None, "added": (wide[:, 1:], None), "opened": (wide[:, 1:], wide[:, :1])}[shared]
-    return x, weights * 2, chosen, first, second, activation, *(biases if biased else (None, None)), beside
+    return x, weights * 2, chosen, first, second, activation, *(biases if biased else (None, None)), shared
 
 
-def expected(x, weights, chosen, first, second, activation, first_bias, second_bias, beside):
+def shared_expert(tokens, hidden, inner, opened, dtype=torch.float32):
+    """Its first product is part of a wider one, so that rows are not contiguous."""
+    wide = random(tokens, 2 * inner + 1, seed=7, dtype=dtype)
+    second = random(hidden, inner, seed=8, dtype=dtype) / inner**0.5
+    return Shared(wide[:, 1 : inner + 1], wide[:, inner + 1 :], second, wide[:, :1] if opened else None)
+
+
+def expected(x, weights, chosen, first, second, activation, first_bias, second_bias, shared):
     """By definition, on the CPU, in float64."""
-    beside = beside and tuple(None if t is None else t.cpu().double() for t in beside)
+    if shared is not None:
+        parts = (shared.gate, shared.up, shared.second, shared.opening)
+        shared = Shared(*(None if part is None else part.cpu().double() for part in parts))
     wide = [None if t is None else t.cpu().double() for t in (x, weights, first, second, first_bias, second_bias)]
     x, weights, first, second, first_bias, second_bias = wide
-    return reference.experts(x, weights, chosen.cpu(), first, second, activation, first_bias, second_bias, beside)
+    return reference.experts(x, weights, chosen.cpu(), first, second, activation, first_bias, second_bias, shared)
 
 
 def error(ours, wanted):
@@ -76,6 +82,7 @@ def error(ours, wanted):
     ],
 )
 def test_every_way_equals_the_definition(way, tokens, count, hidden, inner, k, activation, biased, shared):
+    shared = shared and shared_expert(tokens, hidden, 40, shared == "opened")
     inputs = inputs_of(tokens, count, hidden, inner, k, ACTIVATIONS[activation], biased, shared=shared)
     assert error(WAYS[way](*inputs), expected(*inputs)) < 1e-6
 
@@ -165,6 +172,8 @@ def launch_float32() -> None:
     inputs = inputs_of(8, 4, 64, 64, 2, ACTIVATIONS["relu2"], True)
     WAYS["some"](*inputs)
     WAYS["few"](*inputs)
+    shared = shared_expert(1, 2048, 512, opened=True, dtype=torch.bfloat16)
+    moe.experts(*inputs_of(1, 4, 2048, 512, 2, ACTIVATIONS["silu"], False, torch.bfloat16, shared))
 
 
 def test_kernels_compile_for_sm_90():
@@ -185,6 +194,15 @@ REAL = {
 def test_real_sizes_equal_the_definition_in_bfloat16(name, tokens):
     count, hidden, inner, k, activation, biased = REAL[name]
     inputs = inputs_of(tokens, count, hidden, inner, k, ACTIVATIONS[activation], biased, torch.bfloat16)
+    assert error(moe.experts(*inputs), expected(*inputs)) < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 5, 70, 900])
+@pytest.mark.parametrize("inner", [512, 1536])
+def test_a_shared_expert_is_added_in_bfloat16(tokens, inner):
+    shared = shared_expert(tokens, 2048, inner, opened=inner == 512, dtype=torch.bfloat16)
+    inputs = inputs_of(tokens, 64, 2048, 512, 8, ACTIVATIONS["silu"], False, torch.bfloat16, shared)
     assert error(moe.experts(*inputs), expected(*inputs)) < 1e-2
 
 

@@ -11,15 +11,27 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.activation import KERNELS
+from weft.kernels.activation import KERNELS, gated_product
 from weft.kernels.linear import linear
 
 Routing = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
-# The outcome of an expert that sees every token, and what its weight is the sigmoid of; none: its weight is 1.
-Beside = tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens 1"] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """An expert that sees every token, as far as its first product: the second may be done along with the others'."""
+
+    gate: Float[Tensor, "tokens inner"]
+    up: Float[Tensor, "tokens inner"]
+    second: Float[Tensor, "hidden inner"]
+    opening: Float[Tensor, "tokens 1"] | None  # what its weight is the sigmoid of; none: its weight is 1
+
+    def outcome(self) -> Tensor:
+        return linear(gated_product(self.gate, self.up, F.silu), self.second)
 
 
 def route_softmax(logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:
@@ -127,18 +139,19 @@ def experts(
     activation: Activation,
     first_bias: Float[Tensor, "experts outer"] | None = None,
     second_bias: Float[Tensor, "experts hidden"] | None = None,
-    beside: Beside | None = None,
+    shared: Shared | None = None,
 ) -> Float[Tensor, "tokens hidden"]:
-    """The weighted sum of the chosen experts: second(activation(first(x))); and of what a shared one made."""
+    """The weighted sum of the chosen experts: second(activation(first(x))); and a shared one, if there is one."""
     if x.is_cuda:
         from weft.kernels.cuda import moe
 
-        return moe.experts(x, weights, chosen, first, second, activation, first_bias, second_bias, beside)
+        return moe.experts(x, weights, chosen, first, second, activation, first_bias, second_bias, shared)
     routed = _routed(x, weights, chosen, first, second, activation, first_bias, second_bias)
-    if beside is None:
+    if shared is None:
         return routed
-    shared, opening = beside
-    return routed.add_(shared) if opening is None else torch.addcmul(routed, shared, opening.sigmoid())
+    if shared.opening is None:
+        return routed.add_(shared.outcome())
+    return torch.addcmul(routed, shared.outcome(), shared.opening.sigmoid())
 
 
 def _routed(

@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.kernels.cuda.moe_choices import FEW_PAIRS, WHOLE_TOKENS, tiles, vectors
 from weft.kernels.cuda.moe_few import few_experts
 from weft.kernels.cuda.moe_some import some_experts
-from weft.kernels.moe import Activation, Beside
+from weft.kernels.moe import Activation, Shared
 
 
 def experts(
@@ -23,10 +23,10 @@ def experts(
     activation: Activation,
     first_bias: Float[Tensor, "experts outer"] | None = None,
     second_bias: Float[Tensor, "experts hidden"] | None = None,
-    beside: Beside | None = None,
+    shared: Shared | None = None,
 ) -> Float[Tensor, "tokens hidden"]:
     x = x.contiguous()
-    inputs = (x, weights.contiguous(), chosen.contiguous(), first, second, activation, first_bias, second_bias, beside)
+    inputs = (x, weights.contiguous(), chosen.contiguous(), first, second, activation, first_bias, second_bias, shared)
     (tokens, k), (count, hidden, inner) = chosen.shape, second.shape
     if not tokens:
         return x.new_empty(x.shape)

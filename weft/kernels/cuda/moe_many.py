@@ -12,7 +12,7 @@ from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_routing import list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
 from weft.kernels.cuda.overlap import power_of_two
-from weft.kernels.moe import Activation, Beside
+from weft.kernels.moe import Activation, Shared
 
 BLOCK = 1024
 # Rows and matrices must start at multiples of so many bytes.
@@ -34,7 +34,7 @@ def many_experts(
     activation: Activation,
     first_bias: Tensor | None,
     second_bias: Tensor | None,
-    beside: Beside | None,
+    shared: Shared | None,
 ) -> Tensor:
     lists = list_pairs(chosen, len(first))
     ends = lists.sizes.cumsum(0, dtype=torch.int32)
@@ -42,7 +42,7 @@ def many_experts(
     outer = F.grouped_mm(rows, first.transpose(1, 2), offs=ends)
     inner = apply_between(outer, place, chosen, activation, first_bias)
     outcome = F.grouped_mm(inner, second.transpose(1, 2), offs=ends)
-    return weighted_sum(outcome, weights, beside, place, chosen, second_bias)
+    return weighted_sum(outcome, weights, shared, place, chosen, second_bias)
 
 
 def sort_rows(x: Tensor, chosen: Tensor, places: Tensor, sizes: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from weft.kernels.cuda.moe_choices import Tiles
 from weft.kernels.cuda.moe_routing import Lists, list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
 from weft.kernels.cuda.overlap import early, power_of_two, wait
-from weft.kernels.moe import Activation, Beside
+from weft.kernels.moe import Activation, Shared
 
 
 def some_experts(
@@ -29,7 +29,7 @@ def some_experts(
     activation: Activation,
     first_bias: Tensor | None,
     second_bias: Tensor | None,
-    beside: Beside | None,
+    shared: Shared | None,
     blocks: tuple[Tiles, Tiles],
     tiled: bool,
 ) -> Tensor:
@@ -43,7 +43,7 @@ def some_experts(
     name, parts, settings = activation.name, activation.parts, (activation.alpha, activation.limit)
     multiply(x, k, chosen, lists, first, first_bias, between_them, blocks[0], name, parts, settings)
     multiply(between_them, 1, chosen, lists, second, second_bias, outcome, blocks[1])
-    return weighted_sum(outcome, weights, beside)
+    return weighted_sum(outcome, weights, shared)
 
 
 def multiply(

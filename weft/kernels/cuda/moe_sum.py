@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.moe_activation import sigmoid
 from weft.kernels.cuda.overlap import early, power_of_two, wait
-from weft.kernels.moe import Beside
+from weft.kernels.moe import Shared
 
 BLOCK = 1024
 
@@ -21,7 +21,7 @@ BLOCK = 1024
 def weighted_sum(
     outcome: Float[Tensor, "pairs hidden"],
     weights: Float[Tensor, "tokens k"],
-    beside: Beside | None = None,
+    shared: Shared | None = None,
     place: Int[Tensor, "tokens k"] | None = None,
     chosen: Int[Tensor, "tokens k"] | None = None,
     bias: Float[Tensor, "experts hidden"] | None = None,
@@ -29,32 +29,19 @@ def weighted_sum(
     """The outcome of pair p is at place[p], or at p; a bias of its expert is added if there is one."""
     (tokens, k), hidden = weights.shape, outcome.shape[1]
     out = torch.empty(tokens, hidden, dtype=outcome.dtype, device=outcome.device)
-    shared, opening, strides = shared_parts(beside)
+    made = None if shared is None else shared.outcome()
+    opening = None if shared is None else shared.opening
     block = min(BLOCK, power_of_two(hidden))
     weighted_sum_kernel[(tokens, triton.cdiv(hidden, block))](
-        outcome, weights, place, chosen, bias, shared, opening, out, *strides,
+        outcome, weights, place, chosen, bias, made, opening, out, 0 if opening is None else opening.stride(0),
         K=k, HIDDEN=hidden, BLOCK=block, num_warps=4, **early(outcome),
     )  # fmt: skip
     return out
 
 
-def shared_parts(beside: Beside | None) -> tuple[Tensor | None, Tensor | None, tuple[int, int]]:
-    """What a kernel needs of a shared expert: its outcome, the opening, and how far their rows are apart."""
-    shared, opening = beside or (None, None)
-    return shared, opening, (0 if shared is None else shared.stride(0), 0 if opening is None else opening.stride(0))
-
-
-@triton.jit
-def add_shared(total, shared, opening, token, column, real, shared_stride, opening_stride):
-    value = tl.load(shared + token * shared_stride + column, mask=real, other=0.0).to(tl.float32)
-    if opening is not None:
-        value = value * sigmoid(tl.load(opening + token * opening_stride).to(tl.float32))
-    return total + value
-
-
 @triton.jit
 def weighted_sum_kernel(
-    outcome, weights, place, chosen, bias, shared, opening, out, shared_stride, opening_stride,
+    outcome, weights, place, chosen, bias, made, opening, out, opening_stride,
     K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
@@ -72,6 +59,9 @@ def weighted_sum_kernel(
             expert = tl.load(chosen + pair).to(tl.int64)
             value += tl.load(bias + expert * HIDDEN + column, mask=real, other=0.0).to(tl.float32)
         total += tl.load(weights + pair).to(tl.float32) * value
-    if shared is not None:
-        total = add_shared(total, shared, opening, token, column, real, shared_stride, opening_stride)
+    if made is not None:
+        value = tl.load(made + token * HIDDEN + column, mask=real, other=0.0).to(tl.float32)
+        if opening is not None:
+            value = value * sigmoid(tl.load(opening + token * opening_stride).to(tl.float32))
+        total += value
     tl.store(out + token * HIDDEN + column, total.to(out.dtype.element_ty), mask=real)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from weft.kernels.moe import Beside, Routing, experts, gated, plain
+from weft.kernels.moe import Routing, Shared, experts, gated, plain
 from weft.models.layers.linear import Linear
 from weft.models.layers.mlp import ACTIVATIONS
 from weft.models.model import Source
@@ -43,9 +43,9 @@ class Experts(nn.Module):
         x: Float[Tensor, "tokens hidden"],
         weights: Float[Tensor, "tokens k"],
         chosen: Int[Tensor, "tokens k"],
-        beside: Beside | None = None,
+        shared: Shared | None = None,
     ) -> Float[Tensor, "tokens hidden"]:
-        return experts(x, weights, chosen, self.first, self.second, self.activation, beside=beside)
+        return experts(x, weights, chosen, self.first, self.second, self.activation, shared=shared)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + ("gate_up_proj" if len(self.first_names) == 2 else "up_proj"), self.first)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.activation import gated_product
-from weft.kernels.moe import Routing
+from weft.kernels.moe import Routing, Shared
 from weft.models.layers.linear import PackedLinear
 from weft.models.layers.moe import Experts
 
@@ -43,5 +41,5 @@ class SharedSparseMLP(nn.Module):
 
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
         logits, opening, gate, up = self.packed(x).split_with_sizes(self.sizes, -1)
-        shared = self.second(gated_product(gate, up, F.silu))
-        return self.experts(x, *self.route(logits), beside=(shared, opening if self.sizes[1] else None))
+        shared = Shared(gate, up, self.second.weight, opening if self.sizes[1] else None)
+        return self.experts(x, *self.route(logits), shared)
