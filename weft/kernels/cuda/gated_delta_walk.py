@@ -187,40 +187,39 @@ def walk_cells(
     y += (zero * HEADS + head) * VALUE_DIM
     tail_u += tail * tail_u_stride + head * VALUE_DIM
     head_at = head_keys + (long_row * KEY_HEADS + key_head) * (BLOCK * KEY_DIM)
-    systems += head * (2 * BLOCK * BLOCK)
-    scales += head * (4 * BLOCK)
+    # From one piece to the next.
+    SYSTEM: tl.constexpr = HEADS * 2 * BLOCK * BLOCK
+    SCALES: tl.constexpr = HEADS * 4 * BLOCK
+    systems += begin.to(tl.int64) * SYSTEM + head * (2 * BLOCK * BLOCK)
+    scales += begin.to(tl.int64) * SCALES + head * (4 * BLOCK)
     cell_start = start - start % CELL
     # [begin, whole) starts inside a cell   [whole, rest) are whole cells   [rest, stop) ends inside one
     whole = tl.where((start > cell_start) | (end < cell_start + CELL), begin + 1, begin)
     rest = tl.maximum(tl.where(end % CELL > 0, stop - 1, stop), whole)
-    for piece in range(begin, whole):
-        own = piece.to(tl.int64) * HEADS
+    for piece in tl.range(begin, whole, num_stages=STAGES):
         memory = pass_part(
             memory, cell_start, start, end, kept, k, q_offset, token_stride, head_at, v, value_stride, y, tail_u,
-            systems + own * (2 * BLOCK * BLOCK), scales + own * (4 * BLOCK), value,
+            systems + (piece - begin) * SYSTEM, scales + (piece - begin) * SCALES, value,
             CELL, RING, HEADS, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION,
         )  # fmt: skip
         write_state(state, state_stride, tl.load(piece_slot + piece), memory, value, KEY_DIM, VALUE_DIM, KEYS, VALUES)
     for piece in tl.range(whole, rest, num_stages=STAGES):
-        own = piece.to(tl.int64) * HEADS
         memory = pass_whole(
             memory, cell_start + (piece - begin) * CELL, kept, k, q_offset, token_stride, v, value_stride, y, tail_u,
-            systems + own * (2 * BLOCK * BLOCK), scales + own * (4 * BLOCK), value,
+            systems + (piece - begin) * SYSTEM, scales + (piece - begin) * SCALES, value,
             CELL, RING, HEADS, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION,
         )  # fmt: skip
         write_state(state, state_stride, tl.load(piece_slot + piece), memory, value, KEY_DIM, VALUE_DIM, KEYS, VALUES)
-    for piece in range(rest, stop):
-        own = piece.to(tl.int64) * HEADS
+    for piece in tl.range(rest, stop, num_stages=STAGES):
         memory = pass_part(
             memory, cell_start + (piece - begin) * CELL, start, end, kept, k, q_offset, token_stride, head_at,
-            v, value_stride, y, tail_u, systems + own * (2 * BLOCK * BLOCK), scales + own * (4 * BLOCK), value,
+            v, value_stride, y, tail_u, systems + (piece - begin) * SYSTEM, scales + (piece - begin) * SCALES, value,
             CELL, RING, HEADS, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION,
         )  # fmt: skip
 
     if tl.program_id(0) == 0:
-        scales += begin.to(tl.int64) * (HEADS * 4 * BLOCK) + 3 * BLOCK
         tail_decay += tail * tail_decay_stride + head
-        keep_decays(scales, tail_decay, kept, cell_start, end, CELL, RING, HEADS, BLOCK)
+        keep_decays(scales + 3 * BLOCK, tail_decay, kept, cell_start, end, CELL, RING, HEADS, BLOCK)
         if head % SHARED == 0:
             tail_k += tail * tail_k_stride + key_head * KEY_DIM
             keep_keys(k, token_stride, tail_k, kept, end, RING, KEY_HEADS * KEY_DIM, KEY_DIM, BLOCK, KEYS)
