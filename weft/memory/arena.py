@@ -13,6 +13,7 @@ from weft.base.errors import OptionError
 from weft.memory.kinds import Kind
 
 MAX_MULTIPLE = 16
+TOLERATED_WASTE = 0.02
 
 
 def units_in_slab(slab: int, slab_bytes: int, size: int) -> range:
@@ -33,11 +34,13 @@ def choose_slab_bytes(unit_bytes: Mapping[Kind, int], budget_bytes: int) -> int:
     0
     """
     largest = max(unit_bytes.values())
+    # Tails are few, one for each running sequence: large slabs for their sake would tie up much more than they waste.
+    lasting = [size for kind, size in unit_bytes.items() if kind is not Kind.TAIL or len(unit_bytes) == 1]
 
     def waste(multiple: int) -> float:
         slab = multiple * largest
         # Placement repeats after `size` slabs; sixteen tell enough.
-        used = (sum(len(units_in_slab(i, slab, size)) for i in range(16)) * size for size in unit_bytes.values())
+        used = (sum(len(units_in_slab(i, slab, size)) for i in range(16)) * size for size in lasting)
         return 1 - min(used) / (16 * slab)
 
     def fits_all(multiple: int) -> bool:
@@ -46,7 +49,8 @@ def choose_slab_bytes(unit_bytes: Mapping[Kind, int], budget_bytes: int) -> int:
 
     few = max(2, budget_bytes // (32 * largest))
     multiples = [m for m in range(1, min(MAX_MULTIPLE, few) + 1) if fits_all(m)]
-    return min(multiples, key=lambda m: (round(waste(m), 2), m)) * largest
+    # A slab can change its kind only when all of it is free, so a small one is worth a little waste.
+    return next((m for m in multiples if waste(m) <= TOLERATED_WASTE), max(multiples)) * largest
 
 
 class Arena:

@@ -53,6 +53,8 @@ class Ledger:
         self.every = (capture_every or spacing(spec)) if captures.regular else 0
         # Who says how far apart states are to lie gets them so, and none between.
         self.candidates = captures.candidates and not capture_every and Kind.STATE in self.arena.unit_bytes
+        # Only this policy lets them go before anything else.
+        self.candidates = self.candidates and eviction == "value"
         self.leases: dict[int, Lease] = {}
         self._promises: dict[Key, Lease] = {}
         cells = cells_covering(max_length, spec.cell) + 1

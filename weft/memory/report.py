@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Reason
@@ -37,6 +38,9 @@ def memory_stats(ledger: Ledger) -> dict[str, Any]:
         "lost_tokens": {reason.value: counts.tokens_lost[reason] for reason in Reason},
         "captures_kept": counts.captures_kept,
         "captures_skipped": counts.captures_skipped,
+        "kept": {origin.value: counts.kept[origin] for origin in Origin},
+        "hits": {origin.value: counts.hits[origin] for origin in Origin},
+        "hit_tokens": {origin.value: counts.tokens_hit[origin] for origin in Origin},
         "evicted_pages": counts.evicted_pages,
         "evicted_points": counts.evicted_points,
         "units": units_in_use(ledger),

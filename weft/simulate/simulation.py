@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from weft.base.config import EngineConfig
 from weft.engine.events import FinishReason
 from weft.memory.captures import ALL_CAPTURES, Captures
-from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.memory.report import memory_stats
 from weft.simulate.costs import CostModel, Work
@@ -38,7 +38,11 @@ class Found:
     busy_seconds: float = 0.0
     first_token_seconds: list[float] = field(default_factory=list)
     course: list[tuple[float, dict[str, int]]] = field(default_factory=list)
-    stats: dict[str, object] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict)
+
+    def first_token(self, share: float) -> float:
+        """Seconds to the first token that this share of the requests stayed below."""
+        return float(np.quantile(self.first_token_seconds, share)) if self.first_token_seconds else 0.0
 
 
 class Simulation:
@@ -219,16 +223,8 @@ class Simulation:
         found.stats = memory_stats(self.ledger) | {
             "preemptions": self.planner.preemptions,
             "steps": self.planner.number,
+            "learned": self.ledger.cache.popularity.table(),
         }
         if self.oracle:
             found.oracle_tokens, found.distinct_cells = self.oracle.hit_tokens, self.oracle.cells
         return found
-
-
-def percentile(values: list[float], share: float) -> float:
-    return float(np.quantile(values, share)) if values else 0.0
-
-
-def bytes_of(found: Found, kind: Kind) -> int:
-    """The most bytes of a kind that were in use."""
-    return max((used.get(kind.value, 0) for _, used in found.course), default=0)

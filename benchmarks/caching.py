@@ -1,0 +1,254 @@
+"""The study behind docs/caching.md: what is worth remembering, on traces and made-up traffic.
+
+    python -m benchmarks.caching matrix --json matrix.json      policies x workloads x models x memory
+    python -m benchmarks.caching goals --json goals.json        ample memory, second sighting, no sharing, a scan
+    python -m benchmarks.caching curve --json curve.json        from 2 % to 200 % of the working set
+    python -m benchmarks.caching tables matrix.json goals.json  the tables of the document, from those files
+
+One process, no device. The excerpts of Mooncake's traces in `benchmarks/traces` are used unless `--traces` names a
+folder with the whole ones. A run that was broken off goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from math import exp, log
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from weft.memory.captures import Captures
+from weft.simulate.costs import cost_model
+from weft.simulate.oracle import survey
+from weft.simulate.runs import Setup, Traffic, run
+from weft.simulate.sessions import Session
+from weft.simulate.simulation import Found
+from weft.simulate.text import Text, ask
+
+MODELS = ("qwen3-next-mini", "nemotron-nano-9b", "lfm2-1.2b")
+SHARES = (0.05, 0.10, 0.20)
+POLICIES = ("value", "lru", "flops")
+# Requests of each workload: enough to turn the smallest memory over many times.
+SIZES = {
+    "conversation": 1500,
+    "synthetic": 1200,
+    "lmsys": 3000,
+    "sharegpt": 1500,
+    "coding": 800,
+    "compacting": 800,
+    "tools": 2000,
+    "system-prompts": 2000,
+    "retrieval": 800,
+    "best-of-n": 1500,
+    "tree-search": 1500,
+}
+TRACES = ("conversation", "synthetic")
+PUBLISHED = Captures(popular=False, boundaries=False, answers=False, candidates=False)
+Results = dict[str, Any]
+
+
+def traffic(name: str, folder: str, whole: bool = False) -> Traffic:
+    if name in TRACES:
+        return Traffic(name, 0 if whole else SIZES[name], trace=f"{folder}/{name}.jsonl")
+    return Traffic(name, SIZES.get(name, 2000))
+
+
+def told(found: Found, oracle_tokens: int) -> Results:
+    stats = found.stats
+    return {
+        "requests": found.requests,
+        "refused": found.refused + found.failed,
+        "prompt_tokens": found.prompt_tokens,
+        "hit_tokens": found.hit_tokens,
+        "oracle_tokens": oracle_tokens,
+        "snapshots": {str(origin): count for origin, count in stats["kept"].items()},
+        "seconds": found.seconds,
+        "busy_seconds": found.busy_seconds,
+        "ttft_p50": found.first_token(0.5),
+        "ttft_p99": found.first_token(0.99),
+        "preemptions": stats["preemptions"],
+    }
+
+
+class Study:
+    """Results by name, written after each one."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self.results: Results = json.loads(self.path.read_text()) if self.path.exists() else {}
+
+    def add(self, name: str, measure: Callable[[], Results]) -> Results:
+        if name not in self.results:
+            self.results[name] = measure()
+            self.path.write_text(json.dumps(self.results, indent=1) + "\n")
+            print(name, json.dumps(self.results[name])[:160], flush=True)
+        return self.results[name]
+
+
+def matrix(study: Study, folder: str, models: list[str], shares: tuple[float, ...], names: list[str]) -> None:
+    for name in names:
+        surveyed = survey(traffic(name, folder).sessions(64), 64)
+        for model in models:
+            for share in shares:
+                for policy in POLICIES:
+                    setup = Setup(traffic(name, folder), cost_model(model), share, policy, surveyed=surveyed)
+                    study.add(
+                        f"{name}/{model}/{share}/{policy}",
+                        lambda setup=setup, known=surveyed: told(run(setup), known.oracle_tokens),
+                    )
+
+
+def ample(study: Study, folder: str) -> None:
+    """Twice the working set and the whole traces: how much of what the oracle would hit, and for how many snapshots."""
+    for name in TRACES:
+        for model in MODELS:
+            base = Setup(traffic(name, folder, whole=True), cost_model(model), 2.0, oracle=True)
+            variants = {
+                "default": base,
+                "without candidates": replace(base, captures=Captures(candidates=False)),
+                "prompt end, junction, every 8192": replace(base, captures=PUBLISHED, capture_every=8192),
+            }
+            for variant, setup in variants.items():
+                study.add(f"ample/{name}/{model}/{variant}", lambda setup=setup: _with_oracle(setup))
+
+
+def _with_oracle(setup: Setup) -> Results:
+    found = run(setup)
+    return told(found, found.oracle_tokens or 0)
+
+
+def second_sighting(study: Study) -> None:
+    """Pairs of prompts that share a beginning of random length (128 tokens at least) and nothing after it."""
+    for model in MODELS:
+        study.add(f"second sighting/{model}", lambda model=model: _pairs(model))
+
+
+def _pairs(model: str, pairs: int = 400) -> Results:
+    from random import Random
+
+    random, cost = Random(0), cost_model(model)
+    sessions, shared_cells = [], 0
+    for pair in range(pairs):
+        shared = round(128 * (8000 / 128) ** random.random())
+        shared_cells += shared // 64
+        for member in range(2):
+            own = 10 * pair + 1 + member
+            text = Text(64, [(10 * pair, shared), (own, random.randint(100, 3000))])
+            request = ask(text, 10 * pair + 5 + member, 64)
+            sessions.append(Session(1000.0 * (2 * pair + member), iter([(0.0, replace(request, boundaries=()))])))
+    setup = Setup(Traffic("pairs", 0), cost, 1 << 44)
+    from weft.simulate.runs import simulation
+
+    found = simulation(setup, 1 << 44, 0.0, sessions=iter(sessions)).run()
+    return {"hit_tokens": found.hit_tokens, "shared_tokens": 64 * shared_cells}
+
+
+def no_sharing(study: Study) -> None:
+    """Nothing is ever reused: what remembering costs. All at once, so that the device's time is all that counts."""
+    for model in MODELS:
+        for cache in (True, False):
+            busy = replace(traffic("unique", ""), rate=200.0, requests=1500)
+            setup = Setup(busy, cost_model(model), 0.10, cache=cache)
+            study.add(f"no sharing/{model}/cache {'on' if cache else 'off'}", lambda setup=setup: told(run(setup), 0))
+
+
+def scan(study: Study) -> None:
+    """Hits of the warm set in the flood and after it, against the same traffic without a flood."""
+    for model in MODELS:
+        for policy in POLICIES:
+            study.add(f"scan/{model}/{policy}", lambda model=model, policy=policy: _scan(model, policy))
+
+
+def _scan(model: str, policy: str) -> Results:
+    cost, requests = cost_model(model), 1800
+    warm = survey(Traffic("scan", requests // 3).sessions(64), 64)
+    hits: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
+
+    def tell(sequence: Any) -> None:
+        flood = len(sequence.ask.stretches) == 1
+        if not flood and sequence.miss is not None:
+            hits[min(2, 3 * sequence.id // requests)].append((sequence.miss.cached, sequence.miss.reusable))
+
+    # Room for the warm set and the running requests, and a tenth of what the flood brings.
+    memory = int(1.5 * warm.working_set_bytes(cost.spec))
+    run(Setup(Traffic("scan", requests), cost, memory, policy), tell)
+    shares = {part: sum(c for c, _ in found) / max(1, sum(r for _, r in found)) for part, found in hits.items()}
+    return {"before": shares[0], "during": shares[1], "after": shares[2]}
+
+
+def curve(study: Study, folder: str) -> None:
+    for name in ("conversation", "sharegpt", "system-prompts", "retrieval"):
+        matrix(study, folder, ["qwen3-next-mini"], (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0), [name])
+
+
+# tables ---------------------------------------------------------------------------------------------------------------
+
+
+def geometric_mean(values: list[float]) -> float:
+    return exp(fmean(log(max(value, 1e-6)) for value in values)) if values else 0.0
+
+
+def ratios(results: Results, other: str) -> dict[tuple[str, str, str], float]:
+    """Hit tokens of the default over those of another policy, by workload, model and memory."""
+    found = {}
+    for name, result in results.items():
+        workload, model, share, policy = name.split("/")
+        if policy == other:
+            mine = results[f"{workload}/{model}/{share}/value"]["hit_tokens"]
+            found[workload, model, share] = max(mine, 1) / max(result["hit_tokens"], 1)
+    return found
+
+
+def matrix_table(results: Results) -> str:
+    """A row per workload and model: share of the oracle's hits at each memory, and against the others."""
+    lines = ["| workload | model | memory | value | LRU | FLOP-aware | value / LRU | value / FLOP-aware |"]
+    lines.append("|---|---|---:|---:|---:|---:|---:|---:|")
+    for workload, model, share in ratios(results, "lru"):
+        shares = []
+        for policy in POLICIES:
+            each = results[f"{workload}/{model}/{share}/{policy}"]
+            shares.append(each["hit_tokens"] / max(1, each["oracle_tokens"]))
+        over = [ratios(results, other)[workload, model, share] for other in ("lru", "flops")]
+        cells = [f"{value:.1%}" for value in shares] + [f"{value:.2f}" for value in over]
+        lines.append(f"| {workload} | {model} | {float(share):.0%} | {' | '.join(cells)} |")
+    for other in ("lru", "flops"):
+        found = ratios(results, other)
+        lowest = min(found, key=lambda key: found[key])
+        lines.append("")
+        lines.append(
+            f"Over {other}: geometric mean {geometric_mean(list(found.values())):.3f} of {len(found)}; "
+            f"lowest {found[lowest]:.3f} ({', '.join(lowest)})."
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("matrix", "goals", "curve", "tables"))
+    parser.add_argument("files", nargs="*")
+    parser.add_argument("--json", default="caching.json")
+    parser.add_argument("--traces", default=str(Path(__file__).parent / "traces"))
+    parser.add_argument("--workloads", default=",".join(SIZES))
+    parser.add_argument("--models", default=",".join(MODELS))
+    options = parser.parse_args()
+    if options.part == "tables":
+        for file in options.files:
+            print(matrix_table(json.loads(Path(file).read_text())))
+        return
+    study = Study(options.json)
+    if options.part == "matrix":
+        matrix(study, options.traces, options.models.split(","), SHARES, options.workloads.split(","))
+    elif options.part == "curve":
+        curve(study, options.traces)
+    else:
+        second_sighting(study)
+        no_sharing(study)
+        scan(study)
+        ample(study, options.traces)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What to simulate, as a value; and running it: the working set first where memory is a share of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from weft.base.config import EngineConfig
+from weft.memory.captures import ALL_CAPTURES, Captures
+from weft.simulate.costs import CostModel
+from weft.simulate.oracle import Survey, survey
+from weft.simulate.sessions import Session
+from weft.simulate.simulation import Found, Simulation
+from weft.simulate.stepping import Simulated
+from weft.simulate.traces import read_trace
+from weft.simulate.workloads import WORKLOADS, Draw
+
+# Weights of work against recency that the bootstrap of the published policy tries, on this share of the sessions.
+ALPHAS = (0.0, 0.5, 1.0, 2.0)
+BOOTSTRAP_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """A workload by name, or a trace by its file."""
+
+    name: str
+    requests: int
+    seed: int = 0
+    rate: float | None = None
+    trace: str | None = None
+    speed: float = 1.0
+
+    def sessions(self, cell: int) -> Iterator[Session]:
+        if self.trace is not None:
+            return read_trace(self.trace, cell, self.speed, self.requests or None)
+        return WORKLOADS[self.name](Draw(self.requests, cell, self.seed, self.rate))
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything that one run depends on. `memory` is bytes, or a share of the working set where it is a fraction."""
+
+    traffic: Traffic
+    cost: CostModel
+    memory: int | float
+    eviction: str = "value"
+    captures: Captures = ALL_CAPTURES
+    capture_every: int = 0
+    max_sequences: int = 64
+    max_tokens_per_step: int = 8192
+    max_length: int = 200_000
+    stride: int = 64
+    oracle: bool = False
+    alpha: float | None = None
+    cache: bool = True
+    surveyed: Survey | None = field(default=None, compare=False)
+
+    def memory_bytes(self) -> int:
+        if isinstance(self.memory, int):
+            return self.memory
+        known = self.surveyed or survey(self.traffic.sessions(self.cost.spec.cell), self.cost.spec.cell)
+        return int(self.memory * known.working_set_bytes(self.cost.spec))
+
+
+def run(setup: Setup, tell: Callable[[Simulated], None] | None = None) -> Found:
+    memory_bytes = setup.memory_bytes()
+    alpha = setup.alpha
+    if setup.eviction == "flops" and alpha is None:
+        alpha = bootstrap_alpha(replace(setup, memory=memory_bytes))
+    return simulation(setup, memory_bytes, alpha or 0.0, tell).run()
+
+
+def simulation(
+    setup: Setup,
+    memory_bytes: int,
+    alpha: float,
+    tell: Callable[[Simulated], None] | None = None,
+    sessions: Iterator[Session] | None = None,
+) -> Simulation:
+    config = EngineConfig(
+        memory_bytes=memory_bytes,
+        max_sequences=setup.max_sequences,
+        max_tokens_per_step=max(setup.max_tokens_per_step, setup.max_sequences),
+        max_length=setup.max_length,
+        cache=setup.cache,
+        eviction=setup.eviction,
+        capture_every=setup.capture_every,
+    )
+    return Simulation(
+        setup.cost,
+        config,
+        sessions or setup.traffic.sessions(setup.cost.spec.cell),
+        setup.stride,
+        setup.oracle,
+        tell,
+        setup.captures,
+        alpha,
+    )
+
+
+def bootstrap_alpha(setup: Setup) -> float:
+    """The weight that would have served the first of the traffic best, as Marconi finds its own while it serves."""
+    assert isinstance(setup.memory, int)
+    total = sum(1 for _ in setup.traffic.sessions(setup.cost.spec.cell))
+    first = max(1, int(BOOTSTRAP_SHARE * total))
+
+    def hits(alpha: float) -> int:
+        sessions = islice(setup.traffic.sessions(setup.cost.spec.cell), first)
+        return simulation(replace(setup, oracle=False), int(setup.memory), alpha, sessions=sessions).run().hit_tokens
+
+    return max(ALPHAS, key=hits)
