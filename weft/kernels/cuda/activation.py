@@ -8,7 +8,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.launching import Launcher, kind_of
+from weft.kernels.cuda.overlap import is_able, wait
 
 # Elements of a program, measured on an H200.
 BLOCK = 1024
@@ -24,10 +25,15 @@ def activate(
     assert x.stride(1) == 1
     assert factor is None or factor.stride(1) == 1
     if rows:
-        activate_kernel[(rows, -(-size // BLOCK))](
-            x, factor, out, x.stride(0), 0 if factor is None else factor.stride(0), size,
-            NAME=name, BLOCK=BLOCK, num_warps=WARPS, **early(x),
-        )  # fmt: skip
+        sizes = (x.stride(0), 0 if factor is None else factor.stride(0), size)
+        is_early = is_able(x.device)
+        launch_activate(
+            (x.device, name, sizes, is_early, kind_of(x), kind_of(factor)),
+            (rows, -(-size // BLOCK), 1),
+            (x, factor, out, *sizes),
+            {"NAME": name, "BLOCK": BLOCK, "EARLY": is_early},
+            WARPS,
+        )
     return out
 
 
@@ -58,3 +64,6 @@ def activate_kernel(
     if factor is not None:
         value = value * tl.load(factor + row * factor_stride + column, mask=real, other=0.0).to(tl.float32)
     tl.store(out + row * size + column, value.to(out.dtype.element_ty), mask=real)
+
+
+launch_activate = Launcher(activate_kernel)

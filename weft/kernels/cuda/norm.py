@@ -12,7 +12,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.overlap import early, power_of_two, wait
+from weft.kernels.cuda.launching import Launcher, kind_of
+from weft.kernels.cuda.overlap import is_able, power_of_two, wait
 from weft.kernels.norm import Change, add
 
 # Elements that one warp takes on, measured on an H200: of an addition, and of a gated norm; no more warps than this.
@@ -39,12 +40,16 @@ def join(
     total = torch.empty_like(normed) if changes else x
     assert x.stride(1) == 1
     assert all(change.value.stride(1) == 1 for change in changes)
-    block = power_of_two(size)
     if rows:
-        join_kernel[(rows,)](
-            x, *first, *second, weight, total, normed, x.stride(0), size, eps,
-            BLOCK=block, num_warps=warps_for(block, PER_WARP), **early(x),
-        )  # fmt: skip
+        block, is_early = power_of_two(size), is_able(x.device)
+        pointers = (x, first[0], first[2], second[0], second[2], weight)
+        launch_join(
+            (x.device, size, x.stride(0), first[1], second[1], is_early, *map(kind_of, pointers)),
+            (rows, 1, 1),
+            (x, *first, *second, weight, total, normed, x.stride(0), size, eps),
+            {"BLOCK": block, "EARLY": is_early},
+            warps_for(block, PER_WARP),
+        )
     return total, normed
 
 
@@ -114,14 +119,16 @@ def gated_rms_norm(
     x, gate = (t if shared else t.unflatten(-1, (groups, -1)) for t in (x, gate))
     tokens, parts, size = gate.shape
     assert x.stride(2) == gate.stride(2) == 1
-    block = power_of_two(size)
+    block, is_early = power_of_two(size), is_able(gate.device)
     side = min(power_of_two(parts), max(1, TILE // block))
-    gated_norm_kernel[(tokens, -(-parts // side))](
-        x, gate, weight, out,
-        x.stride(0), x.stride(1), gate.stride(0), gate.stride(1), 0 if shared else size, parts, size, eps,
-        GATE_FIRST=gate_first, SIDE=side, BLOCK=block, num_warps=warps_for(side * block, GATED_PER_WARP),
-        **early(gate),
-    )  # fmt: skip
+    sizes = (*x.stride()[:2], *gate.stride()[:2], 0 if shared else size, parts, size)
+    launch_gated_norm(
+        (gate.device, sizes, gate_first, is_early, *map(kind_of, (x, gate, weight))),
+        (tokens, -(-parts // side), 1),
+        (x, gate, weight, out, *sizes, eps),
+        {"GATE_FIRST": gate_first, "SIDE": side, "BLOCK": block, "EARLY": is_early},
+        warps_for(side * block, GATED_PER_WARP),
+    )
     return out
 
 
@@ -146,3 +153,6 @@ def gated_norm_kernel(
     if not GATE_FIRST:
         value = value * opening
     tl.store(out + (token * parts + part) * size + column, value.to(out.dtype.element_ty), mask=real)
+
+
+launch_join, launch_gated_norm = Launcher(join_kernel), Launcher(gated_norm_kernel)

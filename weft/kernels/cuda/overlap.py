@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 HOPPER = (9, 0)
+EARLY = {"EARLY": True, "launch_pdl": True}
+NOT_EARLY = {"EARLY": False}
 
 
 @cache
@@ -24,7 +26,7 @@ def is_able(device: torch.device) -> bool:
 
 def early(x: Tensor) -> dict[str, Any]:
     """Arguments of a launch whose kernel has a parameter EARLY and calls `wait(EARLY)`."""
-    return {"EARLY": True, "launch_pdl": True} if is_able(x.device) else {"EARLY": False}
+    return EARLY if is_able(x.device) else NOT_EARLY
 
 
 def power_of_two(least: int) -> int:

@@ -13,7 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.batch import Batch
-from weft.kernels.cuda.overlap import early, power_of_two, wait
+from weft.kernels.cuda.launching import Launcher, kind_of
+from weft.kernels.cuda.overlap import is_able, power_of_two, wait
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 
@@ -80,13 +81,34 @@ def rotate_and_write(
     tile, warps = (TILE, WARPS) if lanes.pieces else (DECODE_TILE, DECODE_WARPS)
     side = min(power_of_two(every), max(1, tile // power_of_two(head_dim)))
     if tokens:
-        rotate_kernel[(tokens, -(-every // side))](
-            projected, weight, *((None, None) if rotation is None else (rotation.cosine, rotation.sine)),
-            queries, view.keys, view.values, batch.positions, pages.write_page,
-            projected.stride(0), view.keys.stride(0), heads, kv_heads, cell, eps,
-            HEAD_DIM=head_dim, HALF=half, HALF_BLOCK=power_of_two(max(half, 1)),
-            REST_BLOCK=power_of_two(max(rest, 1)), SIDE=side, num_warps=warps, **early(projected),
-        )  # fmt: skip
+        angles = (None, None) if rotation is None else (rotation.cosine, rotation.sine)
+        sizes = (projected.stride(0), view.keys.stride(0), heads, kv_heads, cell)
+        is_early = is_able(projected.device)
+        launch_rotate(
+            (projected.device, sizes, head_dim, half, tile, is_early, *map(kind_of, (projected, weight, view.keys))),
+            (tokens, -(-every // side), 1),
+            (
+                projected,
+                weight,
+                *angles,
+                queries,
+                view.keys,
+                view.values,
+                batch.positions,
+                pages.write_page,
+                *sizes,
+                eps,
+            ),
+            {
+                "HEAD_DIM": head_dim,
+                "HALF": half,
+                "HALF_BLOCK": power_of_two(max(half, 1)),
+                "REST_BLOCK": power_of_two(max(rest, 1)),
+                "SIDE": side,
+                "EARLY": is_early,
+            },
+            warps,
+        )
     return queries
 
 
@@ -157,3 +179,6 @@ def rotate_kernel(
         store_part(second, pair + HALF, in_pair, queries, keys, values, head, heads, kv_heads, HEAD_DIM)
     if 2 * HALF < HEAD_DIM:
         store_part(rest, other, in_rest, queries, keys, values, head, heads, kv_heads, HEAD_DIM)
+
+
+launch_rotate = Launcher(rotate_kernel)
