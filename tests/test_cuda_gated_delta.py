@@ -76,7 +76,7 @@ def test_packed_rows_of_any_length_equal_the_loop(room):
     rig.run([1, 2, 5, 8, 9, 16, 27])
 
 
-@pytest.mark.parametrize("sizes", [(3, 6, 3, 18), (2, 6, 4, 5)])
+@pytest.mark.parametrize("sizes", [(3, 6, 3, 18), (2, 6, 6, 5)])
 def test_several_key_heads_equal_the_loop(sizes):
     rig = make_rig([17, 10], sizes)
     rig.run([1, 3, 9])

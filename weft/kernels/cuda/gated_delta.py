@@ -105,7 +105,8 @@ def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
         inputs.q, inputs.k, inputs.q.stride(0), inputs.step, inputs.strength, inputs.step.stride(0),
         inputs.rates, inputs.bias, tail["k"], tail["k"].stride(0), tail["decay"], tail["decay"].stride(0),
         lanes.start, lanes.tail, lookups, weights, factors,
-        **shared, PROJECTED=inputs.rates is not None, OVERLAP=overlap, num_warps=WEIGH_WARPS,
+        **shared, HEADS=triton.next_power_of_2(heads // key_heads), PROJECTED=inputs.rates is not None,
+        OVERLAP=overlap, num_warps=WEIGH_WARPS,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
     decode_rows[(triton.cdiv(value_dim, values), heads, rows)](

@@ -21,14 +21,14 @@ LANES = [
 
 
 @triton.jit
-def gates(step, strength, heads, rates, bias, PROJECTED: tl.constexpr):
+def gates(step, strength, heads, real, rates, bias, PROJECTED: tl.constexpr):
     """Log decay and write strength of tokens, from what was projected or as they are."""
     step, strength = step.to(tl.float32), strength.to(tl.float32)
     if PROJECTED:
-        step += tl.load(bias + heads)
+        step += tl.load(bias + heads, real, 0.0)
         # Beyond 20 softplus is the identity, and its exponential would overflow.
         softened = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
-        return softened * tl.load(rates + heads), 1.0 / (1.0 + tl.exp(-strength))
+        return softened * tl.load(rates + heads, real, 0.0), 1.0 / (1.0 + tl.exp(-strength))
     return step, strength
 
 
@@ -101,7 +101,7 @@ def solve_cells(
 
     gate_at = token * gate_stride + head
     step, strength = tl.load(step + gate_at, is_new, 0.0), tl.load(strength + gate_at, is_new, 0.0)
-    g, beta = gates(step, strength, head, rates, bias, PROJECTED)
+    g, beta = gates(step, strength, head, True, rates, bias, PROJECTED)
     decay_at = tail_decay + tail * tail_decay_stride + head
     before = tl.load(decay_at + ((start - 1) % RING) * heads, position < start, 0.0)
     total = before + tl.cumsum(tl.where(is_new, g, 0.0), 0)

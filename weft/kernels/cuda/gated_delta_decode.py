@@ -24,7 +24,8 @@ def weigh_tails(
     q, k, token_stride, step, strength, gate_stride, rates, bias,
     tail_k, tail_k_stride, tail_decay, tail_decay_stride, row_start, row_tail, lookups, weights, factors,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
-    BLOCK: tl.constexpr, KEYS: tl.constexpr, PROJECTED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, PROJECTED: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program (key head, row). Appends key and decay to the tail, and writes
 
@@ -38,39 +39,43 @@ def weigh_tails(
     heads = KEY_HEADS * SHARED
     start, tail = tl.load(row_start + row), tl.load(row_tail + row).to(tl.int64)
     offset = start % CELL
-    column, lane = tl.arange(0, BLOCK), tl.arange(0, KEYS)
-    real = lane < KEY_DIM
+    column, lane, shared = tl.arange(0, BLOCK), tl.arange(0, KEYS), tl.arange(0, HEADS)
+    real, is_head, head = lane < KEY_DIM, shared < SHARED, key_head * SHARED + shared
     is_tail, ring = column < offset, (start - offset + column) % RING
+    # All loads at once, before anything waits for them.
     tail_k += tail * tail_k_stride + key_head * KEY_DIM
     keys_at = tail_k + ring[None, :] * (KEY_HEADS * KEY_DIM) + lane[:, None]
     keys = tl.load(keys_at, real[:, None] & is_tail[None, :], 0.0)
     source = row * token_stride + key_head * KEY_DIM + lane
     key, query = tl.load(k + source, real, 0.0).to(tl.float32), tl.load(q + source, real, 0.0).to(tl.float32)
+    decays = tail_decay + tail * tail_decay_stride + head
+    totals = tl.load(decays[:, None] + ring[None, :] * heads, is_head[:, None] & is_tail[None, :], 0.0)
+    before = tl.load(decays + ((start - 1) % RING) * heads, is_head & (offset > 0), 0.0)
+    gate_at = row * gate_stride + head
+    raw_step, raw_strength = tl.load(step + gate_at, is_head, 0.0), tl.load(strength + gate_at, is_head, 0.0)
+    g, beta = gates(raw_step, raw_strength, head, is_head, rates, bias, PROJECTED)
+
     key *= tl.rsqrt(tl.sum(key * key, 0) + NORM_EPSILON)
     query *= tl.rsqrt(tl.sum(query * query, 0) + NORM_EPSILON) * (KEY_DIM**-0.5)
     lookup_at = lookups + (row * KEY_HEADS + key_head) * (2 * KEYS) + lane
     tl.store(lookup_at, key)
     tl.store(lookup_at + KEYS, query)
     tl.store(tail_k + (start % RING) * (KEY_HEADS * KEY_DIM) + lane, key.to(tail_k.dtype.element_ty), real)
-    own = tl.sum(key * query, 0)
+    total = before + g
+    tl.store(decays + (start % RING) * heads, total, is_head)
+    factor_at = factors + (row * heads + head) * 4
+    tl.store(factor_at, tl.exp(total), is_head)
+    tl.store(factor_at + 1, beta, is_head)
+    tl.store(factor_at + 2, tl.sum(key * query, 0), is_head)
     # Rows 0 and 1 of a matrix: the key and the query.
     pair = tl.arange(0, PAIR)[:, None]
     both = tl.where(pair == 0, key[None, :], tl.where(pair == 1, query[None, :], 0.0)).to(keys.dtype)
     scores = tl.dot(both, keys, input_precision=PRECISION)
-    for shared in tl.static_range(SHARED):
-        head = key_head * SHARED + shared
-        decays = tail_decay + tail * tail_decay_stride + head
-        gate_at = row * gate_stride + head
-        g, beta = gates(tl.load(step + gate_at), tl.load(strength + gate_at), head, rates, bias, PROJECTED)
-        total = g + tl.load(decays + ((start - 1) % RING) * heads, offset > 0, 0.0)
-        since = tl.exp(tl.where(is_tail, total - tl.load(decays + ring * heads, is_tail, 0.0), float("-inf")))
-        weights_at = weights + (row * heads + head) * (2 * BLOCK) + pair * BLOCK + column[None, :]
-        tl.store(weights_at, scores * since[None, :], (pair < 2) & (column < CELL)[None, :])
-        tl.store(decays + (start % RING) * heads, total)
-        factor_at = factors + (row * heads + head) * 4
-        tl.store(factor_at, tl.exp(total))
-        tl.store(factor_at + 1, beta)
-        tl.store(factor_at + 2, own)
+    since = tl.exp(tl.where(is_tail[None, :], total[:, None] - totals, float("-inf")))
+    weights_at = weights + (row * heads + head)[:, None] * (2 * BLOCK) + column[None, :]
+    for part in tl.static_range(2):
+        weight = tl.sum(tl.where(pair == part, scores, 0.0), 0)[None, :] * since
+        tl.store(weights_at + part * BLOCK, weight, is_head[:, None])
 
 
 @triton.jit
