@@ -97,6 +97,18 @@ def test_an_abort_by_name_reaches_a_request_whose_grammar_is_being_compiled(monk
         assert server.stats()["leases"] == 0
 
 
+@in_loop
+async def test_with_the_engine_its_threads_end():
+    def threads() -> int:
+        return sum(thread.name == "weft-preparation" for thread in threading.enumerate())
+
+    async with started(small()) as backend:
+        await tokens_of(backend, ask([1], 2, grammar=DIGITS))
+        assert threads() == 2
+    while threads():
+        await asyncio.sleep(0.01)
+
+
 @both
 @in_loop
 async def test_grammars_come_through_and_bad_ones_are_refused(kind):

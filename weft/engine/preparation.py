@@ -38,19 +38,24 @@ class Preparation:
     def __init__(self, make: Callable[[Request], Constraint | None], done: Callable[[Prepared], None]) -> None:
         self._make = make
         self._done = done
-        self._waiting: SimpleQueue[tuple[int, Request]] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[int, Request] | None] = SimpleQueue()
         self._begun = False
 
     def begin(self, number: int, request: Request) -> None:
         if not self._begun:
             self._begun = True
             for _ in range(THREADS):
-                threading.Thread(target=self._work, name="weft-grammars", daemon=True).start()
+                threading.Thread(target=self._work, name="weft-preparation", daemon=True).start()
         self._waiting.put((number, request))
 
+    def end(self) -> None:
+        """No more will be asked for: the threads end when they are done with what was."""
+        for _ in range(THREADS if self._begun else 0):
+            self._waiting.put(None)
+
     def _work(self) -> None:
-        while True:
-            self._done(self._prepared(*self._waiting.get()))
+        while (asked := self._waiting.get()) is not None:
+            self._done(self._prepared(*asked))
 
     def _prepared(self, number: int, request: Request) -> Prepared:
         try:

@@ -113,6 +113,8 @@ class Service:
             log.exception("the engine failed and steps no more")
             self._deliver(Stopped(FAILED))
             return False
+        finally:
+            self._preparation.end()
         return True
 
     # commands -------------------------------------------------------------------------------------------------------
