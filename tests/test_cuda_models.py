@@ -17,7 +17,8 @@ import torch
 
 from tests import cuda_engines
 from tests.cuda_engines import make, published, tiny
-from tests.engines import FAMILIES, Answer, Ask, greedy, make_engine, seeded, serve, smallest_memory, spec_of, tokens
+from tests.engines import FAMILIES, Answer, Ask, greedy, make_engine, seeded, serve, smallest_memory, tokens
+from tests.hybrid_models import HYBRIDS
 from tests.test_sameness import LONGEST, SCENARIOS, asks
 from weft import LLM
 from weft.base.sampling import SamplingParams
@@ -37,7 +38,7 @@ LARGEST_DIVERGENCE = 1e-3
 CLEAR_MARGIN = 2e-3
 MODELS = {f"tiny {family}": partial(tiny, family, "bfloat16") for family in FAMILIES}
 MODELS |= {name: partial(published, name) for name in configurations.names()}
-RECURRENT = [f"tiny {family}" for family in FAMILIES if spec_of(family).state_bytes]
+RECURRENT = [f"tiny {family}" for family in HYBRIDS]
 RECURRENT += [name for name in configurations.names() if name not in ("gemma-3-12b", "gpt-oss-20b")]
 
 
