@@ -11,7 +11,7 @@ from typing import Any
 
 from weft import __version__
 from weft.base.errors import WeftError
-from weft.cli import chat, doctor, generate, serve
+from weft.cli import chat, doctor, generate, serve, simulate
 from weft.cli.aliases import BENCHMARK, SERVER, Alias, translate
 from weft.cli.bench import command as bench
 from weft.cli.bench.options import BenchOptions
@@ -33,6 +33,7 @@ COMMANDS = {
     "chat": Command(chat.ABOUT, chat.ChatOptions, chat.run),
     "generate": Command(generate.ABOUT, generate.GenerateOptions, generate.run),
     "bench": Command(bench.ABOUT, BenchOptions, bench.run, BENCHMARK),
+    "simulate": Command(simulate.ABOUT, simulate.SimulateOptions, simulate.run),
     "doctor": Command(doctor.ABOUT, doctor.DoctorOptions, doctor.run, SERVER),
 }
 

@@ -164,7 +164,13 @@ class Planner:
         seat = heappop(self._free_seats)
         request = sequence.request
         lease = self.ledger.open(
-            seat, sequence.keys, len(request.prompt), sequence.reuse_limit, request.snapshots, sequence.plain_key
+            seat,
+            sequence.keys,
+            len(request.prompt),
+            sequence.reuse_limit,
+            request.snapshots,
+            sequence.plain_key,
+            request.boundaries,
         )
         if lease is None:
             heappush(self._free_seats, seat)

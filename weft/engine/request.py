@@ -13,7 +13,8 @@ from weft.base.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """`snapshots` are positions in the prompt that the caller declares worth keeping; a lower `priority` goes first."""
+    """`snapshots` are positions in the prompt that the caller declares worth keeping, `boundaries` those where messages
+    end, which may be worth it; a lower `priority` goes first."""
 
     prompt: NDArray[np.int32]
     params: SamplingParams
@@ -22,3 +23,4 @@ class Request:
     priority: int = 0
     snapshots: tuple[int, ...] = ()
     grammar: Grammar | None = None  # what the answer must look like
+    boundaries: tuple[int, ...] = ()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from weft.memory.keys import Key
 
@@ -57,6 +59,16 @@ class Miss:
         if self.reason is not Reason.OTHER_SALT:
             return self
         return Miss(Reason.NEVER_COMPUTED, self.cached, self.kv_matched, self.reusable, self.tokens_lost)
+
+
+def ranked_misses(lookups: Mapping[str, int], lost_tokens: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The reasons that occurred, dearest first: what each cost, how often, and in words."""
+    found = [
+        {"reason": reason.value, "lost_tokens": lost_tokens[reason], "lookups": lookups[reason], "sentence": sentence}
+        for reason, sentence in SENTENCES.items()
+        if lookups[reason]
+    ]
+    return sorted(found, key=lambda each: -each["lost_tokens"])
 
 
 @dataclass(frozen=True, slots=True)

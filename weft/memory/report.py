@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
-from weft.memory.misses import Reason
+from weft.memory.misses import Reason, ranked_misses
 from weft.memory.trie import Node
 
 NAME_LETTERS = 16
@@ -103,6 +103,7 @@ def cache_report(ledger: Ledger, limit: int) -> dict[str, Any]:
         "cached_tokens": len(cache.trie) * cell,
         "shared_prefixes": len(shared),
         "memory": _memory(ledger),
+        "misses": ranked_misses(cache.counts.misses, cache.counts.tokens_lost),
         "prefixes": [_prefix(ledger, node, hits[node], sequences[node]) for node in chosen],
     }
 

@@ -1,0 +1,108 @@
+"""What a run brought, for people and for programs: a table, an explanation of what was missed, and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from weft.base.errors import OptionError
+from weft.memory.misses import ranked_misses
+from weft.simulate.simulation import Found
+
+GIB = 1 << 30
+
+
+def summary(found: Found) -> dict[str, Any]:
+    """The numbers of a run, without its course."""
+    kept: Mapping[str, int] = found.stats["kept"]
+    requests = max(1, found.requests)
+    return {
+        "requests": found.requests,
+        "refused": found.refused,
+        "failed": found.failed,
+        "prompt_tokens": found.prompt_tokens,
+        "answer_tokens": found.answer_tokens,
+        "hit_tokens": found.hit_tokens,
+        "hit_rate": found.hit_tokens / max(1, found.prompt_tokens),
+        "oracle_tokens": found.oracle_tokens,
+        "oracle_share": None if found.oracle_tokens is None else found.hit_tokens / max(1, found.oracle_tokens),
+        "snapshots_per_request": sum(n for origin, n in kept.items() if origin != "candidate") / requests,
+        "candidates_per_request": kept["candidate"] / requests,
+        "ttft_seconds": {f"p{share}": found.first_token(share / 100) for share in (50, 90, 99)},
+        "seconds": found.seconds,
+        "busy_seconds": found.busy_seconds,
+        "tokens_per_second": (found.prompt_tokens + found.answer_tokens) / max(found.seconds, 1e-9),
+        "tokens_per_busy_second": (found.prompt_tokens + found.answer_tokens) / max(found.busy_seconds, 1e-9),
+        "most_bytes": {kind: max(used[kind] for _, used in found.course) for kind in _kinds(found)},
+        "misses": ranked_misses(found.stats["misses"], found.stats["lost_tokens"]),
+    }
+
+
+def _kinds(found: Found) -> list[str]:
+    return list(found.course[0][1]) if found.course else []
+
+
+ROWS = (
+    ("Requests", "requests", "d"),
+    ("Refused or failed", "refused", "d"),
+    ("Prompt tokens", "prompt_tokens", ",d"),
+    ("Hit tokens", "hit_tokens", ",d"),
+    ("Token hit rate", "hit_rate", ".1%"),
+    ("Share of the oracle", "oracle_share", ".1%"),
+    ("Snapshots per request", "snapshots_per_request", ".2f"),
+    ("Candidates per request", "candidates_per_request", ".2f"),
+    ("Simulated seconds", "seconds", ",.0f"),
+    ("Device busy, seconds", "busy_seconds", ",.0f"),
+    ("Tokens per busy second", "tokens_per_busy_second", ",.0f"),
+)
+
+
+def table(rows: Mapping[str, Found]) -> str:
+    """A column for every policy."""
+    summaries = {name: summary(found) for name, found in rows.items()}
+    lines = ["".join([f"{'':<28}", *(f"{name:>16}" for name in summaries)])]
+    for label, name, form in ROWS:
+        lines.append(_line(label, [each[name] for each in summaries.values()], form))
+    for share in ("p50", "p90", "p99"):
+        values = [1000 * each["ttft_seconds"][share] for each in summaries.values()]
+        lines.append(_line(f"Time to first token, {share}, ms", values, ",.0f"))
+    for kind in _kinds(next(iter(rows.values()))):
+        values = [each["most_bytes"][kind] / GIB for each in summaries.values()]
+        lines.append(_line(f"Most memory, {kind}, GiB", values, ",.2f"))
+    return "\n".join(lines)
+
+
+def _line(label: str, values: list[Any], form: str) -> str:
+    cells = ["-" if value is None else format(value, form) for value in values]
+    return "".join([f"{label:<28}", *(f"{cell:>16}" for cell in cells)])
+
+
+def explained(found: Found, name: str | None = None) -> str:
+    """Why prefixes were missed, dearest first; and what became of what was kept."""
+    lines = [f"Why not more{f' ({name})' if name else ''}:", f"{'tokens':>14} {'lookups':>9}"]
+    for each in ranked_misses(found.stats["misses"], found.stats["lost_tokens"]):
+        lines.append(f"{each['lost_tokens']:>14,d} {each['lookups']:>9,d}  {each['reason']}: {each['sentence']}")
+    lines += ["", "What was kept, and what became of it:", f"{'kept':>14} {'hits':>9} {'tokens hit':>14}"]
+    for origin, kept in found.stats["kept"].items():
+        hits, tokens = found.stats["hits"][origin], found.stats["hit_tokens"][origin]
+        if kept or hits:
+            lines.append(f"{kept:>14,d} {hits:>9,d} {tokens:>14,d}  {origin}")
+    return "\n".join(lines)
+
+
+def write(path: str, options: Any, rows: Mapping[str, Found]) -> None:
+    found = {
+        name: summary(each)
+        | {
+            "stats": each.stats,
+            "course": [{"seconds": seconds, "bytes": used} for seconds, used in each.course],
+        }
+        for name, each in rows.items()
+    }
+    try:
+        Path(path).write_text(json.dumps({"options": asdict(options), "runs": found}, indent=1) + "\n")
+    except OSError as error:
+        raise OptionError(f"json {path} cannot be written: {error.strerror}") from None
