@@ -25,7 +25,7 @@ from weft.memory.device.store import RecurrentView
 # Products of matrices have no narrower side.
 NARROWEST = 16
 # Columns at a time and times, of a program that closes a cell: few programs, as most have nothing to do.
-CLOSING_BLOCK, CLOSING_BLOCKS = 32, 10
+CLOSING_BLOCK, CLOSING_BLOCKS = 64, 5
 
 
 def ssd(
@@ -43,6 +43,7 @@ def ssd(
     """As its namesake, on `batch.lanes`. Where `dt_bias` is given, softplus and limits are applied to `dt` here."""
     lanes = batch.lanes
     assert lanes is not None
+    assert B.shape[2] == padded(B.shape[2]), f"a state of {B.shape[2]} numbers is not a power of two of at least 16"
     x, B, C = (by_token(tensor) for tensor in (x, B, C))
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     inputs = (x, dt, A, B, C, D, dt_bias, y)

@@ -35,11 +35,11 @@ def decode_choice(
 
 
 def cells_choice(rows: int, heads: int, head_dim: int, state: int, dtype: torch.dtype) -> CellsChoice:
+    # Products of less than 64 columns by a whole warp group read beyond their operands (Triton 3.6): two warps do not.
     if dtype == torch.float32:
-        return CellsChoice(16, 0, 1, 4)
+        return CellsChoice(16, 0, 1, 4 if state >= 64 else 2)
+    if head_dim < 64:
+        return CellsChoice(max(16, 1 << (head_dim - 1).bit_length()), 0, 2, 2)
     if head_dim == 80:
         return CellsChoice(64, 16, 3, 4)
-    block = min(64, max(16, 1 << (head_dim - 1).bit_length()))
-    while block > 16 and heads * -(-head_dim // block) * rows < MANY_PROGRAMS // 2:
-        block //= 2
-    return CellsChoice(block, 0, 3 if state <= 128 else 2, 4)
+    return CellsChoice(64, 0, 3, 4) if state <= 128 else CellsChoice(64, 0, 2, 8)

@@ -77,6 +77,18 @@ def pass_cell(values, inputs, queries, keys, weights, total, left, last, skip, P
 
 
 @triton.jit
+def pass_rest(values, inputs, queries, keys, weights, total, left, last, skip, PRECISION: tl.constexpr):
+    """The same for a few columns, all transposed: as the narrow side of a product they would have to come second."""
+    outputs = tl.dot(values.to(queries.dtype), tl.trans(queries), input_precision=PRECISION) * tl.exp2(total)[None, :]
+    outputs = tl.dot(inputs, tl.trans(weights), outputs, input_precision=PRECISION)
+    if skip is not None:
+        outputs += skip * inputs.to(tl.float32)
+    added = (inputs.to(tl.float32) * left[None, :]).to(inputs.dtype)
+    values = tl.dot(added, keys, values * tl.exp2(last)[None, :], input_precision=PRECISION)
+    return outputs, values
+
+
+@triton.jit
 def load_columns(at, real, WHOLE: tl.constexpr):
     """Some columns, those behind a head's last as 0; where none is, nothing is asked."""
     if WHOLE:
@@ -140,9 +152,9 @@ def cells_kernel(
     slot = tl.load(slots + row).to(tl.int64) * slot_stride
     values = tl.load(in_state + slot + column[None, :], mask=real[None, :] & (fresh == 0), other=0.0)
     if REST:
-        column_1 = HEAD_DIM - REST + tl.arange(0, REST)
-        real_1 = column_1 >= 0
-        values_1 = tl.load(in_state + slot + column_1[None, :], mask=real_1[None, :] & (fresh == 0), other=0.0)
+        rest = HEAD_DIM - REST + tl.arange(0, REST)
+        rest_in_state = state + (group * STATE + n[None, :]) * WIDTH + (head % GROUP_HEADS) * HEAD_DIM + rest[:, None]
+        rest_values = tl.load(rest_in_state + slot, mask=(rest[:, None] >= 0) & (fresh == 0), other=0.0)
 
     # The first cell, of which the tail may hold the beginning.
     kept = cell < offset
@@ -166,11 +178,13 @@ def cells_kernel(
     if target >= 0:
         tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
     if REST:
-        inputs = load_opened(kept_at + column_1[None, :], x_at + column_1[None, :], kept, real_1)
-        outputs, values_1 = pass_cell(values_1, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
-        tl.store(y_at + column_1[None, :], outputs.to(y.dtype.element_ty), mask=is_new)
+        inputs = tl.trans(load_opened(kept_at + rest[None, :], x_at + rest[None, :], kept, rest >= 0))
+        outputs, rest_values = pass_rest(
+            rest_values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION
+        )
+        tl.store(y_at + rest[None, :], tl.trans(outputs).to(y.dtype.element_ty), mask=is_new)
         if target >= 0:
-            tl.store(in_state + target * slot_stride + column_1[None, :], values_1)
+            tl.store(rest_in_state + target * slot_stride, rest_values)
 
     for number in range(1, count):
         here = packed + number * CELL
@@ -189,15 +203,15 @@ def cells_kernel(
         y_at = y + here * (GROUPS * WIDTH) + at * (GROUPS * WIDTH)
         tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
         if REST:
-            inputs = tl.load(x + here * x_stride + (at * x_stride + column_1[None, :]))
-            outputs, values_1 = pass_cell(
-                values_1, inputs, queries, keys, weights, total, remains, last, skip, PRECISION
+            inputs = tl.trans(tl.load(x + here * x_stride + (at * x_stride + rest[None, :])))
+            outputs, rest_values = pass_rest(
+                rest_values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION
             )
-            tl.store(y_at + column_1[None, :], outputs.to(y.dtype.element_ty), mask=is_new)
+            tl.store(y_at + rest[None, :], tl.trans(outputs).to(y.dtype.element_ty), mask=is_new)
         if target >= 0:
             tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
             if REST:
-                tl.store(in_state + target * slot_stride + column_1[None, :], values_1)
+                tl.store(rest_in_state + target * slot_stride, rest_values)
 
 
 @triton.jit(do_not_specialize=["decodes", "pieces"])
