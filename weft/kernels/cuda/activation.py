@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.launching import Launcher, kind_of
-from weft.kernels.cuda.overlap import is_able, wait
+from weft.kernels.cuda.overlap import starts_early, wait
 
 # Elements of a program, measured on an H200.
 BLOCK = 1024
@@ -26,7 +26,7 @@ def activate(
     assert factor is None or factor.stride(1) == 1
     if rows:
         sizes = (x.stride(0), 0 if factor is None else factor.stride(0), size)
-        is_early = is_able(x.device)
+        is_early = starts_early(x)
         launch_activate(
             (x.device, name, sizes, is_early, kind_of(x), kind_of(factor)),
             (rows, -(-size // BLOCK), 1),

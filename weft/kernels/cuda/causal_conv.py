@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft.kernels.batch import Batch
 from weft.kernels.cuda.launching import Launcher, kind_of
-from weft.kernels.cuda.overlap import is_able, wait
+from weft.kernels.cuda.overlap import starts_early, wait
 from weft.memory.device.store import RecurrentView
 
 # Channels of a program and its warps, measured on an H200: of decodes that are few (numbers in all) or many, and of
@@ -66,7 +66,7 @@ def causal_conv(
     sizes = (x.stride(0), *weight.stride(), state.stride(0), tail.stride(0), channels, tail.shape[1], lanes.cell)
     key = (x.device, sizes, width, activation, *map(kind_of, common[:5]))
     if lanes.decodes:
-        few, is_early = lanes.decodes * channels <= FEW, is_able(x.device)
+        few, is_early = lanes.decodes * channels <= FEW, starts_early(x)
         block, warps = (FEW_CHANNELS, FEW_WARPS) if few else (MANY_CHANNELS, MANY_WARPS)
         launch_decodes(
             (*key, few, is_early),

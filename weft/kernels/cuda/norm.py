@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.launching import Launcher, kind_of
-from weft.kernels.cuda.overlap import is_able, power_of_two, wait
+from weft.kernels.cuda.overlap import power_of_two, starts_early, wait
 from weft.kernels.norm import Change, add
 
 # Elements that one warp takes on, measured on an H200: of an addition, and of a gated norm; no more warps than this.
@@ -41,7 +41,7 @@ def join(
     assert x.stride(1) == 1
     assert all(change.value.stride(1) == 1 for change in changes)
     if rows:
-        block, is_early = power_of_two(size), is_able(x.device)
+        block, is_early = power_of_two(size), starts_early(x)
         pointers = (x, first[0], first[2], second[0], second[2], weight)
         launch_join(
             (x.device, size, x.stride(0), first[1], second[1], is_early, *map(kind_of, pointers)),
@@ -119,7 +119,7 @@ def gated_rms_norm(
     x, gate = (t if shared else t.unflatten(-1, (groups, -1)) for t in (x, gate))
     tokens, parts, size = gate.shape
     assert x.stride(2) == gate.stride(2) == 1
-    block, is_early = power_of_two(size), is_able(gate.device)
+    block, is_early = power_of_two(size), starts_early(gate)
     side = min(power_of_two(parts), max(1, TILE // block))
     sizes = (*x.stride()[:2], *gate.stride()[:2], 0 if shared else size, parts, size)
     launch_gated_norm(

@@ -24,9 +24,14 @@ def is_able(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER
 
 
+def starts_early(x: Tensor) -> bool:
+    """Whether a kernel that `x` is given to may start early: the value of its constant EARLY."""
+    return is_able(x.device)
+
+
 def early(x: Tensor) -> dict[str, Any]:
     """Arguments of a launch whose kernel has a parameter EARLY and calls `wait(EARLY)`."""
-    return EARLY if is_able(x.device) else NOT_EARLY
+    return EARLY if starts_early(x) else NOT_EARLY
 
 
 def power_of_two(least: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.kernels.batch import Batch
 from weft.kernels.cuda.launching import Launcher, kind_of
-from weft.kernels.cuda.overlap import is_able, power_of_two, wait
+from weft.kernels.cuda.overlap import power_of_two, starts_early, wait
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 
@@ -83,7 +83,7 @@ def rotate_and_write(
     if tokens:
         angles = (None, None) if rotation is None else (rotation.cosine, rotation.sine)
         sizes = (projected.stride(0), view.keys.stride(0), heads, kv_heads, cell)
-        is_early = is_able(projected.device)
+        is_early = starts_early(projected)
         launch_rotate(
             (projected.device, sizes, head_dim, half, tile, is_early, *map(kind_of, (projected, weight, view.keys))),
             (tokens, -(-every // side), 1),
