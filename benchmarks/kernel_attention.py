@@ -195,8 +195,8 @@ def tune_prefill(scene: Scene, launches: list[BlockLaunch]) -> list[tuple[float,
 
 def main() -> None:
     for name, scene in decodes().items():
-        usual = share_out(len(scene.rows), scene.kv_heads, scene.window, CELL)
-        sharings = {usual, *(Sharing(shares, least) for shares in (1, 2, 4, 8, 16, 49) for least in (1, 2, 4, 8))}
+        usual = share_out(scene.kv_heads)
+        sharings = {usual, *(Sharing(shares, least) for shares in (33, 49, 66, 99) for least in (1, 2, 4))}
         launches = [Launch(*each) for each in itertools.product((32, 64), (1, 2, 4), (3, 4, 5))]
         print(name, *tune_decode(scene, sorted(sharings), launches)[:5], sep="\n   ")
     for name, scene in prompts().items():

@@ -18,7 +18,7 @@ from tests.plans import Row, make_plan
 from weft.kernels.attention import attention
 from weft.kernels.cuda import attention as on_gpu
 from weft.kernels.cuda import attention_decode, attention_prefill, flashinfer
-from weft.kernels.cuda.attention_decode import Sharing, attend_decodes, share_out
+from weft.kernels.cuda.attention_decode import Sharing, attend_decodes
 from weft.kernels.cuda.attention_prefill import PLAIN_LAUNCH, attend_pieces
 from weft.kernels.cuda.flashinfer import Shape
 from weft.memory.device.store import AttentionView
@@ -42,6 +42,7 @@ class Scene:
     dtype: torch.dtype = torch.float32
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
     scale: float = SCALE
+    spare: int = 0  # tokens before the window whose cells are still listed
 
     def __post_init__(self) -> None:
         generator = torch.Generator(self.device).manual_seed(len(self.rows) + self.rows[0][1])
@@ -80,7 +81,7 @@ class Scene:
         self.plan, self.spec = make_plan(plan_rows), MemorySpec((memory,), cell=self.cell)
 
     def first_cell(self, start: int) -> int:
-        return 0 if self.window is None else max(0, start - self.window + 1) // self.cell
+        return 0 if self.window is None else max(0, start - self.window + 1 - self.spare) // self.cell
 
     def batch(self, lanes: bool):
         board = torch.zeros(9, dtype=torch.int64, device=self.device)
@@ -109,7 +110,6 @@ class Scene:
 def _few_programs(monkeypatch):
     """The interpreter runs them one by one."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr(attention_decode, "USUAL_SHARES", 3)
         monkeypatch.setattr(attention_decode, "AT_ONCE", 8)
         monkeypatch.setattr(attention_prefill, "PLAIN_LAUNCH", PLAIN_LAUNCH._replace(block=64))
 
@@ -157,7 +157,7 @@ def test_cells_of_64_tokens():
     assert_equal(Scene([(200, 201), (100, 170)], 70, cell=64), sinks=True)
 
 
-@pytest.mark.parametrize("sharing", [Sharing(1, 1), Sharing(3, 2), Sharing(20, 1)])
+@pytest.mark.parametrize("sharing", [Sharing(1, 1), Sharing(3, 2), Sharing(5, 1), Sharing(40, 1)])
 @pytest.mark.parametrize("window", [None, 50])
 def test_the_number_of_shares_changes_nothing(sharing, window):
     scene = Scene([(150, 151), (0, 1), (16, 17), (70, 71)], window, heads=3, kv_heads=1)
@@ -167,6 +167,11 @@ def test_the_number_of_shares_changes_nothing(sharing, window):
     out = torch.full(scene.q.shape, torch.nan, device=scene.device)
     attend_decodes(scene.q, out, batch.lanes, listed, view, scene.scale, None, scene.sinks, sharing)
     assert error_of(out, scene.reference(sinks=True)) < 2e-6
+
+
+@pytest.mark.parametrize("window", [1, 20])
+def test_cells_that_left_the_window_may_still_be_listed(window):
+    assert_equal(Scene([(150, 151), (70, 71), (16, 17), (90, 100), (47, 50)], window, spare=50), sinks=True)
 
 
 @pytest.mark.parametrize("block", [16, 128])
@@ -212,12 +217,6 @@ def test_a_prompts_tokens_come_out_the_same_wherever_its_rows_begin():
         )
         parts = (x[start:end] for x in (whole.q, whole.k, whole.v))
         assert attention(*parts, batch, whole.view(), SCALE).equal(outputs[start:end])
-
-
-def test_a_row_is_shared_out_by_the_number_of_rows_and_never_over_more_programs_than_its_window_needs():
-    assert share_out(1, 1, None, 64).shares > share_out(128, 8, None, 64).shares > 1
-    assert share_out(1, 1, 128, 64).shares == 2
-    assert share_out(128, 8, 128, 64).shares == 1
 
 
 REAL = [(4000, 4001), (63, 64), (64, 65), (0, 1), (700, 701), (0, 777), (1000, 1300), (64, 128), (500, 505)]
@@ -365,19 +364,19 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
                                                ("*bf16", 256, 1024, 30.0, False), ("*fp32", 64, 0, 0.0, False)]:
     block_dim = triton.next_power_of_2(head_dim)
     size = block_dim * (4 if half == "*fp32" else 2)
-    same = dict(HEAD_DIM=head_dim, BLOCK_DIM=block_dim, CELL=64, WINDOW=window, HAS_SINKS=sinks)
-    arithmetic = dict(SOFTCAP=softcap, PRECISION="ieee" if half == "*fp32" else "tf32")
+    same = dict(KV_HEADS=8, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, HAS_SINKS=sinks)
+    reading = dict(CELL=64, WINDOW=window, SOFTCAP=softcap, PRECISION="ieee" if half == "*fp32" else "tf32")
     shared = dict(HEADS=32, EARLY=True)
     launch = attention_decode.LAUNCHES.get(size, attention_decode.PLAIN_LAUNCH)
     kernel = attention_decode._attend_share
-    build(kernel, pointers(kernel, half), dict(KV_HEADS=8, BLOCK_HEADS=16, KEYS=launch.keys,
-          **same, **shared, **arithmetic), launch.warps, launch.stages)
-    kernel = attention_decode._merge_shares
+    build(kernel, pointers(kernel, half), dict(BLOCK_HEADS=16, KEYS=launch.keys,
+          **same, **shared, **reading), launch.warps, launch.stages)
+    kernel = attention_decode._merge_parts
     build(kernel, pointers(kernel, half), dict(**same, **shared), 1)
     launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)
     kernel = attention_prefill._attend_block
-    build(kernel, pointers(kernel, half), dict(GROUP=4, KV_HEADS=8, BLOCK=launch.block, QUERIES=launch.block // 4,
-          BLOCKS=256 // launch.block, **same, **arithmetic), launch.warps, launch.stages)
+    build(kernel, pointers(kernel, half), dict(GROUP=4, BLOCK=launch.block, QUERIES=launch.block // 4,
+          BLOCKS=256 // launch.block, **same, **reading), launch.warps, launch.stages)
 kernel = attention._write_token
 build(kernel, pointers(kernel, "*bf16"), dict(CELL=64, HEAD_DIM=128, SIZE=1024, BLOCK=1024, EARLY=True))
 kernel = flashinfer._join_sinks
