@@ -126,7 +126,7 @@ def launch_extend(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
     shared = dimensions(inputs, lanes, view)
     block = shared["BLOCK"]
     systems = inputs.v.new_empty(lanes.pieces, heads, 2, block, block)
-    scales = inputs.v.new_empty(lanes.pieces, heads, 4, block, dtype=torch.float32)
+    scales = inputs.v.new_empty(lanes.pieces, heads, 5, block, dtype=torch.float32)
     head_keys = inputs.k.new_empty(long_rows, key_heads, block, key_dim)
     tail, state = view.tail, view.state["delta"]
     solve_cells[(heads, lanes.pieces)](

@@ -79,11 +79,12 @@ def solve_cells(
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, PROJECTED: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (value head, piece). Two matrices and four lines:
+    """Program (value head, piece). Two matrices and five lines:
 
-    systems[piece, head, 0]  (I + M)^-1 times the rates of correction: what is missing of v into u
-    systems[piece, head, 1]  the same into what the queries read of the cell's u
-    scales[piece, head]      for k and for q into the state before; from u into the state after; log decay of the cell
+    systems[piece, head, 0]  (I + M)^-1, which makes u of what v lacks
+    systems[piece, head, 1]  the same for what the queries read of the cell's u
+    scales[piece, head]      for k and for q into the state before; from u into the state after; log decay of the cell;
+                             rate of correction
 
     Keys of a tail are copied to `head_keys`, because the walk will overwrite tails.
     """
@@ -106,9 +107,6 @@ def solve_cells(
     before = tl.load(decay_at + ((start - 1) % RING) * heads, position < start, 0.0)
     total = before + tl.cumsum(tl.where(is_new, g, 0.0), 0)
     total = tl.where(is_tail, tl.load(decay_at + (at % RING) * heads, is_tail, 0.0), total)
-    # Above the diagonal the exponential might overflow: it is never taken there.
-    ordered = column[:, None] >= column[None, :]
-    decay = tl.exp(tl.where(ordered, total[:, None] - total[None, :], float("-inf")))
 
     key_at = tl.where(
         is_tail,
@@ -122,26 +120,30 @@ def solve_cells(
         tl.store(head_at[:, None] + lane[None, :], keys, is_tail[:, None] & real)
     query_at = q + token * token_stride + key_head * KEY_DIM
     queries = tl.load(query_at[:, None] + lane[None, :], is_new[:, None] & real, 0.0)
-    wide_keys, wide_queries = keys.to(tl.float32), queries.to(tl.float32)
-    key_scale = tl.where(is_tail, 1.0, tl.rsqrt(tl.sum(wide_keys * wide_keys, 1) + NORM_EPSILON))
-    query_scale = tl.rsqrt(tl.sum(wide_queries * wide_queries, 1) + NORM_EPSILON) * (KEY_DIM**-0.5)
+    # Squares of lengths stand on diagonals.
+    diagonal = column[:, None] == column[None, :]
+    below = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
+    key_scale = tl.rsqrt(tl.sum(tl.where(diagonal, below, 0.0), 1) + NORM_EPSILON)
+    key_scale = tl.where(is_tail, 1.0, key_scale)
+    squares = tl.dot(queries, tl.trans(queries), input_precision=PRECISION)
+    query_scale = tl.rsqrt(tl.sum(tl.where(diagonal, squares, 0.0), 1) + NORM_EPSILON) * (KEY_DIM**-0.5)
 
-    reads = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * decay
-    reads = (reads * query_scale[:, None] * key_scale[None, :]).to(INNER)
-
-    scale_at = scales + own * (4 * BLOCK) + column
+    scale_at = scales + own * (5 * BLOCK) + column
     last = tl.sum(tl.where(column == CELL - 1, total, 0.0), 0)
-    tl.store(scale_at, tl.where(is_new, tl.exp(total) * key_scale, 0.0))
+    rate = tl.where(is_new, beta, 0.0)
+    tl.store(scale_at, tl.exp(total) * key_scale * rate)
     tl.store(scale_at + BLOCK, tl.where(is_new, tl.exp(total) * query_scale, 0.0))
     tl.store(scale_at + 2 * BLOCK, tl.where(is_tail | is_new, tl.exp(last - total) * key_scale, 0.0))
     tl.store(scale_at + 3 * BLOCK, total)
+    tl.store(scale_at + 4 * BLOCK, tl.where(is_tail, 1.0, rate))
 
-    rate = tl.where(is_new, beta, 0.0)
-    below = tl.dot(keys, tl.trans(keys), input_precision=PRECISION) * decay
-    below *= (key_scale * rate)[:, None] * key_scale[None, :]
-    below = tl.where(column[:, None] > column[None, :], below, 0.0)
+    # Above the diagonal the exponential might overflow: it is never taken there.
+    ordered = column[:, None] >= column[None, :]
+    decay = tl.exp(tl.where(ordered, total[:, None] - total[None, :], float("-inf"))) * key_scale[None, :]
+    reads = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * decay
+    reads = (reads * query_scale[:, None]).to(INNER)
+    below = tl.where(diagonal, 0.0, below * decay * (key_scale * rate)[:, None])
     inverse = invert(below, BLOCK, INNER, PRECISION)
-    inverse *= tl.where(is_tail, 1.0, rate)[None, :]
     system_at = systems + own * (2 * BLOCK * BLOCK) + column[:, None] * BLOCK + column[None, :]
     tl.store(system_at, inverse.to(systems.dtype.element_ty))
     answers = tl.dot(reads, inverse.to(INNER), input_precision=PRECISION)

@@ -20,7 +20,7 @@ def keep_decays(
     for low in range(kept, end, BLOCK):
         at = low + tl.arange(0, BLOCK)
         piece = at // CELL - cell_start // CELL
-        total = tl.load(totals + piece * (HEADS * 4 * BLOCK) + at % CELL, at < end, 0.0)
+        total = tl.load(totals + piece * (HEADS * 5 * BLOCK) + at % CELL, at < end, 0.0)
         tl.store(target + (at % RING) * HEADS, total, at < end)
 
 
@@ -73,9 +73,10 @@ def pass_cell(
     double, column = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
     for_key, first_half = double < BLOCK, (tl.arange(0, 2) == 0)[:, None, None]
     before_scale, after_scale = tl.load(scale_at + double), tl.load(scale_at + 2 * BLOCK + column)
+    rate = tl.load(scale_at + 4 * BLOCK + column)
     last = tl.load(scale_at + 3 * BLOCK + CELL - 1)
     found = tl.dot(both, memory.to(both.dtype), input_precision=PRECISION) * before_scale[:, None]
-    missing = values.to(tl.float32) - half(found, for_key, BLOCK, VALUES)
+    missing = values.to(tl.float32) * rate[:, None] - half(found, for_key, BLOCK, VALUES)
     solved = tl.dot(system, missing.to(both.dtype), input_precision=PRECISION)
     u = half(solved, for_key, BLOCK, VALUES)
     read = half(found + solved, double >= BLOCK, BLOCK, VALUES)
@@ -189,9 +190,9 @@ def walk_cells(
     head_at = head_keys + (long_row * KEY_HEADS + key_head) * (BLOCK * KEY_DIM)
     # From one piece to the next.
     SYSTEM: tl.constexpr = HEADS * 2 * BLOCK * BLOCK
-    SCALES: tl.constexpr = HEADS * 4 * BLOCK
+    SCALES: tl.constexpr = HEADS * 5 * BLOCK
     systems += begin.to(tl.int64) * SYSTEM + head * (2 * BLOCK * BLOCK)
-    scales += begin.to(tl.int64) * SCALES + head * (4 * BLOCK)
+    scales += begin.to(tl.int64) * SCALES + head * (5 * BLOCK)
     cell_start = start - start % CELL
     # [begin, whole) starts inside a cell   [whole, rest) are whole cells   [rest, stop) ends inside one
     whole = tl.where((start > cell_start) | (end < cell_start + CELL), begin + 1, begin)
