@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.compiled import assert_compiles
-from tests.test_sampler import Row, choices_of, is_borderline, is_right, numbers, plan_of
+from tests.test_sampler import Row, choices_of, ints, is_borderline, is_right, numbers, plan_of
 from weft.kernels.cuda import sampling, sampling_scores
 from weft.runner import sampler
+from weft.runner.choices import draft_choices
+from weft.runner.upload import upload
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCAB = 40
@@ -149,6 +151,21 @@ def test_scores_equal_the_reference(vocab):
         torch.testing.assert_close(ours[2].cpu(), values, rtol=0, atol=1e-5)
 
 
+def test_indices_of_32_bits_ban_penalise_and_bias_as_well():
+    """What is uploaded for a GPU is not widened."""
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
+    seen = {"prompt": [1, 2], "answer": [3, 3], "board": 4, "repetition": 1.3, "presence": 0.5, "bias": {5: 2.0}}
+    batch = [Row(row.numpy(), top_k=5, temperature=heat, **seen) for row, heat in zip(logits, (0.0, 1.0, 0.7))]
+    sampling_wishes = replace(plan_of(batch).sampling, mask_row=ints([1]), mask_bits=np.array([[5, 0]], np.uint32))
+    draft = draft_choices(replace(plan_of(batch), sampling=sampling_wishes), VOCAB)
+    chosen = []
+    for widen in (True, False):
+        choices = draft.finish(upload(dict(draft.arrays()), DEVICE, widen))
+        chosen.append(sampler.sample(logits.to(DEVICE), choices, torch.tensor([4, 4, 4]).to(DEVICE)).tolist())
+    assert chosen[0] == chosen[1]
+    assert chosen[0][1] in (0, 2)
+
+
 def launch_all() -> None:
     one, whole = torch.ones(3), torch.ones(3, dtype=torch.int64)
     for dtype in (torch.float32, torch.bfloat16):
@@ -194,14 +211,16 @@ def test_the_likeliest_may_be_recorded():
 
 @pytest.mark.gpu
 def test_nothing_waits_for_the_device():
-    batch = [Row(np.random.default_rng(i).normal(0, 3, 5000), top_k=20, top_p=0.9) for i in range(4)]
-    logits = torch.randn(4, 5000, device="cuda")
-    draws = choices_of(plan_of(batch), 5000).draws
-    wishes = [t.cuda() for t in (draws.temperature, draws.log_min_p, draws.uniform, draws.top_k, draws.top_p)]
+    seen = {"prompt": [1, 2], "answer": [3, 3], "board": 4, "repetition": 1.3, "presence": 0.5, "bias": {5: 2.0}}
+    batch = [Row(np.random.default_rng(i).normal(0, 3, 5000), top_k=20, top_p=0.9, **seen) for i in range(4)]
+    masks = {"mask_row": ints([1]), "mask_bits": np.full((1, 157), -1, np.int32)}
+    plan = plan_of(batch)
+    draft = draft_choices(replace(plan, sampling=replace(plan.sampling, **masks)), 5000)
+    choices = draft.finish(upload(dict(draft.arrays()), "cuda", widen=False))
+    logits, board = torch.randn(4, 5000, device="cuda"), torch.full((4,), 4, device="cuda")
 
     def step():
-        tokens = sampling.draw(logits, *wishes, ordered=True)
-        sampling_scores.score(logits, tokens, 5)
+        sampling_scores.score(logits, sampler.sample(logits, choices, board), 5)
         sampling.likeliest(logits)
 
     step()

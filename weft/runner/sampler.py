@@ -56,7 +56,8 @@ def ban(logits: Float[Tensor, "rows vocab"], masks: Masks) -> Float[Tensor, "row
     allowed = _bits(masks.allowed, logits.shape[-1])
     if len(masks.row) == len(logits):
         return torch.where(allowed, logits, -torch.inf)
-    return logits.index_copy(0, masks.row, torch.where(allowed, logits[masks.row], -torch.inf))
+    row = masks.row.long()
+    return logits.index_copy(0, row, torch.where(allowed, logits[row], -torch.inf))
 
 
 def _bits(packed: UInt8[Tensor, "masked bytes"], count: int) -> Bool[Tensor, "masked count"]:
