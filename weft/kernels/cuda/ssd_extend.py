@@ -135,7 +135,6 @@ def cells_kernel(
     # Where things of this head lie, from the row's first cell on.
     cell = tl.arange(0, CELL)
     n = tl.arange(0, STATE)
-    # One number for all rows of a state: loads of vectors go ahead of the loop, those of scalars make it wait.
     same = tl.zeros((STATE,), tl.int32)
     packed = (token - offset).to(tl.int64)
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
@@ -178,15 +177,23 @@ def cells_kernel(
     if target >= 0:
         tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
     if REST:
-        inputs = tl.trans(load_opened(kept_at + rest[None, :], x_at + rest[None, :], kept, rest >= 0))
-        outputs, rest_values = pass_rest(
-            rest_values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION
+        rest_inputs = tl.trans(load_opened(kept_at + rest[None, :], x_at + rest[None, :], kept, rest >= 0))
+        rest_outputs, rest_values = pass_rest(
+            rest_values, rest_inputs, queries, keys, weights, total, remains, last, skip, PRECISION
         )
-        tl.store(y_at + rest[None, :], tl.trans(outputs).to(y.dtype.element_ty), mask=is_new)
+        tl.store(y_at + rest[None, :], tl.trans(rest_outputs).to(y.dtype.element_ty), mask=is_new)
         if target >= 0:
             tl.store(rest_in_state + target * slot_stride, rest_values)
 
+    # What only scales sums is not among the loads that Triton sends ahead of a loop: it is asked for a cell before.
+    next_last = tl.load(totals + step_at + 2 * CELL - 1 + same, mask=count > 1, other=0.0)
+    next_total = tl.load(totals + step_at + CELL + cell, mask=count > 1, other=0.0)
     for number in range(1, count):
+        last = next_last
+        rest_total = next_total
+        next_at = totals + step_at + (number + 1) * CELL
+        next_last = tl.load(next_at + CELL - 1 + same, mask=number + 1 < count, other=0.0)
+        next_total = tl.load(next_at + cell, mask=number + 1 < count, other=0.0)
         here = packed + number * CELL
         at = tl.minimum(cell, (end - 1 - here).to(tl.int32))[:, None]
         is_new = cell[:, None] == at
@@ -195,19 +202,18 @@ def cells_kernel(
         total = tl.load(totals + step_at + number * CELL + cell)
         since = tl.load(shifted + step_at + number * CELL + cell)
         remains = tl.load(left + step_at + number * CELL + cell)
-        last = tl.load(totals + step_at + number * CELL + CELL - 1 + same)
         target = tl.load(piece_slot + number).to(tl.int64)
-        inputs = load_columns(x + here * x_stride + (at * x_stride + column[None, :]), real, WHOLE)
         weights = own_weights(queries, keys, total, since, CELL, PRECISION)
-        outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
         y_at = y + here * (GROUPS * WIDTH) + at * (GROUPS * WIDTH)
-        tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
         if REST:
-            inputs = tl.trans(tl.load(x + here * x_stride + (at * x_stride + rest[None, :])))
-            outputs, rest_values = pass_rest(
-                rest_values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION
+            rest_inputs = tl.trans(tl.load(x + here * x_stride + (at * x_stride + rest[None, :])))
+            rest_outputs, rest_values = pass_rest(
+                rest_values, rest_inputs, queries, keys, weights, rest_total, remains, last, skip, PRECISION
             )
-            tl.store(y_at + rest[None, :], tl.trans(outputs).to(y.dtype.element_ty), mask=is_new)
+            tl.store(y_at + rest[None, :], tl.trans(rest_outputs).to(y.dtype.element_ty), mask=is_new)
+        inputs = load_columns(x + here * x_stride + (at * x_stride + column[None, :]), real, WHOLE)
+        outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
+        tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
         if target >= 0:
             tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
             if REST:
