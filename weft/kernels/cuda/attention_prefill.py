@@ -27,14 +27,15 @@ LANES = (
 
 class Launch(NamedTuple):
     block: int  # queries times heads of a group
+    cells: int  # that are read at once
     warps: int
     stages: int
 
 
 # By bytes of a head's key, padded to a power of two.
-LAUNCHES = {128: Launch(128, 4, 3), 256: Launch(128, 8, 3), 512: Launch(128, 8, 2)}
+LAUNCHES = {128: Launch(128, 1, 4, 3), 256: Launch(128, 1, 8, 3), 512: Launch(128, 1, 8, 2)}
 # What is left over: float32 heads too large for several stages in shared memory, and tests' small ones.
-PLAIN_LAUNCH = Launch(16, 4, 1)
+PLAIN_LAUNCH = Launch(16, 1, 4, 1)
 
 
 def attend_pieces(
@@ -64,30 +65,30 @@ def attend_pieces(
         listed.first_position, listed.bounds, listed.pages,
         q.stride(0), q.stride(1), view.keys.stride(0), scale,
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, CELL=cell,
-        BLOCK=block, QUERIES=queries, BLOCKS=blocks, WINDOW=view.window or 0, SOFTCAP=softcap or 0.0,
+        BLOCK=block, QUERIES=queries, BLOCKS=blocks, SPAN=launch.cells, WINDOW=view.window or 0, SOFTCAP=softcap or 0.0,
         HAS_SINKS=sinks is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
 
 
 @triton.jit
-def _mix_cell(
+def _mix_tile(
     q, peak, total, mixed, keys_ptr, values_ptr, loaded, visible, scale,
     SOFTCAP: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax of a block of queries, one cell further. A WHOLE cell is seen by all of them."""
+    """The running softmax of a block of queries, a few cells further. WHOLE cells are seen by all of them."""
     keys = tl.load(keys_ptr) if loaded is None else tl.load(keys_ptr, mask=loaded, other=0.0)
     scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+    factor = scale * LOG2_E
     if SOFTCAP > 0:
-        scores = SOFTCAP * (2 * tl.sigmoid(2 * scale / SOFTCAP * scores) - 1) * LOG2_E
-    else:
-        scores *= scale * LOG2_E
+        scores = SOFTCAP * (2 * tl.sigmoid(2 * scale / SOFTCAP * scores) - 1)
+        factor = LOG2_E
     if not WHOLE:
         scores = tl.where(visible, scores, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
     # A query that has seen nothing yet: any finite number does.
     reference = new_peak if WHOLE else tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weights = tl.exp2(scores - reference[:, None])
+    weights = tl.exp2(scores * factor - reference[:, None])
     fading = tl.exp2(peak - reference)
     values = tl.load(values_ptr) if loaded is None else tl.load(values_ptr, mask=loaded, other=0.0)
     mixed = tl.dot(weights.to(values.dtype), values, acc=mixed * fading[:, None], input_precision=PRECISION)
@@ -100,7 +101,7 @@ def _attend_block(
     start_ptr, first_ptr, piece_row_ptr, piece_position_ptr, first_position_ptr, bounds_ptr, pages_ptr,
     q_token_stride, q_head_stride, page_stride, scale,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr,
-    BLOCK: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr, SPAN: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Up to QUERIES tokens of one piece, the heads of one group of each: line i is token i // GROUP."""
@@ -125,48 +126,54 @@ def _attend_block(
     query_at = token[:, None] * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
     q = tl.load(q_ptr + query_at, mask=is_query, other=0.0)
 
-    index = tl.arange(0, CELL)
-    in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
-    everything = None if HEAD_DIM == BLOCK_DIM else is_feature[None, :]
+    index = tl.arange(0, SPAN * CELL)
+    of_tile = index // CELL
+    in_page = (index[:, None] % CELL * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
+    whole = None if HEAD_DIM == BLOCK_DIM else is_feature[None, :]
     first_position = tl.load(first_position_ptr + row)
-    cell_pages_ptr = pages_ptr + tl.load(bounds_ptr + row) - first_position // CELL
+    first_cell = first_position // CELL
+    cell_pages_ptr = pages_ptr + tl.load(bounds_ptr + row) - first_cell
     peak = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     mixed = tl.zeros([BLOCK, BLOCK_DIM], tl.float32)
 
-    # [begin, inner) lies partly outside some query's window   [inner, own_cell) is seen by all   own_cell: causal
-    lowest = first_position
-    begin = first_position // CELL
+    # Tiles of SPAN cells, counted from position 0 so that they are the same for every block of queries:
+    # [begin, inner) lies partly outside some query's window   [inner, own) is seen by all   own holds the block's cell
+    lowest = tl.maximum(first_position, low - WINDOW + 1) if WINDOW else first_position
+    begin = lowest // (SPAN * CELL) * SPAN
+    own = own_cell // SPAN * SPAN
     inner = begin
+    # Pages' numbers are loaded one tile ahead, so that only keys and values are left for the stages.
+    listed = (begin + of_tile >= first_cell) & (begin + of_tile <= own_cell)
+    next_pages = tl.load(cell_pages_ptr + begin + of_tile, mask=listed, other=0)
     if WINDOW:
-        lowest = tl.maximum(first_position, low - WINDOW + 1)
-        begin = lowest // CELL
-        inner = tl.minimum(tl.maximum(high - WINDOW + CELL - 1, 0) // CELL, own_cell)
+        inner = tl.minimum(tl.cdiv(tl.maximum(high - WINDOW, 0), SPAN * CELL) * SPAN, own)
         inner = tl.maximum(inner, begin)
-        for cell in tl.range(begin, inner):
-            page_at = tl.load(cell_pages_ptr + cell).to(tl.int64) * page_stride
+        for cell in tl.range(begin, inner, SPAN):
+            tile_at = (next_pages.to(tl.int64) * page_stride)[:, None] + in_page
+            ahead = cell + SPAN + of_tile
+            next_pages = tl.load(cell_pages_ptr + ahead, mask=ahead <= own_cell, other=0)
             key_position = cell * CELL + index
-            peak, total, mixed = _mix_cell(
-                q, peak, total, mixed, keys_ptr + page_at + in_page, values_ptr + page_at + in_page,
+            peak, total, mixed = _mix_tile(
+                q, peak, total, mixed, keys_ptr + tile_at, values_ptr + tile_at,
                 (key_position >= lowest)[:, None] & is_feature[None, :],
                 key_position[None, :] > position[:, None] - WINDOW, scale, SOFTCAP, False, PRECISION,
             )  # fmt: skip
-    # A page's number is loaded one cell ahead, so that only keys and values are left for the stages.
-    next_page = tl.load(cell_pages_ptr + inner)
-    for cell in tl.range(inner, own_cell):
-        page_at = next_page.to(tl.int64) * page_stride
-        next_page = tl.load(cell_pages_ptr + cell + 1)
-        peak, total, mixed = _mix_cell(
-            q, peak, total, mixed, keys_ptr + page_at + in_page, values_ptr + page_at + in_page,
-            everything, None, scale, SOFTCAP, True, PRECISION,
+    for cell in tl.range(inner, own, SPAN):
+        tile_at = (next_pages.to(tl.int64) * page_stride)[:, None] + in_page
+        ahead = cell + SPAN + of_tile
+        next_pages = tl.load(cell_pages_ptr + ahead, mask=ahead <= own_cell, other=0)
+        peak, total, mixed = _mix_tile(
+            q, peak, total, mixed, keys_ptr + tile_at, values_ptr + tile_at,
+            whole, None, scale, SOFTCAP, True, PRECISION,
         )  # fmt: skip
-    page_at = next_page.to(tl.int64) * page_stride
-    key_position = own_cell * CELL + index
+    tile_at = (next_pages.to(tl.int64) * page_stride)[:, None] + in_page
+    key_position = own * CELL + index
     visible = key_position[None, :] <= position[:, None]
     if WINDOW:
         visible &= key_position[None, :] > position[:, None] - WINDOW
-    peak, total, mixed = _mix_cell(
-        q, peak, total, mixed, keys_ptr + page_at + in_page, values_ptr + page_at + in_page,
+    peak, total, mixed = _mix_tile(
+        q, peak, total, mixed, keys_ptr + tile_at, values_ptr + tile_at,
         ((key_position >= lowest) & (key_position < high))[:, None] & is_feature[None, :],
         visible, scale, SOFTCAP, False, PRECISION,
     )  # fmt: skip
