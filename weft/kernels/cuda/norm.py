@@ -62,15 +62,12 @@ def parts_of(change: Change | None) -> tuple[Tensor | None, int, Tensor | None, 
 
 @triton.jit
 def load_line(pointer, column, real):
-    return tl.load(pointer + column, mask=real, other=0.0).to(tl.float32) if pointer is not None else None
+    return tl.load(pointer + column, mask=real, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def added(x, value, weight, factor, eps, size, dtype: tl.constexpr):
-    """x + factor * value, which is normed before if it has weights; rounded where the reference rounds."""
-    if weight is not None:
-        value = (value * tl.rsqrt(tl.sum(value * value) / size + eps) * weight).to(dtype).to(tl.float32)
-    return (x + value * factor).to(dtype).to(tl.float32)
+def normed_line(value, scale, eps, size):
+    return value * tl.rsqrt(tl.sum(value * value) / size + eps) * scale
 
 
 @triton.jit
@@ -86,20 +83,26 @@ def join_kernel(
     dtype: tl.constexpr = normed.dtype.element_ty
     # All loads first: what is loaded behind a reduction or a store waits for it.
     scale = load_line(weight, column, real)
-    first_scale = load_line(first_weight, column, real)
-    second_scale = load_line(second_weight, column, real)
+    if first_weight is not None:
+        first_scale = load_line(first_weight, column, real)
+    if second_weight is not None:
+        second_scale = load_line(second_weight, column, real)
     wait(EARLY)
     value = load_line(x + row * x_stride, column, real)
     if first is not None:
         one = load_line(first + row * first_stride, column, real)
         if second is not None:
             other = load_line(second + row * second_stride, column, real)
-        value = added(value, one, first_scale, first_factor, first_eps, size, dtype)
+        # Rounded where the reference rounds.
+        if first_weight is not None:
+            one = normed_line(one, first_scale, first_eps, size).to(dtype).to(tl.float32)
+        value = (value + one * first_factor).to(dtype).to(tl.float32)
         if second is not None:
-            value = added(value, other, second_scale, second_factor, second_eps, size, dtype)
+            if second_weight is not None:
+                other = normed_line(other, second_scale, second_eps, size).to(dtype).to(tl.float32)
+            value = (value + other * second_factor).to(dtype).to(tl.float32)
         tl.store(total + row * size + column, value.to(dtype), mask=real)
-    value = value * tl.rsqrt(tl.sum(value * value) / size + eps) * scale
-    tl.store(normed + row * size + column, value.to(dtype), mask=real)
+    tl.store(normed + row * size + column, normed_line(value, scale, eps, size).to(dtype), mask=real)
 
 
 def gated_rms_norm(
