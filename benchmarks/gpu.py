@@ -26,6 +26,7 @@ from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.models import configurations
+from weft.runner.runner import Runner
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = ("lfm2-1.2b", "nemotron-nano-9b-v2", "qwen3-next-mini")
@@ -144,7 +145,10 @@ class Attempts:
 def start(model: str, arguments: argparse.Namespace, **options: Any) -> LLM:
     """The model as users would run it: through the options of `weft.LLM`."""
     given = {"weights": "dummy", "device": arguments.device, "dtype": arguments.dtype, "memory": arguments.memory}
-    return LLM(model, progress=False, **given | options)
+    llm = LLM(model, progress=False, **given | options)
+    if arguments.device == "cuda" and type(llm.engine._device) is Runner:
+        raise RuntimeError("the kernels for GPUs cannot be used here, for the reason above: nothing worth measuring")
+    return llm
 
 
 def fresh(llm: LLM, **changes: Any) -> Engine:

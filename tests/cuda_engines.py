@@ -21,6 +21,7 @@ from weft.base.config import EngineConfig
 from weft.engine.loop import Engine
 from weft.models import configurations
 from weft.models.config import read_config
+from weft.runner.runner import Runner
 
 MEMORY_BYTES = 64 << 20
 SETTINGS = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640}
@@ -30,7 +31,11 @@ def load(config: dict[str, Any], dtype: str, **options: Any) -> LLM:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         file.write_text(json.dumps(config))
-        return LLM(str(file), progress=False, weights="dummy", device="cuda", dtype=dtype, **SETTINGS | options)
+        llm = LLM(str(file), progress=False, weights="dummy", device="cuda", dtype=dtype, **SETTINGS | options)
+    assert type(llm.engine._device) is not Runner, (
+        "the kernels for GPUs cannot be used, for the reason that was printed"
+    )
+    return llm
 
 
 @cache
