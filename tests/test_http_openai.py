@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+import threading
 
 import openai
 import pytest
 
 from tests.http_server import Served, serving
 from tests.http_values import PATH, RICH, TOOLS, saying
+from weft.server import openai_completions
 from weft.server.settings import ServerSettings
 
 
@@ -232,6 +234,37 @@ def test_usage_ends_a_stream_only_if_asked(served: Served, path):
     assert asked[-1]["choices"] == []
     assert asked[-1]["usage"]["completion_tokens"] == 3
     assert all(event["usage"] is None for event in asked[:-1])
+
+
+def test_many_scores_are_shaped_beside_the_streams_of_others(served: Served, monkeypatch):
+    """Here by a thread's name: on the event loop a long prompt's scores would make everybody wait."""
+    shaping = []
+    plain = openai_completions.Completion.answer
+
+    def seen(*args):
+        shaping.append(threading.current_thread().name)
+        return plain(*args)
+
+    monkeypatch.setattr(openai_completions.Completion, "answer", seen)
+    served.complete("x" * 1000, echo=True, logprobs=20, max_tokens=0)
+    served.complete("x", logprobs=20, max_tokens=1)
+    assert [name.startswith("asyncio") for name in shaping] == [True, False]
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(served: Served, monkeypatch):
+    def tokenized(*_):
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr("weft.text.tokenizer.Tokenizer.encode_all", tokenized)
+    text = "x" * 200_000
+    for path, body, field in (
+        ("/v1/completions", {"prompt": text}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, "messages"),
+        ("/v1/responses", {"input": text}, "input"),
+        ("/generate", {"text": text}, "text"),
+    ):
+        error = served.post(path, body, 400)["error"]
+        assert (error["param"], error["code"]) == (field, "context_length_exceeded")
 
 
 def test_a_stream_says_what_the_whole_says(served: Served):

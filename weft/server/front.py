@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, TypeVar
 
+from starlette.responses import Response
+
 from weft.base.errors import RequestError
 from weft.base.sampling import SamplingParams
 from weft.engine.request import Request
 from weft.server.auth import Tenant
 from weft.server.backend import Backend
-from weft.server.errors import FieldError
+from weft.server.errors import FieldError, json_response
 from weft.server.grammars import Form
 from weft.server.limits import check_count
 from weft.server.metrics import Metrics
@@ -99,11 +101,27 @@ class Front:
         """Long work must not hold up the streams of others."""
         return await asyncio.to_thread(work) if size > LONG_TEXT else work()
 
+    async def shaped(self, run: Run, make: Callable[[], Any]) -> Response:
+        """An answer as JSON. Scores of a long text are many, and shaping them is long work."""
+        return await self.beside(run.scores, lambda: json_response(make()))
+
+    def check_size(self, characters: int, field: str) -> None:
+        """Refuse a text that could not fit whatever its tokens are: tokenizing it would take long, for nothing."""
+        most = self.room * self.need_tokenizer().characters_per_token
+        if characters > most:
+            raise FieldError(
+                field,
+                f"is too much: a text of {characters} characters has more than {self.room} tokens",
+                code="context_length_exceeded",
+            )
+
     async def encode(self, prompts: Sequence[str | list[int]], field: str) -> list[Tokens]:
         """Token ids of prompts, which are texts or token ids already."""
         if not 0 < len(prompts) <= self.limits.prompts:
             raise FieldError(field, f"must hold 1 to {self.limits.prompts} prompts, got {len(prompts)}")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        for text in texts:
+            self.check_size(len(text), field)
         encoded: list[list[int]] = []
         if texts:
             tokenizer = self.need_tokenizer()
@@ -122,9 +140,12 @@ class Front:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
         add_generation_prompt: bool = True,
+        field: str = "messages",
     ) -> tuple[Tokens, tuple[int, ...]]:
         """A conversation as tokens, and the positions that it declares worth keeping."""
-        size = sum(len(str(message.get("content"))) for message in messages) + 256 * len(messages)
+        characters = sum(len(str(message.get("content"))) for message in messages)
+        self.check_size(characters, field)
+        size = characters + 256 * len(messages)
         tokens, positions = await self.beside(
             size,
             lambda: conversation.render(
@@ -136,7 +157,7 @@ class Front:
                 add_generation_prompt=add_generation_prompt,
             ),
         )
-        checked = checked_tokens(tokens, self.backend.info.vocab_size, "messages")
+        checked = checked_tokens(tokens, self.backend.info.vocab_size, field)
         return checked, check_snapshots(positions, len(checked))
 
     def template_variables(self, given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Top
-from weft.server.errors import FieldError, json_response
+from weft.server.errors import FieldError
 from weft.server.front import Front, Wish, new_name
 from weft.server.grammars import Form, from_grammar, from_json, from_regex, only
 from weft.server.limits import check_count, read
@@ -133,8 +133,7 @@ async def generate(front: Front, request: Request) -> Response:
         await while_connected(request, run.collect())
     finally:
         run.close()
-    answers = [native.answer(sequence) for sequence in run.sequences]
-    return json_response(answers if native.many else answers[0])
+    return await front.shaped(run, lambda: native.whole(run))
 
 
 class Native:
@@ -234,6 +233,10 @@ class Native:
             if self.many:
                 found.index = piece.index
             yield event(found)
+
+    def whole(self, run: Run) -> GenerateAnswer | list[GenerateAnswer]:
+        answers = [self.answer(sequence) for sequence in run.sequences]
+        return answers if self.many else answers[0]
 
     def answer(self, sequence: Followed) -> GenerateAnswer:
         report, scoring = sequence.report, self.scorings[sequence.index]

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.engine.events import FinishReason, Output
-from weft.server.errors import FieldError, json_response
+from weft.server.errors import FieldError
 from weft.server.front import Front, new_name
 from weft.server.grammars import form_of
 from weft.server.limits import read
@@ -129,7 +129,7 @@ async def chat(front: Front, request: Request) -> Response:
         await while_connected(request, run.collect())
     finally:
         run.close()
-    return json_response(asked.answer(run))
+    return await front.shaped(run, lambda: asked.answer(run))
 
 
 def check_unsupported(body: ChatRequest) -> None:

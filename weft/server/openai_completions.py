@@ -11,7 +11,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.errors import FieldError, json_response
+from weft.server.errors import FieldError
 from weft.server.front import Front, Wish, new_name
 from weft.server.grammars import form_of
 from weft.server.limits import read
@@ -86,7 +86,7 @@ async def complete(front: Front, request: Request) -> Response:
         await while_connected(request, run.collect())
     finally:
         run.close()
-    return json_response(asked.answer(run))
+    return await front.shaped(run, lambda: asked.answer(run))
 
 
 async def prepare(front: Front, body: CompletionRequest) -> Completion:

@@ -97,7 +97,7 @@ def plain_messages(
 
 def declared_points(message: ChatMessage) -> int:
     parts = message.content if isinstance(message.content, list) else []
-    return sum(each.cache_control is not None for each in (message, *parts))
+    return (message.cache_control is not None) + sum(part.cache_control is not None for part in parts)
 
 
 def _plain(message: ChatMessage, where: str) -> dict[str, Any]:

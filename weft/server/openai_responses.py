@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from weft.base.grammar import Grammar
 from weft.engine.events import FinishReason
-from weft.server.errors import FieldError, describe, json_response
+from weft.server.errors import FieldError, describe
 from weft.server.front import Front, new_name
 from weft.server.grammars import Form, from_schema
 from weft.server.limits import read
@@ -115,7 +115,7 @@ async def respond(front: Front, request: Request) -> Response:
         await while_connected(request, run.collect())
     finally:
         run.close()
-    return json_response(answer.whole(run.sequences[0]))
+    return await front.shaped(run, lambda: answer.whole(run.sequences[0]))
 
 
 def check_unsupported(body: ResponsesRequest) -> None:

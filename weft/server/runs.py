@@ -140,6 +140,18 @@ class Run:
             raise
         return Followed(index, request, answer, stream, meter)
 
+    @property
+    def scores(self) -> int:
+        """How many log-probabilities there are to tell."""
+        found = 0
+        for sequence in self.sequences:
+            params = sequence.request.params
+            if params.logprobs is not None:
+                found += len(sequence.outputs) * (1 + params.logprobs)
+            if params.prompt_logprobs is not None:
+                found += len(sequence.report.prompt_scores) * (1 + params.prompt_logprobs)
+        return found
+
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self._follow(self.sequences[0]) if len(self.sequences) == 1 else self._merge()
 

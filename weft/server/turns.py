@@ -73,7 +73,7 @@ class Turn:
     ) -> Run:
         """Start the answers. `max_tokens` is what the body says of it, by its name."""
         front = self.front
-        tokens, snapshots = await front.render(self.messages, self.tools or None, self.variables)
+        tokens, snapshots = await front.render(self.messages, self.tools or None, self.variables, field=self.field)
         self._prompt_end = front.need_tokenizer().decode(tokens[-PROMPT_END:].tolist(), skip_special=False)
         most = front.max_tokens(max_tokens[1], len(tokens), max_tokens[0])
         params = sampling_params(body, front.limits, most, logprobs, scored="top_logprobs")

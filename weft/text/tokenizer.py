@@ -25,6 +25,8 @@ FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+# How much shorter a text may become when it is normalised: letters and their marks into one.
+NORMALISED = 4
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -39,6 +41,9 @@ class Tokenizer:
         self.backend = backend
         self.specials = dict(specials or {})
         self.vocabulary = Vocabulary(backend)
+        # No token stands for more characters. What is normalised first may have been longer.
+        longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
+        self.characters_per_token = longest * (1 if backend.normalizer is None else NORMALISED)
         self.end_tokens = frozenset(end_tokens) | self._own_end()
 
     def _own_end(self) -> frozenset[int]:
