@@ -83,7 +83,7 @@ class Layer:
     def fill_memory(self) -> None:
         tail = self.view.tail
         self.view.state["ssm"].normal_()
-        tail["x"].normal_()
+        tail["input"].normal_()
         tail["B"].normal_(std=self.sizes.state**-0.5)
         tail["dt"].fill_(0.05)
         ring = tail["decay"].shape[1]

@@ -20,7 +20,7 @@ from weft.runner.batching import build_batch
 
 def make_rig(
     lengths, heads=4, head_dim=5, state=16, groups=2, skip=True, seed=0, dt_scale=0.3, raw=False,
-    dtype=torch.float32, device="cpu", limit=UNLIMITED, **options,
+    dtype=torch.float32, device="cpu", limit=UNLIMITED, lanes=True, **options,
 ) -> Rig:  # fmt: skip
     torch.manual_seed(seed)
     A = -torch.rand(heads) * 2 - 0.05
@@ -42,7 +42,7 @@ def make_rig(
 
     name = str(dtype).removeprefix("torch.")
     memory = ssd_memory(heads, head_dim, state, groups, 1, 2, name, lanes=True)
-    return Rig(memory, sequences, call, seed=seed, lanes=True, device=device, **options)
+    return Rig(memory, sequences, call, seed=seed, lanes=lanes, device=device, **options)
 
 
 @pytest.mark.parametrize(("groups", "room"), [(1, 0), (2, 3)])
@@ -106,6 +106,13 @@ CUTS = [[(0, 16), (16, 48), (48, 70)], [(0, 5), (5, 7), (7, 36), (36, 70)]]
 def test_states_have_the_same_bits_however_a_prefill_is_cut(spans):
     sizes = {"heads": 2, "groups": 1, "head_dim": 20}
     assert torch.equal(states_at_the_grid(spans, **sizes), states_at_the_grid([(0, 70)], **sizes))
+
+
+def test_the_reference_can_use_the_memory_of_a_gpu():
+    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 3e-2)):
+        rig = make_rig([50, 33, 16, 7, 1], dtype=dtype, lanes=False, room=3)
+        rig.tolerance = tolerance
+        rig.run([1, 1, 2, 5, 17])
 
 
 @pytest.mark.gpu

@@ -52,15 +52,15 @@ def ssd_memory(
     dtype: str,
     lanes: bool = False,
 ) -> RecurrentMemory:
-    """What a Mamba2 layer remembers. A token leaves dt x, B and the log decay since its cell's start.
+    """What a Mamba2 layer remembers. A token leaves its input dt x, B and the log decay since its cell's start.
 
-    `lanes`: for kernels of a GPU, which read a tail at every token and keep x and B as they come, in `dtype`, and dt.
+    `lanes`: for kernels of a GPU, which read a whole tail at every token and keep x and B as they come, in `dtype`, and
+    dt beside them. Where these kernels cannot be had, the reference uses that memory in its own way.
     """
     window, conv_input = conv_parts(conv_channels, conv_width, dtype)
     matrix = Part("ssm", (groups, state, heads // groups * head_dim), "float32")
     decay, kind = Part("decay", (heads,), "float32"), dtype if lanes else "float32"
-    inputs = Part("x" if lanes else "dtx", (heads, head_dim), kind)
-    tail = (conv_input, inputs, Part("B", (groups, state), kind), decay)
+    tail = (conv_input, Part("input", (heads, head_dim), kind), Part("B", (groups, state), kind), decay)
     if lanes:
         tail = (*tail, Part("dt", (heads,), "float32"))
     return RecurrentMemory((window, matrix), tail, conv_width)
@@ -124,7 +124,8 @@ def decode(
         y = decode_all(dtx, steps, B, C, decodes, view)
     for row, slot in decodes.captures:
         cell = decodes.cells[row]
-        inputs, keys, total = (opened(view.tail[name], cell, cell.offset + 1)[None] for name in ("dtx", "B", "decay"))
+        parts = (view.tail[name] for name in ("input", "B", "decay"))
+        inputs, keys, total = (opened(part, cell, cell.offset + 1)[None].float() for part in parts)
         before = None if cell.slot is None else view.state["ssm"][cell.slot].unsqueeze(0)
         view.state["ssm"][slot] = advance(before, inputs, keys, total)[0]
     return y
@@ -141,7 +142,7 @@ def decode_one(
     """A row by itself needs no index: everything is a view."""
     total = total_of_one(view.tail["decay"], cell, step)
     since = torch.sub(total, append(view.tail["decay"], cell, total)).exp_()
-    keys, inputs = append(view.tail["B"], cell, B), append(view.tail["dtx"], cell, dtx)
+    keys, inputs = append(view.tail["B"], cell, B).float(), append(view.tail["input"], cell, dtx).float()
     query = C.unsqueeze(1)
     scores = torch.bmm(query, keys.permute(1, 2, 0))
     weights = since.t().view(len(C), -1, len(since)) * scores
@@ -161,17 +162,17 @@ def decode_all(
 ) -> Float[Tensor, "rows heads head_dim"]:
     """Small things for all rows at once, then row by row what would cost more to gather than to read."""
     total = totals_of_all(view.tail["decay"], decodes, steps)
-    for name, values in (("dtx", dtx), ("B", B), ("decay", total)):
-        append_all(view.tail[name], decodes, values)
+    for name, values in (("input", dtx), ("B", B), ("decay", total)):
+        append_all(view.tail[name], decodes, values.to(view.tail[name].dtype))
     since = torch.sub(total.unsqueeze(1), open_cells(view.tail["decay"], decodes)).exp_()
-    scores = open_cells(view.tail["B"], decodes).transpose(1, 2) @ C.unsqueeze(-1)
+    scores = open_cells(view.tail["B"], decodes).float().transpose(1, 2) @ C.unsqueeze(-1)
     rows, heads, groups = *steps.shape, B.shape[1]
     weights = since.view(rows, -1, groups, heads // groups).permute(0, 2, 3, 1) * scores.transpose(2, 3)
     weights = weights.contiguous().view(rows, heads, 1, -1)
     y = torch.empty_like(dtx).unsqueeze(2)
     earlier = y.new_zeros(rows, groups, 1, y[0].numel() // groups)
     for row, cell in enumerate(decodes.cells):
-        inputs = opened(view.tail["dtx"], cell, cell.offset + 1).transpose(0, 1)
+        inputs = opened(view.tail["input"], cell, cell.offset + 1).transpose(0, 1).float()
         torch.bmm(weights[row, ..., : cell.offset + 1], inputs, out=y[row])
         if cell.slot is not None:
             torch.bmm(C[row].unsqueeze(1), view.state["ssm"][cell.slot], out=earlier[row])
@@ -192,7 +193,7 @@ def extend(
     kept = torch.empty_like(steps)
     for rank in group.ranks:
         total = totals(group, rank, steps, view.tail["decay"])
-        inputs = with_tail(group, rank, gather(rank, dtx), view.tail["dtx"])
+        inputs = with_tail(group, rank, gather(rank, dtx), view.tail["input"])
         keys = with_tail(group, rank, gather(rank, B), view.tail["B"])
         queries = outputs_only(rank, gather(rank, C))
         spread(rank, read(state, inputs, keys, queries, total, rank), y)
@@ -202,9 +203,8 @@ def extend(
             state = advance(state, inputs, keys, total)
             hand_out(rank, state, view.state["ssm"])
             state = state[: rank.continuing]
-    write_tail(group, dtx, view.tail["dtx"])
-    write_tail(group, B, view.tail["B"])
-    write_tail(group, kept, view.tail["decay"])
+    for name, values in (("input", dtx), ("B", B), ("decay", kept)):
+        write_tail(group, values.to(view.tail[name].dtype), view.tail[name])
 
 
 def read(

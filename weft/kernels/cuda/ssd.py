@@ -82,10 +82,10 @@ def decode(
     chunks = triton.cdiv(group_heads * head_dim, columns)
     touched = min(group_heads, (columns - 1 + head_dim - 1) // head_dim + 1)
     tail = view.tail
-    memory = (view.state["ssm"], tail["x"], tail["B"], tail["dt"], tail["decay"])
+    memory = (view.state["ssm"], tail["input"], tail["B"], tail["dt"], tail["decay"])
     sizes: dict[str, Any] = {
         "GROUPS": groups, "GROUP_HEADS": group_heads, "HEAD_DIM": head_dim, "STATE": state,
-        "CELL": lanes.cell, "RING": tail["x"].shape[1], "PRECISION": precision(x.dtype),
+        "CELL": lanes.cell, "RING": tail["input"].shape[1], "PRECISION": precision(x.dtype),
     }  # fmt: skip
     decode_kernel[(groups * chunks, lanes.decodes)](
         x, dt, A, B, C, D, dt_bias, y,
@@ -126,7 +126,7 @@ def extend(
     rows, cell = lanes.rows - lanes.decodes, lanes.cell
     choice = choice or cells_choice(rows, heads, head_dim, state, x.dtype)
     matrix, tail = view.state["ssm"], view.tail
-    ring = tail["x"].shape[1]
+    ring = tail["input"].shape[1]
     totals, shifted, left = torch.empty((3, heads, lanes.pieces, cell), dtype=torch.float32, device=x.device)
     head_block = min(NARROWEST, triton.next_power_of_2(heads))
     steps_kernel[(lanes.pieces, triton.cdiv(heads, head_block))](
@@ -137,19 +137,19 @@ def extend(
     )  # fmt: skip
     blocks = triton.cdiv(head_dim - choice.rest, choice.block)
     cells_kernel[(heads * blocks, rows)](
-        x, B, C, D, y, totals, shifted, left, matrix, tail["x"], tail["B"],
+        x, B, C, D, y, totals, shifted, left, matrix, tail["input"], tail["B"],
         lanes.start, lanes.first, lanes.slot, lanes.tail, lanes.piece_slot, lanes.first_piece,
         lanes.decodes, lanes.pieces, x.stride(0), B.stride(0), C.stride(0),
-        matrix.stride(0), tail["x"].stride(0), tail["B"].stride(0),
+        matrix.stride(0), tail["input"].stride(0), tail["B"].stride(0),
         GROUPS=groups, GROUP_HEADS=heads // groups, HEAD_DIM=head_dim, STATE=state,
         CELL=cell, RING=ring, BLOCK=choice.block, REST=choice.rest, PRECISION=precision(x.dtype),
         num_warps=choice.warps, num_stages=choice.stages,
     )  # fmt: skip
     keep_kernel[(min(ring, lanes.longest), rows)](
-        x, dt, B, dt_bias, totals, tail["x"], tail["B"], tail["dt"], tail["decay"],
+        x, dt, B, dt_bias, totals, tail["input"], tail["B"], tail["dt"], tail["decay"],
         lanes.start, lanes.first, lanes.tail, lanes.first_piece,
         lanes.decodes, lanes.pieces, x.stride(0), dt.stride(0), B.stride(0),
-        *(part.stride(0) for part in (tail["x"], tail["B"], tail["dt"], tail["decay"])), *finite(limit),
+        *(part.stride(0) for part in (tail["input"], tail["B"], tail["dt"], tail["decay"])), *finite(limit),
         HEADS=heads, INNER=heads * head_dim, KEYS=groups * state, CELL=cell, RING=ring, BLOCK=1024, num_warps=4,
     )  # fmt: skip
 
