@@ -125,9 +125,16 @@ def measure(model: CausalModel, spec: MemorySpec, options: Options) -> Room | No
         ) from error
     except Exception as error:  # whatever a compiler or a driver may raise
         log.debug("kernels failed", exc_info=True)
-        cause = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        tell_once(f"warning: the kernels for GPUs fail on {torch.cuda.get_device_name()} ({cause}), {slower}")
+        tell_once(f"warning: the kernels for GPUs fail on {torch.cuda.get_device_name()} ({_root(error)}), {slower}")
         return None
+
+
+def _root(error: BaseException) -> str:
+    """What was behind an error, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def choose_dtype(asked: str, folder: Path) -> torch.dtype:
