@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.rolling import rolling_spec
 from tests.workloads import random_workload, run_workload
-from weft.memory.eviction import POLICIES, Ranking, by_value
+from weft.memory.eviction import POLICIES, Facts, Ranking, by_flops, by_value, work_per_byte
 from weft.memory.keys import chain, root_key
 from weft.memory.ledger import Ledger
 from weft.memory.trie import Node
@@ -29,13 +31,24 @@ def compute(target: Ledger, tokens: list[int], seat: int = 0) -> int:
     return cached
 
 
-def test_the_value_of_a_candidate_is_tokens_times_recency_per_byte() -> None:
-    assert by_value(128, 64, 5) > by_value(64, 64, 5)
-    assert by_value(64, 64, 5) > by_value(64, 128, 5)
-    assert by_value(64, 64, 6) > by_value(64, 64, 5)
+def test_the_value_of_a_candidate_is_wants_times_tokens_per_byte() -> None:
+    base = Facts(tokens=64, depth=128, size=64, used=5, warmth=3.0, uses=1.0, chance=0.5)
+    assert by_value(replace(base, tokens=128)) == by_value(base) + 1
+    assert by_value(replace(base, size=128)) == by_value(base) - 1
+    assert by_value(replace(base, uses=2.0)) == by_value(base) + 1
+    assert by_value(replace(base, chance=0.25)) == by_value(base) - 1
     # Twice the work is worth one half-life of recency, whenever that is asked.
-    assert by_value(128, 64, 0) == pytest.approx(by_value(64, 64, 8))
-    assert by_value(128, 64, 1000) == pytest.approx(by_value(64, 64, 1008))
+    assert by_value(replace(base, tokens=128)) == by_value(replace(base, warmth=4.0))
+    # What those below it were wanted for counts as its own.
+    assert by_value(replace(base, inherited=0.5)) == by_value(base) + 1
+
+
+def test_the_published_policy_weighs_work_per_byte_against_recency() -> None:
+    much, little = Facts(1024, 1024, 64, used=5), Facts(64, 1024, 64, used=6)
+    assert by_flops(0.0, 100, 16)(much) < by_flops(0.0, 100, 16)(little)
+    assert by_flops(1.0, 100, 16)(much) > by_flops(1.0, 100, 16)(little)
+    # Deep tokens cost more to compute.
+    assert work_per_byte(Facts(64, 80_000, 64, 1)) > 2 * work_per_byte(Facts(64, 64, 64, 1))
 
 
 def test_a_ranking_notices_what_was_used_since_it_was_ranked() -> None:

@@ -91,7 +91,7 @@ def _add_argument(parser: argparse.ArgumentParser, each: Field[Any], about: str)
 
 def _add_value(parser: argparse.ArgumentParser, each: Field[Any], hint: Any, about: str) -> None:
     many = get_origin(hint) is tuple
-    default = "" if each.default in (None, ()) else f" (default: {each.default})"
+    default = "" if each.default in (None, ()) else f" (default: {each.default})".replace("%", "%%")
     choices = each.metadata["choices"] or None
     parser.add_argument(
         flag(each.name),

@@ -14,6 +14,7 @@ from weft.memory.arena import Arena
 from weft.memory.captures import Origin
 from weft.memory.eviction import (
     CHEAP,
+    HALF_LIVES_PER_TURNOVER,
     SHORTEST_HALF_LIFE,
     WORTHLESS,
     Candidate,
@@ -73,6 +74,8 @@ class Cache:
         # Half-lives since the beginning.
         self.warmth = 0.0
         self.points = 0
+        # Prompts since a candidate was hit, or would have been.
+        self.unproved = 0
         # Points kept per lookup, lately.
         self._kept_each = 1.0
         self._kept_before = 0
@@ -117,7 +120,8 @@ class Cache:
         # A cache that holds much turns over slowly, and what is in it ages slowly.
         self._kept_each += (self.counts.captures_kept - self._kept_before - self._kept_each) / AVERAGED
         self._kept_before = self.counts.captures_kept
-        self.warmth += 1 / max(SHORTEST_HALF_LIFE, self.points / self._kept_each)
+        turnover = self.points / self._kept_each
+        self.warmth += 1 / max(SHORTEST_HALF_LIFE, turnover / HALF_LIVES_PER_TURNOVER)
         if plain is not None and keys:
             self.tenants.add(plain, keys[0])
         if self.point_bytes and miss.cached < miss.reusable:
@@ -172,6 +176,7 @@ class Cache:
         point.uses = 1 + point.uses * 2.0 ** (point.warmth - self.warmth)
         point.used, point.warmth, point.inherited = self.clock, self.warmth, 0.0
         if point.origin is Origin.CANDIDATE:
+            self.unproved = 0
             # It has proved to lie where prompts part.
             point.origin = Origin.JUNCTION
         self.popularity.entered(self._class_of(point))
@@ -238,13 +243,13 @@ class Cache:
             return
         if not point.explained:
             point.explained, point.origin = True, origin
-            self.counts.kept[origin] += 1
-            self.popularity.entered(self._class_of(point))
-        elif point.origin is Origin.CANDIDATE and origin is not Origin.CANDIDATE:
-            self.counts.kept[origin] += 1
-            self.counts.kept[Origin.CANDIDATE] -= 1
+        elif not point.hits and _outranks(origin, point.origin):
+            self.counts.kept[point.origin] -= 1
             point.origin = origin
-            self.popularity.entered(self._class_of(point))
+        else:
+            return
+        self.counts.kept[origin] += 1
+        self.popularity.entered(self._class_of(point))
         self._offer(point)
 
     def skipped(self, keys: list[Key], position: int) -> None:
@@ -390,3 +395,10 @@ class Cache:
             pages += own
             above = above.parent
         return cells, pages if node.children == 0 else 0
+
+
+def _outranks(reason: Origin, other: Origin) -> bool:
+    """Does a later reason tell more? Any tells more than none; and where a sequence ended, the next turn goes on."""
+    if other is Origin.CANDIDATE:
+        return reason is not Origin.CANDIDATE
+    return reason is Origin.ANSWER_END and other in (Origin.PROMPT_END, Origin.REGULAR)

@@ -18,6 +18,8 @@ MAX_SPACING = 8192
 KV_PER_STATE = 2
 # Candidates lie this share of their depth apart, so that a prompt which parts anywhere loses half of it on average.
 CANDIDATE_SHARE = 1 / 16
+# After this many prompts whose candidates nobody wanted, fewer are left.
+UNPROVED = 32
 
 
 class Origin(StrEnum):
@@ -28,7 +30,7 @@ class Origin(StrEnum):
     JUNCTION = "junction"  # here an earlier sequence parted from this one
     BOUNDARY = "boundary"  # a message ends
     REGULAR = "regular"  # every N tokens
-    ANSWER_END = "answer_end"
+    ANSWER_END = "answer_end"  # where a sequence ended or gave way
     CANDIDATE = "candidate"  # the prefill passed it, and there was room that nobody needed
 
 
@@ -120,26 +122,35 @@ def origin_of(
         return Origin.JUNCTION
     if position == repeatable(prompt, cell):
         return Origin.PROMPT_END
-    if position > prompt:
-        return Origin.ANSWER_END
     if any(p - p % cell == position for p in boundaries):
         return Origin.BOUNDARY
-    return Origin.REGULAR if every and position % every == 0 else Origin.CANDIDATE
+    return Origin.REGULAR if position > prompt or (every and position % every == 0) else Origin.CANDIDATE
 
 
-def candidates(start: int, end: int, cell: int) -> list[int]:
+def candidates(start: int, end: int, cell: int, density: int = 1) -> list[int]:
     """Grid positions in (start, end] that a prefill may leave as cheap candidates: dense at first, then ever sparser.
 
-    They are the same for every prompt, so that requests with a common beginning agree on them.
+    They are the same for every prompt, so that requests with a common beginning agree on them. With a density of n
+    only every n-th is left.
 
-    >>> candidates(0, 2048, 64)[:3], candidates(0, 2048, 64)[-3:]
-    ([64, 128, 192], [1920, 1984, 2048])
+    >>> candidates(0, 2048, 64)[:3], candidates(0, 2048, 64)[-3:], candidates(0, 512, 64, density=4)
+    ([64, 128, 192], [1920, 1984, 2048], [256, 512])
     """
     ladder = _LADDERS.setdefault(cell, [0])
     while ladder[-1] <= end:
         here = ladder[-1]
         ladder.append(here + max(cell, floor_to_grid(int(here * CANDIDATE_SHARE), cell)))
-    return ladder[bisect_right(ladder, start) : bisect_right(ladder, end)]
+    low, high = bisect_right(ladder, start), bisect_right(ladder, end)
+    return ladder[low + -low % density : high : density]
 
 
 _LADDERS: dict[int, list[int]] = {}
+
+
+def density(unproved: int) -> int:
+    """Every how many-th candidate to leave, after so many prompts whose candidates nobody wanted.
+
+    >>> [density(count) for count in (0, 31, 32, 64, 128, 10_000)]
+    [1, 1, 2, 4, 8, 8]
+    """
+    return 1 << min(3, (unproved // UNPROVED).bit_length())

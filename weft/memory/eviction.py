@@ -16,7 +16,8 @@ from weft.memory.trie import Node, ResumePoint
 
 Candidate = Node | ResumePoint
 
-# What was not used while everything else was replaced counts half; but this many lookups at least.
+# What was not used while everything else was replaced counts a quarter. A half-life lasts this many lookups at least.
+HALF_LIVES_PER_TURNOVER = 2.0
 SHORTEST_HALF_LIFE = 8.0
 # Attention costs as much as everything else at about this depth.
 ATTENTION_DEPTH = 40_000

@@ -17,7 +17,16 @@ from weft.base.grid import cells_covering, first_window_cell, floor_to_grid
 from weft.base.plan import Ints
 from weft.memory.arena import Arena
 from weft.memory.cache import Cache
-from weft.memory.captures import ALL_CAPTURES, Captures, Origin, candidates, origin_of, positions_to_capture, spacing
+from weft.memory.captures import (
+    ALL_CAPTURES,
+    Captures,
+    Origin,
+    candidates,
+    density,
+    origin_of,
+    positions_to_capture,
+    spacing,
+)
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.lease import Capture, Grant, Lease
@@ -138,6 +147,8 @@ class Ledger:
         elif self.captures.popular and self.cache.point_bytes:
             seen = self.cache.seen(lease.keys, lease.miss)
             lease.junction = seen if seen > lease.miss.cached else 0
+        # A junction is what candidates are there for.
+        self.cache.unproved = 0 if lease.junction else self.cache.unproved + 1
 
     def _resume(self, lease: Lease, cached: int) -> None:
         seat, depth = lease.seat, cached // self.cell
@@ -229,7 +240,7 @@ class Ledger:
                 boundaries=lease.boundaries,
             )
             if self.candidates and start < lease.prompt:
-                found = candidates(start, min(end, lease.prompt), cell)
+                found = candidates(start, min(end, lease.prompt), cell, density(self.cache.unproved))
                 chosen = sorted({*chosen, *found})
         # Wherever the step may be settled, the sequence must find its own checkpoint.
         first = max(floor_to_grid(certain, cell), floor_to_grid(start, cell) + cell)
@@ -370,6 +381,7 @@ class Ledger:
         here = floor_to_grid(int(self.computed[lease.seat]), self.cell)
         if self.enabled and here and self.cache.point_bytes and (self.captures.answers or here <= lease.prompt):
             self._keep(lease, here, lease.slot)
+            self.cache.explain(lease.keys[here // self.cell - 1], Origin.ANSWER_END)
         for key in lease.keys[lease.published : lease.prompt // self.cell]:
             if self._promises.get(key) is lease:
                 del self._promises[key]

@@ -17,7 +17,7 @@ from weft.simulate.traces import read_trace
 from weft.simulate.workloads import WORKLOADS, Draw
 
 # Weights of work against recency that the bootstrap of the published policy tries, on this share of the sessions.
-ALPHAS = (0.0, 0.5, 1.0, 2.0)
+ALPHAS = (0.0, 0.5, 2.0)
 BOOTSTRAP_SHARE = 0.25
 
 

@@ -1,0 +1,358 @@
+"""The simulator: names of cells, arrivals, what it predicts of a real engine, and the goals that caching must meet."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.engines import make_engine, spec_of
+from weft.base.config import EngineConfig
+from weft.base.errors import OptionError
+from weft.base.sampling import SamplingParams
+from weft.cli.main import main
+from weft.cli.simulate import EVICTIONS, KINDS, REASONS, read_memory
+from weft.engine.loop import Engine
+from weft.engine.request import Request
+from weft.memory.audit import audit
+from weft.memory.captures import Captures
+from weft.memory.eviction import POLICIES
+from weft.memory.keys import chain, root_key
+from weft.simulate.costs import CostModel, Rates, Work, calibrated, cost_model
+from weft.simulate.oracle import Oracle, survey
+from weft.simulate.runs import Setup, Traffic, bootstrap_alpha, run, simulation
+from weft.simulate.sessions import Arrivals, Session
+from weft.simulate.simulation import Simulation
+from weft.simulate.text import Ask, Text, ask, tokens
+from weft.simulate.traces import read_trace
+from weft.simulate.workloads import WORKLOADS, Draw
+
+
+def cost_of(spec) -> CostModel:
+    return CostModel(spec, 1e8, 1e8, 256)
+
+
+# names ----------------------------------------------------------------------------------------------------------------
+
+
+def test_texts_share_names_exactly_where_their_tokens_are_the_same():
+    """Against the engine's own keys, over random texts made of few stretches."""
+    random = Random(1)
+    seen: dict[bytes, bytes] = {}
+    for _ in range(200):
+        stretches = [(random.randrange(4), random.randint(1, 100)) for _ in range(random.randint(1, 6))]
+        text = Text(64, stretches)
+        keys = chain(root_key(b"", 64), tokens(stretches, 1000), 64)
+        assert len(text.keys) == len(keys) == text.length // 64
+        for ours, theirs in zip(text.keys, keys, strict=True):
+            assert seen.setdefault(theirs, ours) == ours
+    assert len(set(seen.values())) == len(seen)
+
+
+def test_a_fork_goes_its_own_way():
+    stem = Text(64, [(1, 100)])
+    fork = stem.fork()
+    stem.append(2, 100)
+    fork.append(3, 100)
+    assert stem.keys[0] == fork.keys[0]
+    assert stem.keys[1] != fork.keys[1]
+
+
+def test_the_next_turn_comes_after_the_answer():
+    asks = [Ask([], 1, 1), Ask([], 2, 1)]
+    arrivals = Arrivals(iter([Session(1.0, iter([(0.0, asks[0]), (5.0, asks[1])])), Session(2.0, iter([]))]))
+    assert arrivals.next_time() == 1.0
+    _, first, session = arrivals.pop()
+    assert first is asks[0]
+    assert arrivals.next_time() is None
+    arrivals.go_on(session, now=10.0)
+    assert arrivals.next_time() == 15.0
+
+
+# traces ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_is_read_as_its_blocks_say(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 0, "input_length": 1100, "output_length": 10, "hash_ids": [0, 1, 2]},
+        {"timestamp": 3000, "input_length": 1500, "output_length": 0, "hash_ids": [0, 1, 3]},
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    first, second = read_trace(file, 64, speed=2.0)
+    assert second.start == 1.5
+    (_, one), (_, other) = next(first.turns), next(second.turns)
+    assert [a == b for a, b in zip(one.keys, other.keys)] == [True] * 16 + [False]
+    assert (one.prompt, one.answer, other.answer) == (1100, 10, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[1]", "has no timestamp"),
+        ("{", "not a JSON object"),
+        ('{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}', "are 2 blocks, not 1"),
+    ],
+)
+def test_a_bad_trace_is_told_by_its_line(tmp_path, text, complaint):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(text + "\n")
+    with pytest.raises(OptionError, match=rf"line 1.*{complaint}|{complaint}"):
+        list(read_trace(file, 64))
+    with pytest.raises(OptionError, match="cannot be read"):
+        list(read_trace(tmp_path / "absent", 64))
+
+
+# workloads ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_follows_from_its_seed_and_has_about_as_many_requests_as_asked(name):
+    def drawn(seed):
+        return [(s.start, [(d, a) for d, a in s.turns]) for s in WORKLOADS[name](Draw(600, seed=seed))]
+
+    first = drawn(1)
+    assert first == drawn(1)
+    assert first != drawn(2)
+    assert [start for start, _ in first] == sorted(start for start, _ in first)
+    assert 200 <= sum(len(turns) for _, turns in first) <= 1200
+    found = survey(WORKLOADS[name](Draw(600)), 64)
+    share = found.oracle_tokens / found.prompt_tokens
+    assert (share == 0) if name == "unique" else (share > 0.3)
+
+
+def test_the_oracle_counts_full_cells_and_never_the_last_token():
+    oracle = Oracle(64)
+    text = Text(64, [(1, 128)])
+    request = ask(text, 2, 65)
+    assert oracle.look(request) == 0
+    # The same prompt again: of its two full cells one token must be computed. Its answer's last token never was.
+    assert oracle.look(request) == 64
+    text.append(3, 10)
+    assert oracle.look(ask(text, 4, 1)) == 192
+
+
+# ties to reality ------------------------------------------------------------------------------------------------------
+
+
+def waves(seed: int) -> list[list[tuple[int, ...]]]:
+    """A small workload in waves: each request is (conversation, branch of it, new tokens, answer)."""
+    random = Random(seed)
+    return [
+        [(random.randrange(4), random.randrange(2), random.randint(5, 150), random.randint(1, 70)) for _ in range(3)]
+        for _ in range(10)
+    ]
+
+
+def conversations(plan) -> list[list[Ask]]:
+    """The waves as requests; a conversation goes on from its last answer, or from its beginning on another branch."""
+    texts: dict[int, Text] = {}
+    number, found = 100, []
+    for wave in plan:
+        asks = []
+        for conversation, branch, new, answer in wave:
+            known = texts.get(conversation) if branch else None
+            text = known.fork() if known else Text(64, [(1, 70 + 40 * conversation), (2 + conversation, 64)])
+            if text.length > 400:
+                text = Text(64, [(1, 150)])
+            text.append(number, new)
+            asks.append((conversation, ask(text, number + 1, answer), text))
+            number += 2
+        for conversation, _, text in asks:
+            texts[conversation] = text
+        found.append([each for _, each, _ in asks])
+    return found
+
+
+def on_engine(engine: Engine, plan: list[list[Ask]]) -> list[int]:
+    """Hit tokens of every request, in order. Answers are what the model says, and prompts quote them."""
+    said: dict[int, np.ndarray] = {}
+    hits = []
+    for wave in plan:
+        numbers = {}
+        for each in wave:
+            parts = [said[n][:c] if n in said else tokens([(n, c)], 256) for n, c in each.stretches]
+            params = SamplingParams(max_tokens=each.answer, temperature=1.0, seed=1, ignore_eos=True)
+            request = Request(np.concatenate(parts), params, boundaries=each.boundaries)
+            numbers[engine.add(request)] = each
+        generated = {number: [] for number in numbers}
+        while not engine.idle:
+            for output in engine.step():
+                if output.token is not None:
+                    generated[output.sequence].append(output.token)
+        for number, each in numbers.items():
+            hits.append(engine.report(number).cached_tokens)
+            answer = max(said, default=0)
+            said[answers_of(each)] = np.array(generated[number], np.int32)
+            assert answer is not None
+    return hits
+
+
+def answers_of(each: Ask) -> int:
+    """The number of the stretch that will hold the answer: the one after the last message's."""
+    return each.stretches[-1][0] + 1
+
+
+def predicted(spec, config: EngineConfig, plan: list[list[Ask]], stride: int) -> list[int]:
+    sessions = [Session(1000.0 * n, iter([(0.0, each)])) for n, wave in enumerate(plan) for each in wave]
+    found: dict[int, int] = {}
+    target = Simulation(
+        cost_of(spec), config, iter(sessions), stride, tell=lambda s: found.update({s.id: s.miss.cached})
+    )
+    target.run()
+    audit(target.ledger)
+    return [found[number] for number in sorted(found)]
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "lfm2", "nemotron_h", "gemma3"])
+@pytest.mark.parametrize("memory", [64 << 20, 1 << 20])
+def test_a_real_engine_hits_exactly_what_the_simulator_predicts(family, memory):
+    spec = spec_of(family)
+    settings = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640}
+    plan = conversations(waves(3))
+    try:
+        engine = make_engine(family, memory_bytes=memory, **settings)
+        engine.ledger.fits_alone(640) or pytest.skip("too small for this model")
+    except OptionError:
+        pytest.skip("too small for this model")
+    hits = on_engine(engine, plan)
+    assert hits == predicted(spec, engine.config, plan, stride=1)
+    assert sum(hits) > 0
+    if memory == 64 << 20:
+        # In strides, too, as long as nobody waits for memory.
+        assert hits == predicted(spec, engine.config, plan, stride=64)
+
+
+# costs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_costs_its_arithmetic_or_its_traffic_and_what_it_writes():
+    cost = replace(cost_model("qwen3-next-mini"), rates=Rates(1e12, 1e12, 0.0))
+    alone = cost.seconds(Work(1, 0, 0, 0))
+    assert alone == pytest.approx(cost.weights_read(1) / 1e12)
+    assert cost.weights_read(1) < cost.weights_read(64) < 2 * cost.parameters
+    assert cost.seconds(Work(10**6, 0, 0, 0)) == pytest.approx(2 * cost.active_parameters * 1e6 / 1e12)
+    assert cost.seconds(Work(1, 0, 0, 5e11)) == pytest.approx(alone + 0.5)
+
+
+def test_rates_follow_from_a_benchmark(tmp_path):
+    cost = cost_model("lfm2-1.2b")
+    truth = replace(cost, rates=Rates(2e13, 5e11, 1e-3))
+    first = truth.seconds(Work(1000, 1000**2 / 2, 0, 0))
+    later = truth.seconds(Work(1, 0, truth.kv_bytes_per_token * 1050 + truth.spec.state_bytes, 0))
+    measured = {
+        "options": {"concurrency": 1},
+        "completed": 10,
+        "total_input_tokens": 10_000,
+        "total_output_tokens": 1000,
+        "median_ttft_ms": 1000 * first,
+        "median_tpot_ms": 1000 * later,
+    }
+    (tmp_path / "bench.json").write_text(json.dumps(measured))
+    found = calibrated(cost, tmp_path / "bench.json").rates
+    assert found.flops == pytest.approx(2e13, rel=0.01)
+    assert found.bytes == pytest.approx(5e11, rel=0.01)
+    (tmp_path / "bench.json").write_text("{}")
+    with pytest.raises(OptionError, match="not a result"):
+        calibrated(cost, tmp_path / "bench.json")
+
+
+# the command ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_knows_what_the_parts_know():
+    assert set(KINDS) == set(WORKLOADS)
+    assert EVICTIONS == POLICIES
+    assert set(REASONS) == set(Captures.__slots__)
+
+
+def test_the_command_tells_a_table_reasons_json_and_a_plot(tmp_path, capsys):
+    given = ["--workload", "system-prompts", "--requests", "150", "--explain", "--no-progress"]
+    files = ["--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.svg")]
+    assert main(["simulate", *given, *files, "--eviction", "value", "--eviction", "lru"]) == 0
+    told = capsys.readouterr().out
+    assert "Share of the oracle" in told
+    assert "never_computed: the next cell was never computed before" in told
+    runs = json.loads((tmp_path / "out.json").read_text())["runs"]
+    assert 0 < runs["value"]["hit_rate"] < runs["value"]["hit_tokens"]
+    lost = [miss["lost_tokens"] for miss in runs["value"]["misses"]]
+    assert lost == sorted(lost, reverse=True)
+    # Every token of a prompt that lies on the grid was hit or lost to a named cause.
+    hit, reusable = runs["value"]["stats"]["cached_tokens"], runs["value"]["stats"]["reusable_tokens"]
+    assert hit + sum(lost) == reusable
+    assert (tmp_path / "out.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("value", ["x", "0%", "-3%", "auto", "%"])
+def test_memory_that_makes_no_sense_is_refused(value):
+    with pytest.raises(OptionError, match="memory"):
+        read_memory(value)
+
+
+# what it is for -------------------------------------------------------------------------------------------------------
+
+
+def setup(name: str, requests: int, memory: float | int, **more) -> Setup:
+    return Setup(Traffic(name, requests), cost_model("qwen3-next-mini"), memory, **more)
+
+
+def test_value_beats_recency_where_states_are_heavy():
+    hits = {policy: run(setup("sharegpt", 500, 0.1, eviction=policy)).hit_tokens for policy in ("value", "lru")}
+    assert hits["value"] > 1.1 * hits["lru"]
+
+
+def test_a_flood_of_strangers_does_not_wash_out_what_is_in_use():
+    target = setup("scan", 450, 20 << 30)
+    hits: list[list[tuple[int, int]]] = [[], [], []]
+
+    def tell(sequence) -> None:
+        if len(sequence.ask.stretches) > 1:
+            hits[min(2, 3 * sequence.id // 450)].append((sequence.miss.cached, sequence.miss.reusable))
+
+    run(target, tell)
+    before, during, after = (sum(c for c, _ in part) / sum(r for _, r in part) for part in hits)
+    assert during > 0.9 * before
+    assert after > 0.9 * before
+
+
+def test_a_prefix_is_hit_when_it_is_seen_for_the_second_time():
+    """Pairs that share a beginning of any length, without a word from the caller about where it ends."""
+    random, sessions, shared = Random(5), [], 0
+    for pair in range(40):
+        length = random.randint(128, 5000)
+        shared += length // 64 * 64
+        for member in range(2):
+            text = Text(64, [(10 * pair, length), (10 * pair + 1 + member, random.randint(70, 1000))])
+            request = replace(ask(text, 10 * pair + 5 + member, 8), boundaries=())
+            sessions.append(Session(100.0 * len(sessions), iter([(0.0, request)])))
+    found = simulation(setup("pairs", 0, 1 << 42), 1 << 42, 0.0, sessions=iter(sessions)).run()
+    assert found.hit_tokens >= 0.95 * shared
+
+
+def test_remembering_costs_no_throughput_where_nothing_is_shared():
+    busy = {
+        cache: run(
+            Setup(
+                Traffic("unique", 300, rate=100.0), cost_model("nemotron-nano-9b"), 0.5, cache=cache, max_sequences=16
+            )
+        ).busy_seconds
+        for cache in (True, False)
+    }
+    assert busy[True] <= 1.01 * busy[False]
+
+
+def test_the_published_weight_is_found_by_replaying_the_first_requests():
+    assert bootstrap_alpha(setup("retrieval", 60, 8 << 30, eviction="flops")) in (0.0, 0.5, 2.0)
+
+
+def test_the_simulators_memory_is_bounded_by_the_live_trie():
+    target = simulation(setup("unique", 300, 8 << 30), 8 << 30, 0.0)
+    target.oracle = None
+    target.run()
+    arena = target.ledger.arena
+    assert len(target.ledger.cache.trie) * target.ledger.spec.page_bytes <= arena.slabs * arena.slab_bytes
+    assert not target.ledger.leases
+    assert not target.planner.running
