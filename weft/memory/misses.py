@@ -66,7 +66,7 @@ def ranked_misses(lookups: Mapping[str, int], lost_tokens: Mapping[str, int]) ->
     found = [
         {"reason": reason.value, "lost_tokens": lost_tokens[reason], "lookups": lookups[reason], "sentence": sentence}
         for reason, sentence in SENTENCES.items()
-        if lookups[reason]
+        if lookups.get(reason)
     ]
     return sorted(found, key=lambda each: -each["lost_tokens"])
 

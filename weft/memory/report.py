@@ -103,9 +103,13 @@ def cache_report(ledger: Ledger, limit: int) -> dict[str, Any]:
         "cached_tokens": len(cache.trie) * cell,
         "shared_prefixes": len(shared),
         "memory": _memory(ledger),
-        "misses": ranked_misses(cache.counts.misses, cache.counts.tokens_lost),
+        "misses": ranked_misses(*(_by_name(each) for each in (cache.counts.misses, cache.counts.tokens_lost))),
         "prefixes": [_prefix(ledger, node, hits[node], sequences[node]) for node in chosen],
     }
+
+
+def _by_name(counted: Counter[Reason]) -> dict[str, int]:
+    return {reason.value: counted[reason] for reason in Reason}
 
 
 def _sums(nodes: list[Node]) -> tuple[Counter[Node], Counter[Node]]:
