@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
+from weft.kernels.cuda.overlap import early
 from weft.kernels.cuda.ssd_choices import CellsChoice, DecodeChoice, cells_choice, decode_choice
 from weft.kernels.cuda.ssd_decode import close_kernel, decode_kernel
 from weft.kernels.cuda.ssd_extend import cells_kernel, keep_kernel, steps_kernel
@@ -86,6 +87,7 @@ def decode(
     sizes: dict[str, Any] = {
         "GROUPS": groups, "GROUP_HEADS": group_heads, "HEAD_DIM": head_dim, "STATE": state,
         "CELL": lanes.cell, "RING": tail["input"].shape[1], "PRECISION": precision(x.dtype),
+        **early(x),
     }  # fmt: skip
     decode_kernel[(groups * chunks, lanes.decodes)](
         x, dt, A, B, C, D, dt_bias, y,

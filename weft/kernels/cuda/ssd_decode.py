@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.ssd_steps import LOG2_E, time_step
 
 
@@ -21,7 +22,7 @@ def decode_kernel(
     low_limit, high_limit,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
     CHUNKS: tl.constexpr = (WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
@@ -38,52 +39,59 @@ def decode_kernel(
     has_state = position >= CELL
     here = position % RING
 
-    # The open cell before the new token, by column of the cell.
+    # What is older than the step: the open cell before the new token, and, if there is one block only, the state.
     cell = tl.arange(0, CELL)
     kept = cell < offset
     ring = (position - offset + cell) % RING
     n = tl.arange(0, STATE)
-    query = tl.load(C + row.to(tl.int64) * C_stride + group * STATE + n).to(tl.float32)
-    new_key = tl.load(B + row.to(tl.int64) * B_stride + group * STATE + n)
+    in_state = state + slot * slot_stride + (group * STATE + n[:, None]) * WIDTH
+    if BLOCKS == 1:
+        only = first_column + tl.arange(0, BLOCK)
+        values = tl.load(in_state + only[None, :], mask=has_state & (only < WIDTH)[None, :], other=0.0)
     key_at = tail_B + tail * B_unit + ring[:, None] * (GROUPS * STATE) + group * STATE + n[None, :]
     keys = tl.load(key_at, mask=kept[:, None], other=0.0)
-    scores = tl.sum(keys.to(tl.float32) * query[None, :], 1)
-    new_score = tl.sum(new_key.to(tl.float32) * query, 0)
-
-    # By head: how much of the state and of each token is left, and what each token weighs.
     own_head = first_head + tl.arange(0, HEAD_BLOCK)
     real_head = own_head < GROUP_HEADS
     head = group * GROUP_HEADS + own_head
-    raw = tl.load(dt + row.to(tl.int64) * dt_stride + head, mask=real_head, other=0.0)
-    bias = None if dt_bias is None else tl.load(dt_bias + head, mask=real_head, other=0.0)
-    new_dt = time_step(raw, bias, low_limit, high_limit)
-    step = new_dt * (tl.load(A + head, mask=real_head, other=0.0) * LOG2_E)
-    before = tail_decay + tail * decay_unit + ((position - 1) % RING) * (GROUPS * GROUP_HEADS) + head
-    total = step + tl.load(before, mask=real_head & (offset > 0), other=0.0)
-    through = tl.exp2(total)
     at = ring[None, :] * (GROUPS * GROUP_HEADS) + head[:, None]
     known = real_head[:, None] & kept[None, :]
     decay = tl.load(tail_decay + tail * decay_unit + at, mask=known, other=float("inf"))
-    weights = tl.exp2(total[:, None] - decay) * tl.load(tail_dt + tail * dt_unit + at, mask=known, other=0.0)
-    weights = (weights * scores[None, :]).to(tail_x.dtype.element_ty)
-    new_weight = new_dt * new_score
+    kept_dt = tl.load(tail_dt + tail * dt_unit + at, mask=known, other=0.0)
+    before = tail_decay + tail * decay_unit + ((position - 1) % RING) * (GROUPS * GROUP_HEADS) + head
+    total = tl.load(before, mask=real_head & (offset > 0), other=0.0)
+    rate = tl.load(A + head, mask=real_head, other=0.0) * LOG2_E
+    bias = None if dt_bias is None else tl.load(dt_bias + head, mask=real_head, other=0.0)
+
+    # By head: how much of the state and of each token is left, and what each token weighs.
+    wait(EARLY)
+    token = row.to(tl.int64)
+    query = tl.load(C + token * C_stride + group * STATE + n).to(tl.float32)
+    new_key = tl.load(B + token * B_stride + group * STATE + n)
+    raw = tl.load(dt + token * dt_stride + head, mask=real_head, other=0.0)
+    new_dt = time_step(raw, bias, low_limit, high_limit)
+    total += new_dt * rate
+    through = tl.exp2(total)
+    scores = tl.sum(keys.to(tl.float32) * query[None, :], 1)
+    weights = tl.exp2(total[:, None] - decay) * (kept_dt * scores[None, :])
+    weights = weights.to(tail_x.dtype.element_ty)
+    new_weight = new_dt * tl.sum(new_key.to(tl.float32) * query, 0)
     if D is not None:
         new_weight += tl.load(D + head, mask=real_head, other=0.0)
 
     for block in tl.range(0, BLOCKS, num_stages=STAGES):
         column = first_column + block * BLOCK + tl.arange(0, BLOCK)
         real = column < WIDTH
-        state_at = state + slot * slot_stride + (group * STATE + n[:, None]) * WIDTH + column[None, :]
-        values = tl.load(state_at, mask=has_state & real[None, :], other=0.0)
+        if BLOCKS > 1:
+            values = tl.load(in_state + column[None, :], mask=has_state & real[None, :], other=0.0)
         x_at = tail_x + tail * x_unit + ring[:, None] * (GROUPS * WIDTH) + group * WIDTH + column[None, :]
         inputs = tl.load(x_at, mask=kept[:, None] & real[None, :], other=0.0)
-        new_x = tl.load(x + row.to(tl.int64) * x_stride + group * WIDTH + column, mask=real, other=0.0)
+        new_x = tl.load(x + token * x_stride + group * WIDTH + column, mask=real, other=0.0)
         by_head = tl.dot(weights, inputs, input_precision=PRECISION)
         by_head += through[:, None] * tl.sum(values * query[:, None], 0)[None, :]
         by_head += new_weight[:, None] * new_x.to(tl.float32)[None, :]
         mine = own_head[:, None] == (column // HEAD_DIM)[None, :]
         result = tl.sum(tl.where(mine, by_head, 0.0), 0)
-        y_at = y + (row.to(tl.int64) * GROUPS + group) * WIDTH + column
+        y_at = y + (token * GROUPS + group) * WIDTH + column
         tl.store(y_at, result.to(y.dtype.element_ty), mask=real)
         new_at = tail_x + tail * x_unit + here * (GROUPS * WIDTH) + group * WIDTH + column
         tl.store(new_at, new_x, mask=real)
@@ -104,13 +112,14 @@ def close_kernel(
     slot_stride, x_unit, B_unit, dt_unit, decay_unit,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """After the decodes: the state at the end of each cell that closes, all of whose tokens are in the tail by now."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
     CHUNKS: tl.constexpr = (WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
     row = tl.program_id(1)
     target = tl.load(closing + row).to(tl.int64)
+    wait(EARLY)
     if target >= 0:
         group = tl.program_id(0) // CHUNKS
         first_column = tl.program_id(0) % CHUNKS * BLOCK * BLOCKS
