@@ -30,7 +30,7 @@ def decode_choice(
     blocks = -(-group_heads * head_dim // 64)
     for count in (5, 4, 2):
         if blocks % count == 0 and rows * groups * blocks // count >= 8 * MANY_PROGRAMS:
-            return DecodeChoice(64, count, 1, 4)
+            return DecodeChoice(64, count, 2, 4)
     return DecodeChoice(64, 1, 1, 4)
 
 
