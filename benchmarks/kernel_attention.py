@@ -22,7 +22,7 @@ from benchmarks.floors import copy_bandwidth, matrix_rate, recorded, seconds_of
 from tests.plans import Row, make_plan
 from weft.kernels.batch import Batch
 from weft.kernels.cuda import attention, flashinfer
-from weft.kernels.cuda.attention_decode import Launch, Sharing, attend_decodes, share_out
+from weft.kernels.cuda.attention_decode import Launch, attend_decodes
 from weft.kernels.cuda.attention_prefill import Launch as BlockLaunch
 from weft.kernels.cuda.attention_prefill import attend_pieces
 from weft.kernels.lanes import PageList
@@ -166,18 +166,16 @@ def cases() -> Iterator[tuple[str, Call, float, dict[str, Call]]]:
 # choosing launches --------------------------------------------------------------------------------------------------
 
 
-def tune_decode(scene: Scene, sharings: list[Sharing], launches: list[Launch]) -> list[tuple[float, Sharing, Launch]]:
-    """Seconds of each combination, best first; those that do not compile are left out."""
+def tune_decode(scene: Scene, launches: list[Launch]) -> list[tuple[float, Launch]]:
+    """Seconds of each, best first; those that do not compile are left out."""
     found = []
     out, lanes, listed, view = torch.empty_like(scene.q), scene.batch.lanes, scene.listed, scene.view()
-    for sharing, launch in itertools.product(sharings, launches):
-        call = partial(
-            attend_decodes, scene.q, out, lanes, listed, view, scene.scale, None, None, sharing=sharing, launch=launch
-        )
+    for launch in launches:
+        call = partial(attend_decodes, scene.q, out, lanes, listed, view, scene.scale, None, None, launch=launch)
         try:
-            found.append((seconds_of(recorded(call), repeats=9), sharing, launch))
+            found.append((seconds_of(recorded(call), repeats=9), launch))
         except Exception as error:  # too much shared memory, mostly
-            print("  ", sharing, launch, str(error).strip().splitlines()[-1][:100])
+            print("  ", launch, str(error).strip().splitlines()[-1][:100])
     return sorted(found)
 
 
@@ -195,10 +193,8 @@ def tune_prefill(scene: Scene, launches: list[BlockLaunch]) -> list[tuple[float,
 
 def main() -> None:
     for name, scene in decodes().items():
-        usual = share_out(scene.kv_heads)
-        sharings = {usual, *(Sharing(shares, least) for shares in (33, 49, 66, 99) for least in (1, 2, 4))}
-        launches = [Launch(*each) for each in itertools.product((32, 64), (1, 2, 4), (3, 4, 5))]
-        print(name, *tune_decode(scene, sorted(sharings), launches)[:5], sep="\n   ")
+        launches = [Launch(*each) for each in itertools.product((32, 64), (2, 4), (2, 3, 4), (2, 3, 4))]
+        print(name, *tune_decode(scene, launches)[:5], sep="\n   ")
     for name, scene in prompts().items():
         launches = [BlockLaunch(*each) for each in itertools.product((64, 128), (1, 2), (4, 8), (2, 3, 4))]
         print(name, *tune_prefill(scene, launches)[:5], sep="\n   ")

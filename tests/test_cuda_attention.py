@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.plans import Row, make_plan
 from weft.kernels.attention import attention
 from weft.kernels.cuda import attention as on_gpu
-from weft.kernels.cuda import attention_decode, attention_prefill, flashinfer
+from weft.kernels.cuda import attention_prefill, flashinfer
 from weft.kernels.cuda.attention_decode import Sharing, attend_decodes
 from weft.kernels.cuda.attention_prefill import PLAIN_LAUNCH, attend_pieces
 from weft.kernels.cuda.flashinfer import Shape
@@ -110,7 +110,6 @@ class Scene:
 def _few_programs(monkeypatch):
     """The interpreter runs them one by one."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr(attention_decode, "AT_ONCE", 8)
         monkeypatch.setattr(attention_prefill, "PLAIN_LAUNCH", PLAIN_LAUNCH._replace(block=64, cells=2))
 
 
@@ -343,14 +342,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from weft.kernels.cuda import attention, attention_decode, attention_prefill, flashinfer
 
-def build(kernel, types, constants, warps=4, stages=2):
+def build(kernel, types, constants, warps=4, stages=2, registers=255):
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     # Without this loads stay narrow and are not spread over stages.
     wide = [index for index, name in enumerate(names) if name.endswith(("_ptr", "stride"))]
     even = {(index,): [["tt.divisibility", 16]] for index in wide}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, even)
-    options = {"num_warps": warps, "num_stages": stages}
+    options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers}
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert built.metadata.shared <= 227 << 10, (kernel.__name__, constants, built.metadata.shared)
 
@@ -366,13 +365,10 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
     size = block_dim * (4 if half == "*fp32" else 2)
     same = dict(KV_HEADS=8, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, HAS_SINKS=sinks)
     reading = dict(CELL=64, WINDOW=window, SOFTCAP=softcap, PRECISION="ieee" if half == "*fp32" else "tf32")
-    shared = dict(HEADS=32, EARLY=True)
     launch = attention_decode.LAUNCHES.get(size, attention_decode.PLAIN_LAUNCH)
     kernel = attention_decode._attend_share
-    build(kernel, pointers(kernel, half), dict(BLOCK_HEADS=16, KEYS=launch.keys,
-          **same, **shared, **reading), launch.warps, launch.stages)
-    kernel = attention_decode._merge_parts
-    build(kernel, pointers(kernel, half), dict(**same, **shared), 1)
+    build(kernel, pointers(kernel, half), dict(HEADS=32, LINES=4, BLOCK_HEADS=16, EARLY=True,
+          KEYS=launch.keys, **same, **reading), launch.warps, launch.stages, launch.registers)
     launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)
     kernel = attention_prefill._attend_block
     build(kernel, pointers(kernel, half), dict(GROUP=4, BLOCK=launch.block, QUERIES=launch.block // 4,
