@@ -33,7 +33,7 @@ class Launch(NamedTuple):
 
 
 # By bytes of a head's key, padded to a power of two.
-LAUNCHES = {128: Launch(128, 1, 4, 3), 256: Launch(128, 1, 8, 3), 512: Launch(128, 1, 8, 2)}
+LAUNCHES = {128: Launch(128, 1, 4, 3), 256: Launch(64, 1, 4, 3), 512: Launch(128, 1, 8, 2)}
 # What is left over: float32 heads too large for several stages in shared memory, and tests' small ones.
 PLAIN_LAUNCH = Launch(16, 1, 4, 1)
 
