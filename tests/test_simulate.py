@@ -336,7 +336,12 @@ def test_remembering_costs_no_throughput_where_nothing_is_shared():
     busy = {
         cache: run(
             Setup(
-                Traffic("unique", 300, rate=100.0), cost_model("nemotron-nano-9b"), 0.5, cache=cache, max_sequences=16
+                Traffic("unique", 120, rate=100.0),
+                cost_model("nemotron-nano-9b"),
+                0.5,
+                cache=cache,
+                max_sequences=16,
+                stride=1,
             )
         ).busy_seconds
         for cache in (True, False)

@@ -379,9 +379,10 @@ class Ledger:
         """The sequence ends or is preempted. What it computed stays, with its last checkpoint as a resume point."""
         assert not lease.pending, "a flight still carries this lease"
         here = floor_to_grid(int(self.computed[lease.seat]), self.cell)
-        if self.enabled and here and self.cache.point_bytes and (self.captures.answers or here <= lease.prompt):
+        if self.enabled and here and self.cache.point_bytes and (self.captures.answers or here < lease.prompt):
             self._keep(lease, here, lease.slot)
-            self.cache.explain(lease.keys[here // self.cell - 1], Origin.ANSWER_END)
+            if self.captures.answers:
+                self.cache.explain(lease.keys[here // self.cell - 1], Origin.ANSWER_END)
         for key in lease.keys[lease.published : lease.prompt // self.cell]:
             if self._promises.get(key) is lease:
                 del self._promises[key]
