@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.gated_delta_cells import solve_cells
-from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
+from weft.kernels.cuda.gated_delta_decode import decode_rows
 from weft.kernels.cuda.gated_delta_walk import walk_cells
 from weft.kernels.lanes import Lanes
 from weft.memory.device.store import RecurrentView
@@ -44,9 +44,7 @@ class Choice(NamedTuple):
     registers: int | None = None  # at most, of a thread
 
 
-DECODE = Choice(64, 4, 1)
-WEIGH_WARPS = 4
-OVERLAP = True
+DECODE = Choice(32, 4, 3)
 SOLVE, WALK = Choice(0, 4, 1), Choice(32, 4, 2)
 # Products of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = Choice(0, 8, 1), Choice(32, 8, 1)
@@ -95,27 +93,20 @@ def dimensions(inputs: Inputs, lanes: Lanes, view: RecurrentView) -> dict[str, o
 
 
 def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, choice: Choice) -> None:
-    rows, (heads, value_dim), key_heads = lanes.decodes, inputs.v.shape[1:], inputs.k.shape[1]
-    shared, tail, state = dimensions(inputs, lanes, view), view.tail, view.state["delta"]
-    lookups = inputs.v.new_empty(rows, key_heads, 2, shared["KEYS"], dtype=torch.float32)
-    weights = inputs.v.new_empty(rows, heads, 2, shared["BLOCK"], dtype=torch.float32)
-    factors = inputs.v.new_empty(rows, heads, 4, dtype=torch.float32)
-    overlap = OVERLAP and inputs.v.is_cuda
-    weigh_tails[(key_heads, rows)](
-        inputs.q, inputs.k, inputs.q.stride(0), inputs.step, inputs.strength, inputs.step.stride(0),
-        inputs.rates, inputs.bias, tail["k"], tail["k"].stride(0), tail["decay"], tail["decay"].stride(0),
-        lanes.start, lanes.tail, lookups, weights, factors,
-        **shared, HEADS=triton.next_power_of_2(heads // key_heads), PROJECTED=inputs.rates is not None,
-        OVERLAP=overlap, num_warps=WEIGH_WARPS,
-    )  # fmt: skip
+    (heads, value_dim), key_heads = inputs.v.shape[1:], inputs.k.shape[1]
+    tail, state, shared = view.tail, view.state["delta"], heads // key_heads
     values = min(choice.values, padded(value_dim))
-    decode_rows[(triton.cdiv(value_dim, values), heads, rows)](
-        inputs.v, inputs.v.stride(0), lookups, weights, factors, y,
+    tiles = shared * triton.cdiv(value_dim, values)
+    # With few rows, more programs share the tiles of a key head.
+    parts = next(n for n in range(1, tiles + 1) if tiles % n == 0 and (n * key_heads * lanes.decodes >= 512 or n == tiles))
+    decode_rows[(parts, key_heads, lanes.decodes)](
+        inputs.q, inputs.k, inputs.q.stride(0), inputs.v, inputs.v.stride(0),
+        inputs.step, inputs.strength, inputs.step.stride(0), inputs.rates, inputs.bias, y,
         tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
         state, state.stride(0), lanes.start, lanes.slot, lanes.tail, lanes.closing,
-        **shared, VALUE_DIM=value_dim, VALUES=values,
-        OVERLAP=overlap, num_warps=choice.warps, num_stages=choice.stages,
-        maxnreg=choice.registers, launch_pdl=overlap,
+        **dimensions(inputs, lanes, view), VALUE_DIM=value_dim, VALUES=values,
+        SHARES=triton.next_power_of_2(shared), TILES=tiles // parts, STAGES=choice.stages,
+        PROJECTED=inputs.rates is not None, num_warps=choice.warps, maxnreg=choice.registers,
     )  # fmt: skip
 
 

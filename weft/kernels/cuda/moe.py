@@ -8,8 +8,9 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.moe_choices import FEW_PAIRS, WHOLE_TOKENS, tiles, vectors
+from weft.kernels.cuda.moe_choices import FEW_PAIRS, TILED_TOKENS, WHOLE_TOKENS, tiles, vectors
 from weft.kernels.cuda.moe_few import few_experts
+from weft.kernels.cuda.moe_many import can_group, many_experts
 from weft.kernels.cuda.moe_some import some_experts
 from weft.kernels.moe import Activation, Shared
 
@@ -32,4 +33,6 @@ def experts(
         return x.new_empty(x.shape)
     if tokens == 1 or tokens * k <= FEW_PAIRS * count:
         return few_experts(*inputs, vectors(hidden, inner))
+    if tokens > TILED_TOKENS and can_group(first, second):
+        return many_experts(*inputs)
     return some_experts(*inputs, tiles(x.dtype, tokens, k, count), tiled=tokens > WHOLE_TOKENS)

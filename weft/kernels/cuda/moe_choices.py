@@ -13,6 +13,8 @@ import torch
 FEW_PAIRS = 0.3
 # With more tokens than this, an expert's pairs are cut into tiles that are computed side by side.
 WHOLE_TOKENS = 256
+# And with more than this, torch's grouped product is faster, where it can be had.
+TILED_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.kernels.batch import Batch
 from weft.kernels.cuda.overlap import early
 from weft.kernels.cuda.ssd_choices import CellsChoice, DecodeChoice, cells_choice, decode_choice
-from weft.kernels.cuda.ssd_decode import close_kernel, decode_kernel
+from weft.kernels.cuda.ssd_decode import read_kernel, weigh_kernel
 from weft.kernels.cuda.ssd_extend import cells_kernel, keep_kernel, steps_kernel
 from weft.kernels.lanes import Lanes
 from weft.memory.device.store import RecurrentView
@@ -79,32 +79,32 @@ def decode(
     groups, state = B.shape[1:]
     group_heads = heads // groups
     choice = choice or decode_choice(lanes.decodes, groups, group_heads, head_dim, state, x.dtype)
-    columns = choice.block * choice.blocks
-    chunks = triton.cdiv(group_heads * head_dim, columns)
-    touched = min(group_heads, (columns - 1 + head_dim - 1) // head_dim + 1)
-    tail = view.tail
-    memory = (view.state["ssm"], tail["input"], tail["B"], tail["dt"], tail["decay"])
+    tail, cell, width = view.tail, lanes.cell, group_heads * head_dim
+    weights = torch.empty((lanes.decodes, heads, cell), dtype=x.dtype, device=x.device)
+    scales = torch.empty((lanes.decodes, heads, 2), dtype=torch.float32, device=x.device)
+    small = (tail["B"], tail["dt"], tail["decay"])
     sizes: dict[str, Any] = {
-        "GROUPS": groups, "GROUP_HEADS": group_heads, "HEAD_DIM": head_dim, "STATE": state,
-        "CELL": lanes.cell, "RING": tail["input"].shape[1], "PRECISION": precision(x.dtype),
+        "GROUPS": groups, "GROUP_HEADS": group_heads, "STATE": state, "CELL": cell, "RING": tail["input"].shape[1],
         **early(x),
     }  # fmt: skip
-    decode_kernel[(groups * chunks, lanes.decodes)](
-        x, dt, A, B, C, D, dt_bias, y,
-        *memory,
-        lanes.start, lanes.slot, lanes.tail,
-        x.stride(0), dt.stride(0), B.stride(0), C.stride(0), *(part.stride(0) for part in memory),
-        *finite(limit),
-        HEAD_BLOCK=padded(touched), BLOCK=choice.block, BLOCKS=choice.blocks, STAGES=choice.stages,
-        num_warps=choice.warps, **sizes,
+    weigh_kernel[(groups * triton.cdiv(group_heads, NARROWEST), lanes.decodes)](
+        dt, A, B, C, D, dt_bias, weights, scales,
+        *small, lanes.start, lanes.tail,
+        dt.stride(0), B.stride(0), C.stride(0), *(part.stride(0) for part in small), *finite(limit),
+        HEAD_BLOCK=NARROWEST, num_warps=4, **sizes,
     )  # fmt: skip
-    blocks = min(CLOSING_BLOCKS, triton.cdiv(group_heads * head_dim, CLOSING_BLOCK))
-    chunks = triton.cdiv(group_heads * head_dim, CLOSING_BLOCK * blocks)
-    close_kernel[(groups * chunks, lanes.decodes)](
-        *memory,
-        lanes.start, lanes.slot, lanes.tail, lanes.closing,
-        *(part.stride(0) for part in memory),
-        BLOCK=CLOSING_BLOCK, BLOCKS=blocks, num_warps=4, **sizes,
+    columns = choice.block * choice.blocks
+    touched = min(group_heads, (columns - 1 + head_dim - 1) // head_dim + 1)
+    closing_blocks = min(CLOSING_BLOCKS, triton.cdiv(width, CLOSING_BLOCK))
+    programs = triton.cdiv(width, columns) + triton.cdiv(width, CLOSING_BLOCK * closing_blocks)
+    memory = (view.state["ssm"], tail["input"], *small)
+    read_kernel[(lanes.decodes * groups * programs,)](
+        x, C, weights, scales, y,
+        *memory, lanes.start, lanes.slot, lanes.tail, lanes.closing,
+        lanes.decodes, x.stride(0), C.stride(0), *(part.stride(0) for part in memory),
+        HEAD_DIM=head_dim, HEAD_BLOCK=padded(touched), BLOCK=choice.block, BLOCKS=choice.blocks, STAGES=choice.stages,
+        CLOSING_BLOCK=CLOSING_BLOCK, CLOSING_BLOCKS=closing_blocks, PRECISION=precision(x.dtype),
+        num_warps=choice.warps, maxnreg=choice.registers, **sizes,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ class DecodeChoice(NamedTuple):
     blocks: int  # of a program
     stages: int
     warps: int
+    registers: int | None = None  # of a thread at most
 
 
 class CellsChoice(NamedTuple):

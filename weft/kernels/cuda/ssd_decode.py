@@ -1,7 +1,11 @@
 """Decodes of the state space recurrence: one token a row, the state read once and, but for closing cells, not written.
 
-A program takes some columns (a column is one number of a head's x) of one group of one row. What differs
-by head is computed for all heads that these columns touch, and each column picks its own: heads may have any width.
+    weigh    by row and some heads of a group: what each token of the open cell weighs in the output
+    read     by row and some columns of a group (a column is one number of a head's x): the state, the tail, the output;
+             and, as programs that come first and mostly end at once, the states of cells that close
+
+A program that reads columns takes what differs by head for all heads that these touch, and each column picks its own:
+heads may have any width.
 """
 
 from __future__ import annotations
@@ -14,135 +18,182 @@ from weft.kernels.cuda.ssd_steps import LOG2_E, time_step
 
 
 @triton.jit
-def decode_kernel(
-    x, dt, A, B, C, D, dt_bias, y,
-    state, tail_x, tail_B, tail_dt, tail_decay,
-    start, slots, tails,
-    x_stride, dt_stride, B_stride, C_stride, slot_stride, x_unit, B_unit, dt_unit, decay_unit,
-    low_limit, high_limit,
-    GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-    CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+def weigh_kernel(
+    dt, A, B, C, D, dt_bias, weights, scales,
+    tail_B, tail_dt, tail_decay, start, tails,
+    dt_stride, B_stride, C_stride, B_unit, dt_unit, decay_unit, low_limit, high_limit,
+    GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, STATE: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
-    CHUNKS: tl.constexpr = (WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
-    row = tl.program_id(1)
+    """Scales are of the state and of the new token's x, D included. What the token leaves is added to the tail."""
+    HEADS: tl.constexpr = GROUPS * GROUP_HEADS
+    CHUNKS: tl.constexpr = (GROUP_HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
+    row = tl.program_id(1).to(tl.int64)
     group = tl.program_id(0) // CHUNKS
     chunk = tl.program_id(0) % CHUNKS
-    first_column = chunk * BLOCK * BLOCKS
-    first_head = first_column // HEAD_DIM
-
     position = tl.load(start + row)
-    slot = tl.load(slots + row).to(tl.int64)
     tail = tl.load(tails + row).to(tl.int64)
     offset = position % CELL
-    has_state = position >= CELL
     here = position % RING
 
-    # What is older than the step: the open cell before the new token, and, if there is one block only, the state.
+    # What is older than the step.
     cell = tl.arange(0, CELL)
     kept = cell < offset
     ring = (position - offset + cell) % RING
     n = tl.arange(0, STATE)
-    in_state = state + slot * slot_stride + (group * STATE + n[:, None]) * WIDTH
-    if BLOCKS == 1:
-        only = first_column + tl.arange(0, BLOCK)
-        values = tl.load(in_state + only[None, :], mask=has_state & (only < WIDTH)[None, :], other=0.0)
-    key_at = tail_B + tail * B_unit + ring[:, None] * (GROUPS * STATE) + group * STATE + n[None, :]
-    keys = tl.load(key_at, mask=kept[:, None], other=0.0)
-    own_head = first_head + tl.arange(0, HEAD_BLOCK)
-    real_head = own_head < GROUP_HEADS
-    head = group * GROUP_HEADS + own_head
-    at = ring[None, :] * (GROUPS * GROUP_HEADS) + head[:, None]
-    known = real_head[:, None] & kept[None, :]
-    decay = tl.load(tail_decay + tail * decay_unit + at, mask=known, other=float("inf"))
-    kept_dt = tl.load(tail_dt + tail * dt_unit + at, mask=known, other=0.0)
-    before = tail_decay + tail * decay_unit + ((position - 1) % RING) * (GROUPS * GROUP_HEADS) + head
-    total = tl.load(before, mask=real_head & (offset > 0), other=0.0)
-    rate = tl.load(A + head, mask=real_head, other=0.0) * LOG2_E
-    bias = None if dt_bias is None else tl.load(dt_bias + head, mask=real_head, other=0.0)
+    tail_B += tail * B_unit + group * STATE
+    tail_dt += tail * dt_unit
+    tail_decay += tail * decay_unit
+    keys = tl.load(tail_B + ring[:, None] * (GROUPS * STATE) + n[None, :], mask=kept[:, None], other=0.0)
+    own = chunk * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
+    real = own < GROUP_HEADS
+    head = group * GROUP_HEADS + own
+    at = ring[None, :] * HEADS + head[:, None]
+    known = real[:, None] & kept[None, :]
+    decay = tl.load(tail_decay + at, mask=known, other=float("inf"))
+    kept_dt = tl.load(tail_dt + at, mask=known, other=0.0)
+    total = tl.load(tail_decay + ((position - 1) % RING) * HEADS + head, mask=real & (offset > 0), other=0.0)
+    rate = tl.load(A + head, mask=real, other=0.0) * LOG2_E
+    bias = None if dt_bias is None else tl.load(dt_bias + head, mask=real, other=0.0)
 
-    # By head: how much of the state and of each token is left, and what each token weighs.
     wait(EARLY)
-    token = row.to(tl.int64)
-    query = tl.load(C + token * C_stride + group * STATE + n).to(tl.float32)
-    new_key = tl.load(B + token * B_stride + group * STATE + n)
-    raw = tl.load(dt + token * dt_stride + head, mask=real_head, other=0.0)
-    new_dt = time_step(raw, bias, low_limit, high_limit)
+    query = tl.load(C + row * C_stride + group * STATE + n).to(tl.float32)
+    new_key = tl.load(B + row * B_stride + group * STATE + n)
+    new_dt = time_step(tl.load(dt + row * dt_stride + head, mask=real, other=0.0), bias, low_limit, high_limit)
     total += new_dt * rate
-    through = tl.exp2(total)
     scores = tl.sum(keys.to(tl.float32) * query[None, :], 1)
-    weights = tl.exp2(total[:, None] - decay) * (kept_dt * scores[None, :])
-    weights = weights.to(tail_x.dtype.element_ty)
+    weight = tl.exp2(total[:, None] - decay) * (kept_dt * scores[None, :])
+    weights_at = weights + (row * HEADS + head[:, None]) * CELL + cell[None, :]
+    tl.store(weights_at, weight.to(weights.dtype.element_ty), mask=real[:, None])
     new_weight = new_dt * tl.sum(new_key.to(tl.float32) * query, 0)
     if D is not None:
-        new_weight += tl.load(D + head, mask=real_head, other=0.0)
+        new_weight += tl.load(D + head, mask=real, other=0.0)
+    scale_at = scales + (row * HEADS + head) * 2
+    tl.store(scale_at, tl.exp2(total), mask=real)
+    tl.store(scale_at + 1, new_weight, mask=real)
+    if chunk == 0:
+        tl.store(tail_B + here * (GROUPS * STATE) + n, new_key)
+    tl.store(tail_dt + here * HEADS + head, new_dt, mask=real)
+    tl.store(tail_decay + here * HEADS + head, total, mask=real)
 
+
+@triton.jit(do_not_specialize=["rows"])
+def read_kernel(
+    x, C, weights, scales, y,
+    state, tail_x, tail_B, tail_dt, tail_decay, start, slots, tails, closing,
+    rows, x_stride, C_stride, slot_stride, x_unit, B_unit, dt_unit, decay_unit,
+    GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr,
+    CLOSING_BLOCK: tl.constexpr, CLOSING_BLOCKS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
+    CHUNKS: tl.constexpr = GROUPS * ((WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS))
+    CLOSING_WIDTH: tl.constexpr = CLOSING_BLOCK * CLOSING_BLOCKS
+    CLOSING_CHUNKS: tl.constexpr = GROUPS * ((WIDTH + CLOSING_WIDTH - 1) // CLOSING_WIDTH)
+    program = tl.program_id(0)
+    if program < rows * CLOSING_CHUNKS:
+        row = program // CLOSING_CHUNKS
+        chunk = program % CLOSING_CHUNKS
+        target = tl.load(closing + row).to(tl.int64)
+        wait(EARLY)
+        if target >= 0:
+            tail = tl.load(tails + row).to(tl.int64)
+            close_columns(
+                state + tl.load(slots + row).to(tl.int64) * slot_stride, state + target * slot_stride,
+                tail_x + tail * x_unit, tail_B + tail * B_unit, tail_dt + tail * dt_unit,
+                tail_decay + tail * decay_unit, x + row.to(tl.int64) * x_stride, tl.load(start + row), chunk,
+                GROUPS, GROUP_HEADS, HEAD_DIM, STATE, CELL, RING, CLOSING_BLOCK, CLOSING_BLOCKS, PRECISION,
+            )  # fmt: skip
+    else:
+        row = ((program - rows * CLOSING_CHUNKS) // CHUNKS).to(tl.int64)
+        chunk = (program - rows * CLOSING_CHUNKS) % CHUNKS
+        tail = tl.load(tails + row).to(tl.int64)
+        read_columns(
+            x + row * x_stride, C + row * C_stride, weights + row * (GROUPS * GROUP_HEADS * CELL),
+            scales + row * (GROUPS * GROUP_HEADS * 2), y + row * (GROUPS * WIDTH),
+            state + tl.load(slots + row).to(tl.int64) * slot_stride, tail_x + tail * x_unit, tl.load(start + row), chunk,
+            GROUPS, GROUP_HEADS, HEAD_DIM, STATE, CELL, RING, HEAD_BLOCK, BLOCK, BLOCKS, STAGES, PRECISION, EARLY,
+        )  # fmt: skip
+
+
+@triton.jit
+def read_columns(
+    x, C, weights, scales, y, state, tail_x, position, chunk,
+    GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Outputs of some columns of a row, to whose beginnings all pointers point. Only what the tail holds is loaded."""
+    WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
+    CHUNKS: tl.constexpr = (WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
+    group = chunk // CHUNKS
+    first_column = chunk % CHUNKS * BLOCK * BLOCKS
+    n = tl.arange(0, STATE)
+    cell = tl.arange(0, CELL)
+    kept = (cell < position % CELL)[:, None]
+    ring = ((position - position % CELL + cell) % RING)[:, None]
+    has_state = position >= CELL
+    in_state = state + (group * STATE + n[:, None]) * WIDTH
+    if BLOCKS == 1:
+        # The state is older than the step: it may come while the kernel before this one ends.
+        only = first_column + tl.arange(0, BLOCK)
+        values = tl.load(in_state + only[None, :], mask=has_state & (only < WIDTH)[None, :], other=0.0)
+    wait(EARLY)
+    query = tl.load(C + group * STATE + n).to(tl.float32)
+    own = first_column // HEAD_DIM + tl.arange(0, HEAD_BLOCK)
+    real_head = own < GROUP_HEADS
+    head = group * GROUP_HEADS + own
+    weight = tl.load(weights + head[:, None] * CELL + cell[None, :], mask=real_head[:, None], other=0.0)
+    through = tl.load(scales + head * 2, mask=real_head, other=0.0)
+    new_weight = tl.load(scales + head * 2 + 1, mask=real_head, other=0.0)
     for block in tl.range(0, BLOCKS, num_stages=STAGES):
         column = first_column + block * BLOCK + tl.arange(0, BLOCK)
         real = column < WIDTH
         if BLOCKS > 1:
             values = tl.load(in_state + column[None, :], mask=has_state & real[None, :], other=0.0)
-        x_at = tail_x + tail * x_unit + ring[:, None] * (GROUPS * WIDTH) + group * WIDTH + column[None, :]
-        inputs = tl.load(x_at, mask=kept[:, None] & real[None, :], other=0.0)
-        new_x = tl.load(x + token * x_stride + group * WIDTH + column, mask=real, other=0.0)
-        by_head = tl.dot(weights, inputs, input_precision=PRECISION)
+        place = group * WIDTH + column
+        inputs = tl.load(tail_x + ring * (GROUPS * WIDTH) + place[None, :], mask=kept & real[None, :], other=0.0)
+        new_x = tl.load(x + place, mask=real, other=0.0)
+        by_head = tl.dot(weight, inputs, input_precision=PRECISION)
         by_head += through[:, None] * tl.sum(values * query[:, None], 0)[None, :]
         by_head += new_weight[:, None] * new_x.to(tl.float32)[None, :]
-        mine = own_head[:, None] == (column // HEAD_DIM)[None, :]
+        mine = own[:, None] == (column // HEAD_DIM)[None, :]
         result = tl.sum(tl.where(mine, by_head, 0.0), 0)
-        y_at = y + (token * GROUPS + group) * WIDTH + column
-        tl.store(y_at, result.to(y.dtype.element_ty), mask=real)
-        new_at = tail_x + tail * x_unit + here * (GROUPS * WIDTH) + group * WIDTH + column
-        tl.store(new_at, new_x, mask=real)
-
-    if chunk == 0:
-        tl.store(tail_B + tail * B_unit + here * (GROUPS * STATE) + group * STATE + n, new_key)
-    # A head's numbers are written by the program that has its first column.
-    starts = own_head * HEAD_DIM
-    owned = real_head & (starts >= first_column) & (starts < first_column + BLOCK * BLOCKS)
-    tl.store(tail_dt + tail * dt_unit + here * (GROUPS * GROUP_HEADS) + head, new_dt, mask=owned)
-    tl.store(tail_decay + tail * decay_unit + here * (GROUPS * GROUP_HEADS) + head, total, mask=owned)
+        tl.store(y + place, result.to(y.dtype.element_ty), mask=real)
+        tl.store(tail_x + position % RING * (GROUPS * WIDTH) + place, new_x, mask=real)
 
 
 @triton.jit
-def close_kernel(
-    state, tail_x, tail_B, tail_dt, tail_decay,
-    start, slots, tails, closing,
-    slot_stride, x_unit, B_unit, dt_unit, decay_unit,
+def close_columns(
+    state, target, tail_x, tail_B, tail_dt, tail_decay, x, position, chunk,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-    CELL: tl.constexpr, RING: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """After the decodes: the state at the end of each cell that closes, all of whose tokens are in the tail by now."""
+    """The state at the end of the cell, some columns of it. Of the new token, x alone may not be in the tail yet."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
+    HEADS: tl.constexpr = GROUPS * GROUP_HEADS
     CHUNKS: tl.constexpr = (WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
-    row = tl.program_id(1)
-    target = tl.load(closing + row).to(tl.int64)
-    wait(EARLY)
-    if target >= 0:
-        group = tl.program_id(0) // CHUNKS
-        first_column = tl.program_id(0) % CHUNKS * BLOCK * BLOCKS
-        position = tl.load(start + row)
-        slot = tl.load(slots + row).to(tl.int64)
-        tail = tl.load(tails + row).to(tl.int64)
-        ring = (position - (CELL - 1) + tl.arange(0, CELL)) % RING
-        n = tl.arange(0, STATE)
-        key_at = tail_B + tail * B_unit + ring[None, :] * (GROUPS * STATE) + group * STATE + n[:, None]
-        keys = tl.load(key_at)
-        for block in tl.range(0, BLOCKS, num_stages=1):
-            column = first_column + block * BLOCK + tl.arange(0, BLOCK)
-            real = (column < WIDTH)[None, :]
-            head = group * GROUP_HEADS + column // HEAD_DIM
-            decay_at = tail_decay + tail * decay_unit + head
-            last = tl.load(decay_at + (position % RING) * (GROUPS * GROUP_HEADS), mask=column < WIDTH, other=0.0)
-            decay = tl.load(decay_at[None, :] + ring[:, None] * (GROUPS * GROUP_HEADS), mask=real, other=0.0)
-            dt_at = tail_dt + tail * dt_unit + ring[:, None] * (GROUPS * GROUP_HEADS) + head[None, :]
-            left = tl.exp2(last[None, :] - decay) * tl.load(dt_at, mask=real, other=0.0)
-            x_at = tail_x + tail * x_unit + ring[:, None] * (GROUPS * WIDTH) + group * WIDTH + column[None, :]
-            inputs = tl.load(x_at, mask=real, other=0.0)
-            inside = (group * STATE + n[:, None]) * WIDTH + column[None, :]
-            values = tl.load(state + slot * slot_stride + inside, mask=real & (position >= CELL), other=0.0)
-            added = (inputs.to(tl.float32) * left).to(inputs.dtype)
-            values = tl.dot(keys, added, values * tl.exp2(last)[None, :], input_precision=PRECISION)
-            tl.store(state + target * slot_stride + inside, values, mask=real)
+    group = chunk // CHUNKS
+    first_column = chunk % CHUNKS * BLOCK * BLOCKS
+    cell = tl.arange(0, CELL)
+    ring = (position - (CELL - 1) + cell) % RING
+    earlier = (cell < CELL - 1)[:, None]
+    n = tl.arange(0, STATE)
+    keys = tl.load(tail_B + ring[None, :] * (GROUPS * STATE) + group * STATE + n[:, None])
+    for block in tl.range(0, BLOCKS, num_stages=1):
+        column = first_column + block * BLOCK + tl.arange(0, BLOCK)
+        real = (column < WIDTH)[None, :]
+        head = group * GROUP_HEADS + column // HEAD_DIM
+        last = tl.load(tail_decay + (position % RING) * HEADS + head, mask=column < WIDTH, other=0.0)
+        decay = tl.load(tail_decay + ring[:, None] * HEADS + head[None, :], mask=real, other=0.0)
+        kept_dt = tl.load(tail_dt + ring[:, None] * HEADS + head[None, :], mask=real, other=0.0)
+        place = group * WIDTH + column
+        inputs = tl.load(tail_x + ring[:, None] * (GROUPS * WIDTH) + place[None, :], mask=real & earlier, other=0.0)
+        new_x = tl.load(x + place, mask=column < WIDTH, other=0.0)
+        inputs = tl.where(earlier, inputs, new_x[None, :])
+        inside = (group * STATE + n[:, None]) * WIDTH + column[None, :]
+        values = tl.load(state + inside, mask=real & (position >= CELL), other=0.0)
+        added = (inputs.to(tl.float32) * (tl.exp2(last[None, :] - decay) * kept_dt)).to(inputs.dtype)
+        values = tl.dot(keys, added, values * tl.exp2(last)[None, :], input_precision=PRECISION)
+        tl.store(target + inside, values, mask=real)
