@@ -44,6 +44,7 @@ def cases() -> Iterator[Case]:
         yield rotation(tokens, 32, 8, 64, normed=True)
         yield rotation(tokens, 16, 8, 256, normed=True)
         yield activation(tokens, 8192)
+        yield squares(tokens, 15680)
 
 
 def random(*shape: int) -> Tensor:
@@ -116,7 +117,9 @@ def norm(tokens: int, size: int) -> Case:
 
 
 def gated_norm(tokens: int, shape: tuple[int, ...], groups: int, gate_first: bool) -> Case:
-    x, gate, weight = random(tokens, *shape), random(tokens, *shape), random(shape[-1])
+    x, weight = random(tokens, *shape), random(shape[-1])
+    # A slice of a wider product, as in a model.
+    gate = random(tokens, 2 * x[0].numel())[:, : x[0].numel()].unflatten(-1, shape)
 
     def plain() -> Tensor:
         y = x * F.silu(gate) if gate_first else x
@@ -163,6 +166,14 @@ def activation(tokens: int, size: int) -> Case:
     return f"SiLU of a gate, {tokens} x {size}", call, 3 * tokens * size * ITEM, {"torch": lambda: F.silu(gate) * up}
 
 
+def squares(tokens: int, size: int) -> Case:
+    from weft.kernels.activation import activated, squared_relu
+
+    x = random(tokens, size)
+    call: Call = lambda: activated(x, squared_relu)  # noqa: E731
+    return f"squared ReLU, {tokens} x {size}", call, 2 * x.numel() * ITEM, {"torch": lambda: squared_relu(x)}
+
+
 def tune(limit_seconds: float = 50.0) -> None:
     """Every block size of every kernel at decode and prefill sizes, the fastest first."""
     from weft.kernels.cuda import activation as activations
@@ -175,16 +186,17 @@ def tune(limit_seconds: float = 50.0) -> None:
     launching.BY_HANDLE = False
     began = time.perf_counter()
     trials: list[tuple[Any, dict[str, list[int]], list[Callable[[int], Case]]]] = [
-        (convs, {"CHANNELS": [256, 512], "WARPS": [1, 2, 4], "SPLITS": [1, 2, 4, 8]}, [
+        (convs, {"CHANNELS": [256, 512], "WARPS": [1, 2], "SPLITS": [2, 4, 8]}, [
             lambda n: conv(n, 2048, 3, True), lambda n: conv(n, 12288, 4, False)]),
-        (convs, {"FEW_CHANNELS": [64, 128, 256], "FEW_WARPS": [1, 2]}, [lambda n: conv(n, 2048, 3, True)]),
-        (norms, {"GATED_PER_WARP": [512, 1024], "TILE": [256, 512, 1024]}, [
+        (activations, {"LOADED": [1024, 2048, 4096], "WARPS": [4, 8]}, [lambda n: squares(n, 15680)]),
+        (norms, {"GATED_PER_WARP": [256, 512, 1024], "TILE": [512, 1024]}, [
             lambda n: gated_norm(n, (10240,), 8, True), lambda n: gated_norm(n, (32, 128), 1, False)]),
+        (activations, {"LOADED": [1024, 2048, 4096], "WARPS": [4, 8]}, [lambda n: activation(n, 8192)]),
         (norms, {"PER_WARP": [128, 256, 512]}, [lambda n: norm(n, 2048), lambda n: norm(n, 4480)]),
-        (rotaries, {"DECODE_TILE": [512, 1024, 2048], "DECODE_WARPS": [1, 2, 4]}, [
+        (convs, {"FEW_CHANNELS": [64, 128, 256], "FEW_WARPS": [1, 2]}, [lambda n: conv(n, 2048, 3, True)]),
+        (rotaries, {"TILE": [512, 1024, 2048], "WARPS": [1, 2]}, [lambda n: rotation(n, 32, 8, 64, True)]),
+        (rotaries, {"DECODE_TILE": [512, 1024, 2048], "DECODE_WARPS": [2, 4]}, [
             lambda n: rotation(n, 32, 8, 64, True)]),
-        (rotaries, {"TILE": [512, 1024, 2048], "WARPS": [1, 2, 4]}, [lambda n: rotation(n, 16, 8, 256, True)]),
-        (activations, {"BLOCK": [512, 1024, 2048], "WARPS": [2, 4, 8]}, [lambda n: activation(n, 8192)]),
     ]  # fmt: skip
     for module, choices, makers in trials:
         decoding = any(name.startswith(("DECODE", "FEW")) for name in choices)
