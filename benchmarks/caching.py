@@ -4,7 +4,8 @@
     python -m benchmarks.caching ample --json ample.json        the whole traces in twice the memory they need
     python -m benchmarks.caching goals --json goals.json        second sighting, no sharing, a scan
     python -m benchmarks.caching curve --json curve.json        from 2 % to 200 % of the working set
-    python -m benchmarks.caching tables matrix.json goals.json  the tables of the document, from those files
+    python -m benchmarks.caching tables matrix.json             the tables of the document, from that file
+    python -m benchmarks.caching plots matrix.json curve.json   its plots, into docs/
 
 One process, no device. The excerpts of Mooncake's traces in `benchmarks/traces` are used unless `--traces` names a
 folder with the whole ones. A run that was broken off goes on where it stopped.
@@ -24,6 +25,7 @@ from typing import Any
 from weft.memory.captures import Captures
 from weft.simulate.costs import cost_model
 from weft.simulate.oracle import survey
+from weft.simulate.plots import bars, lines
 from weft.simulate.runs import Setup, Traffic, run
 from weft.simulate.sessions import Session
 from weft.simulate.simulation import Found
@@ -31,7 +33,16 @@ from weft.simulate.text import Text, ask
 
 MODELS = ("qwen3-next-mini", "nemotron-nano-9b", "lfm2-1.2b")
 SHARES = (0.05, 0.10, 0.20)
-POLICIES = ("value", "lru", "flops")
+CURVE = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+# The plain ones keep what is published: ends of prompts and answers, junctions that pages show, every N tokens.
+PLAIN = Captures(popular=False, boundaries=False, candidates=False)
+POLICIES = {
+    "value": ("value", Captures()),
+    "lru": ("lru", Captures()),
+    "flops": ("flops", Captures()),
+    "lru-plain": ("lru", PLAIN),
+    "flops-plain": ("flops", PLAIN),
+}
 # Requests of each workload: enough to turn the smallest memory over many times.
 SIZES = {
     "conversation": 700,
@@ -89,13 +100,18 @@ class Study:
         return self.results[name]
 
 
-def matrix(study: Study, folder: str, models: list[str], shares: tuple[float, ...], names: list[str]) -> None:
+def matrix(
+    study: Study, folder: str, models: list[str], shares: tuple[float, ...], names: list[str], policies: list[str]
+) -> None:
     for name in names:
         surveyed = survey(traffic(name, folder).sessions(64), 64)
         for model in models:
             for share in shares:
-                for policy in POLICIES:
-                    setup = Setup(traffic(name, folder), cost_model(model), share, policy, surveyed=surveyed)
+                for policy in policies:
+                    eviction, captures = POLICIES[policy]
+                    setup = Setup(
+                        traffic(name, folder), cost_model(model), share, eviction, captures, surveyed=surveyed
+                    )
                     study.add(
                         f"{name}/{model}/{share}/{policy}",
                         lambda setup=setup, known=surveyed: told(run(setup), known.oracle_tokens),
@@ -159,7 +175,7 @@ def no_sharing(study: Study) -> None:
 def scan(study: Study) -> None:
     """Hits of the warm set in the flood and after it, against the same traffic without a flood."""
     for model in MODELS:
-        for policy in POLICIES:
+        for policy in ("value", "lru", "flops"):
             study.add(f"scan/{model}/{policy}", lambda model=model, policy=policy: _scan(model, policy))
 
 
@@ -182,7 +198,7 @@ def _scan(model: str, policy: str) -> Results:
 
 def curve(study: Study, folder: str) -> None:
     for name in ("conversation", "sharegpt", "system-prompts", "retrieval"):
-        matrix(study, folder, ["qwen3-next-mini"], (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0), [name])
+        matrix(study, folder, ["qwen3-next-mini"], CURVE, [name], ["value", "lru-plain"])
 
 
 # tables ---------------------------------------------------------------------------------------------------------------
@@ -193,55 +209,93 @@ def geometric_mean(values: list[float]) -> float:
 
 
 def ratios(results: Results, other: str) -> dict[tuple[str, str, str], float]:
-    """Hit tokens of the default over those of another policy, by workload, model and memory."""
+    """Hit tokens of the default over the better variant of another policy, by workload, model and memory."""
     found = {}
     for name, result in results.items():
         workload, model, share, policy = name.split("/")
-        if policy == other:
-            mine = results[f"{workload}/{model}/{share}/value"]["hit_tokens"]
-            found[workload, model, share] = max(mine, 1) / max(result["hit_tokens"], 1)
+        if policy == "value":
+            key = f"{workload}/{model}/{share}"
+            variants = [
+                results[f"{key}/{each}"]["hit_tokens"]
+                for each in (other, f"{other}-plain")
+                if f"{key}/{each}" in results
+            ]
+            if variants:
+                found[workload, model, share] = max(result["hit_tokens"], 1) / max(*variants, 1)
     return found
 
 
-def matrix_table(results: Results) -> str:
-    """A row per workload and model: share of the oracle's hits at each memory, and against the others."""
-    lines = ["| workload | model | memory | value | LRU | FLOP-aware | value / LRU | value / FLOP-aware |"]
-    lines.append("|---|---|---:|---:|---:|---:|---:|---:|")
-    for workload, model, share in ratios(results, "lru"):
-        shares = []
-        for policy in POLICIES:
-            each = results[f"{workload}/{model}/{share}/{policy}"]
-            shares.append(each["hit_tokens"] / max(1, each["oracle_tokens"]))
-        over = [ratios(results, other)[workload, model, share] for other in ("lru", "flops")]
-        cells = [f"{value:.1%}" for value in shares] + [f"{value:.2f}" for value in over]
-        lines.append(f"| {workload} | {model} | {float(share):.0%} | {' | '.join(cells)} |")
-    for other in ("lru", "flops"):
+def matrix_tables(results: Results) -> str:
+    """Share of the oracle's hits, and hits over those of the others: a row per workload, a column per memory."""
+
+    def share(*key: str) -> float:
+        each = results["/".join([*key, "value"])]
+        return each["hit_tokens"] / max(1, each["oracle_tokens"])
+
+    parts = ["Share of the oracle's hit tokens under `value`:", _grid(results, share, "{:.0%}")]
+    for other, name in (("lru", "LRU"), ("flops", "FLOP-aware")):
         found = ratios(results, other)
         lowest = min(found, key=lambda key: found[key])
-        lines.append("")
-        lines.append(
-            f"Over {other}: geometric mean {geometric_mean(list(found.values())):.3f} of {len(found)}; "
-            f"lowest {found[lowest]:.3f} ({', '.join(lowest)})."
+        parts += [f"Hit tokens over those of {name}:", _grid(results, lambda *key, found=found: found[key], "{:.2f}")]
+        parts.append(
+            f"Geometric mean of {len(found)}: **{geometric_mean(list(found.values())):.2f}**; "
+            f"lowest: {found[lowest]:.2f} ({', '.join(lowest[:2])}, {float(lowest[2]):.0%}).\n"
         )
-    return "\n".join(lines)
+    return "\n".join(parts)
+
+
+def _grid(results: Results, value: Callable[..., float], form: str) -> str:
+    keys = list(ratios(results, "lru"))
+    columns = list(dict.fromkeys((model, share) for _, model, share in keys))
+    heads = [f"{model.split('-')[0]} {float(share):.0%}" for model, share in columns]
+    rows = ["", "| workload | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(columns)]
+    for workload in dict.fromkeys(workload for workload, _, _ in keys):
+        cells = [form.format(value(workload, model, share)) for model, share in columns]
+        rows.append(f"| {workload} | {' | '.join(cells)} |")
+    return "\n".join([*rows, ""])
+
+
+def draw(results: Results, curves: Results, folder: Path) -> None:
+    """The plots of the document."""
+    workloads = list(dict.fromkeys(name.split("/")[0] for name in results))
+    series = {}
+    for other, name in (("lru", "value / LRU"), ("flops", "value / FLOP-aware")):
+        found = ratios(results, other)
+        series[name] = {w: geometric_mean([v for k, v in found.items() if k[0] == w]) for w in workloads}
+    title = "Hit tokens, mean over models and memory of 5, 10 and 20 %"
+    (folder / "caching-workloads.svg").write_text(bars(title, series, "times as many", mark=1.0))
+    for workload in dict.fromkeys(name.split("/")[0] for name in curves):
+        points: dict[str, list[tuple[float, float]]] = {"value": [], "lru-plain": []}
+        for name, each in curves.items():
+            which, _, share, policy = name.split("/")
+            if which == workload:
+                points[policy].append((float(share), each["hit_tokens"] / max(1, each["oracle_tokens"])))
+        text = lines(
+            f"{workload}, states of Qwen3-Next", points, "memory / working set", "share of the oracle", True, True
+        )
+        (folder / f"caching-{workload}.svg").write_text(text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("matrix", "ample", "goals", "curve", "tables"))
+    parser.add_argument("part", choices=("matrix", "ample", "goals", "curve", "tables", "plots"))
     parser.add_argument("files", nargs="*")
     parser.add_argument("--json", default="caching.json")
     parser.add_argument("--traces", default=str(Path(__file__).parent / "traces"))
     parser.add_argument("--workloads", default=",".join(SIZES))
     parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--policies", default=",".join(POLICIES))
     options = parser.parse_args()
     if options.part == "tables":
-        for file in options.files:
-            print(matrix_table(json.loads(Path(file).read_text())))
+        print(matrix_tables(json.loads(Path(options.files[0]).read_text())))
+        return
+    if options.part == "plots":
+        draw(*(json.loads(Path(file).read_text()) for file in options.files[:2]), Path("docs"))
         return
     study = Study(options.json)
     if options.part == "matrix":
-        matrix(study, options.traces, options.models.split(","), SHARES, options.workloads.split(","))
+        names, policies = options.workloads.split(","), options.policies.split(",")
+        matrix(study, options.traces, options.models.split(","), SHARES, names, policies)
     elif options.part == "curve":
         curve(study, options.traces)
     elif options.part == "ample":
