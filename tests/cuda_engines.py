@@ -32,9 +32,7 @@ def load(config: dict[str, Any], dtype: str, **options: Any) -> LLM:
         file = Path(folder) / "config.json"
         file.write_text(json.dumps(config))
         llm = LLM(str(file), progress=False, weights="dummy", device="cuda", dtype=dtype, **SETTINGS | options)
-    assert type(llm.engine._device) is not Runner, (
-        "the kernels for GPUs cannot be used, for the reason that was printed"
-    )
+    assert type(llm.engine._device) is not Runner, "the kernels for GPUs cannot be used; what was printed says why"
     return llm
 
 
