@@ -131,6 +131,21 @@ class Served:
         return self.on_loop(self.backend.stats)
 
 
+def raw(server: Served, *sent: bytes) -> bytes:
+    """What comes back for these bytes, until the server closes the connection."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as wire:
+        for part in sent:
+            wire.sendall(part)
+        received = b""
+        try:
+            while part := wire.recv(65536):
+                received += part
+        except ConnectionResetError:
+            pass
+        return received
+
+
 @contextmanager
 def serving(
     settings: ServerSettings | None = None,

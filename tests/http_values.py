@@ -4,6 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.server.settings import Limits
+
+# Small bounds, each of them easily exceeded.
+LIMITS = Limits(
+    body_bytes=1 << 16,
+    header_bytes=4096,
+    header_seconds=0.5,
+    prompts=4,
+    n=4,
+    sequences=8,
+    logprobs=5,
+    stops=3,
+    stop_characters=10,
+    biases=6,
+    messages=5,
+    cache_points=2,
+    body_seconds=0.7,
+    tools=2,
+    schema_bytes=2000,
+    schema_depth=6,
+    regex_characters=50,
+    max_tokens=100,
+    open_sequences=6,
+)
+
 # A template with everything: tools, thoughts, a switch. Its marks tell the server which parsers to use.
 RICH = """\
 {%- if tools %}<|start|>tools

@@ -287,8 +287,8 @@ async def test_health_is_red_before_anybody_has_noticed_the_death():
     async with started(instant("process")) as backend:
         process = backend._process
         process.kill()
-        # Without a turn of the event loop.
-        while alive(process.pid):
+        # Without a turn of the event loop; its last thread has to go as well.
+        while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             time.sleep(0.001)
         assert not backend.healthy
 

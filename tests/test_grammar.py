@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from random import Random
-from time import perf_counter
 
 import numpy as np
 import pytest
@@ -29,7 +28,6 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.runner.choices import Masks
 from weft.runner.sampler import ban
-from weft.text import grammar as limits
 from weft.text.grammar import Grammars, Guide
 from weft.text.tokenizer import Tokenizer
 
@@ -156,118 +154,6 @@ def test_special_tokens_can_stand_in_a_grammar():
     mark = tokenizer.encode("<|mark|>")[0]
     guide = Grammars(tokenizer, tokenizer.size)(Grammar("lark", 'start: <|mark|> "a"'), frozenset())
     assert allowed(guide) == [mark]
-
-
-# what is refused ------------------------------------------------------------------------------------------------------
-
-
-def deep(levels: int) -> str:
-    return '{"a":' * levels + "1" + "}" * levels
-
-
-@pytest.mark.parametrize(
-    ("grammar", "message"),
-    [
-        (Grammar("json_schema", "{"), "json_schema is not valid JSON"),
-        (Grammar("json_schema", "[1]"), "json_schema must be a JSON object"),
-        (Grammar("json_schema", '{"type": "strin"}'), "json_schema cannot be used: Invalid type: strin"),
-        (Grammar("json_schema", '{"uniqueItems": true}'), "json_schema cannot be used: .*uniqueItems"),
-        (Grammar("json_schema", '{"$ref": "http://127.0.0.1/x"}'), "json_schema cannot be used"),
-        (Grammar("json_schema", '{"$ref": "#"}'), "json_schema has no answer"),
-        (Grammar("json_schema", "false"), "json_schema cannot be used: Unsatisfiable"),
-        (Grammar("json_schema", deep(limits.MAX_SCHEMA_DEPTH + 1)), "json_schema is nested deeper than"),
-        (Grammar("json_schema", '{"a":' * 50_000), "json_schema has 250000 characters"),
-        (Grammar("json_schema", "[" * 60_000), "json_schema is nested deeper"),
-        (
-            Grammar("json_schema", json.dumps({"properties": {str(i): {} for i in range(limits.MAX_PROPERTIES + 1)}})),
-            "json_schema has an object with 513 members",
-        ),
-        (Grammar("json_schema", json.dumps({"enum": ["x" * 2049]})), "json_schema has a text of 2049 characters"),
-        (Grammar("regex", "("), "regex cannot be used: .*unclosed group"),
-        (Grammar("regex", "(?=a)b"), "regex cannot be used: .*look-around"),
-        (Grammar("regex", "a" * (limits.MAX_REGEX_CHARACTERS + 1)), "regex has 4097 characters"),
-        (Grammar("regex", ""), "regex allows nothing but an empty answer"),
-        (Grammar("choice", "[]"), "choice must be a list of at least one string"),
-        (Grammar("choice", '["a", 1]'), "choice must be a list"),
-        (Grammar("choice", "nope"), "choice is not valid JSON"),
-        (Grammar("choice", json.dumps(["a"] * 1025)), "choice has 1025 strings"),
-        (Grammar("choice", json.dumps(["a" * (64 << 10)])), "choice has .* characters"),
-        (Grammar("choice", json.dumps(["a" * 2049])), "choice has a text of 2049 characters"),
-        (Grammar("lark", 'start: "' + "a" * 2049 + '"'), "grammar has a text of"),
-        (Grammar("lark", "start: nowhere"), "grammar cannot be used"),
-        (Grammar("lark", "a" * (limits.MAX_LARK_CHARACTERS + 1)), "grammar has .* characters"),
-    ],
-)
-def test_what_is_no_grammar_is_refused_by_name(grammar, message):
-    with pytest.raises(RequestError, match=message):
-        Grammars(builtin.tokenizer(), 259)(grammar)
-
-
-@pytest.mark.parametrize(
-    "grammar",
-    [
-        Grammar("regex", "(a{1,1000}){1,1000}"),
-        Grammar("regex", "(a?){500}a{500}"),
-        Grammar("regex", "(.*a.{20}|.*b.{20})"),
-        Grammar("regex", "(?:" * 600 + "a" + ")" * 600),
-        Grammar("json_schema", json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(512)}})),
-        Grammar("json_schema", json.dumps({"const": "x" * limits.MAX_TEXT_CHARACTERS})),
-        Grammar("lark", "start: a\n" + "\n".join(f"a{'a' * i}: a{'a' * (i + 1)} a{'a' * (i + 1)}" for i in range(30))),
-    ],
-)
-def test_a_costly_grammar_is_served_or_refused_but_never_blocks(grammar):
-    began = perf_counter()
-    try:
-        guide = Grammars(builtin.tokenizer(), 259)(grammar)
-        for _ in range(50):
-            guide.take(allowed(guide)[0])
-    except RequestError:
-        pass
-    assert perf_counter() - began < 5
-
-
-def test_terminals_that_double_are_refused_before_they_are_built():
-    """Each holds the next one twice. The library would notice as well, after minutes."""
-    grammars = Grammars(builtin.tokenizer(), 259)
-
-    def doubling(levels: int, rule: str = "R{}: R{} R{}", first: str = "start: R0") -> Grammar:
-        rules = [rule.format(n, n + 1, n + 1) for n in range(levels)]
-        return Grammar("lark", "\n".join([first, *rules, rule.partition("{")[0] + f'{levels}: "a"']))
-
-    grammars.warm()
-    began = perf_counter()
-    for levels in (33, 400, 2000):
-        with pytest.raises(RequestError, match="terminals within terminals"):
-            grammars(doubling(levels))
-    with pytest.raises(RequestError, match="grammar cannot be used"):
-        grammars(doubling(30))
-    assert perf_counter() - began < 5
-    assert grammars(doubling(5)).mask.any()
-    # Rules may be as deep as they like: they are not built out.
-    assert grammars(doubling(300, "r{}: r{} r{}", "start: r0")).mask.any()
-
-
-def test_gbnf_is_read_as_well_as_lark():
-    grammars = Grammars(builtin.tokenizer(), 259)
-    guide = grammars(Grammar("lark", 'root ::= "a" digit\ndigit ::= [0-9]'))
-    guide.take(ord("a"))
-    assert [token for token in range(256) if guide.mask[token // 32] >> (token % 32) & 1] == list(b"0123456789")
-    for broken in ('a ::= "x"', "root ::= (", "root ::= missing", "::="):
-        with pytest.raises(RequestError, match="grammar cannot be used"):
-            grammars(Grammar("lark", broken))
-
-
-def test_a_compiled_grammar_is_kept_for_the_next_request_and_only_so_many():
-    grammars = Grammars(builtin.tokenizer(), 259)
-    first = grammars.compile(SCHEMA)
-    assert grammars.compile(replace(SCHEMA)) is first
-    one, other = grammars(SCHEMA), grammars(SCHEMA)
-    one.take(ord("{"))
-    assert allowed(other) == [ord("{")], "two answers share a place"
-    for number in range(limits.MAX_COMPILED):
-        grammars.compile(Grammar("regex", f"a{number}"))
-    assert len(grammars._compiled) == limits.MAX_COMPILED
-    assert grammars.compile(SCHEMA) is not first
 
 
 # the device -----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import random
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,53 +148,52 @@ def test_answers_under_load_are_those_of_a_quiet_server(depth):
         assert "weft_requests_open 0.0" in page
 
 
-class SlowSteps:
-    """Makes steps of all engines last, so that there is time to act within one; tells when one begins."""
-
-    SECONDS = 0.15
+class HeldSteps:
+    """Holds steps of all engines back from when it is told to until it is told to let them go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine: Engine | None = None
-        self.slow = threading.Event()
-        self.begun = threading.Event()
+        self.hold, self.held, self.go = threading.Event(), threading.Event(), threading.Event()
         step = Engine.step
 
-        def slowly(engine: Engine) -> list[Output]:
+        def holding(engine: Engine) -> list[Output]:
             self.engine = engine
-            self.begun.set()
-            if self.slow.is_set():
-                time.sleep(self.SECONDS)
+            if self.hold.is_set():
+                self.held.set()
+                assert self.go.wait(20)
             return step(engine)
 
-        monkeypatch.setattr(Engine, "step", slowly)
+        monkeypatch.setattr(Engine, "step", holding)
 
-    def wait_for_next(self) -> None:
-        self.begun.clear()
-        assert self.begun.wait(10)
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_client_that_hangs_up_frees_memory_within_a_step(monkeypatch, streams, depth):
-    steps = SlowSteps(monkeypatch)
+    steps = HeldSteps(monkeypatch)
     body = {"prompt": "x" * 70, "max_tokens": 1800, "ignore_eos": True, "stream": streams, "n": 2}
     with serving(max_sequences=4, depth=depth) as server:
         with socket.create_connection(server.url.removeprefix("http://").split(":")) as client:
             content = json.dumps(body).encode()
             head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(content)}\r\n\r\n"
             client.sendall(head.encode() + content)
-            steps.wait_for_next()
-            engine = steps.engine
-            while len(engine.ledger.leases) < 2:
-                time.sleep(0.01)
-            steps.slow.set()
-            steps.wait_for_next()
-            planned = engine.planner.number
-        # The client is gone while a step runs. That step is the last one that knows of it.
-        deadline = time.monotonic() + 5
-        while engine.ledger.leases:
-            assert time.monotonic() < deadline, engine.planner.number - planned
-            time.sleep(0.001)
+            wait_until(lambda: steps.engine is not None and len(steps.engine.ledger.leases) == 2)
+            steps.hold.set()
+            assert steps.held.wait(10)
+            engine, planned = steps.engine, steps.engine.planner.number
+            assert len(engine.ledger.leases) == 2
+        # The client leaves in the middle of a step, and the news is there before that has ended.
+        wait_until(lambda: len(server.backend._inbox._commands) >= 2)
+        steps.hold.clear()
+        steps.go.set()
+        wait_until(lambda: not engine.ledger.leases)
+        # That step was the last one that knew of it.
         assert engine.planner.number - planned <= 1
         assert server.stats()["finished"]["abort"] == 2
 

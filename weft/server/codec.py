@@ -118,6 +118,7 @@ def _encode_request(request: Request) -> msgspec.Raw:
         request.priority,
         request.snapshots,
         request.grammar,
+        request.boundaries,
     )
     try:
         return msgspec.Raw(_encode(body))
@@ -160,7 +161,16 @@ def _decode_request(raw: msgspec.Raw) -> Request:
     if body.grammar is not None and len(body.grammar.text) > wire.MAX_TEXT:
         raise RequestError(f"a grammar of {len(body.grammar.text)} characters; at most {wire.MAX_TEXT} are taken")
     prompt = np.frombuffer(body.prompt, "<i4").astype(np.int32)
-    return Request(prompt, body.params, body.stop_tokens, body.salt, body.priority, body.snapshots, body.grammar)
+    return Request(
+        prompt,
+        body.params,
+        body.stop_tokens,
+        body.salt,
+        body.priority,
+        body.snapshots,
+        body.grammar,
+        body.boundaries,
+    )
 
 
 # events ---------------------------------------------------------------------------------------------------------------

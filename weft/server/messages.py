@@ -58,6 +58,7 @@ class RequestBody(msgspec.Struct, forbid_unknown_fields=True):
     priority: Priority
     snapshots: Annotated[tuple[Token, ...], Meta(max_length=4096)]
     grammar: Grammar | None
+    boundaries: Annotated[tuple[Token, ...], Meta(max_length=1 << 16)]
 
 
 class SubmitMessage(Message, tag="submit"):
