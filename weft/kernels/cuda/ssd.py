@@ -26,7 +26,7 @@ from weft.memory.device.store import RecurrentView
 # Products of matrices have no narrower side.
 NARROWEST = 16
 # Columns at a time and times, of a program that closes a cell: few programs, as most have nothing to do.
-CLOSING_BLOCK, CLOSING_BLOCKS = 64, 5
+CLOSING_BLOCK, CLOSING_BLOCKS = 16, 10
 
 
 def ssd(
@@ -104,7 +104,7 @@ def decode(
         lanes.decodes, x.stride(0), C.stride(0), *(part.stride(0) for part in memory),
         HEAD_DIM=head_dim, HEAD_BLOCK=padded(touched), BLOCK=choice.block, BLOCKS=choice.blocks, STAGES=choice.stages,
         CLOSING_BLOCK=CLOSING_BLOCK, CLOSING_BLOCKS=closing_blocks, PRECISION=precision(x.dtype),
-        num_warps=choice.warps, maxnreg=choice.registers, **sizes,
+        num_warps=choice.warps, **sizes,
     )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ class DecodeChoice(NamedTuple):
     blocks: int  # of a program
     stages: int
     warps: int
-    registers: int | None = None  # of a thread at most
 
 
 class CellsChoice(NamedTuple):
@@ -42,5 +41,5 @@ def cells_choice(rows: int, heads: int, head_dim: int, state: int, dtype: torch.
     if head_dim < 64:
         return CellsChoice(max(16, 1 << (head_dim - 1).bit_length()), 0, 2, 2)
     if head_dim == 80:
-        return CellsChoice(64, 16, 3, 4)
+        return CellsChoice(64, 0, 2, 4)
     return CellsChoice(64, 0, 3, 4) if state <= 128 else CellsChoice(64, 0, 2, 8)

@@ -93,7 +93,7 @@ def read_kernel(
     CLOSING_CHUNKS: tl.constexpr = GROUPS * ((WIDTH + CLOSING_WIDTH - 1) // CLOSING_WIDTH)
     program = tl.program_id(0)
     if program < rows * CLOSING_CHUNKS:
-        row = program // CLOSING_CHUNKS
+        row = (program // CLOSING_CHUNKS).to(tl.int64)
         chunk = program % CLOSING_CHUNKS
         target = tl.load(closing + row).to(tl.int64)
         wait(EARLY)
@@ -102,7 +102,7 @@ def read_kernel(
             close_columns(
                 state + tl.load(slots + row).to(tl.int64) * slot_stride, state + target * slot_stride,
                 tail_x + tail * x_unit, tail_B + tail * B_unit, tail_dt + tail * dt_unit,
-                tail_decay + tail * decay_unit, x + row.to(tl.int64) * x_stride, tl.load(start + row), chunk,
+                tail_decay + tail * decay_unit, x + row * x_stride, tl.load(start + row), chunk,
                 GROUPS, GROUP_HEADS, HEAD_DIM, STATE, CELL, RING, CLOSING_BLOCK, CLOSING_BLOCKS, PRECISION,
             )  # fmt: skip
     else:
@@ -112,7 +112,8 @@ def read_kernel(
         read_columns(
             x + row * x_stride, C + row * C_stride, weights + row * (GROUPS * GROUP_HEADS * CELL),
             scales + row * (GROUPS * GROUP_HEADS * 2), y + row * (GROUPS * WIDTH),
-            state + tl.load(slots + row).to(tl.int64) * slot_stride, tail_x + tail * x_unit, tl.load(start + row), chunk,
+            state + tl.load(slots + row).to(tl.int64) * slot_stride, tail_x + tail * x_unit,
+            tl.load(start + row), chunk,
             GROUPS, GROUP_HEADS, HEAD_DIM, STATE, CELL, RING, HEAD_BLOCK, BLOCK, BLOCKS, STAGES, PRECISION, EARLY,
         )  # fmt: skip
 
@@ -177,23 +178,22 @@ def close_columns(
     group = chunk // CHUNKS
     first_column = chunk % CHUNKS * BLOCK * BLOCKS
     cell = tl.arange(0, CELL)
-    ring = (position - (CELL - 1) + cell) % RING
-    earlier = (cell < CELL - 1)[:, None]
+    ring = ((position - (CELL - 1) + cell) % RING)[None, :]
+    earlier = (cell < CELL - 1)[None, :]
     n = tl.arange(0, STATE)
-    keys = tl.load(tail_B + ring[None, :] * (GROUPS * STATE) + group * STATE + n[:, None])
+    keys = tl.load(tail_B + tl.trans(ring) * (GROUPS * STATE) + group * STATE + n[None, :])
+    # Columns come first, as in no other product here: few of them at a time take few registers.
     for block in tl.range(0, BLOCKS, num_stages=1):
-        column = first_column + block * BLOCK + tl.arange(0, BLOCK)
-        real = (column < WIDTH)[None, :]
+        column = (first_column + block * BLOCK + tl.arange(0, BLOCK))[:, None]
+        real = column < WIDTH
         head = group * GROUP_HEADS + column // HEAD_DIM
-        last = tl.load(tail_decay + (position % RING) * HEADS + head, mask=column < WIDTH, other=0.0)
-        decay = tl.load(tail_decay + ring[:, None] * HEADS + head[None, :], mask=real, other=0.0)
-        kept_dt = tl.load(tail_dt + ring[:, None] * HEADS + head[None, :], mask=real, other=0.0)
         place = group * WIDTH + column
-        inputs = tl.load(tail_x + ring[:, None] * (GROUPS * WIDTH) + place[None, :], mask=real & earlier, other=0.0)
-        new_x = tl.load(x + place, mask=column < WIDTH, other=0.0)
-        inputs = tl.where(earlier, inputs, new_x[None, :])
-        inside = (group * STATE + n[:, None]) * WIDTH + column[None, :]
-        values = tl.load(state + inside, mask=real & (position >= CELL), other=0.0)
-        added = (inputs.to(tl.float32) * (tl.exp2(last[None, :] - decay) * kept_dt)).to(inputs.dtype)
-        values = tl.dot(keys, added, values * tl.exp2(last)[None, :], input_precision=PRECISION)
-        tl.store(target + inside, values, mask=real)
+        inputs = tl.load(tail_x + ring * (GROUPS * WIDTH) + place, mask=real & earlier, other=0.0)
+        inputs = tl.where(earlier, inputs, tl.load(x + place, mask=real, other=0.0))
+        last = tl.load(tail_decay + (position % RING) * HEADS + head, mask=real, other=0.0)
+        left = tl.exp2(last - tl.load(tail_decay + ring * HEADS + head, mask=real, other=0.0))
+        left *= tl.load(tail_dt + ring * HEADS + head, mask=real, other=0.0)
+        inside = (group * STATE + n[None, :]) * WIDTH + column
+        values = tl.load(state + inside, mask=real & (position >= CELL), other=0.0) * tl.exp2(last)
+        added = (inputs.to(tl.float32) * left).to(inputs.dtype)
+        tl.store(target + inside, tl.dot(added, keys, values, input_precision=PRECISION), mask=real)
