@@ -107,14 +107,14 @@ def cpu_engine(family: str) -> Engine:
     return Engine(spec, Runner(model_of(family), spec, memory, 4, threads=1), config)
 
 
-@pytest.mark.parametrize("family", ["lfm2", "nemotron_h", "qwen3_5", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["lfm2", "nemotron_h", "qwen3_5", "gemma3"])
 def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family):
     shared = tokens(66, seed=1)
     asks = [
-        Ask([*shared, *tokens(5, seed=2)], greedy(4)),
-        Ask(tokens(3, seed=3), seeded(6, seed=7)),
+        Ask([*shared, *tokens(2, seed=2)], greedy(2)),
+        Ask(tokens(3, seed=3), seeded(4, seed=7)),
         # A hit on what the first one left, beside decodes.
-        Ask([*shared, *tokens(9, seed=4)], greedy(3), step=3),
+        Ask([*shared, *tokens(3, seed=4)], greedy(2), step=2),
     ]
     found, wanted = serve(cuda_engine(family), asks), serve(cpu_engine(family), asks)
     assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
@@ -127,7 +127,7 @@ def test_the_trial_of_a_step_runs_on_units_that_nobody_owns():
     spec = spec_of("lfm2")
     runner = CudaRunner(model_of("lfm2"), spec, 1 << 16, 4, 256, device="cpu")
     before = runner.store.buffer[: 1 << 16].clone()
-    for start, end in (([0], [100]), ([0, 0, 0], [1, 1, 1])):
+    for start, end in (([0], [70]), ([0, 0], [1, 1])):
         plan = trial(np.array(start, np.int32), np.array(end, np.int32), spec, runner.store.scratch)
         runner.run(plan, lanes=True)
     assert torch.equal(runner.store.buffer[: 1 << 16], before)
