@@ -196,7 +196,7 @@ def main() -> None:
         launches = [Launch(*each) for each in itertools.product((32, 64), (2, 4), (2, 3, 4), (2, 3, 4))]
         print(name, *tune_decode(scene, launches)[:5], sep="\n   ")
     for name, scene in prompts().items():
-        launches = [BlockLaunch(*each) for each in itertools.product((64, 128), (1, 2), (4, 8), (2, 3, 4))]
+        launches = [BlockLaunch(*each) for each in itertools.product((64, 128), (4, 8), (2, 3, 4))]
         print(name, *tune_prefill(scene, launches)[:5], sep="\n   ")
 
 

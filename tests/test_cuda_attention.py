@@ -110,7 +110,7 @@ class Scene:
 def _few_programs(monkeypatch):
     """The interpreter runs them one by one."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr(attention_prefill, "PLAIN_LAUNCH", PLAIN_LAUNCH._replace(block=64, cells=2))
+        monkeypatch.setattr(attention_prefill, "PLAIN_LAUNCH", PLAIN_LAUNCH._replace(block=64))
 
 
 def error_of(found: Tensor, reference: Tensor) -> float:
@@ -173,15 +173,15 @@ def test_cells_that_left_the_window_may_still_be_listed(window):
     assert_equal(Scene([(150, 151), (70, 71), (16, 17), (90, 100), (47, 50)], window, spare=50), sinks=True)
 
 
-@pytest.mark.parametrize(("block", "cells"), [(16, 1), (128, 2), (32, 2)])
+@pytest.mark.parametrize("block", [16, 128])
 @pytest.mark.parametrize("window", [None, 7, 33])
-def test_the_size_of_a_block_of_queries_and_of_what_it_reads_at_once_changes_nothing(block, cells, window):
+def test_the_size_of_a_block_of_queries_changes_nothing(block, window):
     scene = Scene([(0, 40), (21, 30)], window, heads=3, kv_heads=1)
     batch, view = scene.batch(True), scene.view()
     on_gpu.write_pages(scene.k, scene.v, batch, view)
     listed = batch.lanes.full or batch.lanes.windowed
     out = torch.full(scene.q.shape, torch.nan, device=scene.device)
-    launch = PLAIN_LAUNCH._replace(block=block, cells=cells)
+    launch = PLAIN_LAUNCH._replace(block=block)
     attend_pieces(scene.q, out, batch.lanes, listed, view, scene.scale, None, None, launch)
     assert error_of(out, scene.reference()) < 2e-6
 
@@ -372,7 +372,7 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
     launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)
     kernel = attention_prefill._attend_block
     build(kernel, pointers(kernel, half), dict(GROUP=4, BLOCK=launch.block, QUERIES=launch.block // 4,
-          BLOCKS=256 // launch.block, SPAN=launch.cells, **same, **reading), launch.warps, launch.stages)
+          BLOCKS=256 // launch.block, **same, **reading), launch.warps, launch.stages)
 kernel = attention._write_token
 build(kernel, pointers(kernel, "*bf16"), dict(CELL=64, HEAD_DIM=128, SIZE=1024, BLOCK=1024, EARLY=True))
 kernel = flashinfer._join_sinks

@@ -44,6 +44,9 @@ LAUNCHES = {128: Launch(64, 4, 3, 4), 256: Launch(64, 4, 3, 3), 512: Launch(32, 
 # What is left over: float32 heads too large for several stages in shared memory, and tests' small ones.
 PLAIN_LAUNCH = Launch(64, 4, 1, 2)
 
+# Of a share: below this, merging takes longer than reading.
+LEAST_CELLS = 4
+
 
 class Sharing(NamedTuple):
     """Into how many shares the line of cells is cut at the most, and how many cells a share has at the least."""
@@ -56,9 +59,9 @@ def share_out(multiprocessors: int, programs: int, kv_heads: int) -> Sharing:
     """As many shares as can be read side by side.
 
     >>> share_out(multiprocessors=132, programs=3, kv_heads=8)
-    Sharing(shares=49, least_cells=2)
+    Sharing(shares=49, least_cells=4)
     """
-    return Sharing(max(1, multiprocessors * programs // kv_heads), 2)
+    return Sharing(max(1, multiprocessors * programs // kv_heads), LEAST_CELLS)
 
 
 @cache
@@ -108,15 +111,16 @@ def _counters(device: torch.device, size: int) -> Tensor:
 
 
 @triton.jit
-def _row_of(cell, bounds_ptr, rows):
-    """The row that a cell of the line belongs to: as many rows as end at it or before."""
+def _rows_of(first_cell, last_cell, bounds_ptr, rows):
+    """The rows that two cells of the line belong to: as many rows as end at a cell or before."""
     BLOCK: tl.constexpr = 256
-    row = 0
-    for first in range(0, rows, BLOCK):
-        number = first + tl.arange(0, BLOCK)
+    first_row, last_row = 0, 0
+    for base in range(0, rows, BLOCK):
+        number = base + tl.arange(0, BLOCK)
         ends = tl.load(bounds_ptr + 1 + number, mask=number < rows, other=2147483647)
-        row += tl.sum((ends <= cell).to(tl.int32), 0)
-    return row
+        first_row += tl.sum((ends <= first_cell).to(tl.int32), 0)
+        last_row += tl.sum((ends <= last_cell).to(tl.int32), 0)
+    return first_row, last_row
 
 
 @triton.jit
@@ -152,8 +156,12 @@ def _attend_share(
     cells = tl.load(bounds_ptr + rows)
     size = tl.maximum(tl.cdiv(cells, shares), least_cells)
     share_begin, share_end = share * size, tl.minimum((share + 1) * size, cells)
-    first_row = _row_of(share_begin, bounds_ptr, rows)
-    last_row = _row_of(share_end - 1, bounds_ptr, rows)
+    first_row, last_row = _rows_of(share_begin, share_end - 1, bounds_ptr, rows)
+    # All of this is older than the queries: no need to wait for it. A program without a share looks at the last row.
+    next_row_begin, next_row_end, next_position, next_low, next_origin, next_first, next_last, next_page = _find_row(
+        tl.minimum(first_row, rows - 1), share_begin, share_end,
+        start_ptr, first_position_ptr, bounds_ptr, pages_ptr, CELL, KEYS, WINDOW,
+    )  # fmt: skip
     wait(EARLY)
     if share_begin >= share_end:
         return
@@ -167,9 +175,6 @@ def _attend_share(
     query_at = head[:, None] * q_head_stride + feature[None, :]
     index = tl.arange(0, KEYS)
     in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
-    next_row_begin, next_row_end, next_position, next_low, next_origin, next_first, next_last, next_page = _find_row(
-        first_row, share_begin, share_end, start_ptr, first_position_ptr, bounds_ptr, pages_ptr, CELL, KEYS, WINDOW
-    )
     next_q = tl.load(q_ptr + tl.cast(first_row, tl.int64) * q_token_stride + query_at, mask=is_query, other=0.0)
     for row in range(first_row, last_row + 1):
         row_begin, row_end, position, low, origin = next_row_begin, next_row_end, next_position, next_low, next_origin

@@ -27,15 +27,14 @@ LANES = (
 
 class Launch(NamedTuple):
     block: int  # queries times heads of a group
-    cells: int  # that are read at once
     warps: int
     stages: int
 
 
 # By bytes of a head's key, padded to a power of two.
-LAUNCHES = {128: Launch(128, 1, 4, 3), 256: Launch(64, 1, 4, 3), 512: Launch(128, 1, 8, 2)}
+LAUNCHES = {128: Launch(128, 4, 3), 256: Launch(64, 4, 3), 512: Launch(128, 8, 2)}
 # What is left over: float32 heads too large for several stages in shared memory, and tests' small ones.
-PLAIN_LAUNCH = Launch(16, 1, 4, 1)
+PLAIN_LAUNCH = Launch(16, 4, 1)
 
 
 def attend_pieces(
@@ -65,18 +64,18 @@ def attend_pieces(
         listed.first_position, listed.bounds, listed.pages,
         q.stride(0), q.stride(1), view.keys.stride(0), scale,
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, CELL=cell,
-        BLOCK=block, QUERIES=queries, BLOCKS=blocks, SPAN=launch.cells, WINDOW=view.window or 0, SOFTCAP=softcap or 0.0,
+        BLOCK=block, QUERIES=queries, BLOCKS=blocks, WINDOW=view.window or 0, SOFTCAP=softcap or 0.0,
         HAS_SINKS=sinks is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
 
 
 @triton.jit
-def _mix_tile(
+def _mix_cell(
     q, peak, total, mixed, keys_ptr, values_ptr, loaded, visible, scale,
     SOFTCAP: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax of a block of queries, a few cells further. WHOLE cells are seen by all of them."""
+    """The running softmax of a block of queries, one cell further. A WHOLE cell is seen by all of them."""
     keys = tl.load(keys_ptr) if loaded is None else tl.load(keys_ptr, mask=loaded, other=0.0)
     scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
     factor = scale * LOG2_E
@@ -101,7 +100,7 @@ def _attend_block(
     start_ptr, first_ptr, piece_row_ptr, piece_position_ptr, first_position_ptr, bounds_ptr, pages_ptr,
     q_token_stride, q_head_stride, page_stride, scale,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr,
-    BLOCK: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr, SPAN: tl.constexpr,
+    BLOCK: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Up to QUERIES tokens of one piece, the heads of one group of each: line i is token i // GROUP."""
@@ -126,54 +125,47 @@ def _attend_block(
     query_at = token[:, None] * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
     q = tl.load(q_ptr + query_at, mask=is_query, other=0.0)
 
-    index = tl.arange(0, SPAN * CELL)
-    of_tile = index // CELL
-    in_page = (index[:, None] % CELL * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
+    index = tl.arange(0, CELL)
+    in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
     whole = None if HEAD_DIM == BLOCK_DIM else is_feature[None, :]
     first_position = tl.load(first_position_ptr + row)
-    first_cell = first_position // CELL
-    cell_pages_ptr = pages_ptr + tl.load(bounds_ptr + row) - first_cell
+    cell_pages_ptr = pages_ptr + tl.load(bounds_ptr + row) - first_position // CELL
     peak = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     mixed = tl.zeros([BLOCK, BLOCK_DIM], tl.float32)
 
-    # Tiles of SPAN cells, counted from position 0 so that they are the same for every block of queries:
-    # [begin, inner) lies partly outside some query's window   [inner, own) is seen by all   own holds the block's cell
+    # [begin, inner) lies partly outside some query's window   [inner, own_cell) is seen by all   own_cell: causal
     lowest = tl.maximum(first_position, low - WINDOW + 1) if WINDOW else first_position
-    begin = lowest // (SPAN * CELL) * SPAN
-    own = own_cell // SPAN * SPAN
+    begin = lowest // CELL
     inner = begin
-    # Pages' numbers are loaded one tile ahead, so that only keys and values are left for the stages.
-    listed = (begin + of_tile >= first_cell) & (begin + of_tile <= own_cell)
-    next_pages = tl.load(cell_pages_ptr + begin + of_tile, mask=listed, other=0)
+    # A page's number is loaded one cell ahead, so that only keys and values are left for the stages.
+    page = tl.load(cell_pages_ptr + begin)
     if WINDOW:
-        inner = tl.minimum(tl.cdiv(tl.maximum(high - WINDOW, 0), SPAN * CELL) * SPAN, own)
+        inner = tl.minimum(tl.cdiv(tl.maximum(high - WINDOW, 0), CELL), own_cell)
         inner = tl.maximum(inner, begin)
-        for cell in tl.range(begin, inner, SPAN):
-            tile_at = (next_pages.to(tl.int64) * page_stride)[:, None] + in_page
-            ahead = cell + SPAN + of_tile
-            next_pages = tl.load(cell_pages_ptr + ahead, mask=ahead <= own_cell, other=0)
+        for cell in tl.range(begin, inner):
+            page_at = page.to(tl.int64) * page_stride
+            page = tl.load(cell_pages_ptr + cell + 1)
             key_position = cell * CELL + index
-            peak, total, mixed = _mix_tile(
-                q, peak, total, mixed, keys_ptr + tile_at, values_ptr + tile_at,
+            peak, total, mixed = _mix_cell(
+                q, peak, total, mixed, keys_ptr + page_at + in_page, values_ptr + page_at + in_page,
                 (key_position >= lowest)[:, None] & is_feature[None, :],
                 key_position[None, :] > position[:, None] - WINDOW, scale, SOFTCAP, False, PRECISION,
             )  # fmt: skip
-    for cell in tl.range(inner, own, SPAN):
-        tile_at = (next_pages.to(tl.int64) * page_stride)[:, None] + in_page
-        ahead = cell + SPAN + of_tile
-        next_pages = tl.load(cell_pages_ptr + ahead, mask=ahead <= own_cell, other=0)
-        peak, total, mixed = _mix_tile(
-            q, peak, total, mixed, keys_ptr + tile_at, values_ptr + tile_at,
+    for cell in tl.range(inner, own_cell):
+        page_at = page.to(tl.int64) * page_stride
+        page = tl.load(cell_pages_ptr + cell + 1)
+        peak, total, mixed = _mix_cell(
+            q, peak, total, mixed, keys_ptr + page_at + in_page, values_ptr + page_at + in_page,
             whole, None, scale, SOFTCAP, True, PRECISION,
         )  # fmt: skip
-    tile_at = (next_pages.to(tl.int64) * page_stride)[:, None] + in_page
-    key_position = own * CELL + index
+    page_at = page.to(tl.int64) * page_stride
+    key_position = own_cell * CELL + index
     visible = key_position[None, :] <= position[:, None]
     if WINDOW:
         visible &= key_position[None, :] > position[:, None] - WINDOW
-    peak, total, mixed = _mix_tile(
-        q, peak, total, mixed, keys_ptr + tile_at, values_ptr + tile_at,
+    peak, total, mixed = _mix_cell(
+        q, peak, total, mixed, keys_ptr + page_at + in_page, values_ptr + page_at + in_page,
         ((key_position >= lowest) & (key_position < high))[:, None] & is_feature[None, :],
         visible, scale, SOFTCAP, False, PRECISION,
     )  # fmt: skip
