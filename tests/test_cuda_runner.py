@@ -107,7 +107,7 @@ def cpu_engine(family: str) -> Engine:
     return Engine(spec, Runner(model_of(family), spec, memory, 4, threads=1), config)
 
 
-@pytest.mark.parametrize("family", ["lfm2", "nemotron_h", "qwen3_5", "gemma3"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "gemma3"])
 def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family):
     shared = tokens(66, seed=1)
     asks = [
