@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.gated_delta_cells import solve_cells
-from weft.kernels.cuda.gated_delta_decode import decode_rows
+from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
 from weft.kernels.cuda.gated_delta_walk import walk_cells
 from weft.kernels.lanes import Lanes
 from weft.memory.device.store import RecurrentView
@@ -42,10 +42,15 @@ class Choice(NamedTuple):
     warps: int
     stages: int  # of loads that are under way
     registers: int | None = None  # at most, of a thread
+    rows: int = 0  # of a state that are loaded at a time
 
 
-DECODE = Choice(32, 4, 3)
-SOLVE, WALK = Choice(0, 4, 1), Choice(32, 4, 2)
+DECODE = Choice(128, 4, 4, rows=32)
+WEIGH_WARPS = 4
+SOLVE = Choice(0, 4, 1, registers=128)
+# As many programs as fit beside each other; or, if there are no more than multiprocessors, more loads under way in each.
+# What a program computes is the same to the bit.
+WALK, WALK_FEW, MULTIPROCESSORS = Choice(32, 4, 2), Choice(32, 4, 3), 132
 # Products of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = Choice(0, 8, 1), Choice(32, 8, 1)
 
@@ -57,8 +62,7 @@ def gated_delta_lanes(inputs: Inputs, lanes: Lanes, view: RecurrentView) -> Floa
     if lanes.decodes:
         launch_decode(inputs, lanes, view, y, DECODE)
     if lanes.rows > lanes.decodes:
-        wide = inputs.v.dtype == torch.float32
-        launch_extend(inputs, lanes, view, y, *((SOLVE_WIDE, WALK_WIDE) if wide else (SOLVE, WALK)))
+        launch_extend(inputs, lanes, view, y, *extend_choices(inputs, lanes))
     return y
 
 
@@ -93,21 +97,34 @@ def dimensions(inputs: Inputs, lanes: Lanes, view: RecurrentView) -> dict[str, o
 
 
 def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, choice: Choice) -> None:
-    (heads, value_dim), key_heads = inputs.v.shape[1:], inputs.k.shape[1]
-    tail, state, shared = view.tail, view.state["delta"], heads // key_heads
+    rows, (heads, value_dim), key_heads = lanes.decodes, inputs.v.shape[1:], inputs.k.shape[1]
+    shared, tail, state = dimensions(inputs, lanes, view), view.tail, view.state["delta"]
+    lookups = inputs.v.new_empty(rows, key_heads, 2, shared["KEYS"], dtype=torch.float32)
+    weights = inputs.v.new_empty(rows, heads, 2, shared["BLOCK"], dtype=torch.float32)
+    factors = inputs.v.new_empty(rows, heads, 4, dtype=torch.float32)
+    weigh_tails[(key_heads, rows)](
+        inputs.q, inputs.k, inputs.q.stride(0), inputs.step, inputs.strength, inputs.step.stride(0),
+        inputs.rates, inputs.bias, tail["k"], tail["k"].stride(0), tail["decay"], tail["decay"].stride(0),
+        lanes.start, lanes.tail, lookups, weights, factors,
+        **shared, HEADS=triton.next_power_of_2(heads // key_heads), PROJECTED=inputs.rates is not None,
+        num_warps=WEIGH_WARPS,
+    )  # fmt: skip
     values = min(choice.values, padded(value_dim))
-    tiles = shared * triton.cdiv(value_dim, values)
-    # With few rows, more programs share the tiles of a key head.
-    parts = next(n for n in range(1, tiles + 1) if tiles % n == 0 and (n * key_heads * lanes.decodes >= 512 or n == tiles))
-    decode_rows[(parts, key_heads, lanes.decodes)](
-        inputs.q, inputs.k, inputs.q.stride(0), inputs.v, inputs.v.stride(0),
-        inputs.step, inputs.strength, inputs.step.stride(0), inputs.rates, inputs.bias, y,
+    decode_rows[(triton.cdiv(value_dim, values), heads, rows)](
+        inputs.v, inputs.v.stride(0), lookups, weights, factors, y,
         tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
         state, state.stride(0), lanes.start, lanes.slot, lanes.tail, lanes.closing,
-        **dimensions(inputs, lanes, view), VALUE_DIM=value_dim, VALUES=values,
-        SHARES=triton.next_power_of_2(shared), TILES=tiles // parts, STAGES=choice.stages,
-        PROJECTED=inputs.rates is not None, num_warps=choice.warps, maxnreg=choice.registers,
+        **shared, VALUE_DIM=value_dim, VALUES=values, ROWS=min(choice.rows, shared["KEYS"]), STAGES=choice.stages,
+        num_warps=choice.warps, maxnreg=choice.registers,
     )  # fmt: skip
+
+
+def extend_choices(inputs: Inputs, lanes: Lanes) -> tuple[Choice, Choice]:
+    if inputs.v.dtype == torch.float32:
+        return SOLVE_WIDE, WALK_WIDE
+    heads, value_dim = inputs.v.shape[1:]
+    programs = (lanes.rows - lanes.decodes) * heads * triton.cdiv(value_dim, WALK.values)
+    return SOLVE, WALK if programs > MULTIPROCESSORS else WALK_FEW
 
 
 def launch_extend(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, solve: Choice, walk: Choice) -> None:
