@@ -45,11 +45,11 @@ class Choice(NamedTuple):
     rows: int = 0  # of a state that are loaded at a time
 
 
-DECODE = Choice(128, 4, 4, rows=32)
+DECODE = Choice(128, 4, 4, rows=16)
 WEIGH_WARPS = 4
 SOLVE = Choice(0, 4, 1, registers=128)
-# As many programs as fit beside each other; or, if there are no more than multiprocessors, more loads under way in each.
-# What a program computes is the same to the bit.
+# Programs beside each other on a multiprocessor; or, if there are not enough, more loads under way in each. What they
+# compute is the same to the bit.
 WALK, WALK_FEW, MULTIPROCESSORS = Choice(32, 4, 2), Choice(32, 4, 3), 132
 # Products of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = Choice(0, 8, 1), Choice(32, 8, 1)
