@@ -1,7 +1,7 @@
 """The study behind docs/caching.md: what is worth remembering, on traces and made-up traffic.
 
     python -m benchmarks.caching matrix --json matrix.json      policies x workloads x models x memory
-    python -m benchmarks.caching ample --json ample.json        the whole traces in twice the memory they need
+    python -m benchmarks.caching ample --json ample.json        the whole traces in memory without end
     python -m benchmarks.caching goals --json goals.json        second sighting, no sharing, a scan
     python -m benchmarks.caching curve --json curve.json        from 2 % to 200 % of the working set
     python -m benchmarks.caching tables matrix.json             the tables of the document, from that file
@@ -45,15 +45,15 @@ POLICIES = {
 }
 # Requests of each workload: enough to turn the smallest memory over many times.
 SIZES = {
-    "conversation": 700,
-    "synthetic": 600,
+    "conversation": 450,
+    "synthetic": 400,
     "lmsys": 3000,
     "sharegpt": 1000,
-    "coding": 600,
-    "compacting": 600,
+    "coding": 450,
+    "compacting": 450,
     "tools": 1200,
     "system-prompts": 1200,
-    "retrieval": 500,
+    "retrieval": 350,
     "best-of-n": 900,
     "tree-search": 900,
 }
@@ -119,16 +119,17 @@ def matrix(
 
 
 def ample(study: Study, folder: str) -> None:
-    """Twice the working set and the whole traces: how much of what the oracle would hit, and for how many snapshots."""
+    """Memory without end and the whole traces: how much of what the oracle would hit, and for how many snapshots."""
     for name in TRACES:
-        for model in MODELS:
-            base = Setup(traffic(name, folder, whole=True), cost_model(model), 2.0, oracle=True)
-            variants = {"default": base, "without candidates": replace(base, captures=Captures(candidates=False))}
-            if model == MODELS[0]:
-                published = replace(base, captures=PUBLISHED, capture_every=8192)
-                variants["prompt end, junction, every 8192"] = published
-            for variant, setup in variants.items():
-                study.add(f"ample/{name}/{model}/{variant}", lambda setup=setup: _with_oracle(setup))
+        base = Setup(traffic(name, folder, whole=True), cost_model(MODELS[0]), 1 << 50, oracle=True)
+        variants = {
+            "default": base,
+            "without candidates": replace(base, captures=Captures(candidates=False)),
+            "prompt end, junction, every 8192": replace(base, captures=PUBLISHED, capture_every=8192),
+            "default, four times the working set": replace(base, memory=4.0),
+        }
+        for variant, setup in variants.items():
+            study.add(f"ample/{name}/{variant}", lambda setup=setup: _with_oracle(setup))
 
 
 def _with_oracle(setup: Setup) -> Results:

@@ -252,6 +252,7 @@ class Planner:
 
     def _stand_up(self, sequence: Sequence) -> None:
         assert sequence.lease is not None
+        sequence.lease.returns = sequence.reason is None
         self.ledger.close(sequence.lease)
         sequence.lease = None
         self.by_seat[sequence.seat] = None

@@ -268,7 +268,9 @@ class Cache:
     def take_for(self, origin: Origin, tokens: int, depth: int) -> int | None:
         """A slot for a snapshot that is worth what others like it are, if it can be had for what is worth less."""
         if origin is Origin.CANDIDATE:
-            return self.arena.take(Kind.STATE)
+            # Only of what nobody uses, and of older candidates.
+            bound = CHEAP + log2(max(1, tokens // self.cell)) + self.warmth
+            return self._take(Kind.STATE, bound, self.arena.unit_bytes[Kind.STATE])
         bound = None
         if self._by_value:
             chance = self.popularity.chance(class_of(origin, 0, 0))

@@ -18,6 +18,8 @@ MAX_SPACING = 8192
 KV_PER_STATE = 2
 # Candidates lie this share of their depth apart, so that a prompt which parts anywhere loses half of it on average.
 CANDIDATE_SHARE = 1 / 16
+# What comes last in a prompt is often other in the next turn's: its last cells are candidates all.
+CANDIDATES_AT_END = 8
 # After this many prompts whose candidates nobody wanted, fewer are left.
 UNPROVED = 32
 
@@ -142,6 +144,17 @@ def candidates(start: int, end: int, cell: int, density: int = 1) -> list[int]:
         ladder.append(here + max(cell, floor_to_grid(int(here * CANDIDATE_SHARE), cell)))
     low, high = bisect_right(ladder, start), bisect_right(ladder, end)
     return ladder[low + -low % density : high : density]
+
+
+def candidates_at_end(start: int, end: int, prompt: int, cell: int, density: int = 1) -> list[int]:
+    """Grid positions in (start, end] among the last cells of a prompt.
+
+    >>> candidates_at_end(0, 1000, 1000, 64, density=2)
+    [512, 640, 768, 896]
+    """
+    last = repeatable(prompt, cell)
+    first = last - CANDIDATES_AT_END * cell
+    return [p for p in range(first, last, cell) if start < p <= end and p // cell % density == 0]
 
 
 _LADDERS: dict[int, list[int]] = {}

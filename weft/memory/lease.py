@@ -48,6 +48,7 @@ class Lease:
         "pending",
         "prompt",
         "published",
+        "returns",
         "seat",
         "shared",
         "slot",
@@ -71,6 +72,7 @@ class Lease:
         self.boundaries = boundaries
         self.miss = miss
         self.junction = miss.kv_matched if miss.kv_matched > miss.cached else 0
+        self.returns = False  # it closes only to give way
         self.node: Node | None = None
         self.shared = 0
         self.published = 0

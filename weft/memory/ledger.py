@@ -22,6 +22,7 @@ from weft.memory.captures import (
     Captures,
     Origin,
     candidates,
+    candidates_at_end,
     density,
     origin_of,
     positions_to_capture,
@@ -62,6 +63,9 @@ class Ledger:
         self.every = (capture_every or spacing(spec)) if captures.regular else 0
         # Who says how far apart states are to lie gets them so, and none between.
         self.candidates = captures.candidates and not capture_every and Kind.STATE in self.arena.unit_bytes
+        # Kept on the chance of being wanted; where states are so light that every cell has one, that costs nothing.
+        self._on_trial = (Origin.BOUNDARY, Origin.REGULAR) if self.every > self.cell else ()
+        self.learns = captures.popular and eviction == "value" and not capture_every
         # Only this policy lets them go before anything else.
         self.candidates = self.candidates and eviction == "value"
         self.leases: dict[int, Lease] = {}
@@ -240,7 +244,9 @@ class Ledger:
                 boundaries=lease.boundaries,
             )
             if self.candidates and start < lease.prompt:
-                found = candidates(start, min(end, lease.prompt), cell, density(self.cache.unproved))
+                every, last = density(self.cache.unproved), min(end, lease.prompt)
+                found = candidates(start, last, cell, every)
+                found += candidates_at_end(start, last, lease.prompt, cell, every)
                 chosen = sorted({*chosen, *found})
         # Wherever the step may be settled, the sequence must find its own checkpoint.
         first = max(floor_to_grid(certain, cell), floor_to_grid(start, cell) + cell)
@@ -269,11 +275,15 @@ class Ledger:
     def _optional_captures(self, lease: Lease, positions: list[int]) -> list[Capture]:
         """Snapshots for others: taken where there is room, else skipped and counted. Candidates come last."""
         captures, before = [], lease.miss.cached
+        gaps = dict(zip(positions, (p - q for p, q in zip(positions, [lease.miss.cached, *positions]))))
         with_origin = [(position, self._origin(lease, position)) for position in positions]
         for position, origin in sorted(with_origin, key=lambda each: each[1] is Origin.CANDIDATE):
             slot = None
+            if self.learns and origin in self._on_trial and not self.cache.popularity.worth_a_try(origin):
+                continue
             if Kind.STATE in self.arena.unit_bytes:
-                slot = self.cache.take_for(origin, max(self.cell, position - before), position)
+                saved = gaps[position] if origin is Origin.CANDIDATE else position - before
+                slot = self.cache.take_for(origin, max(self.cell, saved), position)
                 if slot is None:
                     if origin is not Origin.CANDIDATE:
                         self.cache.skipped(lease.keys, position)
@@ -379,7 +389,7 @@ class Ledger:
         """The sequence ends or is preempted. What it computed stays, with its last checkpoint as a resume point."""
         assert not lease.pending, "a flight still carries this lease"
         here = floor_to_grid(int(self.computed[lease.seat]), self.cell)
-        if self.enabled and here and self.cache.point_bytes and (self.captures.answers or here < lease.prompt):
+        if self.enabled and here and self.cache.point_bytes and self._wants_end(lease, here):
             self._keep(lease, here, lease.slot)
             if self.captures.answers:
                 self.cache.explain(lease.keys[here // self.cell - 1], Origin.ANSWER_END)
@@ -388,6 +398,14 @@ class Ledger:
                 del self._promises[key]
         del self.leases[lease.seat]
         self._let_go(lease)
+
+    def _wants_end(self, lease: Lease, here: int) -> bool:
+        """Keep where a sequence ends? One that gave way will be back."""
+        if lease.returns or here < lease.prompt:
+            return True
+        if not self.captures.answers:
+            return False
+        return not self.learns or self.cache.popularity.worth_a_try(Origin.ANSWER_END)
 
     def _let_go(self, lease: Lease) -> None:
         if Kind.PAGE in self.arena.unit_bytes:

@@ -17,6 +17,9 @@ PRIOR_SEEN = 3.0
 # Declared points are somebody's word that they will be wanted.
 DECLARED_CHANCE = 0.5
 MEMORY = 2048.0
+# A class of which fewer are wanted is kept only now and then, to notice when that changes.
+SELDOM = 0.02
+TRIAL = 8
 
 _PLACE = {origin: place for place, origin in enumerate(ORIGINS)}
 _PER_HIT = MOST_PASSES + 1
@@ -35,6 +38,7 @@ class Popularity:
     def __init__(self) -> None:
         self._seen = [PRIOR_SEEN] * (_PER_ORIGIN * len(ORIGINS))
         self._wanted = [PRIOR_WANTED] * (_PER_ORIGIN * len(ORIGINS))
+        self._skipped = [0] * len(ORIGINS)
 
     def entered(self, kind: int) -> None:
         self._seen[kind] += 1
@@ -51,6 +55,14 @@ class Popularity:
         """Of all that were ever in the class, how many were hit later."""
         learned = min(1.0, self._wanted[kind] / self._seen[kind])
         return max(learned, DECLARED_CHANCE) if kind < _PER_ORIGIN else learned
+
+    def worth_a_try(self, origin: Origin) -> bool:
+        """Are states of this origin wanted often enough to keep a new one? If not, one in a few is all the same."""
+        if self.chance(class_of(origin, 0, 0)) >= SELDOM:
+            return True
+        place = _PLACE[origin]
+        self._skipped[place] = (self._skipped[place] + 1) % TRIAL
+        return self._skipped[place] == 0
 
     def table(self) -> dict[str, list[dict[str, float]]]:
         """What was learned, for people: by origin, one entry for each number of hits, without passes."""
