@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.floors import Sketch
-from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, machine, random_prompt, run, start, warm_up
+from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, keep, machine, random_prompt, run, start, warm_up
 from weft import LLM
 from weft.engine.loop import Engine
 
@@ -39,7 +39,7 @@ def main() -> int:
 def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     batches = [rows for rows in BATCHES if rows <= (32 if arguments.quick else 256)]
     attempts = Attempts()
-    found: dict[str, Any] = {"machine": machine(arguments.device), "steps": []}
+    found: dict[str, Any] = {"machine": machine(arguments.device), "steps": [], "errors": attempts.errors}
     llm = start(model, arguments, depth=1, max_sequences=max(IDLE_ROWS, *batches), max_length=1024)
     # Tails are kept in another form on a GPU than elsewhere.
     sketch = replace(Sketch.of(model), spec=llm.engine.ledger.spec)
@@ -51,9 +51,10 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
             floor = sketch.decode_bytes(rows, positions) / bandwidth
             weights = sketch.active_weight_bytes(rows)
             found["steps"].append({"rows": rows, "seconds": seconds, "floor": floor, "weight_bytes": weights})
+        keep(found, arguments)
     with attempts.part("idle"):
         found["idle"] = idle_share(llm, IDLE_ROWS, arguments.device)
-    return found | {"errors": attempts.errors}
+    return found
 
 
 def decoding(llm: LLM, rows: int, answer: int, seed: int) -> Engine:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,8 @@ RESULTS = Path(__file__).parent / "results"
 MODELS = ("lfm2-1.2b", "nemotron-nano-9b-v2", "qwen3-next-mini")
 # Token ids below this mean something special in most vocabularies.
 FIRST_TOKEN = 1000
+# From a process's start until it measures its own time.
+STARTING_SECONDS = 10
 
 Measure = Callable[[str, argparse.Namespace], dict[str, Any]]
 Show = Callable[[str, dict[str, Any]], None]
@@ -53,7 +56,14 @@ def arguments_of(program: str, about: str, limit_seconds: int, models: Sequence[
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.program = program
+    arguments.deadline = time.perf_counter() + arguments.limit - STARTING_SECONDS
     return arguments
+
+
+def keep(found: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Leave what was measured so far: it counts even if the rest takes too long."""
+    if arguments.here:
+        arguments.here.write_text(json.dumps(found))
 
 
 def run(arguments: argparse.Namespace, measure: Measure, show: Show) -> int:
@@ -62,8 +72,10 @@ def run(arguments: argparse.Namespace, measure: Measure, show: Show) -> int:
     The same program, started with `--here FILE`, measures its one model and leaves the figures in the file.
     """
     if arguments.here:
-        arguments.here.write_text(json.dumps(measure(arguments.models[0], arguments)))
+        keep(measure(arguments.models[0], arguments), arguments)
         return 0
+    # Whoever stops this program stops the one that measures, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     report: dict[str, Any] = {"program": arguments.program, "when": time.strftime("%Y-%m-%d %H:%M:%S"), "models": {}}
     report["command"] = " ".join(["python -m", f"benchmarks.{arguments.program}", *sys.argv[1:]])
     failed = 0
@@ -78,7 +90,7 @@ def run(arguments: argparse.Namespace, measure: Measure, show: Show) -> int:
             print(f"  failed: {found['error']}", flush=True)
         if "machine" in found:
             show(model, found)
-    save(report, arguments)
+        save(report, arguments)
     return failed
 
 
@@ -86,25 +98,37 @@ def _apart(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         target, log = Path(folder) / "figures.json", Path(folder) / "log"
         options = ["--device", arguments.device, "--dtype", arguments.dtype, "--memory", arguments.memory]
-        options += ["--quick"] if arguments.quick else []
+        options += ["--limit", str(arguments.limit), *(["--quick"] if arguments.quick else [])]
         command = [sys.executable, "-m", f"benchmarks.{arguments.program}", model, "--here", str(target), *options]
         with log.open("w") as sink:
-            try:
-                subprocess.run(command, stdout=sink, stderr=sink, check=False, timeout=arguments.limit)
-                reason = "it ended without figures"
-            except subprocess.TimeoutExpired:
-                reason = f"it took longer than {arguments.limit} s"
-        if target.exists():
-            return json.loads(target.read_text())
+            reason = _wait(subprocess.Popen(command, stdout=sink, stderr=sink), arguments.limit)
+        found = json.loads(target.read_text()) if target.exists() else {}
+        if reason is None and found:
+            return found
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        return {"error": f"{reason}: {lines[-1][:300]}" if lines else reason, "log": lines[-20:]}
+        last = f": {lines[-1][:300]}" if lines else ""
+        return found | {"error": (reason or "it ended without figures") + last, "log": lines[-20:]}
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: int) -> str | None:
+    """Until the process ends by itself, or else why it was ended or failed."""
+    try:
+        code = process.wait(seconds)
+        return f"it ended with code {code}" if code else None
+    except subprocess.TimeoutExpired:
+        return f"it took longer than {seconds} s"
+    finally:
+        process.kill()
+        process.wait()
 
 
 def save(report: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """After every model, so that a run that is stopped leaves what it has."""
     RESULTS.mkdir(exist_ok=True)
-    target = arguments.json or RESULTS / f"{report['program']}-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    target.write_text(json.dumps(report, indent=1))
-    print(f"\nsaved to {target}")
+    arguments.json = arguments.json or RESULTS / f"{report['program']}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    arguments.json.write_text(json.dumps(report, indent=1))
+    if len(report["models"]) == len(arguments.models):
+        print(f"\nsaved to {arguments.json}")
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.floors import copy_bandwidth, recorded, seconds_of
-from benchmarks.gpu import arguments_of, machine, run
+from benchmarks.gpu import arguments_of, keep, machine, run
 
 # A case as an operation's file lists it.
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
@@ -43,6 +43,7 @@ def measure(operation: str, arguments: argparse.Namespace) -> dict[str, Any]:
     try:
         for case in cases:
             found["cases"].append(measure_case(case, 7 if arguments.quick else 25))
+            keep(found, arguments)
     except Exception as error:  # of making a case: those before it still count
         found["error"] = short(error)
     return found

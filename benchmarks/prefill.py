@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.floors import Sketch
-from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, machine, play, random_prompt, run, start, warm_up
+from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, keep, machine, play, random_prompt, run, start, warm_up
 from weft import LLM
 from weft.engine.loop import Engine
 
@@ -40,7 +40,7 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     lengths = LENGTHS[:2] if arguments.quick else LENGTHS
     repeats = 2 if arguments.quick else 5
     sketch, attempts = Sketch.of(model), Attempts()
-    found: dict[str, Any] = {"machine": machine(arguments.device), "prompts": []}
+    found: dict[str, Any] = {"machine": machine(arguments.device), "prompts": [], "errors": attempts.errors}
     llm = start(model, arguments, depth=1, max_sequences=64, max_length=LONGEST, capture_every=EVERY)
     warm_up(llm, rows=(1,), lengths=(512, 8300))
     rate = found["machine"]["matrix_operations_per_second"]
@@ -51,11 +51,13 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
             )
             share = sketch.prefill_operations(length) / seconds / rate
             found["prompts"].append({"tokens": length, "seconds": seconds, "share_of_matrix_rate": share})
+        keep(found, arguments)
     with attempts.part("captures"):
         found["captures"] = cost_of_captures(llm, 3 if arguments.quick else 9)
+    keep(found, arguments)
     with attempts.part("repeated prompt"):
         found["repeated"] = repeated_prompt(llm, 1 if arguments.quick else 3)
-    return found | {"errors": attempts.errors}
+    return found
 
 
 def first_token(engine: Engine, prompt: np.ndarray, snapshots: tuple[int, ...] = ()) -> float:

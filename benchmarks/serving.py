@@ -17,11 +17,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import time
 from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, machine, play, random_prompt, run, start, warm_up
+from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, keep, machine, play, random_prompt, run, start, warm_up
 from weft import LLM
 
 SYSTEMS, QUESTIONS = 8, 16
@@ -37,16 +38,18 @@ def main() -> int:
 
 def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     attempts = Attempts()
-    found: dict[str, Any] = {"machine": machine(arguments.device)}
+    found: dict[str, Any] = {"machine": machine(arguments.device), "errors": attempts.errors}
     llm = start(model, arguments, depth=1, max_sequences=256, max_length=4096)
     warm_up(llm, rows=(1, 32, 128, 256))
     with attempts.part("shared prefix"):
         found["shared"] = shared_prefix(llm)
+    keep(found, arguments)
     with attempts.part("conversations"):
         found["conversations"] = conversations(llm)
+    keep(found, arguments)
     with attempts.part("nothing shared"):
-        found["strangers"] = nothing_shared(llm, 1 if arguments.quick else 3)
-    return found | {"errors": attempts.errors}
+        found["strangers"] = nothing_shared(llm, 1 if arguments.quick else 3, arguments.deadline)
+    return found
 
 
 def rates(asks: list[Ask], seconds: float) -> dict[str, float]:
@@ -93,15 +96,20 @@ def conversations(llm: LLM) -> dict[str, float]:
     return rates(every, seconds)
 
 
-def nothing_shared(llm: LLM, repeats: int) -> dict[str, float]:
-    """Medians of rates with the cache and without, and the first over the second."""
+def nothing_shared(llm: LLM, repeats: int, deadline: float) -> dict[str, float]:
+    """Medians of rates with the cache and without, and the first over the second; fewer if time runs out."""
     taken: dict[bool, list[float]] = {True: [], False: []}
+    began = time.perf_counter()
     for number in range(repeats):
-        for cache in (True, False):
+        each = (time.perf_counter() - began) / max(1, number)
+        if number and time.perf_counter() + each > deadline:
+            break
+        # Whoever comes first has the colder machine.
+        for cache in (True, False) if number % 2 else (False, True):
             asks = [Ask(random_prompt(llm, STRANGER, 5, number, n), STRANGER_ANSWER) for n in range(STRANGERS)]
             taken[cache].append(rates(asks, play(fresh(llm, cache=cache), asks))["tokens_per_second"])
     on, off = (statistics.median(taken[cache]) for cache in (True, False))
-    return {"tokens_per_second": on, "without_cache": off, "share": on / off}
+    return {"tokens_per_second": on, "without_cache": off, "share": on / off, "repeats": len(taken[True])}
 
 
 def show(model: str, found: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, machine, play, random_prompt, run, start, warm_up
+from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, keep, machine, play, random_prompt, run, start, warm_up
 from weft.models.config import read_config, text_part
 from weft.models.weights import find_checkpoint
 
@@ -33,15 +33,16 @@ def main() -> int:
 def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     attempts = Attempts()
     answer = 64 if arguments.quick else ANSWER
-    found: dict[str, Any] = {"machine": machine(arguments.device)}
+    found: dict[str, Any] = {"machine": machine(arguments.device), "errors": attempts.errors}
     with attempts.part("weft"):
         found["weft"] = with_weft(model, arguments, answer)
+    keep(found, arguments)
     gc.collect()
     if arguments.device == "cuda":
         torch.cuda.empty_cache()
     with attempts.part("transformers"):
         found["transformers"] = with_transformers(model, arguments, answer)
-    return found | {"errors": attempts.errors}
+    return found
 
 
 def with_weft(model: str, arguments: argparse.Namespace, answer: int) -> float:
