@@ -198,7 +198,7 @@ def _scan(model: str, policy: str) -> Results:
 
 
 def curve(study: Study, folder: str) -> None:
-    for name in ("conversation", "sharegpt", "system-prompts", "retrieval"):
+    for name in ("sharegpt", "system-prompts"):
         matrix(study, folder, ["qwen3-next-mini"], CURVE, [name], ["value", "lru-plain"])
 
 
@@ -210,20 +210,17 @@ def geometric_mean(values: list[float]) -> float:
 
 
 def ratios(results: Results, other: str) -> dict[tuple[str, str, str], float]:
-    """Hit tokens of the default over the better variant of another policy, by workload, model and memory."""
+    """Hit tokens of the default over those of another policy, by workload, model and memory."""
     found = {}
     for name, result in results.items():
         workload, model, share, policy = name.split("/")
-        if policy == "value":
-            key = f"{workload}/{model}/{share}"
-            variants = [
-                results[f"{key}/{each}"]["hit_tokens"]
-                for each in (other, f"{other}-plain")
-                if f"{key}/{each}" in results
-            ]
-            if variants:
-                found[workload, model, share] = max(result["hit_tokens"], 1) / max(*variants, 1)
+        against = results.get(f"{workload}/{model}/{share}/{other}")
+        if policy == "value" and against is not None:
+            found[workload, model, share] = max(result["hit_tokens"], 1) / max(against["hit_tokens"], 1)
     return found
+
+
+OTHERS = {"lru": "LRU", "lru-plain": "LRU with the published captures", "flops": "FLOP-aware"}
 
 
 def matrix_tables(results: Results) -> str:
@@ -234,7 +231,7 @@ def matrix_tables(results: Results) -> str:
         return each["hit_tokens"] / max(1, each["oracle_tokens"])
 
     parts = ["Share of the oracle's hit tokens under `value`:", _grid(results, share, "{:.0%}")]
-    for other, name in (("lru", "LRU"), ("flops", "FLOP-aware")):
+    for other, name in OTHERS.items():
         found = ratios(results, other)
         lowest = min(found, key=lambda key: found[key])
         parts += [f"Hit tokens over those of {name}:", _grid(results, lambda *key, found=found: found[key], "{:.2f}")]
@@ -260,9 +257,11 @@ def draw(results: Results, curves: Results, folder: Path) -> None:
     """The plots of the document."""
     workloads = list(dict.fromkeys(name.split("/")[0] for name in results))
     series = {}
-    for other, name in (("lru", "value / LRU"), ("flops", "value / FLOP-aware")):
+    for other, name in OTHERS.items():
         found = ratios(results, other)
-        series[name] = {w: geometric_mean([v for k, v in found.items() if k[0] == w]) for w in workloads}
+        series[name.removesuffix(" with the published captures") + (", plain" if "plain" in other else "")] = {
+            w: geometric_mean([v for k, v in found.items() if k[0] == w]) for w in workloads
+        }
     title = "Hit tokens, mean over models and memory of 5, 10 and 20 %"
     (folder / "caching-workloads.svg").write_text(bars(title, series, "times as many", mark=1.0))
     for workload in dict.fromkeys(name.split("/")[0] for name in curves):
