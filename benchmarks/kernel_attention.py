@@ -193,7 +193,7 @@ def tune_prefill(scene: Scene, launches: list[BlockLaunch]) -> list[tuple[float,
 
 def main() -> None:
     for name, scene in decodes().items():
-        launches = [Launch(*each) for each in itertools.product((32, 64), (2, 4), (2, 3, 4), (2, 3, 4))]
+        launches = [Launch(*each) for each in itertools.product((32, 64), (2, 4), (2, 3, 4))]
         print(name, *tune_decode(scene, launches)[:5], sep="\n   ")
     for name, scene in prompts().items():
         launches = [BlockLaunch(*each) for each in itertools.product((64, 128), (4, 8), (2, 3, 4))]

@@ -342,14 +342,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from weft.kernels.cuda import attention, attention_decode, attention_prefill, flashinfer
 
-def build(kernel, types, constants, warps=4, stages=2, registers=255):
+def build(kernel, types, constants, warps=4, stages=2):
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     # Without this loads stay narrow and are not spread over stages.
     wide = [index for index, name in enumerate(names) if name.endswith(("_ptr", "stride"))]
     even = {(index,): [["tt.divisibility", 16]] for index in wide}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, even)
-    options = {"num_warps": warps, "num_stages": stages, "maxnreg": registers}
+    options = {"num_warps": warps, "num_stages": stages}
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert built.metadata.shared <= 227 << 10, (kernel.__name__, constants, built.metadata.shared)
 
@@ -367,8 +367,10 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
     reading = dict(CELL=64, WINDOW=window, SOFTCAP=softcap, PRECISION="ieee" if half == "*fp32" else "tf32")
     launch = attention_decode.LAUNCHES.get(size, attention_decode.PLAIN_LAUNCH)
     kernel = attention_decode._attend_share
-    build(kernel, pointers(kernel, half), dict(HEADS=32, LINES=4, BLOCK_HEADS=16, EARLY=True,
-          KEYS=launch.keys, **same, **reading), launch.warps, launch.stages, launch.registers)
+    build(kernel, pointers(kernel, half), dict(HEADS=32, BLOCK_HEADS=16, EARLY=True,
+          KEYS=launch.keys, **same, **reading), launch.warps, launch.stages)
+    kernel = attention_decode._merge_parts
+    build(kernel, pointers(kernel, half), dict(HEADS=32, EARLY=True, **same), 1)
     launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)
     kernel = attention_prefill._attend_block
     build(kernel, pointers(kernel, half), dict(GROUP=4, BLOCK=launch.block, QUERIES=launch.block // 4,
