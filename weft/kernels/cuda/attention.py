@@ -3,8 +3,9 @@
 Keys and values go to their pages (`write_pages`), then everything is read back (`attend`): rows of one token by
 `attention_decode`, all others by FlashInfer where it was warmed and pays, by `attention_prefill` otherwise.
 
-Why so: on an H200, bfloat16, 32 query and 8 key heads of 128, in microseconds a layer. Floor: bytes at the bandwidth
-of a copy, or operations at the rate of matrix products, whichever takes longer.
+Why so: on an H200, bfloat16, 32 query and 8 key heads of 128, in microseconds a layer. The two columns are from two
+runs of one day; all include about 8 for launching a graph. Floor: bytes at the bandwidth of a copy, or operations at
+the rate of matrix products, whichever takes longer.
 
                                      floor   Triton   FlashInfer
     64 rows of one token x 4,096       251      262          259
