@@ -216,8 +216,8 @@ def choices_of_decode() -> list[DecodeChoice]:
 
 
 def choices_of_cells() -> list[CellsChoice]:
-    shapes = [(64, 16), (128, 0), (64, 0), (32, 0), (16, 0)]
-    return [CellsChoice(*shape, stages, warps) for shape in shapes for stages in (2, 3) for warps in (4, 8)]
+    wide = itertools.product((64, 128), (2, 3), (4, 8))
+    return [CellsChoice(*each) for each in (*wide, *itertools.product((16, 32, 64), (2, 3), (2,)))]
 
 
 def try_choices(name: str, call: Callable[[Any], None], choices: Sequence[Any], floor_bytes: float) -> None:

@@ -52,7 +52,7 @@ def test_packed_rows_of_any_length_equal_the_loop(groups, room):
 
 
 def test_heads_that_blocks_do_not_divide_equal_the_loop():
-    # 80 columns a head go as 64 and 16, 24 as one block that is not full; a chunk of columns touches several heads.
+    # A block of columns may end behind a head, and, of decodes, touch several.
     for head_dim, dtype in ((80, torch.float16), (24, torch.float16), (48, torch.float32)):
         rig = make_rig([40, 20], heads=3, head_dim=head_dim, groups=1, dtype=dtype, cell=16)
         rig.tolerance = 2e-5 if dtype == torch.float32 else 1e-2

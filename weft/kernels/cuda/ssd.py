@@ -78,7 +78,7 @@ def decode(
     heads, head_dim = x.shape[1:]
     groups, state = B.shape[1:]
     group_heads = heads // groups
-    choice = choice or decode_choice(lanes.decodes, groups, group_heads, head_dim, state, x.dtype)
+    choice = choice or decode_choice(lanes.decodes, groups, group_heads * head_dim)
     tail, cell, width = view.tail, lanes.cell, group_heads * head_dim
     weights = torch.empty((lanes.decodes, heads, cell), dtype=x.dtype, device=x.device)
     scales = torch.empty((lanes.decodes, heads, 2), dtype=torch.float32, device=x.device)
@@ -137,14 +137,14 @@ def extend(
         lanes.pieces, dt.stride(0), tail["dt"].stride(0), *finite(limit),
         HEADS=heads, CELL=cell, RING=ring, HEAD_BLOCK=head_block, num_warps=4,
     )  # fmt: skip
-    blocks = triton.cdiv(head_dim - choice.rest, choice.block)
+    blocks = triton.cdiv(head_dim, choice.block)
     cells_kernel[(heads * blocks, rows)](
         x, B, C, D, y, totals, shifted, left, matrix, tail["input"], tail["B"],
         lanes.start, lanes.first, lanes.slot, lanes.tail, lanes.piece_slot, lanes.first_piece,
         lanes.decodes, lanes.pieces, x.stride(0), B.stride(0), C.stride(0),
         matrix.stride(0), tail["input"].stride(0), tail["B"].stride(0),
         GROUPS=groups, GROUP_HEADS=heads // groups, HEAD_DIM=head_dim, STATE=state,
-        CELL=cell, RING=ring, BLOCK=choice.block, REST=choice.rest, PRECISION=precision(x.dtype),
+        CELL=cell, RING=ring, BLOCK=choice.block, PRECISION=precision(x.dtype),
         num_warps=choice.warps, num_stages=choice.stages,
     )  # fmt: skip
     keep_kernel[(min(ring, lanes.longest), rows)](

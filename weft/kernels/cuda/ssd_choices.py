@@ -1,4 +1,7 @@
-"""How the state space kernels cut their work: choices measured on an H200, kept so that no first request tunes."""
+"""How the state space kernels cut their work: choices measured on an H200, kept so that no first request tunes.
+
+`python -m benchmarks.kernel_ssd` measures them again.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-# Enough programs to fill the multiprocessors of a large GPU.
-MANY_PROGRAMS = 132
+# Programs that run at once: one on each multiprocessor of a large GPU.
+AT_ONCE = 132
 
 
 class DecodeChoice(NamedTuple):
@@ -19,17 +22,19 @@ class DecodeChoice(NamedTuple):
 
 class CellsChoice(NamedTuple):
     block: int  # columns of a head that a program takes
-    rest: int  # and as many beyond them, or 0
     stages: int
     warps: int
 
 
-def decode_choice(
-    rows: int, groups: int, group_heads: int, head_dim: int, state: int, dtype: torch.dtype
-) -> DecodeChoice:
-    blocks = -(-group_heads * head_dim // 64)
-    for count in (5, 4, 2):
-        if blocks % count == 0 and rows * groups * blocks // count >= 8 * MANY_PROGRAMS:
+def decode_choice(rows: int, groups: int, width: int) -> DecodeChoice:
+    """For groups of `width` columns: long programs once there are many, or a block each to keep all of the GPU busy.
+
+    >>> decode_choice(128, 8, 1280), decode_choice(1, 8, 1280)
+    (DecodeChoice(block=64, blocks=5, stages=2, warps=4), DecodeChoice(block=64, blocks=1, stages=1, warps=4))
+    """
+    blocks = -(-width // 64)
+    for count in (5, 4):
+        if blocks % count == 0 and rows * groups * blocks // count >= 16 * AT_ONCE:
             return DecodeChoice(64, count, 2, 4)
     return DecodeChoice(64, 1, 1, 4)
 
@@ -37,9 +42,10 @@ def decode_choice(
 def cells_choice(rows: int, heads: int, head_dim: int, state: int, dtype: torch.dtype) -> CellsChoice:
     # Products of less than 64 columns by a whole warp group read beyond their operands (Triton 3.6): two warps do not.
     if dtype == torch.float32:
-        return CellsChoice(16, 0, 1, 4 if state >= 64 else 2)
+        return CellsChoice(16, 1, 4 if state >= 64 else 2)
     if head_dim < 64:
-        return CellsChoice(max(16, 1 << (head_dim - 1).bit_length()), 0, 2, 2)
-    if head_dim == 80:
-        return CellsChoice(64, 0, 2, 4)
-    return CellsChoice(64, 0, 3, 4) if state <= 128 else CellsChoice(64, 0, 2, 8)
+        return CellsChoice(max(16, 1 << (head_dim - 1).bit_length()), 2, 2)
+    if state > 128:
+        return CellsChoice(64, 2, 8)
+    # Two stages leave room for a second program beside the first, if there is one.
+    return CellsChoice(64, 3 if rows * heads * -(-head_dim // 64) <= AT_ONCE else 2, 4)

@@ -77,18 +77,6 @@ def pass_cell(values, inputs, queries, keys, weights, total, left, last, skip, P
 
 
 @triton.jit
-def pass_rest(values, inputs, queries, keys, weights, total, left, last, skip, PRECISION: tl.constexpr):
-    """The same for a few columns, all transposed: as the narrow side of a product they would have to come second."""
-    outputs = tl.dot(values.to(queries.dtype), tl.trans(queries), input_precision=PRECISION) * tl.exp2(total)[None, :]
-    outputs = tl.dot(inputs, tl.trans(weights), outputs, input_precision=PRECISION)
-    if skip is not None:
-        outputs += skip * inputs.to(tl.float32)
-    added = (inputs.to(tl.float32) * left[None, :]).to(inputs.dtype)
-    values = tl.dot(added, keys, values * tl.exp2(last)[None, :], input_precision=PRECISION)
-    return outputs, values
-
-
-@triton.jit
 def load_columns(at, real, WHOLE: tl.constexpr):
     """Some columns, those behind a head's last as 0; where none is, nothing is asked."""
     if WHOLE:
@@ -110,15 +98,15 @@ def cells_kernel(
     decodes, pieces, x_stride, B_stride, C_stride, slot_stride, x_unit, B_unit,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr,
-    BLOCK: tl.constexpr, REST: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program takes BLOCK columns of a head and, where REST is not 0, that many more behind them.
+    """A program takes BLOCK columns of a head through all cells of a row.
 
     Where a row ends inside a cell, its last token stands for those that are missing: their time step is 0.
     """
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
-    BLOCKS: tl.constexpr = (HEAD_DIM - REST + BLOCK - 1) // BLOCK
-    WHOLE: tl.constexpr = BLOCKS * BLOCK + REST == HEAD_DIM
+    BLOCKS: tl.constexpr = (HEAD_DIM + BLOCK - 1) // BLOCK
+    WHOLE: tl.constexpr = BLOCKS * BLOCK == HEAD_DIM
     head = tl.program_id(0) // BLOCKS
     group = head // GROUP_HEADS
     own = tl.program_id(1)
@@ -150,10 +138,6 @@ def cells_kernel(
     fresh = begin < CELL
     slot = tl.load(slots + row).to(tl.int64) * slot_stride
     values = tl.load(in_state + slot + column[None, :], mask=real[None, :] & (fresh == 0), other=0.0)
-    if REST:
-        rest = HEAD_DIM - REST + tl.arange(0, REST)
-        rest_in_state = state + (group * STATE + n[None, :]) * WIDTH + (head % GROUP_HEADS) * HEAD_DIM + rest[:, None]
-        rest_values = tl.load(rest_in_state + slot, mask=(rest[:, None] >= 0) & (fresh == 0), other=0.0)
 
     # The first cell, of which the tail may hold the beginning.
     kept = cell < offset
@@ -176,24 +160,13 @@ def cells_kernel(
     target = tl.load(piece_slot).to(tl.int64)
     if target >= 0:
         tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
-    if REST:
-        rest_inputs = tl.trans(load_opened(kept_at + rest[None, :], x_at + rest[None, :], kept, rest >= 0))
-        rest_outputs, rest_values = pass_rest(
-            rest_values, rest_inputs, queries, keys, weights, total, remains, last, skip, PRECISION
-        )
-        tl.store(y_at + rest[None, :], tl.trans(rest_outputs).to(y.dtype.element_ty), mask=is_new)
-        if target >= 0:
-            tl.store(rest_in_state + target * slot_stride, rest_values)
 
     # What only scales sums is not among the loads that Triton sends ahead of a loop: it is asked for a cell before.
     next_last = tl.load(totals + step_at + 2 * CELL - 1 + same, mask=count > 1, other=0.0)
-    next_total = tl.load(totals + step_at + CELL + cell, mask=count > 1, other=0.0)
     for number in range(1, count):
         last = next_last
-        rest_total = next_total
-        next_at = totals + step_at + (number + 1) * CELL
-        next_last = tl.load(next_at + CELL - 1 + same, mask=number + 1 < count, other=0.0)
-        next_total = tl.load(next_at + cell, mask=number + 1 < count, other=0.0)
+        next_at = totals + step_at + (number + 2) * CELL - 1
+        next_last = tl.load(next_at + same, mask=number + 1 < count, other=0.0)
         here = packed + number * CELL
         at = tl.minimum(cell, (end - 1 - here).to(tl.int32))[:, None]
         is_new = cell[:, None] == at
@@ -205,19 +178,11 @@ def cells_kernel(
         target = tl.load(piece_slot + number).to(tl.int64)
         weights = own_weights(queries, keys, total, since, CELL, PRECISION)
         y_at = y + here * (GROUPS * WIDTH) + at * (GROUPS * WIDTH)
-        if REST:
-            rest_inputs = tl.trans(tl.load(x + here * x_stride + (at * x_stride + rest[None, :])))
-            rest_outputs, rest_values = pass_rest(
-                rest_values, rest_inputs, queries, keys, weights, rest_total, remains, last, skip, PRECISION
-            )
-            tl.store(y_at + rest[None, :], tl.trans(rest_outputs).to(y.dtype.element_ty), mask=is_new)
         inputs = load_columns(x + here * x_stride + (at * x_stride + column[None, :]), real, WHOLE)
         outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
         tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
         if target >= 0:
             tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
-            if REST:
-                tl.store(rest_in_state + target * slot_stride, rest_values)
 
 
 @triton.jit(do_not_specialize=["decodes", "pieces"])
