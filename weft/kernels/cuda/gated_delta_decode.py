@@ -51,8 +51,12 @@ def weigh_tails(
     raw_step, raw_strength = tl.load(step + gate_at, is_head, 0.0), tl.load(strength + gate_at, is_head, 0.0)
     g, beta = gates(raw_step, raw_strength, head, is_head, rates, bias, PROJECTED)
 
-    key *= tl.rsqrt(tl.sum(key * key, 0) + NORM_EPSILON)
-    query *= tl.rsqrt(tl.sum(query * query, 0) + NORM_EPSILON) * (KEY_DIM**-0.5)
+    # Rows 0 and 1 of a matrix: the key and the query, as they came, for in their own dtype nothing of them is lost.
+    pair = tl.arange(0, PAIR)[:, None]
+    both = tl.where(pair == 0, key[None, :], tl.where(pair == 1, query[None, :], 0.0)).to(keys.dtype)
+    key_scale = tl.rsqrt(tl.sum(key * key, 0) + NORM_EPSILON)
+    query_scale = tl.rsqrt(tl.sum(query * query, 0) + NORM_EPSILON) * (KEY_DIM**-0.5)
+    key, query = key * key_scale, query * query_scale
     lookup_at = lookups + (row * KEY_HEADS + key_head) * (2 * KEYS) + lane
     tl.store(lookup_at, key)
     tl.store(lookup_at + KEYS, query)
@@ -63,10 +67,7 @@ def weigh_tails(
     tl.store(factor_at, tl.exp(total), is_head)
     tl.store(factor_at + 1, beta, is_head)
     tl.store(factor_at + 2, tl.sum(key * query, 0), is_head)
-    # Rows 0 and 1 of a matrix: the key and the query.
-    pair = tl.arange(0, PAIR)[:, None]
-    both = tl.where(pair == 0, key[None, :], tl.where(pair == 1, query[None, :], 0.0)).to(keys.dtype)
-    scores = tl.dot(both, keys, input_precision=PRECISION)
+    scores = tl.dot(both, keys, input_precision=PRECISION) * tl.where(pair == 0, key_scale, query_scale)
     since = tl.exp(tl.where(is_tail[None, :], total[:, None] - totals, float("-inf")))
     weights_at = weights + (row * heads + head)[:, None] * (2 * BLOCK) + column[None, :]
     for part in tl.static_range(2):
@@ -81,8 +82,11 @@ def close_cell(
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The state behind the token that fills a cell. Reads everything anew: that happens once in a cell's tokens, and
-    what was kept in registers for it would slow down all others."""
+    """The state behind the token that fills a cell, which others will go on from: in wider operands than the rest.
+
+    Reads everything anew: that happens once in a cell's tokens, and what was kept in registers for it would slow down
+    all others.
+    """
     column = tl.arange(0, BLOCK)
     value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
     is_tail, ring = column < CELL - 1, (start - (CELL - 1) + column) % RING
@@ -91,7 +95,7 @@ def close_cell(
     since = tl.exp(tl.where(is_tail, total - tl.load(decays + ring * HEADS, is_tail, 0.0), float("-inf")))
     u_at = tail_u + ring[:, None] * (HEADS * VALUE_DIM) + value[None, :]
     corrected = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0)
-    scaled = (corrected.to(tl.float32) * since[:, None]).to(corrected.dtype)
+    scaled = corrected.to(tl.float32) * since[:, None]
     for low in range(0, KEYS, min(CLOSED, KEYS)):
         lane = low + tl.arange(0, min(CLOSED, KEYS))
         real_key = lane < KEY_DIM
@@ -101,7 +105,7 @@ def close_cell(
         k_at = tail_k + lane[:, None] + ring[None, :] * (KEY_HEADS * KEY_DIM)
         keys = tl.load(k_at, real_key[:, None] & is_tail[None, :], 0.0)
         memory += tl.load(lookups + lane)[:, None] * u[None, :]
-        memory = tl.dot(keys, scaled, memory, input_precision=PRECISION)
+        memory = tl.dot(keys.to(tl.float32), scaled, memory, input_precision=PRECISION)
         tl.store(after + inside, memory, real)
 
 
@@ -123,15 +127,23 @@ def decode_rows(
     row_start, row_slot, row_tail, row_closing,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    ROWS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (block of value columns, value head, row)."""
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     key_head, heads = head // SHARED, KEY_HEADS * SHARED
     start, slot = tl.load(row_start + row), tl.load(row_slot + row).to(tl.int64)
     tail, closing = tl.load(row_tail + row).to(tl.int64), tl.load(row_closing + row).to(tl.int64)
+    lane = tl.arange(0, KEYS)
     value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
     real_value = value < VALUE_DIM
+    # The state is what takes long: it is asked for first.
+    state += head * (KEY_DIM * VALUE_DIM)
+    before, has_state = state + slot * state_stride, start >= CELL
+    inside = lane[:, None] * VALUE_DIM + value[None, :]
+    memory = tl.load(before + inside, (lane < KEY_DIM)[:, None] & real_value[None, :] & has_state, 0.0)
+
+    # All other loads follow at once, before anything waits for them.
     tail_u += tail * tail_u_stride + head * VALUE_DIM
     offset, column = start % CELL, tl.arange(0, BLOCK)
     is_tail, ring = column < offset, (start - offset + column) % RING
@@ -141,23 +153,14 @@ def decode_rows(
     lookups += (row * KEY_HEADS + key_head) * (2 * KEYS)
     factors += (row * heads + head) * 4
     weights += (row * heads + head) * (2 * BLOCK) + column
+    key, query = tl.load(lookups + lane), tl.load(lookups + KEYS + lane)
     key_weights, query_weights = tl.load(weights, is_tail, 0.0), tl.load(weights + BLOCK, is_tail, 0.0)
     opened, beta, own = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
 
-    # Some rows of the state are always under way; threads meet only once, to add up what they have.
-    state += head * (KEY_DIM * VALUE_DIM)
-    before, has_state = state + slot * state_stride, start >= CELL
-    found_there, read_there = tl.zeros((ROWS, VALUES), tl.float32), tl.zeros((ROWS, VALUES), tl.float32)
-    for low in tl.range(0, KEYS, ROWS, num_stages=STAGES):
-        lane = low + tl.arange(0, ROWS)
-        at = before + lane[:, None] * VALUE_DIM + value[None, :]
-        memory = tl.load(at, (lane < KEY_DIM)[:, None] & real_value[None, :] & has_state, 0.0)
-        found_there += memory * tl.load(lookups + lane)[:, None]
-        read_there += memory * tl.load(lookups + KEYS + lane)[:, None]
     corrected = corrected.to(tl.float32)
     found, read = sums(key_weights[:, None] * corrected, query_weights[:, None] * corrected)
-    found_there, read_there = sums(found_there, read_there)
-    found, read = found + found_there * opened, read + read_there * opened
+    from_state, read_state = sums(memory * key[:, None], memory * query[:, None])
+    found, read = found + from_state * opened, read + read_state * opened
     u = beta * (values - found)
     y_at = y + (row * heads + head) * VALUE_DIM + value
     tl.store(y_at, (read + own * u).to(y.dtype.element_ty), real_value)
