@@ -46,7 +46,7 @@ POLICIES = {
 # Requests of each workload: enough to turn the smallest memory over many times.
 SIZES = {
     "conversation": 450,
-    "synthetic": 400,
+    "synthetic": 1000,
     "lmsys": 3000,
     "sharegpt": 1000,
     "coding": 450,
@@ -248,7 +248,8 @@ def _grid(results: Results, value: Callable[..., float], form: str) -> str:
     heads = [f"{model.split('-')[0]} {float(share):.0%}" for model, share in columns]
     rows = ["", "| workload | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(columns)]
     for workload in dict.fromkeys(workload for workload, _, _ in keys):
-        cells = [form.format(value(workload, model, share)) for model, share in columns]
+        known = [(model, share) if (workload, model, share) in keys else None for model, share in columns]
+        cells = [form.format(value(workload, *each)) if each else "" for each in known]
         rows.append(f"| {workload} | {' | '.join(cells)} |")
     return "\n".join([*rows, ""])
 

@@ -71,7 +71,9 @@ def bars(title: str, series: Mapping[str, Mapping[str, float]], y_label: str, ma
             parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" {size} fill="{colour}"/>')
         parts += _legend(number, name, colour)
     for place, group in enumerate(groups):
-        parts.append(_text(LEFT + width * (place + 0.5), HEIGHT - BOTTOM + 14, group, size=9))
+        x, y = LEFT + width * (place + 0.5), HEIGHT - BOTTOM + 12
+        # Aslant, since many names stand close together.
+        parts.append(f'<g transform="rotate(-25 {x:.1f} {y})">{_text(x, y, group, size=9, anchor="end")}</g>')
     if mark is not None:
         y = frame.y(mark)
         parts.append(
