@@ -269,9 +269,9 @@ class Cache:
         """A slot for a snapshot that is worth what others like it are, if it can be had for what is worth less."""
         if origin is Origin.CANDIDATE:
             # Only of what nobody uses, and of older candidates.
-            bound = CHEAP + log2(max(1, tokens // self.cell)) + self.warmth
-            return self._take(Kind.STATE, bound, self.arena.unit_bytes[Kind.STATE])
-        bound = None
+            older = CHEAP + log2(max(1, tokens // self.cell)) + self.warmth
+            return self._take(Kind.STATE, older, self.arena.unit_bytes[Kind.STATE])
+        bound: float | None = None
         if self._by_value:
             chance = self.popularity.chance(class_of(origin, 0, 0))
             bound = by_value(Facts(tokens, depth, self.point_bytes, self.clock, self.warmth, 1.0, chance))
