@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from weft.kernels.moe import clamped, experts, gated, plain, route_sigmoid, route_softmax, route_top
 from weft.kernels.activation import squared_relu
+from weft.kernels.moe import clamped, experts, gated, plain, route_sigmoid, route_softmax, route_top
 
 
 def random(*shape, seed=0):

@@ -162,7 +162,9 @@ def test_nothing_in_a_launch_waits_for_the_device(runner):
 
 def test_a_step_makes_one_upload(runner, monkeypatch):
     sent = []
-    monkeypatch.setattr(batching, "upload", lambda arrays, *more, **named: sent.append(1) or upload(arrays, *more, **named))
+    monkeypatch.setattr(
+        batching, "upload", lambda arrays, *more, **named: sent.append(1) or upload(arrays, *more, **named)
+    )
     wishes = {"top_p": 0.9, "repetition_penalty": 1.1, "prompt_logprobs": 1, "logprobs": 1}
     answers(runner, [request(prompt, max_tokens=4, **wishes) for prompt in PROMPTS])
     assert len(sent) == len(runner.plans)
