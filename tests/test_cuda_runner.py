@@ -53,6 +53,7 @@ def test_inputs_of_a_recorded_step_say_what_the_batch_says():
     for name in ("start", "slot", "tail", "closing"):
         assert getattr(found.lanes, name)[:3].tolist() == getattr(wanted.lanes, name).tolist(), name
     assert found.lanes.first.tolist() == [0, 1, 2, 3, 4]
+    assert found.lanes.cell == wanted.lanes.cell
     for name in ("full", "windowed"):
         mine, theirs = getattr(found.lanes, name), getattr(wanted.lanes, name)
         assert mine.write_page[:3].tolist() == theirs.write_page.tolist()

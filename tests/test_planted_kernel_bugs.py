@@ -164,6 +164,8 @@ lfm2_with_cache, falcon_with_cache, qwen_with_cache = (
     sameness(family, "cache on") for family in ("lfm2", "falcon_h1", "qwen3_5")
 )
 falcon_in_flight = sameness("falcon_h1", "chunks of 50, depth 1")
+# Where prompts share beginnings, the second waits for the first: without a cache they are computed side by side.
+falcon_together = sameness("falcon_h1", "cache off, all together")
 
 
 # Fresh or resumed is told by the position, row by row.
@@ -218,7 +220,7 @@ def a_resumed_convolution_starts_from_zeros(patch: Patch) -> None:
 # States from the middle of a prefill: the right row, the right position, the right precision.
 
 
-@plant(packed_ssd, packed_delta, falcon_with_cache)
+@plant(packed_ssd, packed_delta, falcon_together)
 def only_the_first_row_of_a_batch_is_captured_rightly(patch: Patch) -> None:
     def confused(rank, states, part):
         for _, slot in rank.captures:
@@ -393,9 +395,9 @@ def an_expert_takes_only_so_many_tokens(patch: Patch) -> None:
 def the_board_is_read_in_the_order_of_rows(patch: Patch) -> None:
     original = batching.build_step
 
-    def by_row(plan, spec, board, device, beside):
+    def by_row(plan, spec, board, *more):
         seats = np.arange(plan.rows, dtype=np.int32) % len(board)
-        return original(replace(plan, seat=seats), spec, board, device, beside)
+        return original(replace(plan, seat=seats), spec, board, *more)
 
     patch.setattr("weft.runner.runner.build_step", by_row)
 

@@ -143,6 +143,7 @@ class DecodeInputs:
             most_pieces=0,
             longest=1,
             farthest=0,
+            cell=self.spec.cell,
             first=self.packed_first[: rows + 1],
             **{name: self.tensor(name, rows) for name in ("start", "slot", "tail", "closing")},
             **dict.fromkeys(("piece_row", "piece_position", "piece_slot"), self.none[:0]),
