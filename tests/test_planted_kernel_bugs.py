@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests import test_moe, test_sameness
+from tests.engines import Ask, greedy, make_engine, serve, tokens
 from tests.test_attention import Scene, assert_equal
 from tests.test_causal_conv import make_rig as conv_rig
 from tests.test_gated_delta import make_rig as delta_rig
@@ -164,8 +165,14 @@ lfm2_with_cache, falcon_with_cache, qwen_with_cache = (
     sameness(family, "cache on") for family in ("lfm2", "falcon_h1", "qwen3_5")
 )
 falcon_in_flight = sameness("falcon_h1", "chunks of 50, depth 1")
-# Where prompts share beginnings, the second waits for the first: without a cache they are computed side by side.
-falcon_together = sameness("falcon_h1", "cache off, all together")
+
+
+def falcon_strangers() -> None:
+    """Prompts that share nothing: side by side in a prefill, every row has a state of its own."""
+    asks = [Ask(tokens(150, seed=1), greedy(12)), Ask(tokens(199, seed=2), greedy(12))]
+    together = serve(make_engine("falcon_h1", cache=False), asks)
+    alone = [serve(make_engine("falcon_h1", cache=False, max_sequences=1), [ask])[0] for ask in asks]
+    assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
 
 
 # Fresh or resumed is told by the position, row by row.
@@ -220,7 +227,7 @@ def a_resumed_convolution_starts_from_zeros(patch: Patch) -> None:
 # States from the middle of a prefill: the right row, the right position, the right precision.
 
 
-@plant(packed_ssd, packed_delta, falcon_together)
+@plant(packed_ssd, packed_delta, falcon_strangers)
 def only_the_first_row_of_a_batch_is_captured_rightly(patch: Patch) -> None:
     def confused(rank, states, part):
         for _, slot in rank.captures:
