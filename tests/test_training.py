@@ -1,0 +1,100 @@
+"""What the default model is trained on: dialogues by rule are right, and are written as the template writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+import pytest
+
+from training.dialogues import is_good, short_talk
+from training.facts import FUNCTIONS
+from training.made import MAKERS, conversation, counting, sums
+from training.questions import question
+from training.sources import plain
+from training.template import JINJA, SPECIALS, written
+from weft.text.template import ChatTemplate
+
+
+def test_a_conversation_is_written_as_the_chat_template_writes_it():
+    exchanges = [("Hi", "Hello!"), ("Count to 2.", "1, 2.")]
+    messages = [
+        message
+        for said, answer in exchanges
+        for message in ({"role": "user", "content": said}, {"role": "assistant", "content": answer})
+    ]
+    rendered = ChatTemplate(JINJA, {}).render(messages, add_generation_prompt=False)
+    assert rendered == written(exchanges)
+    assert all(special in written(exchanges) for special in SPECIALS[1:])
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f[0])
+def test_a_function_that_is_taught_compiles(function):
+    name, parameters, body, _ = function
+    names: dict = {}
+    exec(compile(f"def {name}({parameters}):\n    {body}\n", name, "exec"), names)
+    assert callable(names[name])
+
+
+def test_sums_are_right():
+    random = Random(3)
+    for _ in range(300):
+        said, answer = sums(random)
+        a, sign, b = re.search(r"(\d+) (\+|-|\*|plus|minus|times) (\d+)", said).groups()
+        word = {"plus": "+", "minus": "-", "times": "*"}.get(sign, sign)
+        assert int(re.search(r"(-?\d+)\.$", answer)[1]) == eval(f"{a} {word} {b}"), (said, answer)
+
+
+def test_counting_begins_and_ends_where_it_was_asked_to():
+    random = Random(4)
+    for _ in range(200):
+        said, answer = counting(random)
+        low, high = map(int, re.findall(r"\d+", said)[:2])
+        numbers = [int(n) for n in answer.rstrip(".").split(", ")]
+        assert (numbers[0], numbers[-1]) == (low, high), (said, answer)
+        assert len({b - a for a, b in pairwise(numbers)}) <= 1
+
+
+def test_everything_is_drawn_from_the_seed_alone():
+    first, second = ([conversation(Random(7)), question(Random(8))] for _ in range(2))
+    assert first == second
+    assert len({json.dumps(conversation(Random(seed))) for seed in range(50)}) > 45
+
+
+def test_every_maker_asks_and_answers():
+    for maker in MAKERS:
+        said, answer = maker(Random(1))
+        assert said
+        assert answer
+        assert not any(special in said + answer for special in SPECIALS)
+
+
+def test_answers_that_repeat_themselves_are_dropped():
+    assert is_good("A ladder helps you to reach high places. Lean it against a wall.")
+    assert not is_good("It is good. It is good.")
+    assert not is_good("word " * 200)
+
+
+def test_short_exchanges_are_read_from_their_package(tmp_path):
+    file = tmp_path / "talk.jsonl"
+    file.write_text(json.dumps({"text": "categories:\n- food\nconversations:\n- - do you eat\n  - I do not.\n"}) + "\n")
+    assert list(short_talk(file)) == [[("Do you eat", "I do not.")]]
+
+
+def test_pages_become_plain_text():
+    assert plain("<body><div role='main'><p>A &lt; B</p><p>C</p></div></body>") == "A < B\nC"
+
+
+def test_windows_are_drawn_from_seed_and_step_alone(tmp_path):
+    train = pytest.importorskip("training.train")
+    np.arange(5000, dtype=np.uint16).tofile(tmp_path / "made.train.bin")
+    counts = {"made": {"train": {"tokens": 5000, "bytes": 5000}}}
+    (tmp_path / "sources.json").write_text(json.dumps(counts))
+    packed = train.Packed(tmp_path, "train")
+    a, b, other = (packed.draw(4, 16, seed=1, step=step) for step in (5, 5, 6))
+    assert a.equal(b)
+    assert not a.equal(other)
+    assert a.shape == (4, 17)
