@@ -178,12 +178,9 @@ def tune(limit_seconds: float = 50.0) -> None:
     """Every block size of every kernel at decode and prefill sizes, the fastest first."""
     from weft.kernels.cuda import activation as activations
     from weft.kernels.cuda import causal_conv as convs
-    from weft.kernels.cuda import launching
     from weft.kernels.cuda import norm as norms
     from weft.kernels.cuda import rotary as rotaries
 
-    # Handles are of the block sizes that they were compiled for.
-    launching.BY_HANDLE = False
     began = time.perf_counter()
     trials: list[tuple[Any, dict[str, list[int]], list[Callable[[int], Case]]]] = [
         (convs, {"CHANNELS": [256, 512], "WARPS": [1, 2], "SPLITS": [2, 4, 8]}, [

@@ -8,8 +8,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Launcher, kind_of
-from weft.kernels.cuda.overlap import starts_early, wait
+from weft.kernels.cuda.overlap import launch, starts_early, wait
 
 # Elements that a program loads, measured on an H200, and its warps.
 LOADED = 2048
@@ -27,12 +26,14 @@ def activate(
     if rows:
         sizes = (x.stride(0), 0 if factor is None else factor.stride(0), size)
         is_early, block = starts_early(x), LOADED if factor is None else LOADED // 2
-        launch_activate(
-            (x.device, name, sizes, is_early, kind_of(x), kind_of(factor)),
+        launch(
+            activate_kernel,
             (rows, -(-size // block), 1),
             (x, factor, out, *sizes),
-            {"NAME": name, "BLOCK": block, "EARLY": is_early},
             WARPS,
+            NAME=name,
+            BLOCK=block,
+            EARLY=is_early,
         )
     return out
 
@@ -64,6 +65,3 @@ def activate_kernel(
     if factor is not None:
         value = value * tl.load(factor + row * factor_stride + column, mask=real, other=0.0).to(tl.float32)
     tl.store(out + row * size + column, value.to(out.dtype.element_ty), mask=real)
-
-
-launch_activate = Launcher(activate_kernel)

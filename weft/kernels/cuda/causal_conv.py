@@ -18,8 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
-from weft.kernels.cuda.launching import Launcher, kind_of
-from weft.kernels.cuda.overlap import starts_early, wait
+from weft.kernels.cuda.overlap import launch, starts_early, wait
 from weft.memory.device.store import RecurrentView
 
 # Channels of a program and its warps, measured on an H200: of decodes that are few (numbers in all) or many, and of
@@ -64,27 +63,32 @@ def causal_conv(
     y = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
     common = (x, before, after, weight, bias, y, state, tail, lanes.start, lanes.slot, lanes.tail)
     sizes = (x.stride(0), *weight.stride(), state.stride(0), tail.stride(0), channels, tail.shape[1], lanes.cell)
-    key = (x.device, sizes, width, activation, *map(kind_of, common[:5]))
     if lanes.decodes:
         few, is_early = lanes.decodes * channels <= FEW, starts_early(x)
         block, warps = (FEW_CHANNELS, FEW_WARPS) if few else (MANY_CHANNELS, MANY_WARPS)
-        launch_decodes(
-            (*key, few, is_early),
+        launch(
+            decode_kernel,
             (lanes.decodes, -(-channels // block), 1),
             (*common, lanes.closing, *sizes),
-            {"WIDTH": width, "SILU": activation, "CHANNELS": block, "EARLY": is_early},
             warps,
+            WIDTH=width,
+            SILU=activation,
+            CHANNELS=block,
+            EARLY=is_early,
         )
     if lanes.pieces:
         # The first program of a row must see all tokens that look back beyond it.
         splits = SPLITS if lanes.cell >= SPLITS * (width - 1) else 1
         pieces = (lanes.first, lanes.piece_row, lanes.piece_position, lanes.piece_slot, lanes.first_piece)
-        launch_pieces(
-            key,
+        launch(
+            extend_kernel,
             (lanes.pieces, -(-channels // CHANNELS), splits),
             (*common, *pieces, lanes.decodes, *sizes),
-            {"WIDTH": width, "SILU": activation, "CHANNELS": CHANNELS, "SPLITS": splits},
             WARPS,
+            WIDTH=width,
+            SILU=activation,
+            CHANNELS=CHANNELS,
+            SPLITS=splits,
         )
     return y
 
@@ -273,6 +277,3 @@ def extend_kernel(
             kept = oldest + newer
             value = load_new(x, before, kept, x_stride, channel, real)
             tl.store(tail + ((start + kept) % ring) * channels + channel, value, mask=real)
-
-
-launch_decodes, launch_pieces = Launcher(decode_kernel), Launcher(extend_kernel)

@@ -12,8 +12,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Launcher, kind_of
-from weft.kernels.cuda.overlap import power_of_two, starts_early, wait
+from weft.kernels.cuda.overlap import launch, power_of_two, starts_early, wait
 from weft.kernels.norm import Change, add
 
 # Elements that one warp takes on, measured on an H200: of an addition, and of a gated norm; no more warps than this.
@@ -42,13 +41,13 @@ def join(
     assert all(change.value.stride(1) == 1 for change in changes)
     if rows:
         block, is_early = power_of_two(size), starts_early(x)
-        pointers = (x, first[0], first[2], second[0], second[2], weight)
-        launch_join(
-            (x.device, size, x.stride(0), first[1], second[1], is_early, *map(kind_of, pointers)),
+        launch(
+            join_kernel,
             (rows, 1, 1),
             (x, *first, *second, weight, total, normed, x.stride(0), size, eps),
-            {"BLOCK": block, "EARLY": is_early},
             warps_for(block, PER_WARP),
+            BLOCK=block,
+            EARLY=is_early,
         )
     return total, normed
 
@@ -125,12 +124,15 @@ def gated_rms_norm(
     block, is_early = power_of_two(size), starts_early(gate)
     side = min(power_of_two(parts), max(1, TILE // block))
     sizes = (*x.stride()[:2], *gate.stride()[:2], 0 if shared else size, parts, size)
-    launch_gated_norm(
-        (gate.device, sizes, gate_first, is_early, *map(kind_of, (x, gate, weight))),
+    launch(
+        gated_norm_kernel,
         (tokens, -(-parts // side), 1),
         (x, gate, weight, out, *sizes, eps),
-        {"GATE_FIRST": gate_first, "SIDE": side, "BLOCK": block, "EARLY": is_early},
         warps_for(side * block, GATED_PER_WARP),
+        GATE_FIRST=gate_first,
+        SIDE=side,
+        BLOCK=block,
+        EARLY=is_early,
     )
     return out
 
@@ -156,6 +158,3 @@ def gated_norm_kernel(
     if not GATE_FIRST:
         value = value * opening
     tl.store(out + (token * parts + part) * size + column, value.to(out.dtype.element_ty), mask=real)
-
-
-launch_join, launch_gated_norm = Launcher(join_kernel), Launcher(gated_norm_kernel)

@@ -48,3 +48,9 @@ def wait(EARLY: tl.constexpr):
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+def launch(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], warps: int, **constants: Any) -> None:
+    """A kernel with the constant EARLY set is launched to start early."""
+    pdl = {"launch_pdl": True} if constants.get("EARLY") else {}
+    kernel[grid](*arguments, **constants, num_warps=warps, **pdl)

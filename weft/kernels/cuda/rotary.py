@@ -13,8 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.batch import Batch
-from weft.kernels.cuda.launching import Launcher, kind_of
-from weft.kernels.cuda.overlap import power_of_two, starts_early, wait
+from weft.kernels.cuda.overlap import launch, power_of_two, starts_early, wait
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 
@@ -84,8 +83,8 @@ def rotate_and_write(
         angles = (None, None) if rotation is None else (rotation.cosine, rotation.sine)
         sizes = (projected.stride(0), view.keys.stride(0), heads, kv_heads, cell)
         is_early = starts_early(projected)
-        launch_rotate(
-            (projected.device, sizes, head_dim, half, tile, is_early, *map(kind_of, (projected, weight, view.keys))),
+        launch(
+            rotate_kernel,
             (tokens, -(-every // side), 1),
             (
                 projected,
@@ -99,15 +98,13 @@ def rotate_and_write(
                 *sizes,
                 eps,
             ),
-            {
-                "HEAD_DIM": head_dim,
-                "HALF": half,
-                "HALF_BLOCK": power_of_two(max(half, 1)),
-                "REST_BLOCK": power_of_two(max(rest, 1)),
-                "SIDE": side,
-                "EARLY": is_early,
-            },
             warps,
+            HEAD_DIM=head_dim,
+            HALF=half,
+            HALF_BLOCK=power_of_two(max(half, 1)),
+            REST_BLOCK=power_of_two(max(rest, 1)),
+            SIDE=side,
+            EARLY=is_early,
         )
     return queries
 
@@ -179,6 +176,3 @@ def rotate_kernel(
         store_part(second, pair + HALF, in_pair, queries, keys, values, head, heads, kv_heads, HEAD_DIM)
     if 2 * HALF < HEAD_DIM:
         store_part(rest, other, in_rest, queries, keys, values, head, heads, kv_heads, HEAD_DIM)
-
-
-launch_rotate = Launcher(rotate_kernel)

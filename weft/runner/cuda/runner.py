@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from tqdm import tqdm
 
 from weft.base.plan import Plan
 from weft.kernels.draft import Draft
@@ -36,7 +37,8 @@ class CudaRunner(Runner):
         cells = -(-max_length // spec.cell)
         self.inputs = DecodeInputs(seats, cells, spec, self.store.scratch, self.device)
         if self.device.type == "cuda":
-            for mixer in model.mixers():
+            # A library that compiles for a size of heads takes a minute the first time on a machine.
+            for mixer in tqdm(model.mixers(), desc="warming kernels", unit="layer", disable=not progress):
                 mixer.warm()
         with torch.inference_mode():
             self.decodes = RecordedDecodes(model, self.store.views, self.board, self.inputs, progress)
