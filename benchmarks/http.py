@@ -25,8 +25,8 @@ from typing import Any
 import uvicorn
 
 from benchmarks.instant import INFO, PROGRAM
+from tests import tiny_model
 from tests.fake_engines import InstantEngine
-from weft import builtin
 from weft.base.options import Options
 from weft.engine.exchange import Command, End, Replies, Submit
 from weft.server.app import create_app
@@ -98,10 +98,10 @@ def make_backend(kind: str) -> Desk:
 async def serve(kind: str, pipe: Connection, limit: int) -> None:
     backend = make_backend(kind)
     await backend.start()
-    tokenizer = builtin.tokenizer()
+    tokenizer = tiny_model.tokenizer()
     settings = ServerSettings(api_keys=("secret",))
     settings = replace(settings, limits=replace(settings.limits, open_sequences=limit))
-    app = create_app(backend, tokenizer, ChatTemplate(builtin.TEMPLATE, tokenizer.specials), frozenset(), settings)
+    app = create_app(backend, tokenizer, ChatTemplate(tiny_model.TEMPLATE, tokenizer.specials), frozenset(), settings)
     config = uvicorn.Config(
         app, port=0, http=bounded_protocol(settings.limits), lifespan="off", log_level="error", access_log=False
     )

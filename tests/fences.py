@@ -23,8 +23,8 @@ MAY_IMPORT = {
     "weft.kernels": ["weft.base", "weft.memory.spec", "weft.memory.device", "weft.kernels"],
     "weft.models": ["weft.base", "weft.memory.spec", "weft.memory.device", "weft.kernels", "weft.models"],
     "weft.runner": ["weft.base", "weft.memory", "weft.memory.device", "weft.kernels", "weft.models", "weft.runner"],
-    "weft.builtin": ["weft.text", "weft.builtin"],
-    "weft.server": ["weft.base", "weft.memory.misses", "weft.engine", "weft.text", "weft.builtin", "weft.server"],
+    "weft.builtin": ["weft.builtin"],
+    "weft.server": ["weft.base", "weft.memory.misses", "weft.engine", "weft.text", "weft.server"],
     # The one module of the server that knows tensors, inside a function that only the engine's process calls.
     "weft.server.engine_process": ["weft"],
     "weft.cli": ["weft"],

@@ -1,4 +1,4 @@
-"""A server for tests: the built-in model in a thread, HTTP on a real socket of this machine, plain clients."""
+"""A server for tests: the tiny model in a thread, HTTP on a real socket of this machine, plain clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 import uvicorn
 from tokenizers.processors import TemplateProcessing
 
-from weft import builtin
+from tests import tiny_model
 from weft.base.options import Options
 from weft.server.app import create_app
 from weft.server.http import bounded_protocol
@@ -60,9 +60,9 @@ class Served:
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
         await self.backend.start()
-        tokenizer = builtin.tokenizer() if self._texts else None
+        tokenizer = tiny_model.tokenizer() if self._texts else None
         if tokenizer is not None and self._start_token:
-            start = builtin.SPECIALS[0]
+            start = tiny_model.SPECIALS[0]
             tokenizer.backend.post_processor = TemplateProcessing(f"{start} $A", special_tokens=[(start, 256)])
         template = ChatTemplate(self._template, tokenizer.specials) if tokenizer else None
         ends = tokenizer.end_tokens if tokenizer else frozenset([257])
@@ -150,12 +150,12 @@ def raw(server: Served, *sent: bytes) -> bytes:
 def serving(
     settings: ServerSettings | None = None,
     texts: bool = True,
-    template: str = builtin.TEMPLATE,
+    template: str = tiny_model.TEMPLATE,
     start: bool = False,
     **options: Any,
 ) -> Iterator[Served]:
     """`texts`: with a tokenizer, which puts a special token at the start of plain prompts if told to."""
-    chosen = Options(**{"memory": MEMORY, "threads": 1, "max_length": 2048, **options})
+    chosen = Options(**{**tiny_model.OPTIONS, "memory": MEMORY, "threads": 1, "max_length": 2048, **options})
     served = Served(
         ThreadBackend.from_options(chosen, progress=False), settings or ServerSettings(), texts, template, start
     )

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SMALL = ["--port", "0", "--memory", "64MiB", "--threads", "1", "--max-length", "4096"]
+from tests import tiny_model
+
+SMALL = [*tiny_model.ARGUMENTS, "--port", "0", "--memory", "64MiB", "--threads", "1", "--max-length", "4096"]
 SECONDS = 60
 
 

@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests import tiny_model
 from tests.fake_engines import POISON, PROGRAM, answer, load_instant
 from weft.base.errors import EngineStopped, OptionError, RequestError
 from weft.base.options import Options
@@ -28,7 +30,7 @@ from weft.server.process_backend import ProcessBackend
 from weft.server.streams import OutputStream
 from weft.server.thread_backend import ThreadBackend
 
-SMALL = Options(memory="16MiB", max_length=512, max_sequences=4, threads=1)
+SMALL = Options(**tiny_model.OPTIONS, memory="16MiB", max_length=512, max_sequences=4, threads=1)
 LONG = 100_000
 
 
@@ -128,7 +130,7 @@ async def test_answers_are_those_of_the_engine_alone(kind):
         assert len(expected[1][0][0].top) == 2
         assert len(expected[2][1].prompt_scores) == 149
         assert expected[1][1].cached_tokens == 128
-        assert backend.info.name == "builtin"
+        assert backend.info.name == tiny_model.NAME
         assert backend.info.vocab_size == 259
         assert backend.info.settings["end_tokens"] == [257]
         assert backend.info.memory_tokens >= 512
@@ -220,7 +222,7 @@ async def test_a_caller_that_gives_up_while_submitting_leaves_nothing_behind(kin
 @pytest.mark.parametrize("depth", [0, 1])
 @in_loop
 async def test_an_abort_frees_memory_within_a_step(depth):
-    options = Options(memory="16MiB", max_length=512, max_sequences=4, threads=1, depth=depth, max_tokens_per_step=64)
+    options = replace(SMALL, depth=depth, max_tokens_per_step=64)
     async with started(real("thread", options)) as backend:
         prompt = np.arange(200).tolist()
         streams = [await backend.submit(ask([*prompt, index], 300)) for index in range(3)]
@@ -427,6 +429,7 @@ async def test_an_engine_that_dies_while_loading_is_an_error():
 
 FRONT = """
 import asyncio
+from tests import tiny_model
 from tests.fake_engines import *
 from weft.server.process_backend import ProcessBackend
 

@@ -49,7 +49,7 @@ def test_random_prompts_share_nothing(bench):
     assert found["output_throughput"] == pytest.approx(16 / found["duration"])
     for label in ("Successful requests", "Benchmark duration", "Mean TTFT", "Median TPOT", "P99 ITL", "P99 E2E"):
         assert label in text
-    assert found["model"] == "builtin"
+    assert found["model"] == "tiny"
     assert "secret" not in json.dumps(found)
 
 

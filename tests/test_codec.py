@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import tiny_model
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
 from weft.base.options import Options
@@ -314,7 +315,7 @@ def test_a_damaged_event_is_an_event_or_a_protocol_error(body):
 
 @pytest.fixture(scope="module")
 def engine():
-    return load_engine(Options(max_length=24, memory="16MiB", threads=1), progress=False)[0]
+    return load_engine(Options(**tiny_model.OPTIONS, max_length=24, memory="16MiB", threads=1), progress=False)[0]
 
 
 SANE = Submit((1 << 62) - 12345, Request(np.array([5], np.int32), SamplingParams(max_tokens=3, temperature=0.0)))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from tests import tiny_model
 from weft.cli.main import main
 from weft.cli.selftest import Comparison, SelfTest, can_tell, complaints
 from weft.llm import LLM
 
-SMALL = ["--memory", "32MiB", "--threads", "1", "--max-length", "1024"]
+SMALL = [*tiny_model.ARGUMENTS, "--memory", "32MiB", "--threads", "1", "--max-length", "1024"]
 
 
-def test_doctor_finds_nothing_wrong_with_the_built_in_model(capsys):
+def test_doctor_finds_nothing_wrong_with_the_tiny_model(capsys):
     assert main(["doctor", *SMALL]) == 0
     text = capsys.readouterr().out
     assert text.endswith("all is well\n")
@@ -23,7 +24,7 @@ def test_doctor_finds_nothing_wrong_with_the_built_in_model(capsys):
 
 
 def test_decisions_come_with_reasons(capsys):
-    assert main(["doctor", "--memory", "32MiB", "--no-self-test"]) == 0
+    assert main(["doctor", *tiny_model.ARGUMENTS, "--memory", "32MiB", "--no-self-test"]) == 0
     text = capsys.readouterr().out
     assert "32768 tokens: never more than 32768 unless asked for" in text
     assert "self-test" not in text
@@ -41,7 +42,7 @@ def test_a_model_that_cannot_be_loaded_is_wrong(capsys):
 
 @pytest.fixture
 def llm():
-    with LLM(memory="32MiB", threads=1, max_length=1024) as found:
+    with LLM(**tiny_model.OPTIONS, memory="32MiB", threads=1, max_length=1024) as found:
         yield found
 
 

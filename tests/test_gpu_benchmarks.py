@@ -10,12 +10,14 @@ import pytest
 from benchmarks.floors import Sketch
 from benchmarks.gpu import Ask, Attempts, fresh, play, random_prompt
 from benchmarks.serving import conversations, rates
+from tests import tiny_model
 from weft import LLM
 
 
 @pytest.fixture(scope="module")
 def llm():
-    with LLM(memory="64MiB", threads=1, device="cpu", max_length=2048, max_sequences=32, progress=False) as found:
+    options = {"threads": 1, "device": "cpu", "max_length": 2048, "max_sequences": 32}
+    with LLM(**tiny_model.OPTIONS, memory="64MiB", progress=False, **options) as found:
         yield found
 
 

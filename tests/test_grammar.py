@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from tests import tiny_model
 from tests.plans import greedy as greedy_sampling
 from tests.rolling import VOCABULARY, RollingDevice, oracle
 from tests.workloads import random_workload
-from weft import LLM, RequestError, SamplingParams, builtin
+from weft import LLM, RequestError, SamplingParams
 from weft.base.grammar import Grammar
 from weft.base.plan import Plan
 from weft.engine.events import FinishReason
@@ -100,7 +101,7 @@ def merged_tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda g: g.kind)
-@pytest.mark.parametrize("make", [builtin.tokenizer, merged_tokenizer])
+@pytest.mark.parametrize("make", [tiny_model.tokenizer, merged_tokenizer])
 def test_whatever_is_chosen_of_the_allowed_tokens_the_answer_follows(grammar, make):
     tokenizer = make()
     grammars = Grammars(tokenizer, tokenizer.size + 70)
@@ -116,7 +117,7 @@ def test_whatever_is_chosen_of_the_allowed_tokens_the_answer_follows(grammar, ma
 
 
 def test_any_object_may_be_asked_for():
-    tokenizer = builtin.tokenizer()
+    tokenizer = tiny_model.tokenizer()
     guide = Grammars(tokenizer, 259)(Grammar("json_object"), frozenset())
     for token in b'{"a": [1, {"b": null}]':
         guide.take(token)
@@ -129,7 +130,7 @@ def test_any_object_may_be_asked_for():
 
 def test_stop_tokens_are_allowed_only_where_the_answer_may_end():
     # "a" is a stop token although the grammar has it: then it may only end the answer.
-    grammars, stops = Grammars(builtin.tokenizer(), 300), frozenset([257, ord("a"), 299])
+    grammars, stops = Grammars(tiny_model.tokenizer(), 300), frozenset([257, ord("a"), 299])
     guide = grammars(Grammar("regex", "[ab]c?b"), stops)
     assert allowed(guide) == [ord("b")]
     guide.take(ord("b"))
@@ -144,7 +145,7 @@ def test_stop_tokens_are_allowed_only_where_the_answer_may_end():
 
 
 def test_a_model_smaller_than_its_tokenizer_never_gets_an_id_beyond():
-    guide = Grammars(builtin.tokenizer(), 250)(Grammar("regex", ".*"), frozenset([257]))
+    guide = Grammars(tiny_model.tokenizer(), 250)(Grammar("regex", ".*"), frozenset([257]))
     assert max(allowed(guide)) < 250
     assert len(guide.mask) == 8
 
@@ -184,7 +185,8 @@ def test_a_plan_without_grammars_carries_no_masks():
 
 # the engine -----------------------------------------------------------------------------------------------------------
 
-SETTINGS = {"memory": "32MiB", "threads": 1, "max_sequences": 8, "max_tokens_per_step": 128, "max_length": 640}
+LIMITS = {"memory": "32MiB", "threads": 1, "max_sequences": 8, "max_tokens_per_step": 128, "max_length": 640}
+SETTINGS = tiny_model.OPTIONS | LIMITS
 PROMPT = list(b"The river ran past the mill and under the bridge, and nobody asked where it went. ")
 
 
@@ -216,7 +218,7 @@ def serve(engine: Engine, requests: list[Request], seen: list[Plan] | None = Non
 
 
 def text_of(answer: list[int]) -> str:
-    return builtin.tokenizer().decode([token for token in answer if token != 257])
+    return tiny_model.tokenizer().decode([token for token in answer if token != 257])
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -296,7 +298,7 @@ def test_a_bad_grammar_is_refused_before_anything_runs():
 
 
 def test_a_model_without_a_tokenizer_takes_no_grammar(tmp_path):
-    (tmp_path / "config.json").write_text((builtin.FOLDER / "config.json").read_text())
+    (tmp_path / "config.json").write_text((tiny_model.FOLDER / "config.json").read_text())
     with make(model=str(tmp_path), weights="dummy") as llm, pytest.raises(RequestError, match="no tokenizer"):
         llm.generate([1, 2, 3], grammar=SCHEMA)
 

@@ -8,8 +8,9 @@ from time import perf_counter
 
 import pytest
 
+from tests import tiny_model
 from tests.test_grammar import SCHEMA, allowed
-from weft import RequestError, builtin
+from weft import RequestError
 from weft.base.grammar import Grammar
 from weft.text import grammar as limits
 from weft.text.grammar import Grammars
@@ -54,7 +55,7 @@ def deep(levels: int) -> str:
 )
 def test_what_is_no_grammar_is_refused_by_name(grammar, message):
     with pytest.raises(RequestError, match=message):
-        Grammars(builtin.tokenizer(), 259)(grammar)
+        Grammars(tiny_model.tokenizer(), 259)(grammar)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_what_is_no_grammar_is_refused_by_name(grammar, message):
 def test_a_costly_grammar_is_served_or_refused_but_never_blocks(grammar):
     began = perf_counter()
     try:
-        guide = Grammars(builtin.tokenizer(), 259)(grammar)
+        guide = Grammars(tiny_model.tokenizer(), 259)(grammar)
         for _ in range(50):
             guide.take(allowed(guide)[0])
     except RequestError:
@@ -82,7 +83,7 @@ def test_a_costly_grammar_is_served_or_refused_but_never_blocks(grammar):
 
 def test_terminals_that_double_are_refused_before_they_are_built():
     """Each holds the next one twice. The library would notice as well, after minutes."""
-    grammars = Grammars(builtin.tokenizer(), 259)
+    grammars = Grammars(tiny_model.tokenizer(), 259)
 
     def doubling(levels: int, rule: str = "R{}: R{} R{}", first: str = "start: R0") -> Grammar:
         rules = [rule.format(n, n + 1, n + 1) for n in range(levels)]
@@ -102,7 +103,7 @@ def test_terminals_that_double_are_refused_before_they_are_built():
 
 
 def test_gbnf_is_read_as_well_as_lark():
-    grammars = Grammars(builtin.tokenizer(), 259)
+    grammars = Grammars(tiny_model.tokenizer(), 259)
     guide = grammars(Grammar("lark", 'root ::= "a" digit\ndigit ::= [0-9]'))
     guide.take(ord("a"))
     assert [token for token in range(256) if guide.mask[token // 32] >> (token % 32) & 1] == list(b"0123456789")
@@ -112,7 +113,7 @@ def test_gbnf_is_read_as_well_as_lark():
 
 
 def test_a_compiled_grammar_is_kept_for_the_next_request_and_only_so_many():
-    grammars = Grammars(builtin.tokenizer(), 259)
+    grammars = Grammars(tiny_model.tokenizer(), 259)
     first = grammars.compile(SCHEMA)
     assert grammars.compile(replace(SCHEMA)) is first
     one, other = grammars(SCHEMA), grammars(SCHEMA)

@@ -1,4 +1,4 @@
-"""What is too much, too late, malformed or not served gets a 4xx that names it. Built-in model."""
+"""What is too much, too late, malformed or not served gets a 4xx that names it. Tiny model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat through a real socket: forms of answers, tools, thoughts, reuse and order. Built-in model."""
+"""Chat through a real socket: forms of answers, tools, thoughts, reuse and order. Tiny model."""
 
 from __future__ import annotations
 

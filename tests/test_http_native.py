@@ -1,4 +1,4 @@
-"""The native API through a real socket, as SGLang's clients and test kits use it. Built-in model."""
+"""The native API through a real socket, as SGLang's clients and test kits use it. Tiny model."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_facts_about_server_and_model(served: Served):
     assert facts["stats"]["steps"] > 0
     assert served.client.get("/health").status_code == 200
     assert served.client.get("/health_generate").status_code == 200
-    assert served.client.get("/v1/models/builtin").json()["id"] == "builtin"
+    assert served.client.get("/v1/models/tiny").json()["id"] == "tiny"
     assert served.client.get("/v1/models/other").status_code == 404
 
 

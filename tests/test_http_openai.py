@@ -1,4 +1,4 @@
-"""OpenAI's API through a real socket: every parameter does what it says; public clients work. Built-in model."""
+"""OpenAI's API through a real socket: every parameter does what it says; public clients work. Tiny model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's newer API, /v1/responses: items in, items out, and events in their prescribed order. Built-in model."""
+"""OpenAI's newer API, /v1/responses: items in, items out, and events in their prescribed order. Tiny model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Under load every answer is the one that a quiet server gives, and clients that go away leave nothing behind.
 
-The built-in model in a thread, memory for a fraction of what is asked at once, audits after every step.
+The tiny model in a thread, memory for a fraction of what is asked at once, audits after every step.
 """
 
 from __future__ import annotations

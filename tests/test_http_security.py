@@ -1,4 +1,4 @@
-"""Keys, tenants, bounds, malformed bodies, strangers' web pages: nothing gets further than it may. Built-in model."""
+"""Keys, tenants, bounds, malformed bodies, strangers' web pages: nothing gets further than it may. Tiny model."""
 
 from __future__ import annotations
 

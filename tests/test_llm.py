@@ -1,4 +1,4 @@
-"""`weft.LLM` with the built-in model: what callers get, and that nothing they do wrong harms what is running."""
+"""`weft.LLM` with the tiny model: what callers get, and that nothing they do wrong harms what is running."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import threading
 import numpy as np
 import pytest
 
-from weft import LLM, EngineStopped, ModelError, OptionError, RequestError, SamplingParams, builtin
+from tests import tiny_model
+from weft import LLM, EngineStopped, ModelError, OptionError, RequestError, SamplingParams
 from weft.memory.audit import audit
 from weft.memory.misses import Reason
 
 LONG = "The river ran past the mill and under the bridge, and nobody asked where it went. " * 3
-SETTINGS = {"memory": "32MiB", "threads": 1, "max_sequences": 8, "max_tokens_per_step": 128, "max_length": 1024}
+LIMITS = {"memory": "32MiB", "threads": 1, "max_sequences": 8, "max_tokens_per_step": 128, "max_length": 1024}
+SETTINGS = tiny_model.OPTIONS | LIMITS
 
 
 def make(**settings) -> LLM:
@@ -319,7 +321,7 @@ def test_an_interrupt_ends_a_generation_and_leaves_the_model_usable(llm, monkeyp
 
 
 def test_a_model_without_tokenizer_takes_token_ids(tmp_path):
-    config = json.loads((builtin.FOLDER / "config.json").read_text())
+    config = json.loads((tiny_model.FOLDER / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
     with make(model=str(tmp_path), weights="dummy") as llm:
         (result,) = llm.generate(np.array([1, 2, 3]), greedy())
@@ -334,8 +336,8 @@ def test_a_model_without_tokenizer_takes_token_ids(tmp_path):
 
 def test_a_folder_with_a_tokenizer_takes_text(tmp_path):
     for name in ("config.json",):
-        (tmp_path / name).write_text((builtin.FOLDER / name).read_text())
-    builtin.tokenizer().backend.save(str(tmp_path / "tokenizer.json"))
+        (tmp_path / name).write_text((tiny_model.FOLDER / name).read_text())
+    tiny_model.tokenizer().backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|pad|>"}))
     with make(model=str(tmp_path), weights="dummy", dtype="bfloat16") as llm:
         assert llm.end_tokens == {257, 258}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft import builtin
+from tests import tiny_model
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
@@ -27,7 +27,7 @@ SEATS = 4
 
 @pytest.fixture(scope="module")
 def model():
-    return load_model(builtin.FOLDER, torch.float32, weights="dummy", seed=1)[0]
+    return load_model(tiny_model.FOLDER, torch.float32, weights="dummy", seed=1)[0]
 
 
 class Watched(Runner):

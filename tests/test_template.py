@@ -8,8 +8,8 @@ from datetime import datetime
 
 import pytest
 
+from tests import tiny_model
 from tests.test_text import BYTES, folder_with
-from weft import builtin
 from weft.base.errors import ModelError, RequestError
 from weft.text.template import MAX_CHARACTERS, ChatTemplate, load_template
 
@@ -17,7 +17,7 @@ HELLO = [{"role": "user", "content": "<b>hi</b>"}]
 
 
 def test_the_built_in_template_marks_every_message():
-    text = ChatTemplate(builtin.TEMPLATE).render([{"role": "system", "content": "Be kind."}, *HELLO])
+    text = ChatTemplate(tiny_model.TEMPLATE).render([{"role": "system", "content": "Be kind."}, *HELLO])
     assert text == "<|start|>system\nBe kind.<|end|>\n<|start|>user\n<b>hi</b><|end|>\n<|start|>assistant\n"
     assert BYTES.encode(text, special=False)[0] == 256
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 
-from weft import builtin
+from tests import tiny_model
 from weft.base.errors import ModelError, RequestError
 from weft.base.sampling import SamplingParams
 from weft.text.answer import Answer
@@ -23,7 +23,7 @@ from weft.text.prompts import as_list, check_request, check_snapshots, encode_pr
 from weft.text.stops import StopStrings
 from weft.text.tokenizer import Tokenizer, end_tokens, load_tokenizer
 
-BYTES = builtin.tokenizer()
+BYTES = tiny_model.tokenizer()
 # With characters that the alphabet of bytes does not have.
 END = "<\uff5cend\uff5c>"
 TEXT = "Der Fluß, 河, la rivière und 🌊🌊 — naïve café\n\n" * 3

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft import OptionError, RequestError, builtin
+from tests import tiny_model
+from weft import OptionError, RequestError
 from weft.base.grammar import Grammar
 from weft.text import reader
 from weft.text.grammar import Grammars
@@ -365,7 +366,7 @@ def test_an_unknown_format_is_refused_by_name():
 def generated(grammar: Grammar, seed: int, most: int = 1500) -> str | None:
     """A random text of a grammar; none if it did not come to an end."""
     random, answer = Random(seed), []
-    guide = Grammars(builtin.tokenizer(), 259)(grammar, frozenset([257]))
+    guide = Grammars(tiny_model.tokenizer(), 259)(grammar, frozenset([257]))
     while not guide.ended:
         free = np.flatnonzero(np.unpackbits(guide.mask.view(np.uint8), bitorder="little")).tolist()
         # The end, when it may come, and rarely anything else than letters: texts would be mostly controls.
@@ -376,7 +377,7 @@ def generated(grammar: Grammar, seed: int, most: int = 1500) -> str | None:
         guide.take(token)
         if len(answer) > most:
             return None
-    return builtin.tokenizer().decode(answer)
+    return tiny_model.tokenizer().decode(answer)
 
 
 def arguments_fit(name: str, arguments: dict) -> bool:
@@ -403,7 +404,7 @@ def test_a_forced_call_is_always_a_call_of_a_tool_with_fitting_arguments(form, o
 
 
 def test_forced_calls_may_follow_thoughts():
-    tokenizer = Grammars(builtin.tokenizer(), 259)
+    tokenizer = Grammars(tiny_model.tokenizer(), 259)
 
     def takes(grammar: Grammar, text: str) -> bool:
         guide = tokenizer(grammar, frozenset())
@@ -440,8 +441,8 @@ def test_special_tokens_stand_in_a_grammar_as_themselves():
     grammar = tool_grammar("lfm2", TOOLS, token_of={"<|tool_call_start|>": 10, "<|tool_call_end|>": 11}.get)
     assert "<[10]>" in grammar.text
     assert "tool_call_start" not in grammar.text
-    assert builtin.tokenizer().special_token("<|end|>") == 257
-    assert builtin.tokenizer().special_token("a") is None
+    assert tiny_model.tokenizer().special_token("<|end|>") == 257
+    assert tiny_model.tokenizer().special_token("a") is None
     assert "[ARGS]" not in tool_grammar("mistral", TOOLS).text
     assert "<[7]>" in tool_grammar("mistral", TOOLS, token_of={"[ARGS]": 7}.get).text
 

@@ -33,7 +33,9 @@ Conversation = Sequence[Message]
 
 
 class LLM:
-    """A model, ready to answer. `LLM()` is a small built-in one; options are those of `weft generate --help`.
+    """A model, ready to answer. `LLM()` is the small one that comes along; options are those of `weft generate --help`.
+
+    `suggested` are its makers' sampling parameters, which hold where a caller gives none.
 
     >>> with LLM(memory="16MiB") as llm:  # doctest: +SKIP
     ...     result = llm.generate("Once upon a time", SamplingParams(max_tokens=16))[0]
@@ -56,6 +58,7 @@ class LLM:
         self.tokenizer = loaded.tokenizer
         self.template = loaded.template
         self.end_tokens = loaded.end_tokens
+        self.suggested = loaded.suggested
         self.vocab_size = loaded.model.vocab_size
         runner = loaded.runner(options.threads, progress)
         self.engine = Engine(loaded.spec, runner, self.config, loaded.grammars(warm=False))
@@ -168,7 +171,7 @@ class LLM:
             raise RequestError(f"priority must be an integer, got {priority!r}")
         if not isinstance(cache_salt, str | None):
             raise RequestError(f"cache_salt must be a string, got {cache_salt!r}")
-        wishes = _per_prompt(params, len(prompts))
+        wishes = _per_prompt(self.suggested if params is None else params, len(prompts))
         kept = _snapshots_per_prompt(snapshots, len(prompts))
         salt = (cache_salt or "").encode()
         requests = []
@@ -290,9 +293,7 @@ def _options(model: str | None, given: Mapping[str, Any]) -> Options:
     return Options(model=None if model is None else str(model), **given)
 
 
-def _per_prompt(params: Params, count: int) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
+def _per_prompt(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * count
     if isinstance(params, str | Mapping) or not isinstance(params, Sequence):

@@ -18,6 +18,7 @@ from weft.base.config import EngineConfig
 from weft.base.errors import ModelError
 from weft.base.grid import cells_covering
 from weft.base.options import Facts, Options, count, resolve
+from weft.base.sampling import SamplingParams
 from weft.memory.spec import MemorySpec
 from weft.models.config import read_config, text_part
 from weft.models.model import CausalModel
@@ -25,6 +26,7 @@ from weft.models.weights import find_checkpoint, load_model
 from weft.runner.cuda.room import Room, find_room
 from weft.runner.runner import Runner
 from weft.text.grammar import Grammars
+from weft.text.suggestions import suggested_params
 from weft.text.template import ChatTemplate, load_template
 from weft.text.tokenizer import Tokenizer, end_tokens, find_text_files, load_tokenizer
 
@@ -44,6 +46,7 @@ class Loaded:
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     end_tokens: frozenset[int]
+    suggested: SamplingParams  # how to draw if a caller says nothing
     device: str
     kernels: bool  # whether the kernels for GPUs can be used
 
@@ -72,18 +75,10 @@ class Loaded:
 
 
 def load(options: Options, progress: bool = True) -> Loaded:
-    if options.model is None:
-        tell_once(builtin.NOTICE)
-        folder, weights, seed = builtin.FOLDER, "dummy", builtin.SEED
-    else:
-        folder, weights, seed = (
-            find_checkpoint(options.model, options.weights != "dummy"),
-            options.weights,
-            options.seed,
-        )
+    folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
     try:
-        model, config = load_model(folder, dtype, device, progress, weights, seed)
+        model, config = load_model(folder, dtype, device, progress, options.weights, options.seed)
     except torch.cuda.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into the GPU's memory: {error}") from error
     spec = MemorySpec(model.memories())
@@ -92,9 +87,11 @@ def load(options: Options, progress: bool = True) -> Loaded:
     for name, reason in reasons.items():
         log.info("%s: %s", name, reason)
     tokenizer, template = load_text(options, folder)
-    ends = end_tokens(folder if folder.is_dir() else folder.parent)
+    beside = folder if folder.is_dir() else folder.parent
+    ends = end_tokens(beside)
     ends |= tokenizer.end_tokens if tokenizer else ends
-    return Loaded(model, spec, engine_config, tokenizer, template, ends, device, room is not None)
+    suggested = suggested_params(beside)
+    return Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, room is not None)
 
 
 def tell_once(notice: str) -> None:
@@ -151,9 +148,6 @@ def choose_dtype(asked: str, folder: Path) -> torch.dtype:
 
 
 def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    if options.model is None and options.tokenizer is None:
-        tokenizer = builtin.tokenizer()
-        return tokenizer, ChatTemplate(builtin.TEMPLATE, tokenizer.specials)
     if options.tokenizer is not None:
         folder = find_text_files(options.tokenizer)
     folder = folder if folder.is_dir() else folder.parent

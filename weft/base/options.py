@@ -39,7 +39,7 @@ def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
 class Options:
     """Which model to run, and how."""
 
-    model: str | None = option(None, "folder or hub id of a model; without one, a small built-in one of random weights")
+    model: str | None = option(None, "folder or hub id of a model; without one, the small one that comes along")
     tokenizer: str | None = option(None, "folder or hub id of another tokenizer than the model's own")
     device: str = option("auto", "what the model runs on; auto: a GPU if there is one", DEVICES)
     dtype: str = option("auto", "number format of the weights; auto: as in the checkpoint", DTYPES)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weft.base.errors import OptionError, RequestError, WeftError
 from weft.base.options import Options, option
 from weft.base.sampling import SamplingParams
+from weft.cli.generate import params_of
 from weft.cli.options import argument
 
 if TYPE_CHECKING:
@@ -28,12 +29,14 @@ Message = dict[str, str]
 class ChatOptions(Options):
     """Options of `weft chat`: with whom and how to talk, then those of the engine."""
 
-    model: str | None = argument("folder or hub id of a model, or the name of one at --url; without, the built-in one")
+    model: str | None = argument("folder or hub id of a model, or the name of one at --url; without, the small one")
     url: str | None = option(None, "talk to this OpenAI-compatible server, such as http://127.0.0.1:8000")
     api_key: str | None = option(None, "key of that server; also from WEFT_API_KEY")
     system: str | None = option(None, "a first message that says how to behave")
     max_tokens: int = option(512, "tokens of an answer at most")
-    temperature: float = option(1.0, "0 takes the likeliest token; higher is more varied")
+    temperature: float | None = option(
+        None, "0 takes the likeliest token; higher is more varied; without, what the model's makers suggest"
+    )
     stats: bool = option(False, "tell tokens per second and cached tokens after every answer")
 
 
@@ -53,8 +56,8 @@ class Partner(Protocol):
 
 
 def run(options: ChatOptions) -> None:
-    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature)
-    partner: Partner = Remote(options) if options.url else Local(options, params)
+    params_of(SamplingParams(), options.max_tokens, options.temperature)
+    partner: Partner = Remote(options) if options.url else Local(options)
     try:
         converse(options, partner)
     finally:
@@ -64,11 +67,11 @@ def run(options: ChatOptions) -> None:
 class Local:
     """A model in this process."""
 
-    def __init__(self, options: ChatOptions, params: SamplingParams) -> None:
+    def __init__(self, options: ChatOptions) -> None:
         from weft.llm import LLM
 
-        self._params = params
         self._llm: LLM = LLM.from_options(options)
+        self._params = params_of(self._llm.suggested, options.max_tokens, options.temperature)
         if self._llm.template is None:
             self.close()
             raise OptionError("this model has no chat template; use weft generate")
@@ -98,7 +101,9 @@ class Remote:
 
         self._loop = asyncio.Runner()
         self._client = Client(str(options.url), options.api_key or os.environ.get("WEFT_API_KEY"))
-        self._body: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
+        self._body: dict[str, Any] = {"max_tokens": options.max_tokens}
+        if options.temperature is not None:
+            self._body["temperature"] = options.temperature
         try:
             self._body["model"] = options.model or self._loop.run(first_model(self._client))
         except BaseException:

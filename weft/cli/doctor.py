@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft import __version__
+from weft import __version__, builtin
 from weft.base.errors import WeftError
 from weft.base.options import Options, option
 from weft.cli.options import argument
@@ -38,7 +38,7 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8")
 class DoctorOptions(Options):
     """Options of `weft doctor`: those of the engine, as the server would be started with."""
 
-    model: str | None = argument("folder or hub id of a model; without one, the built-in one")
+    model: str | None = argument("folder or hub id of a model; without one, the small one that comes along")
     self_test: bool = option(True, "compare answers after a cache hit with cold runs")
 
 
@@ -135,7 +135,7 @@ def examine(options: DoctorOptions) -> list[str]:
 def about_model(llm: LLM, options: DoctorOptions, dtype: str) -> dict[str, Any]:
     spec, config = llm.engine.ledger.spec, llm.config
     return {
-        "name": options.model or "built-in",
+        "name": options.model or builtin.NAME,
         "vocabulary": llm.vocab_size,
         "dtype": dtype,
         "tokenizer": "none: token ids only" if llm.tokenizer is None else "there",

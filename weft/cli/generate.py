@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from weft.base.errors import OptionError
@@ -25,16 +25,20 @@ class GenerateOptions(Options):
 
     prompt: tuple[str, ...] = argument("texts to continue; without any, standard input", many=True)
     max_tokens: int = option(256, "tokens of an answer at most")
-    temperature: float = option(1.0, "0 takes the likeliest token; higher is more varied")
+    temperature: float | None = option(
+        None, "0 takes the likeliest token; higher is more varied; without, what the model's makers suggest"
+    )
     stream: bool = option(True, "show the text of a single prompt as it comes")
     stats: bool = option(True, "tell tokens per second and cached tokens at the end, on standard error")
 
 
 def run(options: GenerateOptions) -> None:
     prompts = read_prompts(options)
-    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature)
+    # What cannot be asked is told before a model is loaded.
+    params_of(SamplingParams(), options.max_tokens, options.temperature)
     llm = start(options)
     with llm:
+        params = params_of(llm.suggested, options.max_tokens, options.temperature)
         started = time.monotonic()
         if options.stream and len(prompts) == 1:
             results = [show_stream(llm, prompts[0], params)]
@@ -49,6 +53,12 @@ def start(options: Options) -> LLM:
     from weft.llm import LLM
 
     return LLM.from_options(options)
+
+
+def params_of(suggested: SamplingParams, max_tokens: int, temperature: float | None) -> SamplingParams:
+    """As the model's makers suggest, but for what was asked."""
+    found = replace(suggested, max_tokens=max_tokens)
+    return found if temperature is None else replace(found, temperature=temperature)
 
 
 def read_prompts(options: GenerateOptions) -> list[str]:

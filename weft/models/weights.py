@@ -176,7 +176,9 @@ def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progr
             readers[entry.file] = safe_open(entry.file, framework="pt")
         return readers[entry.file].get_tensor(entry.name)
 
-    with tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=not progress) as bar:
+    # Small ones are there before anybody has looked.
+    bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=not progress, delay=1.0)
+    with bar:
         for group in by_file.values():
             for source in group:
                 copy(source, [read(name) for name in (source.name, *source.companions)])

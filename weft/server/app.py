@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.base.errors import WeftError
+from weft.base.sampling import SamplingParams
 from weft.server import (
     cache_report,
     control,
@@ -62,9 +63,13 @@ def create_app(
     template: ChatTemplate | None,
     end_tokens: frozenset[int],
     settings: ServerSettings,
+    suggested: SamplingParams | None = None,
 ) -> ASGIApp:
-    """The app for a backend that somebody else has started and will stop."""
-    front = Front(backend, tokenizer, template, end_tokens, settings)
+    """The app for a backend that somebody else has started and will stop.
+
+    `suggested` are the sampling parameters of requests that name none.
+    """
+    front = Front(backend, tokenizer, template, end_tokens, settings, suggested)
     routes = [Route(path, bound(front, endpoint), methods=[method]) for path, method, endpoint in ROUTES]
 
     async def openapi(request: Request) -> Response:

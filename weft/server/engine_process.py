@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft import builtin
 from weft.base.errors import ModelError, OptionError
 from weft.base.options import Options
 from weft.engine.exchange import Command, Event, Shutdown
@@ -38,7 +39,6 @@ log = logging.getLogger("weft")
 READ_BYTES = 1 << 18
 # Room for the outputs of many steps while the front is busy with something else.
 SEND_BUFFER_BYTES = 1 << 20
-BUILTIN_NAME = "builtin"
 # A model whose memory does not grow with the text has room for any length; somewhere the count must end.
 MOST_CELLS = 1 << 18
 
@@ -161,16 +161,15 @@ def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
 
 
 def _folder(options: Options) -> Path:
-    from weft import builtin
     from weft.models.weights import find_checkpoint
 
-    return builtin.FOLDER if options.model is None else find_checkpoint(options.model, options.weights != "dummy")
+    return find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
 
 
 def _name(model: str | None) -> str:
     """A hub id as it is; of a folder only its name, for its path is nobody's business."""
     if model is None:
-        return BUILTIN_NAME
+        return builtin.NAME
     path = Path(model).expanduser()
     return path.resolve().name if path.exists() else model
 

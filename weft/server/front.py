@@ -55,8 +55,10 @@ class Front:
         template: ChatTemplate | None,
         end_tokens: frozenset[int],
         settings: ServerSettings,
+        suggested: SamplingParams | None = None,
     ) -> None:
         self.backend = backend
+        self.suggested = suggested or SamplingParams()
         self.tokenizer = tokenizer
         self.template = template
         self.end_tokens = end_tokens

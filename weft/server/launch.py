@@ -23,15 +23,16 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
-from weft import builtin
 from weft.base.errors import ModelError, OptionError
 from weft.base.options import Options
+from weft.base.sampling import SamplingParams
 from weft.server.app import create_app
 from weft.server.backend import ModelInfo
 from weft.server.http import bounded_protocol
 from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
 from weft.server.thread_backend import ThreadBackend
+from weft.text.suggestions import suggested_params
 from weft.text.template import ChatTemplate, load_template
 from weft.text.tokenizer import Tokenizer, find_text_files, load_tokenizer
 
@@ -63,6 +64,7 @@ class Texts:
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     end_tokens: frozenset[int]
+    suggested: SamplingParams
 
 
 def launch(options: Options, settings: ServerSettings, place: Place) -> int:
@@ -85,7 +87,7 @@ async def serve(options: Options, settings: ServerSettings, place: Place, listen
     await starting
     try:
         texts = load_texts(options, backend.info.settings)
-        app = create_app(backend, texts.tokenizer, texts.template, texts.end_tokens, settings)
+        app = create_app(backend, texts.tokenizer, texts.template, texts.end_tokens, settings, texts.suggested)
     except BaseException:
         await backend.stop(0)
         raise
@@ -231,18 +233,18 @@ def warn_of_strangers(host: str, has_keys: bool) -> None:
 def load_texts(options: Options, settings: dict[str, Any]) -> Texts:
     """Tokenizer and template, from the folder that the engine found the model in, or from another one."""
     ends = frozenset(settings["end_tokens"])
-    if options.model is None and options.tokenizer is None:
-        tokenizer = builtin.tokenizer()
-        return Texts(tokenizer, ChatTemplate(builtin.TEMPLATE, tokenizer.specials), ends | tokenizer.end_tokens)
-    folder = Path(settings["folder"]) if options.tokenizer is None else find_text_files(options.tokenizer)
+    folder = Path(settings["folder"])
     folder = folder if folder.is_dir() else folder.parent
+    suggested = suggested_params(folder)
+    if options.tokenizer is not None:
+        folder = find_text_files(options.tokenizer)
     found = load_tokenizer(folder)
     if found is None and options.tokenizer is not None:
         raise ModelError(f"tokenizer: {folder} holds no tokenizer.json")
     if found is None:
         print("weft: WARNING: the model has no tokenizer.json; token ids are served, text is not", file=sys.stderr)
-        return Texts(None, None, ends)
-    return Texts(found, load_template(folder, found.specials), ends | found.end_tokens)
+        return Texts(None, None, ends, suggested)
+    return Texts(found, load_template(folder, found.specials), ends | found.end_tokens, suggested)
 
 
 def first_line(info: ModelInfo, settings: ServerSettings, texts: Texts, host: str, port: int) -> str:

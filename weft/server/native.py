@@ -194,7 +194,14 @@ class Native:
         prompt_top = None if start >= length - 1 else top
         try:
             return sampling_params(
-                sampling.common(), self.front.limits, max_tokens, top, prompt_top, start, "top_logprobs_num"
+                sampling.common(),
+                self.front.limits,
+                max_tokens,
+                top,
+                prompt_top,
+                start,
+                "top_logprobs_num",
+                self.front.suggested,
             )
         except FieldError as error:
             if error.param == "top_logprobs_num":

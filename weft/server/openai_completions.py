@@ -102,7 +102,7 @@ async def prepare(front: Front, body: CompletionRequest) -> Completion:
     wishes = []
     for tokens in found:
         max_tokens = front.max_tokens(body.max_tokens, len(tokens), default=DEFAULT_MAX_TOKENS)
-        params = sampling_params(body, front.limits, max_tokens, body.logprobs, scored)
+        params = sampling_params(body, front.limits, max_tokens, body.logprobs, scored, suggested=front.suggested)
         wishes.append(Wish(tokens, params, n))
     return Completion(front, body, wishes)
 

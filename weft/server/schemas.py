@@ -21,6 +21,7 @@ TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+USUAL = SamplingParams()
 
 
 class CacheFields(msgspec.Struct, kw_only=True):
@@ -133,10 +134,11 @@ def sampling_params(
     prompt_logprobs: int | None = None,
     prompt_logprobs_start: int = 0,
     scored: str = "logprobs",
+    suggested: SamplingParams = USUAL,
 ) -> SamplingParams:
     """A body's fields as the engine wants them; raises with the name of the one that exceeds a bound.
 
-    `scored` is what the body calls the number of alternatives.
+    `scored` is what the body calls the number of alternatives, `suggested` what holds where it says nothing.
     """
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     check_stops(stops, limits)
@@ -149,11 +151,11 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=fields.min_tokens or 0,
-        temperature=_or(fields.temperature, 1.0),
-        top_k=max(fields.top_k or 0, 0),
-        top_p=_or(fields.top_p, 1.0),
-        min_p=fields.min_p or 0.0,
-        repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        temperature=_or(fields.temperature, suggested.temperature),
+        top_k=max(int(_or(fields.top_k, suggested.top_k)), 0),
+        top_p=_or(fields.top_p, suggested.top_p),
+        min_p=_or(fields.min_p, suggested.min_p),
+        repetition_penalty=_or(fields.repetition_penalty, suggested.repetition_penalty),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         logit_bias=fields.logit_bias or None,

@@ -76,7 +76,7 @@ class Turn:
         tokens, snapshots = await front.render(self.messages, self.tools or None, self.variables, field=self.field)
         self._prompt_end = front.need_tokenizer().decode(tokens[-PROMPT_END:].tolist(), skip_special=False)
         most = front.max_tokens(max_tokens[1], len(tokens), max_tokens[0])
-        params = sampling_params(body, front.limits, most, logprobs, scored="top_logprobs")
+        params = sampling_params(body, front.limits, most, logprobs, scored="top_logprobs", suggested=front.suggested)
         return await front.run(
             [Wish(tokens, params, n, snapshots, self.field)],
             tenant,
