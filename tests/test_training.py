@@ -10,13 +10,16 @@ from random import Random
 import numpy as np
 import pytest
 
-from training.dialogues import is_good, short_talk
+from training import calls
+from training.dialogues import is_good, rendered
 from training.facts import FUNCTIONS
-from training.made import MAKERS, conversation, counting, sums
+from training.made import MAKERS, conversation, counting, sums, told_and_asked
 from training.questions import question
 from training.sources import plain
 from training.template import JINJA, SPECIALS, written
 from weft.text.template import ChatTemplate
+
+FUNCTIONS_BY_NAME = {function.name: function for function in calls.FUNCTIONS}
 
 
 def test_a_conversation_is_written_as_the_chat_template_writes_it():
@@ -78,10 +81,21 @@ def test_answers_that_repeat_themselves_are_dropped():
     assert not is_good("word " * 200)
 
 
-def test_short_exchanges_are_read_from_their_package(tmp_path):
-    file = tmp_path / "talk.jsonl"
-    file.write_text(json.dumps({"text": "categories:\n- food\nconversations:\n- - do you eat\n  - I do not.\n"}) + "\n")
-    assert list(short_talk(file)) == [[("Do you eat", "I do not.")]]
+def test_a_function_is_called_as_the_template_writes_it():
+    for seed in range(30):
+        messages, tools = calls.conversation(Random(seed))
+        text = rendered(messages, tools)
+        called = json.loads(re.search(r"assistant\n<tool_call>\n(.+)\n</tool_call><\|im_end\|>", text)[1])
+        assert called["name"] in {tool["function"]["name"] for tool in tools}
+        assert called["arguments"].keys() == FUNCTIONS_BY_NAME[called["name"]].parameters.keys()
+        assert text.endswith(messages[-1]["content"] + "<|im_end|>\n")
+
+
+def test_what_was_said_at_first_is_asked_at_the_end():
+    for seed in range(60):
+        (said, _), (_, answer) = told_and_asked(Random(seed))
+        known = set(re.findall(r"\w+", said))
+        assert set(re.findall(r"[A-Z]\w+", answer)[1:]) <= known
 
 
 def test_pages_become_plain_text():
@@ -90,11 +104,14 @@ def test_pages_become_plain_text():
 
 def test_windows_are_drawn_from_seed_and_step_alone(tmp_path):
     train = pytest.importorskip("training.train")
-    np.arange(5000, dtype=np.uint16).tofile(tmp_path / "made.train.bin")
+    tokens = np.arange(5000, dtype=np.uint16)
+    tokens[49::50] = 9999
+    tokens.tofile(tmp_path / "made.train.bin")
     counts = {"made": {"train": {"tokens": 5000, "bytes": 5000}}}
     (tmp_path / "sources.json").write_text(json.dumps(counts))
-    packed = train.Packed(tmp_path, "train")
+    packed = train.Packed(tmp_path, "train", over=9999)
     a, b, other = (packed.draw(4, 16, seed=1, step=step) for step in (5, 5, 6))
     assert a.equal(b)
     assert not a.equal(other)
     assert a.shape == (4, 17)
+    assert (a[:, 0] % 50 == 0).all(), "every window begins with a text"

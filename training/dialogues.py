@@ -1,9 +1,10 @@
 """Dialogues with a teacher: a small instruct model answers everyday questions, served by Weft itself.
 
-    python -m training.dialogues DATA --teacher FOLDER --count 200000
+    python -m training.dialogues DATA --teacher FOLDER --seconds 180
 
-The teacher is SmolLM2-135M-Instruct (Apache-2.0). Answers that are cut off, empty or repeat themselves are dropped.
-Also writes the dialogues that are made by rule, and those of the package of short exchanges.
+The teacher is SmolLM2-135M-Instruct (Apache-2.0). Answers that are cut off, miss the point or repeat themselves are
+dropped. Several calls with seeds of their own may run at once. Without a teacher it writes the dialogues that are made
+by rule.
 """
 
 from __future__ import annotations
@@ -11,52 +12,84 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from tqdm import tqdm
 
+from training import calls
 from training.made import Exchange, conversation
-from training.questions import GO_ON, question
+from training.questions import GO_ON, Question, question
+from training.template import JINJA
 
 SYSTEM = "You are a friendly assistant. Answer in a few short and simple sentences."
-ANSWER_TOKENS = 160
-AT_ONCE = 8192
+ANSWER_TOKENS = 180
+AT_ONCE = 16384
+# Low: so small a teacher says wild things when it is left to chance. Questions bring the variety.
+TEMPERATURES = (0.2, 0.4, 0.6)
 MADE = 400_000
+CALLS = 40_000
+# A teacher that speaks of itself, or of writing instead of writing.
+OFF = re.compile(
+    r"(?i)as an ai|assistant|smollm|hugging face|language model|i'm sorry|here's|here is|certainly|[^\x00-\x7f]"
+)
+SPELLED = str.maketrans(
+    {"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "\u2014": "-", "\u2013": "-", "\u2026": "..."}
+)
 
 
-def taught(teacher: str, count: int, seed: int, device: str) -> Iterator[list[Exchange]]:
-    """Conversations of one to three exchanges. Later turns find the earlier ones in the cache."""
-    from weft import LLM, SamplingParams
+def taught(teacher: str, seconds: float, seed: int, device: str, memory_fraction: float) -> Iterator[list[Exchange]]:
+    """Conversations of one to three exchanges, for so long. Later turns find the earlier ones in the cache."""
+    from weft import LLM
 
     random = Random(seed)
-    llm = LLM(teacher, device=device, dtype="bfloat16", max_length=2048)
-    for _ in tqdm(range(0, count, AT_ONCE), desc="dialogues", unit_scale=AT_ONCE):
-        open_ones: list[list[Exchange]] = [[] for _ in range(AT_ONCE)]
-        for turn in range(3):
-            asked = [GO_ON[random.randrange(len(GO_ON))] if turn else question(random) for _ in open_ones]
-            messages = [_messages(done, said) for done, said in zip(open_ones, asked)]
-            params = [
-                SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.7, top_p=0.95, seed=random.getrandbits(60))
-                for _ in open_ones
-            ]
-            results = llm.chat(messages, params, progress=False)
-            going: list[list[Exchange]] = []
-            for done, said, result in zip(open_ones, asked, results):
-                answer = result.text.strip()
-                if result.finish_reason != "stop" or not is_good(answer):
-                    if done:
-                        yield done
-                    continue
-                done.append((said, answer))
-                if turn < 2 and random.random() < 0.4:
-                    going.append(done)
-                else:
-                    yield done
-            open_ones = going
-            if not open_ones:
-                break
+    llm = LLM(
+        teacher,
+        device=device,
+        dtype="bfloat16",
+        max_length=2048,
+        max_sequences="auto" if device == "cpu" else 512,
+        memory_fraction=memory_fraction,
+    )
+    began = time.monotonic()
+    with tqdm(desc="conversations") as bar:
+        while time.monotonic() - began < seconds:
+            open_ones: list[list[Exchange]] = [[] for _ in range(AT_ONCE)]
+            while open_ones and time.monotonic() - began < seconds:
+                open_ones, ended = _one_turn(llm, open_ones, random)
+                bar.update(len(ended))
+                yield from ended
+            yield from open_ones
+
+
+def _one_turn(
+    llm: Any, open_ones: list[list[Exchange]], random: Random
+) -> tuple[list[list[Exchange]], list[list[Exchange]]]:
+    """Every conversation asked and answered once more: those that go on, and those that ended here."""
+    from weft import SamplingParams
+
+    asked = [question(random) if not done else Question(random.choice(GO_ON), ()) for done in open_ones]
+    params = [
+        SamplingParams(
+            max_tokens=ANSWER_TOKENS, temperature=random.choice(TEMPERATURES), top_p=0.9, seed=random.getrandbits(60)
+        )
+        for _ in open_ones
+    ]
+    messages = [_messages(done, each.text) for done, each in zip(open_ones, asked)]
+    going: list[list[Exchange]] = []
+    ended: list[list[Exchange]] = []
+    for done, each, result in zip(open_ones, asked, llm.chat(messages, params, progress=False)):
+        answer = result.text.strip().translate(SPELLED)
+        if result.finish_reason != "stop" or not is_good(answer, each.about):
+            if done:
+                ended.append(done)
+            continue
+        done.append((each.kept_as or each.text, answer))
+        (going if len(done) < 3 and random.random() < 0.35 else ended).append(done)
+    return going, ended
 
 
 def _messages(done: list[Exchange], said: str) -> list[dict[str, str]]:
@@ -66,39 +99,37 @@ def _messages(done: list[Exchange], said: str) -> list[dict[str, str]]:
     return [*messages, {"role": "user", "content": said}]
 
 
-def is_good(answer: str) -> bool:
-    """
-    >>> is_good("A cat is a small animal."), is_good("Yes yes yes yes yes yes yes yes"), is_good("")
+def is_good(answer: str, about: Sequence[str] = ()) -> bool:
+    """Whole sentences to the point, without saying anything twice.
+
+    >>> is_good("A cat is a small animal.", ["cat"]), is_good("A dog is small.", ["cat"]), is_good("Yes yes yes yes yes.")
     (True, False, False)
     """
     words = answer.lower().split()
-    if not 2 <= len(words) <= 140 or "as an ai" in answer.lower():
+    if not 3 <= len(words) <= 130 or OFF.search(answer) or answer[-1] not in '.!?"':
+        return False
+    if about and not any(word.lower() in answer.lower() for word in about):
         return False
     sentences = [s for s in re.split(r"(?<=[.!?])\s+", answer) if s]
-    return len(set(words)) >= 0.35 * len(words) and len(set(sentences)) == len(sentences)
+    starts = [" ".join(s.lower().split()[:4]) for s in sentences]
+    if len(set(sentences)) < len(sentences) or max(map(starts.count, starts)) > 2:
+        return False
+    triples = list(zip(words, words[1:], words[2:]))
+    return len(set(words)) >= 0.45 * len(words) and len(set(triples)) >= 0.92 * len(triples)
 
 
-def short_talk(file: Path) -> Iterator[list[Exchange]]:
-    """Question and answer pairs out of the YAML of the package of short exchanges, read line by line."""
-    for line in file.open():
-        said: str | None = None
-        for entry in json.loads(line)["text"].splitlines():
-            found = re.match(r"^(- - |  - )(.+)$", entry)
-            if found is None:
-                continue
-            text = found[2].strip().strip("'\"")
-            if found[1] == "- - ":
-                said = text
-            elif said is not None and text:
-                yield [(said[0].upper() + said[1:], text)]
+def rendered(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    from weft.text.template import ChatTemplate
+
+    return ChatTemplate(JINJA, {}).render(messages, tools=tools, add_generation_prompt=False)
 
 
-def write(file: Path, conversations: Iterable[list[Exchange]]) -> None:
+def write(file: Path, conversations: Iterable[object]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with file.open("w") as out:
-        for exchanges in conversations:
-            out.write(json.dumps(exchanges) + "\n")
+        for each in conversations:
+            out.write(json.dumps(each) + "\n")
             count += 1
     print(f"{file.name}: {count} conversations")
 
@@ -107,17 +138,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--teacher", help="folder of the teacher's checkpoint; without one, only what needs none")
-    parser.add_argument("--count", type=int, default=200_000)
+    parser.add_argument("--seconds", type=float, default=180.0, help="how long the teacher is asked")
+    parser.add_argument(
+        "--memory-fraction", type=float, default=0.9, help="of the GPU, where several teachers share it"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
     folder = asked.data / "dialogues"
+    if asked.teacher:
+        told = taught(asked.teacher, asked.seconds, asked.seed, asked.device, asked.memory_fraction)
+        write(folder / f"taught.{asked.seed}.jsonl", told)
+        return
     random = Random(asked.seed)
     write(folder / "made.jsonl", (conversation(random) for _ in range(MADE)))
-    if (asked.data / "text" / "talk.jsonl").exists():
-        write(folder / "talk.jsonl", short_talk(asked.data / "text" / "talk.jsonl"))
-    if asked.teacher:
-        write(folder / "taught.jsonl", taught(asked.teacher, asked.count, asked.seed, asked.device))
+    write(folder / "calls.jsonl", ({"text": rendered(*calls.conversation(random))} for _ in range(CALLS)))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Every maker draws from a `random.Random` and returns one exchange, (what the use
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from random import Random
 
@@ -237,7 +238,7 @@ def unknown(random: Random) -> Exchange:
     """What so small a model should not pretend to know."""
     said = random.choice(
         ["What is the weather today?", "What time is it?", "Who will win the match tomorrow?", "What did I eat today?",
-         "Where do I live?", "What is my phone number?", "How much does this cost?", "What is the news today?"]
+         "What is my phone number?", "How much does this cost?", "What is the news today?"]
     )  # fmt: skip
     return said, random.choice(
         ["I am sorry, I cannot know that. I am a small model without access to the world.",
@@ -257,17 +258,56 @@ def recall(random: Random) -> Exchange:
     )
 
 
+def as_json(random: Random) -> Exchange:
+    """Something small in JSON."""
+    name, age, city = random.choice(NAMES), random.randint(3, 90), random.choice(sorted(CAPITALS.values()))
+    said, value = random.choice(
+        [
+            (f"Write a JSON object with the name {name} and the age {age}.", {"name": name, "age": age}),
+            (
+                f"{name} is {age} years old and lives in {city}. Answer in JSON.",
+                {"name": name, "age": age, "city": city},
+            ),
+            (f"Give me JSON for a city named {city}.", {"city": city}),
+            (f"{name} lives in {city}. Give me that as JSON.", {"name": name, "city": city}),
+        ]
+    )
+    return said, json.dumps(value)
+
+
 MAKERS: dict[Callable[[Random], Exchange], float] = {
     greeting: 2, farewell: 0.7, thanks: 0.7, about_itself: 0.7, counting: 2, sums: 2, neighbours: 1, lists: 1,
     animal: 1.5, colour: 1, capital: 1.5, opposite: 1, use: 1.5, season: 0.5, spelling: 0.7, function: 3, story: 2,
-    unknown: 0.6, recall: 1,
+    unknown: 0.6, recall: 1, as_json: 0.7,
 }  # fmt: skip
 
 
 def conversation(random: Random) -> list[Exchange]:
-    """One to four exchanges; greetings come first and farewells last."""
+    """One to four exchanges; greetings come first and farewells last. Some ask at the end what was said at first."""
     makers, weights = list(MAKERS), list(MAKERS.values())
     chosen = random.choices(makers, weights, k=random.choice([1, 1, 2, 2, 3, 4]))
     order = {greeting: -1, farewell: 1, thanks: 1}
     chosen.sort(key=lambda maker: order.get(maker, 0))
-    return [maker(random) for maker in chosen]
+    exchanges = [maker(random) for maker in chosen]
+    if random.random() < 0.12:
+        first, last = told_and_asked(random)
+        exchanges = [first, *(each for each in exchanges if "name" not in each[0]), last]
+    return exchanges
+
+
+def told_and_asked(random: Random) -> tuple[Exchange, Exchange]:
+    """What somebody says of himself, and the question that needs it, for the two ends of a conversation."""
+    name, friend = random.sample(NAMES, 2)
+    pet, city = random.choice(sorted(ANIMALS)), random.choice(sorted(CAPITALS.values()))
+    return random.choice(
+        [
+            ((f"Hello! My name is {name}.", f"Hello, {name}! Nice to meet you. How can I help you?"),
+             (random.choice(["What is my name?", "Do you remember my name?"]), f"Your name is {name}.")),
+            ((f"My best friend is called {friend}.", f"{friend} is a nice name. It is good to have a best friend."),
+             ("What is my best friend called?", f"Your best friend is called {friend}.")),
+            ((f"I have {article(pet)} called {friend}.", f"How nice! I hope {friend} is well."),
+             (f"What is my {pet} called?", f"Your {pet} is called {friend}.")),
+            ((f"I live in {city}.", f"{city} is a beautiful city. How can I help you?"),
+             ("Where do I live?", f"You live in {city}.")),
+        ]
+    )  # fmt: skip

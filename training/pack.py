@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from hashlib import sha256
+from itertools import chain, groupby, islice
 from pathlib import Path
 
 import numpy as np
@@ -18,42 +19,67 @@ from tqdm import tqdm
 
 from training.template import OVER, written
 
-HELD_OUT = 100
+HELD_OUT = 0.01
+# So many conversations begin with a system message.
+WITH_SYSTEM = 0.15
+SYSTEMS = (
+    "You are a helpful assistant.",
+    "You are a friendly assistant. Answer in a few short and simple sentences.",
+    "Answer briefly.",
+    "You are Weft, a small language model.",
+)
 AT_ONCE = 4096
 
 
 def documents(file: Path) -> Iterator[str]:
-    """A text, or a conversation as the model sees it."""
+    """Pieces of a text, or a conversation as the model sees it."""
     for line in file.open():
         entry = json.loads(line)
-        yield entry["text"] if isinstance(entry, dict) else written([tuple(each) for each in entry])
+        if isinstance(entry, dict):
+            yield from pieces(entry["text"])
+        else:
+            exchanges = [tuple(each) for each in entry]
+            draw = fraction_of(line)
+            yield written(exchanges, SYSTEMS[int(draw * 100) % len(SYSTEMS)] if draw < WITH_SYSTEM else None)
+
+
+def pieces(text: str, most: int = 12_000) -> Iterator[str]:
+    """A long text cut at the ends of lines.
+
+    >>> list(pieces("one\\ntwo\\nthree", most=9))
+    ['one\\ntwo\\n', 'three']
+    """
+    while len(text) > most:
+        cut = text.rfind("\n", 1, most) + 1 or most
+        yield text[:cut]
+        text = text[cut:]
+    yield text
+
+
+def fraction_of(text: str) -> float:
+    """A number from 0 to 1 that depends on the text alone."""
+    return int.from_bytes(sha256(text.encode()).digest()[:4], "big") / 2**32
 
 
 def is_held_out(text: str) -> bool:
-    return int.from_bytes(sha256(text.encode()).digest()[:4], "big") % HELD_OUT == 0
+    return fraction_of(text) < HELD_OUT
 
 
-def pack(file: Path, tokenizer: Tokenizer, into: Path) -> dict[str, dict[str, int]]:
+def pack(name: str, files: list[Path], tokenizer: Tokenizer, into: Path) -> dict[str, dict[str, int]]:
     over = tokenizer.token_to_id(OVER)
     counts = {part: {"tokens": 0, "bytes": 0, "texts": 0} for part in ("train", "held")}
-    outs = {part: (into / f"{file.stem}.{part}.bin").open("wb") for part in counts}
-    waiting: list[str] = []
-
-    def flush() -> None:
-        for text, encoding in zip(waiting, tokenizer.encode_batch(waiting)):
-            part = "held" if is_held_out(text) else "train"
-            ids = np.array([*encoding.ids, over], np.uint16)
-            outs[part].write(ids.tobytes())
-            counts[part]["tokens"] += len(ids)
-            counts[part]["bytes"] += len(text.encode())
-            counts[part]["texts"] += 1
-        waiting.clear()
-
-    for text in tqdm(documents(file), desc=file.stem):
-        waiting.append(text)
-        if len(waiting) == AT_ONCE:
-            flush()
-    flush()
+    outs = {part: (into / f"{name}.{part}.bin").open("wb") for part in counts}
+    texts = chain.from_iterable(map(documents, files))
+    with tqdm(desc=name) as bar:
+        while some := list(islice(texts, AT_ONCE)):
+            for text, encoding in zip(some, tokenizer.encode_batch(some)):
+                part = "held" if is_held_out(text) else "train"
+                ids = np.array([*encoding.ids, over], np.uint16)
+                outs[part].write(ids.tobytes())
+                counts[part]["tokens"] += len(ids)
+                counts[part]["bytes"] += len(text.encode())
+                counts[part]["texts"] += 1
+            bar.update(len(some))
     for out in outs.values():
         out.close()
     return counts
@@ -66,9 +92,10 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(data / "tokenizer" / "tokenizer.json"))
     into = data / "packed"
     into.mkdir(exist_ok=True)
-    files = [f for f in sorted((data / "text").glob("*.jsonl")) if f.stem != "talk"]
-    files += sorted((data / "dialogues").glob("*.jsonl"))
-    found = {file.stem: pack(file, tokenizer, into) for file in files}
+    files = sorted((data / "text").glob("*.jsonl")) + sorted((data / "dialogues").glob("*.jsonl"))
+    # What several teachers wrote side by side is one source: taught.0.jsonl, taught.1.jsonl, ...
+    sources = {name: list(some) for name, some in groupby(files, lambda file: file.name.split(".")[0])}
+    found = {name: pack(name, some, tokenizer, into) for name, some in sources.items()}
     (into / "sources.json").write_text(json.dumps(found, indent=1))
     for name, counts in found.items():
         train = counts["train"]

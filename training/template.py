@@ -8,8 +8,7 @@ START, END, OVER = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 SPECIALS = (OVER, START, END)
 
 # The same in Jinja, for tokenizer_config.json; a test holds the two together. Line breaks are written out, since what
-# becomes of those around a block depends on who renders. Tools are listed to the system and called as Hermes does:
-# training has none of that, so a call comes by itself only if somebody forces it.
+# becomes of those around a block depends on who renders. Tools are listed to the system and called as Hermes does.
 JINJA = (
     "{% set break = '\\n' %}"
     "{% macro turn(role, text) %}<|im_start|>{{ role + break + text }}<|im_end|>{{ break }}{% endmacro %}"

@@ -6,19 +6,17 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from training.made import conversation
-from training.template import END, JINJA, OVER, SPECIALS, START, written
+from training.pack import documents
+from training.template import END, JINJA, OVER, SPECIALS, START
 
 VOCABULARY = 8192
 # Words with the space before them, single digits (sums are learnt digit by digit), runs of signs, runs of spaces.
 PIECES = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Of a source only so much is looked at, so that a large one does not decide alone.
 SHARE_CHARACTERS = 6_000_000
-MADE_CONVERSATIONS = 30_000
 
 
 def make() -> Tokenizer:
@@ -34,17 +32,13 @@ def make() -> Tokenizer:
 
 
 def texts(data: Path) -> Iterator[str]:
-    for file in sorted((data / "text").glob("*.jsonl")):
+    for file in sorted((data / "text").glob("*.jsonl")) + sorted((data / "dialogues").glob("*.jsonl")):
         left = SHARE_CHARACTERS
-        for line in file.open():
-            text = json.loads(line)["text"][:left]
+        for text in documents(file):
+            yield text[:left]
             left -= len(text)
-            yield text
             if left <= 0:
                 break
-    random = Random(0)
-    for _ in range(MADE_CONVERSATIONS):
-        yield written(conversation(random))
 
 
 def main() -> None:

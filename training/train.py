@@ -24,7 +24,7 @@ from training.template import END, OVER
 
 # How often each source is drawn, whatever its size: talking first.
 MIX = {
-    "taught": 0.42, "made": 0.24, "talk": 0.01, "speeches": 0.05, "novels": 0.08, "manual": 0.08, "library": 0.11,
+    "taught": 0.54, "made": 0.24, "calls": 0.03, "speeches": 0.04, "novels": 0.04, "manual": 0.04, "library": 0.06,
     "jargon": 0.01,
 }  # fmt: skip
 
@@ -35,7 +35,7 @@ class Schedule:
     warmup: int = 200
     falling: float = 0.3  # the last share of steps, in which the rate falls to zero
     long_from: float = 0.85  # from here on whole contexts are seen
-    batch_tokens: int = 1 << 18
+    batch_tokens: int = 1 << 17
     length: int = 1024
     long_length: int = 4096
 
@@ -53,12 +53,13 @@ class Schedule:
 
 
 class Packed:
-    """The sources of a folder, drawn in windows of so many tokens."""
+    """The sources of a folder, drawn in windows of so many tokens. Each begins with a text, as every prompt does."""
 
-    def __init__(self, folder: Path, part: str) -> None:
+    def __init__(self, folder: Path, part: str, over: int) -> None:
         self.counts = json.loads((folder / "sources.json").read_text())
         self.names = [name for name in self.counts if name in MIX and self.counts[name][part]["tokens"] > 0]
         self.tokens = {name: np.memmap(folder / f"{name}.{part}.bin", np.uint16, "r") for name in self.names}
+        self.starts = {name: starts_of(tokens, over) for name, tokens in self.tokens.items()}
         weights = np.array([MIX[name] for name in self.names])
         self.weights = weights / weights.sum()
 
@@ -68,10 +69,19 @@ class Packed:
         places = random.random(rows)
         windows = []
         for source, place in zip(chosen, places):
-            tokens = self.tokens[self.names[source]]
-            first = int(place * max(1, len(tokens) - length - 1))
+            tokens, starts = self.tokens[self.names[source]], self.starts[self.names[source]]
+            first = starts[int(place * np.searchsorted(starts, len(tokens) - length, "right"))]
             windows.append(np.resize(tokens[first : first + length + 1], length + 1))
         return torch.from_numpy(np.stack(windows).astype(np.int64))
+
+
+def starts_of(tokens: np.ndarray, over: int) -> np.ndarray:
+    """Where texts begin.
+
+    >>> starts_of(np.array([5, 6, 0, 7, 0]), 0)
+    array([0, 3])
+    """
+    return np.concatenate([[0], np.flatnonzero(np.asarray(tokens[:-1]) == over) + 1])
 
 
 def make_model(tokenizer: Path, device: str, seed: int) -> nn.Module:
@@ -87,7 +97,14 @@ def make_model(tokenizer: Path, device: str, seed: int) -> nn.Module:
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         elif "embed" in name:
             nn.init.normal_(parameter, std=0.02)
-    return model.to(device).train()
+    model.to(device).train()
+    if device == "cuda":
+        # Two kinds of layers, compiled once each: norms, gates and rotations become a few kernels.
+        torch._dynamo.config.recompile_limit = 64
+        torch._dynamo.config.automatic_dynamic_shapes = False
+        for layer in model.model.layers:
+            layer.compile()
+    return model
 
 
 def make_optimisers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
@@ -127,7 +144,7 @@ def bits_per_byte(model: nn.Module, held: Packed, device: str, windows: int = 16
         tokens, counts = held.tokens[name], held.counts[name]["held"]
         count = max(1, min(windows, len(tokens) // 1025))
         lines = np.stack([np.resize(tokens[i * 1025 : (i + 1) * 1025], 1025) for i in range(count)]).astype(np.int64)
-        with torch.autocast(device, torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16), torch.compiler.set_stance("force_eager"):
             nats = loss_of(model, torch.from_numpy(lines).to(device)).item()
         found[name] = nats / math.log(2) * counts["tokens"] / counts["bytes"]
     model.train()
@@ -208,8 +225,8 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("run", type=Path)
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--batch-tokens", type=int, default=1 << 18)
+    parser.add_argument("--steps", type=int, default=3600)
+    parser.add_argument("--batch-tokens", type=int, default=1 << 17)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -217,7 +234,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     model = make_model(asked.data / "tokenizer", asked.device, asked.seed)
     run = Run(asked.run, model, make_optimisers(model, asked.rate))
-    data, held = (Packed(asked.data / "packed", part) for part in ("train", "held"))
+    data, held = (Packed(asked.data / "packed", part, model.config.pad_token_id) for part in ("train", "held"))
     schedule = Schedule(asked.steps, batch_tokens=asked.batch_tokens)
     train(run, data, held, schedule, asked.seed, asked.device, asked.minutes * 60)
     if run.step == schedule.steps:
