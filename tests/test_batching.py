@@ -187,3 +187,12 @@ def test_upload_keeps_shapes_values_and_kinds():
     assert all(
         sent[name].shape == array.shape and sent[name].tolist() == array.tolist() for name, array in arrays.items()
     )
+
+
+def test_uploaded_arrays_begin_where_kernels_load_fast():
+    lengths = {"a": 3, "b": 1, "c": 7, "d": 4, "e": 2}
+    kinds = (np.int32, np.int64, np.float32, np.bool_, np.uint8)
+    arrays = {f"{name}{kind.__name__}": np.ones(n, kind) for kind in kinds for name, n in lengths.items()}
+    sent = upload(arrays, "cpu", widen=False)
+    assert all(tensor.storage_offset() * tensor.element_size() % 16 == 0 for tensor in sent.values())
+    assert all(sent[name].tolist() == array.tolist() for name, array in arrays.items())

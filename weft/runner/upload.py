@@ -9,14 +9,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Kinds of arrays and what they become. The widest lie first, which keeps all aligned.
+# Every array begins at a multiple of so many bytes: kernels load faster from there, and are compiled for it.
+ALIGNMENT_BYTES = 16
+# Kinds of arrays, what they become, and how many elements begin at such places.
 KINDS = {
-    "i8": (np.int64, torch.int64),
-    "i4": (np.int32, torch.int32),
-    "f": (np.float32, torch.float32),
-    "b": (np.bool_, torch.bool),
-    "u": (np.uint8, torch.uint8),
+    "i8": (np.int64, torch.int64, ALIGNMENT_BYTES // 8),
+    "i4": (np.int32, torch.int32, ALIGNMENT_BYTES // 4),
+    "f": (np.float32, torch.float32, ALIGNMENT_BYTES // 4),
+    "b": (np.bool_, torch.bool, ALIGNMENT_BYTES),
+    "u": (np.uint8, torch.uint8, ALIGNMENT_BYTES),
 }
+_FILLING = np.zeros(ALIGNMENT_BYTES, np.bool_)
 
 
 def upload(arrays: Mapping[str, NDArray], device: torch.device | str, widen: bool = True) -> dict[str, Tensor]:
@@ -31,23 +34,24 @@ def upload(arrays: Mapping[str, NDArray], device: torch.device | str, widen: boo
     by_kind: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for name, array in arrays.items():
         by_kind[kind_of(array, widen)].append(name)
-    regions = [
-        np.concatenate([arrays[name].ravel() for name in names], dtype=KINDS[kind][0], casting="same_kind").view(
-            np.uint8
-        )
-        for kind, names in by_kind.items()
-        if names
-    ]
+    regions = [_pack([arrays[name] for name in names], kind) for kind, names in by_kind.items()]
     raw = to_device(np.concatenate(regions), torch.device(device))
     sent: dict[str, Tensor] = {}
-    parts = iter(raw.split_with_sizes([len(region) for region in regions]))
-    for kind, names in by_kind.items():
-        if names:
-            views = next(parts).view(KINDS[kind][1]).split_with_sizes([arrays[name].size for name in names])
-            for name, view in zip(names, views):
-                shape = arrays[name].shape
-                sent[name] = view if len(shape) == 1 else view.view(shape)
+    for (kind, names), part in zip(by_kind.items(), raw.split_with_sizes([len(region) for region in regions])):
+        _, dtype, step = KINDS[kind]
+        sizes = [length for name in names for length in (arrays[name].size, -arrays[name].size % step)]
+        views = part.view(dtype).split_with_sizes(sizes)[::2] if names else ()
+        for name, view in zip(names, views):
+            shape = arrays[name].shape
+            sent[name] = view if len(shape) == 1 else view.view(shape)
     return sent
+
+
+def _pack(arrays: list[NDArray], kind: str) -> NDArray[np.uint8]:
+    """The bytes of arrays that become one kind, each filled up to where the next begins."""
+    dtype, _, step = KINDS[kind]
+    pieces = [piece for array in arrays for piece in (array.ravel(), _FILLING[: -array.size % step])]
+    return np.concatenate([_FILLING[:0], *pieces], dtype=dtype, casting="same_kind").view(np.uint8)
 
 
 def to_device(packed: NDArray[np.uint8], device: torch.device) -> Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.overlap import launch, starts_early, wait
+from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.overlap import early, wait
 
 # Elements that a program loads, measured on an H200, and its warps.
 LOADED = 2048
@@ -25,20 +25,14 @@ def activate(
     assert factor is None or factor.stride(1) == 1
     if rows:
         sizes = (x.stride(0), 0 if factor is None else factor.stride(0), size)
-        is_early, block = starts_early(x), LOADED if factor is None else LOADED // 2
-        launch(
-            activate_kernel,
-            (rows, -(-size // block), 1),
-            (x, factor, out, *sizes),
-            WARPS,
-            NAME=name,
-            BLOCK=block,
-            EARLY=is_early,
+        block = LOADED if factor is None else LOADED // 2
+        activate_kernel[(rows, -(-size // block))](
+            x, factor, out, *sizes, NAME=name, BLOCK=block, num_warps=WARPS, **early(x)
         )
     return out
 
 
-@triton.jit
+@jit
 def activate_kernel(
     x, factor, out, x_stride, factor_stride, size, NAME: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip

@@ -27,7 +27,6 @@ from functools import cache
 from typing import Literal
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
@@ -37,6 +36,7 @@ from weft.kernels.cuda import flashinfer
 from weft.kernels.cuda.attention_decode import attend_decodes
 from weft.kernels.cuda.attention_prefill import attend_pieces
 from weft.kernels.cuda.flashinfer import Shape
+from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.overlap import early, wait
 from weft.memory.device.store import AttentionView
 
@@ -142,12 +142,12 @@ def write_pages(
     _write_token[(tokens,)](
         k, v, view.keys, view.values, listed.write_page, batch.positions,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1), view.keys.stride(0),
-        CELL=cell, HEAD_DIM=head_dim, SIZE=kv_heads * head_dim, BLOCK=triton.next_power_of_2(kv_heads * head_dim),
+        CELL=cell, HEAD_DIM=head_dim, SIZE=kv_heads * head_dim, BLOCK=power_of_two(kv_heads * head_dim),
         num_warps=2, **early(k),
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize_on_alignment=("write_page_ptr", "positions_ptr"))
+@jit(do_not_specialize_on_alignment=("write_page_ptr", "positions_ptr"))
 def _write_token(
     k_ptr, v_ptr, keys_ptr, values_ptr, write_page_ptr, positions_ptr,
     k_token_stride, k_head_stride, v_token_stride, v_head_stride, page_stride,

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.lanes import Lanes, PageList
 from weft.memory.device.store import AttentionView
@@ -78,7 +79,7 @@ def attend_decodes(
     """The leading `lanes.decodes` tokens of `q` [tokens, heads, head_dim] into those of `out`."""
     rows, heads, head_dim = lanes.decodes, q.shape[1], q.shape[2]
     _, cell, kv_heads, _ = view.keys.shape
-    block_dim = max(16, triton.next_power_of_2(head_dim))
+    block_dim = max(16, power_of_two(head_dim))
     sharing = sharing or share_out(multiprocessors_of(q.device), kv_heads)
     launch = launch or LAUNCHES.get(block_dim * q.element_size(), PLAIN_LAUNCH)
     # Of every share: the part of a row that begins before it, and the part of one that ends behind it; then their sums.
@@ -95,7 +96,7 @@ def attend_decodes(
         q, view.keys, view.values, out, parts, out if sinks is None else sinks,
         lanes.start, listed.first_position, listed.bounds, listed.pages, rows, *sharing,
         q.stride(0), q.stride(1), view.keys.stride(0), scale,
-        BLOCK_HEADS=max(16, triton.next_power_of_2(heads // kv_heads)), CELL=cell, KEYS=min(launch.keys, cell),
+        BLOCK_HEADS=max(16, power_of_two(heads // kv_heads)), CELL=cell, KEYS=min(launch.keys, cell),
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **common, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
@@ -122,7 +123,7 @@ def _row_of(cell, bounds_ptr, rows):
     return row
 
 
-@triton.jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=LANES)
 def _attend_share(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, sinks_ptr,
     start_ptr, first_position_ptr, bounds_ptr, pages_ptr, rows, shares, least_cells,
@@ -205,7 +206,7 @@ def _attend_share(
             tl.store(parts_ptr + shares * (2 * HEADS * HEAD_DIM) + which, peak + tl.log2(total), mask=member < GROUP)
 
 
-@triton.jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=LANES)
 def _merge_parts(
     parts_ptr, out_ptr, sinks_ptr, bounds_ptr, rows, shares, least_cells,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.lanes import Lanes, PageList
 from weft.memory.device.store import AttentionView
 
@@ -52,12 +53,12 @@ def attend_pieces(
     heads, head_dim = q.shape[1:]
     _, cell, kv_heads, _ = view.keys.shape
     group = heads // kv_heads
-    block_dim = max(16, triton.next_power_of_2(head_dim))
+    block_dim = max(16, power_of_two(head_dim))
     launch = launch or LAUNCHES.get(block_dim * q.element_size(), PLAIN_LAUNCH)
     # No more queries than a piece can have, no fewer than one.
-    block = max(16, min(launch.block, triton.next_power_of_2(cell * group)), triton.next_power_of_2(group))
+    block = max(16, min(launch.block, power_of_two(cell * group)), power_of_two(group))
     queries = min(block // group, cell)
-    blocks = triton.cdiv(cell, queries)
+    blocks = -(-cell // queries)
     _attend_block[(lanes.pieces * blocks, kv_heads)](
         q, view.keys, view.values, out, out if sinks is None else sinks,
         lanes.start, lanes.first, lanes.piece_row, lanes.piece_position,
@@ -94,7 +95,7 @@ def _mix_cell(
     return new_peak, total * fading + tl.sum(weights, 1), mixed
 
 
-@triton.jit(do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize_on_alignment=LANES)
 def _attend_block(
     q_ptr, keys_ptr, values_ptr, out_ptr, sinks_ptr,
     start_ptr, first_ptr, piece_row_ptr, piece_position_ptr, first_position_ptr, bounds_ptr, pages_ptr,

@@ -18,7 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
-from weft.kernels.cuda.overlap import launch, starts_early, wait
+from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.overlap import early, wait
 from weft.memory.device.store import RecurrentView
 
 # Channels of a program and its warps, measured on an H200: of decodes that are few (numbers in all) or many, and of
@@ -64,32 +65,20 @@ def causal_conv(
     common = (x, before, after, weight, bias, y, state, tail, lanes.start, lanes.slot, lanes.tail)
     sizes = (x.stride(0), *weight.stride(), state.stride(0), tail.stride(0), channels, tail.shape[1], lanes.cell)
     if lanes.decodes:
-        few, is_early = lanes.decodes * channels <= FEW, starts_early(x)
+        few = lanes.decodes * channels <= FEW
         block, warps = (FEW_CHANNELS, FEW_WARPS) if few else (MANY_CHANNELS, MANY_WARPS)
-        launch(
-            decode_kernel,
-            (lanes.decodes, -(-channels // block), 1),
-            (*common, lanes.closing, *sizes),
-            warps,
-            WIDTH=width,
-            SILU=activation,
-            CHANNELS=block,
-            EARLY=is_early,
-        )
+        decode_kernel[(lanes.decodes, -(-channels // block))](
+            *common, lanes.closing, *sizes,
+            WIDTH=width, SILU=activation, CHANNELS=block, num_warps=warps, **early(x),
+        )  # fmt: skip
     if lanes.pieces:
         # The first program of a row must see all tokens that look back beyond it.
         splits = SPLITS if lanes.cell >= SPLITS * (width - 1) else 1
         pieces = (lanes.first, lanes.piece_row, lanes.piece_position, lanes.piece_slot, lanes.first_piece)
-        launch(
-            extend_kernel,
-            (lanes.pieces, -(-channels // CHANNELS), splits),
-            (*common, *pieces, lanes.decodes, *sizes),
-            WARPS,
-            WIDTH=width,
-            SILU=activation,
-            CHANNELS=CHANNELS,
-            SPLITS=splits,
-        )
+        extend_kernel[(lanes.pieces, -(-channels // CHANNELS), splits)](
+            *common, *pieces, lanes.decodes, *sizes,
+            WIDTH=width, SILU=activation, CHANNELS=CHANNELS, SPLITS=splits, num_warps=WARPS,
+        )  # fmt: skip
     return y
 
 
@@ -132,7 +121,7 @@ def finish(total, offset, after, token, x_stride, channel, real, HAS_BIAS: tl.co
     return total
 
 
-@triton.jit(do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize_on_alignment=LANES)
 def decode_kernel(
     x, before, after, weight, bias, y, state, tail, row_start, row_slot, row_tail, row_closing,
     x_stride, weight_channel, weight_tap, state_stride, tail_stride, channels, ring, cell,
@@ -200,7 +189,7 @@ def emit(
     tl.store(y + token.to(tl.int64) * channels + channel, total.to(y.dtype.element_ty), mask=real)
 
 
-@triton.jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
 def extend_kernel(
     x, before, after, weight, bias, y, state, tail, row_start, row_slot, row_tail, row_first,
     piece_row, piece_position, piece_slot, first_piece, decodes,

@@ -16,10 +16,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.lanes import Lanes, PageList
 from weft.memory.device.store import AttentionView
 
@@ -134,7 +134,7 @@ def attend_prefill(
     _, total = planner.wrapper.run(q, pages, out=out, return_lse=True)
     tokens, heads, head_dim = out.shape
     _join_sinks[(tokens, heads)](
-        out, total, sinks, HEADS=heads, HEAD_DIM=head_dim, BLOCK_DIM=triton.next_power_of_2(head_dim), num_warps=1
+        out, total, sinks, HEADS=heads, HEAD_DIM=head_dim, BLOCK_DIM=power_of_two(head_dim), num_warps=1
     )
 
 
@@ -181,7 +181,7 @@ def _workspace(backend: str, device: torch.device) -> Tensor:
     return torch.zeros(WORKSPACE_BYTES[backend], dtype=torch.uint8, device=device)
 
 
-@triton.jit
+@jit
 def _join_sinks(
     out_ptr, total_ptr, sinks_ptr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr
 ):  # fmt: skip

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between, sigmoid
 from weft.kernels.cuda.moe_choices import Vectors
 from weft.kernels.cuda.overlap import early, wait
@@ -33,12 +34,12 @@ def few_experts(
     between_them = torch.empty(tokens * k, inner, dtype=x.dtype, device=x.device)
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     own, other = blocks
-    few_first_kernel[(triton.cdiv(inner, own.rows), tokens * k)](
+    few_first_kernel[(-(-inner // own.rows), tokens * k)](
         x, chosen, first, first_bias, between_them, activation.alpha, activation.limit,
         K=k, HIDDEN=hidden, INNER=inner, NAME=activation.name, PARTS=activation.parts,
         ROWS=own.rows, COLUMNS=own.columns, STAGES=own.stages, num_warps=own.warps, **early(x),
     )  # fmt: skip
-    few_second_kernel[(triton.cdiv(hidden, other.rows), tokens)](
+    few_second_kernel[(-(-hidden // other.rows), tokens)](
         between_them, weights, chosen, second, second_bias, *shared_parts(shared), out,
         K=k, HIDDEN=hidden, INNER=inner, SHARED=0 if shared is None else shared.second.shape[1], CHOICES=other.choices,
         ROWS=other.rows, COLUMNS=other.columns, STAGES=other.stages, num_warps=other.warps, **early(x),
@@ -56,7 +57,7 @@ def shared_parts(shared: Shared | None) -> tuple[Tensor | int | None, ...]:
     return shared.gate, shared.up, shared.second, opening, *strides
 
 
-@triton.jit
+@jit
 def few_first_kernel(
     x, chosen, first, bias, out, alpha, limit,
     K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr,
@@ -90,7 +91,7 @@ def few_first_kernel(
     tl.store(out + pair.to(tl.int64) * INNER + row, result.to(out.dtype.element_ty), mask=real_row)
 
 
-@triton.jit
+@jit
 def few_second_kernel(
     inputs, weights, chosen, second, bias,
     shared_gate, shared_up, shared_second, opening, gate_stride, opening_stride, out,

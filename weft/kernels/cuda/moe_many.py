@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_routing import list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
-from weft.kernels.cuda.overlap import power_of_two
 from weft.kernels.moe import Activation, Shared
 
 BLOCK = 1024
@@ -58,7 +57,7 @@ def sort_rows(x: Tensor, chosen: Tensor, places: Tensor, sizes: Tensor, ends: Te
     return rows, place
 
 
-@triton.jit
+@jit
 def sort_rows_kernel(
     x, chosen, places, sizes, ends, rows, place, x_stride, K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -78,14 +77,14 @@ def apply_between(outer: Tensor, place: Tensor, chosen: Tensor, activation: Acti
     pairs, inner = outer.shape[0], outer.shape[1] // activation.parts
     out = torch.empty(pairs, inner, dtype=outer.dtype, device=outer.device)
     block = min(BLOCK, power_of_two(inner))
-    between_kernel[(pairs, triton.cdiv(inner, block))](
+    between_kernel[(pairs, -(-inner // block))](
         outer, place, chosen, bias, out, activation.alpha, activation.limit,
         INNER=inner, NAME=activation.name, PARTS=activation.parts, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
 
 
-@triton.jit
+@jit
 def between_kernel(
     outer, place, chosen, bias, out, alpha, limit,
     INNER: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,

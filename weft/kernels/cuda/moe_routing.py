@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.ordering import rising_key
-from weft.kernels.cuda.overlap import early, power_of_two, wait
+from weft.kernels.cuda.overlap import early, wait
 
 # Pairs that a program looks at in one go.
 LIST_BLOCK = 8192
@@ -44,7 +44,7 @@ def route(
     return weights, chosen
 
 
-@triton.jit
+@jit
 def route_kernel(
     logits, bias, weights, chosen, logits_stride, scaling, eps,
     COUNT: tl.constexpr, K: tl.constexpr, SCORING: tl.constexpr, RENORMALISE: tl.constexpr,
@@ -112,7 +112,7 @@ def list_pairs(chosen: Int[Tensor, "tokens k"], count: int, tile: int | None = N
     return Lists(listed, sizes, places, tile_ends)
 
 
-@triton.jit(do_not_specialize=["tokens", "pairs"])
+@jit(do_not_specialize=["tokens", "pairs"])
 def list_kernel(chosen, listed, sizes, places, tokens, pairs, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     wait(EARLY)
     expert = tl.program_id(0)
@@ -129,7 +129,7 @@ def list_kernel(chosen, listed, sizes, places, tokens, pairs, BLOCK: tl.constexp
     tl.store(sizes + expert, size)
 
 
-@triton.jit
+@jit
 def tile_kernel(sizes, tile_ends, tile, COUNT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     wait(EARLY)
     expert = tl.arange(0, BLOCK)

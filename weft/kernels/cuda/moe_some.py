@@ -12,11 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_choices import Tiles
 from weft.kernels.cuda.moe_routing import Lists, list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
-from weft.kernels.cuda.overlap import early, power_of_two, wait
+from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.moe import Activation, Shared
 
 
@@ -66,7 +67,7 @@ def multiply(
     by, slots = "pair" if pairs < count else "expert", min(pairs, count)
     if lists.tile_ends is not None:
         by, slots = "tile", min(pairs, count + pairs // tiles.pairs)
-    grouped_kernel[(triton.cdiv(outputs, tiles.outputs), slots)](
+    grouped_kernel[(-(-outputs // tiles.outputs), slots)](
         x, chosen, lists.listed, lists.sizes, lists.places, lists.tile_ends, matrices, bias, out, tokens, *settings,
         BY=by, COUNT=count, COUNT_BLOCK=power_of_two(count), ROW_PAIRS=pairs_per_row,
         INPUTS=x.shape[1], OUTPUTS=outputs, NAME=name, PARTS=parts,
@@ -76,7 +77,7 @@ def multiply(
 
 
 # Every number of tokens is as good as another: one kernel for all.
-@triton.jit(do_not_specialize=["tokens"])
+@jit(do_not_specialize=["tokens"])
 def grouped_kernel(
     x, chosen, listed, sizes, places, tile_ends, matrices, bias, out, tokens, alpha, limit,
     BY: tl.constexpr, COUNT: tl.constexpr, COUNT_BLOCK: tl.constexpr,

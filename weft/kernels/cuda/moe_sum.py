@@ -6,13 +6,13 @@ What a shared expert made of the token comes last.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.moe_activation import sigmoid
-from weft.kernels.cuda.overlap import early, power_of_two, wait
+from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.moe import Shared
 
 BLOCK = 1024
@@ -32,14 +32,14 @@ def weighted_sum(
     made = None if shared is None else shared.outcome()
     opening = None if shared is None else shared.opening
     block = min(BLOCK, power_of_two(hidden))
-    weighted_sum_kernel[(tokens, triton.cdiv(hidden, block))](
+    weighted_sum_kernel[(tokens, -(-hidden // block))](
         outcome, weights, place, chosen, bias, made, opening, out, 0 if opening is None else opening.stride(0),
         K=k, HIDDEN=hidden, BLOCK=block, num_warps=4, **early(outcome),
     )  # fmt: skip
     return out
 
 
-@triton.jit
+@jit
 def weighted_sum_kernel(
     outcome, weights, place, chosen, bias, made, opening, out, opening_stride,
     K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,

@@ -12,7 +12,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.overlap import launch, power_of_two, starts_early, wait
+from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.norm import Change, add
 
 # Elements that one warp takes on, measured on an H200: of an addition, and of a gated norm; no more warps than this.
@@ -40,15 +41,11 @@ def join(
     assert x.stride(1) == 1
     assert all(change.value.stride(1) == 1 for change in changes)
     if rows:
-        block, is_early = power_of_two(size), starts_early(x)
-        launch(
-            join_kernel,
-            (rows, 1, 1),
-            (x, *first, *second, weight, total, normed, x.stride(0), size, eps),
-            warps_for(block, PER_WARP),
-            BLOCK=block,
-            EARLY=is_early,
-        )
+        block = power_of_two(size)
+        join_kernel[(rows,)](
+            x, *first, *second, weight, total, normed, x.stride(0), size, eps,
+            BLOCK=block, num_warps=warps_for(block, PER_WARP), **early(x),
+        )  # fmt: skip
     return total, normed
 
 
@@ -69,7 +66,7 @@ def normed_line(value, scale, eps, size):
     return value * tl.rsqrt(tl.sum(value * value) / size + eps) * scale
 
 
-@triton.jit
+@jit
 def join_kernel(
     x, first, first_stride, first_weight, first_factor, first_eps,
     second, second_stride, second_weight, second_factor, second_eps,
@@ -121,23 +118,18 @@ def gated_rms_norm(
     x, gate = (t if shared else t.unflatten(-1, (groups, -1)) for t in (x, gate))
     tokens, parts, size = gate.shape
     assert x.stride(2) == gate.stride(2) == 1
-    block, is_early = power_of_two(size), starts_early(gate)
+    block = power_of_two(size)
     side = min(power_of_two(parts), max(1, TILE // block))
     sizes = (*x.stride()[:2], *gate.stride()[:2], 0 if shared else size, parts, size)
-    launch(
-        gated_norm_kernel,
-        (tokens, -(-parts // side), 1),
-        (x, gate, weight, out, *sizes, eps),
-        warps_for(side * block, GATED_PER_WARP),
-        GATE_FIRST=gate_first,
-        SIDE=side,
-        BLOCK=block,
-        EARLY=is_early,
-    )
+    gated_norm_kernel[(tokens, -(-parts // side))](
+        x, gate, weight, out, *sizes, eps,
+        GATE_FIRST=gate_first, SIDE=side, BLOCK=block, num_warps=warps_for(side * block, GATED_PER_WARP),
+        **early(gate),
+    )  # fmt: skip
     return out
 
 
-@triton.jit
+@jit
 def gated_norm_kernel(
     x, gate, weight, out,
     x_token, x_part, gate_token, gate_part, weight_part, parts, size, eps,

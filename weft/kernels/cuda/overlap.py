@@ -24,23 +24,9 @@ def is_able(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER
 
 
-def starts_early(x: Tensor) -> bool:
-    """Whether a kernel that `x` is given to may start early: the value of its constant EARLY."""
-    return is_able(x.device)
-
-
 def early(x: Tensor) -> dict[str, Any]:
-    """Arguments of a launch whose kernel has a parameter EARLY and calls `wait(EARLY)`."""
-    return EARLY if starts_early(x) else NOT_EARLY
-
-
-def power_of_two(least: int) -> int:
-    """The smallest power of two that is not less. (Triton's own takes as long as a launch.)
-
-    >>> power_of_two(1), power_of_two(64), power_of_two(65)
-    (1, 64, 128)
-    """
-    return 1 << (least - 1).bit_length()
+    """Settings of a launch whose kernel has a constant EARLY and calls `wait(EARLY)`; `x` is one of its tensors."""
+    return EARLY if is_able(x.device) else NOT_EARLY
 
 
 @triton.jit
@@ -48,9 +34,3 @@ def wait(EARLY: tl.constexpr):
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-
-
-def launch(kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], warps: int, **constants: Any) -> None:
-    """A kernel with the constant EARLY set is launched to start early."""
-    pdl = {"launch_pdl": True} if constants.get("EARLY") else {}
-    kernel[grid](*arguments, **constants, num_warps=warps, **pdl)

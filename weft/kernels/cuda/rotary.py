@@ -13,7 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.batch import Batch
-from weft.kernels.cuda.overlap import launch, power_of_two, starts_early, wait
+from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 
@@ -36,7 +37,7 @@ def make_rotation(
     return Rotation(cosine, sine)
 
 
-@triton.jit(do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize_on_alignment=LANES)
 def rotation_kernel(positions, frequency, cosine, sine, scale, half, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, BLOCK)
@@ -82,30 +83,11 @@ def rotate_and_write(
     if tokens:
         angles = (None, None) if rotation is None else (rotation.cosine, rotation.sine)
         sizes = (projected.stride(0), view.keys.stride(0), heads, kv_heads, cell)
-        is_early = starts_early(projected)
-        launch(
-            rotate_kernel,
-            (tokens, -(-every // side), 1),
-            (
-                projected,
-                weight,
-                *angles,
-                queries,
-                view.keys,
-                view.values,
-                batch.positions,
-                pages.write_page,
-                *sizes,
-                eps,
-            ),
-            warps,
-            HEAD_DIM=head_dim,
-            HALF=half,
-            HALF_BLOCK=power_of_two(max(half, 1)),
-            REST_BLOCK=power_of_two(max(rest, 1)),
-            SIDE=side,
-            EARLY=is_early,
-        )
+        rotate_kernel[(tokens, -(-every // side))](
+            projected, weight, *angles, queries, view.keys, view.values, batch.positions, pages.write_page, *sizes, eps,
+            HEAD_DIM=head_dim, HALF=half, HALF_BLOCK=power_of_two(max(half, 1)), REST_BLOCK=power_of_two(max(rest, 1)),
+            SIDE=side, num_warps=warps, **early(projected),
+        )  # fmt: skip
     return queries
 
 
@@ -126,7 +108,7 @@ def store_part(value, column, inside, queries, keys, values, head, heads, kv_hea
     tl.store(values + last * HEAD_DIM + column, value, mask=inside & (last >= 0))
 
 
-@triton.jit(do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize_on_alignment=LANES)
 def rotate_kernel(
     projected, weight, cosine, sine, queries, keys, values, positions, write_page,
     projected_stride, page_stride, heads, kv_heads, cell, eps,

@@ -12,8 +12,9 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.ordering import rising_key
-from weft.kernels.cuda.overlap import early, power_of_two, wait
+from weft.kernels.cuda.overlap import early, wait
 
 # Tokens of a program that looks for the greatest, and of one that adds up weights.
 LIKELIEST_CHUNK = 8192
@@ -27,7 +28,7 @@ NOWHERE = tl.constexpr(2**31 - 1)
 def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
     """The token of the greatest logit, the first of equals. May be recorded in a graph."""
     rows, vocab = logits.shape
-    chunks = triton.cdiv(vocab, LIKELIEST_CHUNK)
+    chunks = -(-vocab // LIKELIEST_CHUNK)
     best = torch.empty(2, rows, chunks, dtype=torch.int32, device=logits.device)
     token = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
@@ -40,7 +41,7 @@ def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
     return token
 
 
-@triton.jit
+@jit
 def likeliest_chunk_kernel(logits, best_key, best_token, stride, vocab, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -53,7 +54,7 @@ def likeliest_chunk_kernel(logits, best_key, best_token, stride, vocab, BLOCK: t
     tl.store(best_token + place, tl.min(tl.where(real & (key == greatest), token, NOWHERE), 0))
 
 
-@triton.jit
+@jit
 def likeliest_kernel(best_key, best_token, result, chunks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -76,7 +77,7 @@ def draw(
     from weft.kernels.cuda.sampling_floor import floors
 
     rows, vocab = logits.shape
-    chunks = triton.cdiv(vocab, CHUNK.value)
+    chunks = -(-vocab // CHUNK.value)
     grid, block = (rows, chunks), power_of_two(chunks)
     greatest = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
     sums = torch.empty(rows, chunks, dtype=torch.int64, device=logits.device)
@@ -92,7 +93,7 @@ def draw(
     return token
 
 
-@triton.jit
+@jit
 def greatest_kernel(logits, greatest, stride, vocab):
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
@@ -122,7 +123,7 @@ def weight(scaled):
     return (tl.exp(scaled) * UNIT).to(tl.int64)
 
 
-@triton.jit
+@jit
 def chunk_sum_kernel(logits, greatest, temperature, floor, sums, stride, vocab, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     chunk, chunks = tl.program_id(1), tl.num_programs(1)
@@ -131,7 +132,7 @@ def chunk_sum_kernel(logits, greatest, temperature, floor, sums, stride, vocab, 
     tl.store(sums + row * chunks + chunk, tl.sum(weight(tl.where(kept, scaled, float("-inf"))), 0))
 
 
-@triton.jit
+@jit
 def draw_kernel(
     logits, greatest, temperature, floor, uniform, sums, result, stride, vocab, chunks, BLOCK: tl.constexpr
 ):

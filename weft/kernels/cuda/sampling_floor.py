@@ -12,6 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.sampling import chunk_below, weight
 
 # Level n lies (n + 1)**2 times this below the likeliest token: close together where the tokens are few. Below the last
@@ -40,7 +41,7 @@ def floors(
     starts = torch.empty(rows, chunks + 1, dtype=torch.int32, device=device)
     likely = torch.empty(rows, vocab, dtype=torch.float32, device=device)
     floor = torch.empty(rows, dtype=torch.float32, device=device)
-    grid, block = (rows, chunks), triton.next_power_of_2(chunks)
+    grid, block = (rows, chunks), power_of_two(chunks)
     row_inputs, sizes = (logits, greatest, temperature), (logits.stride(0), vocab)
     weigh_kernel[grid](*row_inputs, log_min_p, top_k, top_p, counts, masses, totals, *sizes, BLOCK=block)
     level_kernel[(rows,)](counts, masses, top_k, top_p, levels, starts, vocab, chunks, BLOCK=block, num_warps=2)
@@ -63,7 +64,7 @@ def is_free(top_k, top_p, row, vocab):
     return (tl.load(top_k + row) >= vocab) & (tl.load(top_p + row) >= 1.0)
 
 
-@triton.jit
+@jit
 def weigh_kernel(
     logits, greatest, temperature, log_min_p, top_k, top_p, counts, masses, totals, stride, vocab, BLOCK: tl.constexpr
 ):
@@ -86,7 +87,7 @@ def weigh_kernel(
         tl.store(totals + place, tl.sum(weight(tl.where(kept, scaled, float("-inf"))), 0))
 
 
-@triton.jit
+@jit
 def level_kernel(counts, masses, top_k, top_p, levels, starts, vocab, chunks, BLOCK: tl.constexpr):
     """The highest level above which everything is that top-k and top-p may keep; where each chunk's tokens go."""
     row = tl.program_id(0).to(tl.int64)
@@ -109,7 +110,7 @@ def level_kernel(counts, masses, top_k, top_p, levels, starts, vocab, chunks, BL
     tl.store(starts + row * (chunks + 1), 0)
 
 
-@triton.jit
+@jit
 def collect_kernel(
     logits, greatest, temperature, top_k, top_p, levels, starts, likely, stride, vocab, BLOCK: tl.constexpr
 ):
@@ -127,7 +128,7 @@ def collect_kernel(
     tl.store(likely + row * vocab + target, tl.div_rn(below, heat), mask=above)
 
 
-@triton.jit
+@jit
 def floor_kernel(
     likely, levels, starts, totals, log_min_p, top_k, top_p, floor, vocab, chunks,
     BLOCK: tl.constexpr, SEARCH: tl.constexpr,

@@ -12,6 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.ordering import rising_key
 from weft.kernels.cuda.sampling import CHUNK
 
@@ -24,7 +25,7 @@ def score(
     rows, vocab = logits.shape
     device = logits.device
     top = min(top, vocab)
-    chunks = triton.cdiv(vocab, CHUNK.value)
+    chunks = -(-vocab // CHUNK.value)
     ranks = torch.empty(rows, chunks, dtype=torch.int64, device=device)
     greatest = torch.empty(rows, chunks, dtype=torch.float32, device=device)
     sums = torch.empty(rows, chunks, dtype=torch.float32, device=device)
@@ -35,7 +36,7 @@ def score(
         summary_kernel[(rows, chunks)](logits, ranks, greatest, sums, logits.stride(0), vocab, num_warps=4)
         score_kernel[(rows,)](
             logits, ranks, greatest, sums, chosen, own, likely, values, logits.stride(0), vocab, chunks, top,
-            BLOCK=triton.next_power_of_2(chunks), num_warps=4,
+            BLOCK=power_of_two(chunks), num_warps=4,
         )  # fmt: skip
     return own, likely, values
 
@@ -49,7 +50,7 @@ def ranks_of(logits, row, chunk, stride, vocab):
     return value, tl.where(token < vocab, rank, NOTHING)
 
 
-@triton.jit
+@jit
 def summary_kernel(logits, ranks, greatest, sums, stride, vocab):
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -62,7 +63,7 @@ def summary_kernel(logits, ranks, greatest, sums, stride, vocab):
     tl.store(sums + place, tl.sum(tl.where(value > float("-inf"), tl.exp(value - top), 0.0), 0))
 
 
-@triton.jit
+@jit
 def score_kernel(
     logits, ranks, greatest, sums, chosen, own, likely, values, stride, vocab, chunks, top, BLOCK: tl.constexpr
 ):

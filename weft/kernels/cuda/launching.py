@@ -1,0 +1,95 @@
+"""Kernels that cost the host little to launch: `@jit` for `@triton.jit`, and `kernel[grid](...)` as ever.
+
+Triton binds, types and specialises all arguments of every launch in Python, which takes longer than most kernels run.
+Here what a launch was compiled into is found again by a short key, and started with plain addresses. What is compiled,
+and for what, stays Triton's business: a launch with a new key goes its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+from torch import Tensor
+from torch.nn import Parameter
+from triton import knobs
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+# Versions whose compiled kernels are known to be started in this way; with others every launch goes Triton's way.
+KNOWN = ("3.6.", "3.7.")
+# Marks in a key. Triton asks whether addresses and integers are multiples of 16, and whether an integer is 1.
+ONE, UNALIGNED = "one", "unaligned"
+LEAST, MOST = -(1 << 31), (1 << 31) - 1
+
+
+def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """As `triton.jit`, for kernels whose first parameter is a tensor and whose last ones are the constants."""
+    if function is None:
+        return lambda decorated: jit(decorated, **options)
+    if knobs.runtime.interpret or not triton.__version__.startswith(KNOWN):
+        return triton.jit(function, **options)
+    return Kernel(function, **options)
+
+
+class Kernel(JITFunction):
+    """Remembers what its launches were compiled into."""
+
+    # Whether what is remembered is used; for comparisons.
+    remembering = True
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        super().__init__(function, **options)
+        self.compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def run(self, *arguments: Any, grid: Any, warmup: bool, **settings: Any) -> Any:
+        """`settings` are constants and options such as `num_warps`."""
+        key, values = specialise(arguments, settings)
+        found = self.compiled.get(key)
+        # Whoever listens to launches wants to hear more about them than is known here.
+        if found is None or warmup or knobs.runtime.launch_enter_hook.calls or not self.remembering:
+            made = super().run(*arguments, grid=grid, warmup=warmup, **settings)
+            if made is not None and not warmup:
+                constants = (None,) * (len(self.params) - len(arguments))
+                self.compiled[key] = made.run, made.function, made.packed_metadata, constants
+            return made
+        start, handle, metadata, constants = found
+        stream = driver.active.get_current_stream(arguments[0].get_device())
+        sides = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+        start(*sides, stream, handle, metadata, None, None, None, *values, *constants)
+        return None
+
+
+def specialise(arguments: tuple[Any, ...], settings: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]]:
+    """A key that differs wherever Triton would compile anew, and the arguments with addresses for tensors."""
+    key = [arguments[0].get_device(), *settings, *settings.values()]
+    values = []
+    # Done for every launch, so it avoids whatever takes longer: calls, and `isinstance` most of all.
+    for argument in arguments:
+        kind = type(argument)
+        if kind is Tensor or kind is Parameter:
+            address = argument.data_ptr()
+            values.append(address)
+            key.append(argument.dtype)
+            if address & 15:
+                key.append(UNALIGNED)
+            continue
+        values.append(argument)
+        if kind is int:
+            key.append(ONE if argument == 1 else argument & 15 == 0)
+            if not LEAST <= argument <= MOST:
+                key.append(argument)
+        else:
+            # Of a float, only that it is one.
+            key.append(float if kind is float else argument)
+    return tuple(key), values
+
+
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is not less. (Triton's own takes as long as a launch.)
+
+    >>> power_of_two(1), power_of_two(64), power_of_two(65)
+    (1, 64, 128)
+    """
+    return 1 << (least - 1).bit_length()
