@@ -41,9 +41,7 @@ class Layer:
 
     def __init__(self, rows: Sequence[Row], captures: Sequence[Capture] = ()) -> None:
         torch.manual_seed(0)
-        memory = gated_delta_memory(
-            KEY_HEADS, DIM, VALUE_HEADS, DIM, 2 * KEYS + VALUES, 4, "bfloat16", tail_dtype="bfloat16"
-        )
+        memory = gated_delta_memory(KEY_HEADS, DIM, VALUE_HEADS, DIM, 2 * KEYS + VALUES, 4, "bfloat16", lanes=True)
         spec = MemorySpec((memory,))
         slots = 1 + max(*(row.read_slot for row in rows), *(capture.slot for capture in captures), 0)
         states, tails = Store(spec, slots * spec.state_bytes, "cuda"), Store(spec, len(rows) * spec.tail_bytes, "cuda")

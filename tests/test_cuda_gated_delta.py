@@ -31,7 +31,7 @@ def random_inputs(tokens: int, sizes, dtype, decay=0.3) -> tuple[Tensor, ...]:
 def make_memory(sizes, dtype):
     key_heads, key_dim, value_heads, value_dim = sizes
     name = NAMES[dtype]
-    return gated_delta_memory(key_heads, key_dim, value_heads, value_dim, 3, 4, name, tail_dtype=name)
+    return gated_delta_memory(key_heads, key_dim, value_heads, value_dim, 3, 4, name, lanes=True)
 
 
 def make_rig(lengths, sizes=SMALL, dtype=torch.float32, seed=0, decay=0.3, device="cpu", **options) -> Rig:

@@ -49,20 +49,22 @@ def gated_delta_memory(
     value_dim: int,
     conv_channels: int,
     conv_width: int,
-    conv_dtype: str,
-    tail_dtype: str = "float32",
+    dtype: str,
+    lanes: bool = False,
 ) -> RecurrentMemory:
     """What a gated delta layer remembers. A token leaves k, u and the log decay since its cell's start.
 
-    References keep k and u in float32; kernels of a GPU, which multiply them in the model's dtype, in that.
+    A tail is read head by head, and lies so. References keep k and u in float32; `lanes`: for kernels of a GPU, which
+    multiply them in the model's dtype.
     """
-    window, conv_input = conv_parts(conv_channels, conv_width, conv_dtype)
+    window, conv_input = conv_parts(conv_channels, conv_width, dtype)
+    kind = dtype if lanes else "float32"
     matrix = Part("delta", (value_heads, key_dim, value_dim), "float32")
     tail = (
         conv_input,
-        Part("k", (key_heads, key_dim), tail_dtype),
-        Part("u", (value_heads, value_dim), tail_dtype),
-        Part("decay", (value_heads,), "float32"),
+        Part("k", (key_heads, key_dim), kind, apart=1),
+        Part("u", (value_heads, value_dim), kind, apart=1),
+        Part("decay", (value_heads,), "float32", apart=1),
     )
     return RecurrentMemory((window, matrix), tail, conv_width)
 

@@ -54,15 +54,16 @@ def ssd_memory(
 ) -> RecurrentMemory:
     """What a Mamba2 layer remembers. A token leaves its input dt x, B and the log decay since its cell's start.
 
-    `lanes`: for kernels of a GPU, which read a whole tail at every token and keep x and B as they come, in `dtype`, and
-    dt beside them. Where these kernels cannot be had, the reference uses that memory in its own way.
+    A tail is read head by head, and lies so. `lanes`: for kernels of a GPU, which keep x and B as they come, in
+    `dtype`, and dt beside them. Where these kernels cannot be had, the reference uses that memory in its own way.
     """
     window, conv_input = conv_parts(conv_channels, conv_width, dtype)
     matrix = Part("ssm", (groups, state, heads // groups * head_dim), "float32")
-    decay, kind = Part("decay", (heads,), "float32"), dtype if lanes else "float32"
-    tail = (conv_input, Part("input", (heads, head_dim), kind), Part("B", (groups, state), kind), decay)
+    kind = dtype if lanes else "float32"
+    inputs, keys = Part("input", (heads, head_dim), kind, apart=1), Part("B", (groups, state), kind, apart=1)
+    tail = (conv_input, inputs, keys, Part("decay", (heads,), "float32", apart=1))
     if lanes:
-        tail = (*tail, Part("dt", (heads,), "float32"))
+        tail = (*tail, Part("dt", (heads,), "float32", apart=1))
     return RecurrentMemory((window, matrix), tail, conv_width)
 
 

@@ -17,11 +17,15 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of a state, or of a tail per remembered token."""
+    """One tensor of a state, or of a tail per remembered token.
+
+    The tokens of a tail lie side by side within each of the `apart` first dimensions: with one, head by head.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    apart: int = 0
 
     @property
     def bytes(self) -> int:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
@@ -18,6 +17,8 @@ from torch import Tensor
 from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
 from weft.kernels.cuda.gated_delta_walk import walk_cells
+from weft.kernels.cuda.launching import power_of_two
+from weft.kernels.cuda.overlap import early
 from weft.kernels.lanes import Lanes
 from weft.memory.device.store import RecurrentView
 
@@ -75,7 +76,7 @@ def check(inputs: Inputs, view: RecurrentView) -> None:
 
 def padded(size: int) -> int:
     """Tiles of matrix products have sides of powers of two from 16 on."""
-    return max(16, triton.next_power_of_2(size))
+    return max(16, power_of_two(size))
 
 
 def dimensions(inputs: Inputs, lanes: Lanes, view: RecurrentView) -> dict[str, object]:
@@ -104,16 +105,16 @@ def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
         inputs.q, inputs.k, inputs.q.stride(0), inputs.step, inputs.strength, inputs.step.stride(0),
         inputs.rates, inputs.bias, tail["k"], tail["k"].stride(0), tail["decay"], tail["decay"].stride(0),
         lanes.start, lanes.tail, lookups, weights, factors,
-        **shared, HEADS=triton.next_power_of_2(heads // key_heads), PROJECTED=inputs.rates is not None,
-        num_warps=WEIGH_WARPS,
+        **shared, HEADS=power_of_two(heads // key_heads), PROJECTED=inputs.rates is not None,
+        num_warps=WEIGH_WARPS, **early(inputs.v),
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
-    decode_rows[(triton.cdiv(value_dim, values), heads, rows)](
+    decode_rows[(-(-value_dim // values), heads, rows)](
         inputs.v, inputs.v.stride(0), lookups, weights, factors, y,
         tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
         state, state.stride(0), lanes.start, lanes.slot, lanes.tail, lanes.closing,
         **shared, VALUE_DIM=value_dim, VALUES=values,
-        num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers,
+        num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers, **early(inputs.v),
     )  # fmt: skip
 
 
@@ -121,7 +122,7 @@ def extend_choices(inputs: Inputs, lanes: Lanes) -> tuple[Choice, Choice]:
     if inputs.v.dtype == torch.float32:
         return SOLVE_WIDE, WALK_WIDE
     heads, value_dim = inputs.v.shape[1:]
-    programs = (lanes.rows - lanes.decodes) * heads * triton.cdiv(value_dim, WALK.values)
+    programs = (lanes.rows - lanes.decodes) * heads * -(-value_dim // WALK.values)
     return SOLVE, WALK if programs > MULTIPROCESSORS else WALK_FEW
 
 
@@ -147,7 +148,7 @@ def launch_extend(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
     # Where both are cut from one tensor that is a small number; where not, it holds all the same.
     q_offset = (inputs.q.data_ptr() - inputs.k.data_ptr()) // inputs.k.element_size()
     values = min(walk.values, padded(value_dim))
-    walk_cells[(triton.cdiv(value_dim, values), heads, long_rows)](
+    walk_cells[(-(-value_dim // values), heads, long_rows)](
         inputs.k, q_offset, inputs.k.stride(0), inputs.v, inputs.v.stride(0), y, systems, scales, head_keys,
         tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
         state, state.stride(0), lanes.start, lanes.first, lanes.slot, lanes.tail,

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.kernels.cuda.launching import jit
+
 # Diagonal blocks of this size are inverted row by row; what lies below them follows by products.
 SMALL = tl.constexpr(16)
 NORM_EPSILON = tl.constexpr(1e-6)
@@ -70,7 +72,7 @@ def invert(below, BLOCK: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.conste
     return diagonal - tl.dot(nilpotent, diagonal.to(INNER), input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
 def solve_cells(
     q, k, token_stride, step, strength, gate_stride, rates, bias,
     tail_k, tail_k_stride, tail_decay, tail_decay_stride,
@@ -103,14 +105,14 @@ def solve_cells(
     gate_at = token * gate_stride + head
     step, strength = tl.load(step + gate_at, is_new, 0.0), tl.load(strength + gate_at, is_new, 0.0)
     g, beta = gates(step, strength, head, True, rates, bias, PROJECTED)
-    decay_at = tail_decay + tail * tail_decay_stride + head
-    before = tl.load(decay_at + ((start - 1) % RING) * heads, position < start, 0.0)
+    decay_at = tail_decay + tail * tail_decay_stride + head * RING
+    before = tl.load(decay_at + (start - 1) % RING, position < start, 0.0)
     total = before + tl.cumsum(tl.where(is_new, g, 0.0), 0)
-    total = tl.where(is_tail, tl.load(decay_at + (at % RING) * heads, is_tail, 0.0), total)
+    total = tl.where(is_tail, tl.load(decay_at + at % RING, is_tail, 0.0), total)
 
     key_at = tl.where(
         is_tail,
-        tail_k + tail * tail_k_stride + ((at % RING) * KEY_HEADS + key_head) * KEY_DIM,
+        tail_k + tail * tail_k_stride + (key_head * RING + at % RING) * KEY_DIM,
         k + token * token_stride + key_head * KEY_DIM,
     )
     real = lane[None, :] < KEY_DIM

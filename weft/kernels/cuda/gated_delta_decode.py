@@ -11,6 +11,9 @@ import triton
 import triton.language as tl
 
 from weft.kernels.cuda.gated_delta_cells import LANES, NORM_EPSILON, gates
+from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.overlap import wait
+from weft.kernels.cuda.tails import ring_places
 
 # Of the rows of a small matrix product, two are used: the key's and the query's.
 PAIR = tl.constexpr(16)
@@ -18,12 +21,13 @@ PAIR = tl.constexpr(16)
 CLOSED = tl.constexpr(32)
 
 
-@triton.jit(do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize_on_alignment=LANES)
 def weigh_tails(
     q, k, token_stride, step, strength, gate_stride, rates, bias,
     tail_k, tail_k_stride, tail_decay, tail_decay_stride, row_start, row_tail, lookups, weights, factors,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, PROJECTED: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (key head, row). Appends key and decay to the tail, and writes
 
@@ -37,16 +41,17 @@ def weigh_tails(
     offset = start % CELL
     column, lane, shared = tl.arange(0, BLOCK), tl.arange(0, KEYS), tl.arange(0, HEADS)
     real, is_head, head = lane < KEY_DIM, shared < SHARED, key_head * SHARED + shared
-    is_tail, ring = column < offset, (start - offset + column) % RING
+    is_tail, ring = column < offset, ring_places(start - offset, column, CELL, RING)
+    # What is older than the step, while the kernel before this one ends.
+    tail_k += tail * tail_k_stride + key_head * (RING * KEY_DIM)
+    keys = tl.load(tail_k + ring[None, :] * KEY_DIM + lane[:, None], real[:, None] & is_tail[None, :], 0.0)
+    decays = tail_decay + tail * tail_decay_stride + head * RING
+    totals = tl.load(decays[:, None] + ring[None, :], is_head[:, None] & is_tail[None, :], 0.0)
+    before = tl.load(decays + (start - 1) % RING, is_head & (offset > 0), 0.0)
+    wait(EARLY)
     # All loads at once, before anything waits for them.
-    tail_k += tail * tail_k_stride + key_head * KEY_DIM
-    keys_at = tail_k + ring[None, :] * (KEY_HEADS * KEY_DIM) + lane[:, None]
-    keys = tl.load(keys_at, real[:, None] & is_tail[None, :], 0.0)
     source = row * token_stride + key_head * KEY_DIM + lane
     key, query = tl.load(k + source, real, 0.0).to(tl.float32), tl.load(q + source, real, 0.0).to(tl.float32)
-    decays = tail_decay + tail * tail_decay_stride + head
-    totals = tl.load(decays[:, None] + ring[None, :] * heads, is_head[:, None] & is_tail[None, :], 0.0)
-    before = tl.load(decays + ((start - 1) % RING) * heads, is_head & (offset > 0), 0.0)
     gate_at = row * gate_stride + head
     raw_step, raw_strength = tl.load(step + gate_at, is_head, 0.0), tl.load(strength + gate_at, is_head, 0.0)
     g, beta = gates(raw_step, raw_strength, head, is_head, rates, bias, PROJECTED)
@@ -60,9 +65,9 @@ def weigh_tails(
     lookup_at = lookups + (row * KEY_HEADS + key_head) * (2 * KEYS) + lane
     tl.store(lookup_at, key)
     tl.store(lookup_at + KEYS, query)
-    tl.store(tail_k + (start % RING) * (KEY_HEADS * KEY_DIM) + lane, key.to(tail_k.dtype.element_ty), real)
+    tl.store(tail_k + (start % RING) * KEY_DIM + lane, key.to(tail_k.dtype.element_ty), real)
     total = before + g
-    tl.store(decays + (start % RING) * heads, total, is_head)
+    tl.store(decays + start % RING, total, is_head)
     factor_at = factors + (row * heads + head) * 4
     tl.store(factor_at, tl.exp(total), is_head)
     tl.store(factor_at + 1, beta, is_head)
@@ -78,9 +83,8 @@ def weigh_tails(
 @triton.jit
 def close_cell(
     before, after, has_state, lookups, u, opened, tail_k, tail_u, decays, start,
-    CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The state behind the token that fills a cell, which others will go on from: in wider operands than the rest.
 
@@ -89,11 +93,11 @@ def close_cell(
     """
     column = tl.arange(0, BLOCK)
     value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
-    is_tail, ring = column < CELL - 1, (start - (CELL - 1) + column) % RING
+    is_tail, ring = column < CELL - 1, ring_places(start - (CELL - 1), column, CELL, RING)
     real_value = value < VALUE_DIM
-    total = tl.load(decays + (start % RING) * HEADS)
-    since = tl.exp(tl.where(is_tail, total - tl.load(decays + ring * HEADS, is_tail, 0.0), float("-inf")))
-    u_at = tail_u + ring[:, None] * (HEADS * VALUE_DIM) + value[None, :]
+    total = tl.load(decays + start % RING)
+    since = tl.exp(tl.where(is_tail, total - tl.load(decays + ring, is_tail, 0.0), float("-inf")))
+    u_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
     corrected = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0)
     scaled = corrected.to(tl.float32) * since[:, None]
     for low in range(0, KEYS, min(CLOSED, KEYS)):
@@ -102,7 +106,7 @@ def close_cell(
         inside = lane[:, None] * VALUE_DIM + value[None, :]
         real = real_key[:, None] & real_value[None, :]
         memory = tl.load(before + inside, real & has_state, 0.0) * opened
-        k_at = tail_k + lane[:, None] + ring[None, :] * (KEY_HEADS * KEY_DIM)
+        k_at = tail_k + lane[:, None] + ring[None, :] * KEY_DIM
         keys = tl.load(k_at, real_key[:, None] & is_tail[None, :], 0.0)
         memory += tl.load(lookups + lane)[:, None] * u[None, :]
         memory = tl.dot(keys.to(tl.float32), scaled, memory, input_precision=PRECISION)
@@ -120,14 +124,14 @@ def sums(a, b):
     return tl.reduce((a, b), 0, add_both)
 
 
-@triton.jit(do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize_on_alignment=LANES)
 def decode_rows(
     v, value_stride, lookups, weights, factors, y,
     tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride, state, state_stride,
     row_start, row_slot, row_tail, row_closing,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (block of value columns, value head, row)."""
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -143,12 +147,14 @@ def decode_rows(
     inside = lane[:, None] * VALUE_DIM + value[None, :]
     memory = tl.load(before + inside, (lane < KEY_DIM)[:, None] & real_value[None, :] & has_state, 0.0)
 
-    # All other loads follow at once, before anything waits for them.
-    tail_u += tail * tail_u_stride + head * VALUE_DIM
+    tail_u += tail * tail_u_stride + head * (RING * VALUE_DIM)
     offset, column = start % CELL, tl.arange(0, BLOCK)
-    is_tail, ring = column < offset, (start - offset + column) % RING
-    u_at = tail_u + ring[:, None] * (heads * VALUE_DIM) + value[None, :]
+    is_tail, ring = column < offset, ring_places(start - offset, column, CELL, RING)
+    u_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
     corrected = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0)
+
+    # All that is of this step follows at once, before anything waits for it.
+    wait(EARLY)
     values = tl.load(v + row * value_stride + head * VALUE_DIM + value, real_value, 0.0).to(tl.float32)
     lookups += (row * KEY_HEADS + key_head) * (2 * KEYS)
     factors += (row * heads + head) * 4
@@ -164,9 +170,9 @@ def decode_rows(
     u = beta * (values - found)
     y_at = y + (row * heads + head) * VALUE_DIM + value
     tl.store(y_at, (read + own * u).to(y.dtype.element_ty), real_value)
-    tl.store(tail_u + (start % RING) * (heads * VALUE_DIM) + value, u.to(tail_u.dtype.element_ty), real_value)
+    tl.store(tail_u + (start % RING) * VALUE_DIM + value, u.to(tail_u.dtype.element_ty), real_value)
     if closing >= 0:
         close_cell(before, state + closing * state_stride, has_state, lookups, u, opened,
-                   tail_k + tail * tail_k_stride + key_head * KEY_DIM, tail_u,
-                   tail_decay + tail * tail_decay_stride + head, start,
-                   CELL, RING, KEY_HEADS, heads, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION)  # fmt: skip
+                   tail_k + tail * tail_k_stride + key_head * (RING * KEY_DIM), tail_u,
+                   tail_decay + tail * tail_decay_stride + head * RING, start,
+                   CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION)  # fmt: skip

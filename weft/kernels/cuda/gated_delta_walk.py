@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from weft.kernels.cuda.gated_delta_cells import LANES, NORM_EPSILON
+from weft.kernels.cuda.launching import jit
 
 
 @triton.jit
@@ -21,13 +22,13 @@ def keep_decays(
         at = low + tl.arange(0, BLOCK)
         piece = at // CELL - cell_start // CELL
         total = tl.load(totals + piece * (HEADS * 5 * BLOCK) + at % CELL, at < end, 0.0)
-        tl.store(target + (at % RING) * HEADS, total, at < end)
+        tl.store(target + at % RING, total, at < end)
 
 
 @triton.jit
 def keep_keys(
     source, token_stride, target, kept, end,
-    RING: tl.constexpr, TAIL_STRIDE: tl.constexpr, KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
+    RING: tl.constexpr, KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """One head's keys of a row's positions from `kept` on, normalised, into its tail."""
     lane = tl.arange(0, KEYS)
@@ -36,7 +37,7 @@ def keep_keys(
         stays = (at < end)[:, None] & (lane < KEY_DIM)[None, :]
         keys = tl.load(source + at.to(tl.int64)[:, None] * token_stride + lane[None, :], stays, 0.0).to(tl.float32)
         keys *= tl.rsqrt(tl.sum(keys * keys, 1) + NORM_EPSILON)[:, None]
-        tl.store(target + (at % RING)[:, None] * TAIL_STRIDE + lane[None, :], keys.to(target.dtype.element_ty), stays)
+        tl.store(target + (at % RING)[:, None] * KEY_DIM + lane[None, :], keys.to(target.dtype.element_ty), stays)
 
 
 @triton.jit
@@ -106,7 +107,7 @@ def pass_part(
     both = tl.load(both_at[:, None] + lane[None, :], (is_tail | is_new)[:, None] & (lane < KEY_DIM)[None, :], 0.0)
     at = position + column
     is_tail, is_new = at < start, (at >= start) & (at < end) & (column < CELL)
-    tail_at = tail_u + (at % RING) * (HEADS * VALUE_DIM)
+    tail_at = tail_u + (at % RING) * VALUE_DIM
     value_at = tl.where(is_tail, tail_at, v + at.to(tl.int64) * value_stride)
     values = tl.load(value_at[:, None] + value[None, :], (is_tail | is_new)[:, None] & real_value[None, :], 0.0)
     system = tl.load(system_at + double[:, None] * BLOCK + column[None, :])
@@ -146,13 +147,13 @@ def pass_whole(
     tl.store(y + y_offsets, read.to(y.dtype.element_ty), real)
     if RING > CELL and position + CELL > kept:
         at = position + column
-        tail_at = tail_u + (at % RING)[:, None] * (HEADS * VALUE_DIM) + value[None, :]
+        tail_at = tail_u + (at % RING)[:, None] * VALUE_DIM + value[None, :]
         stays = ((at >= kept) & (column < CELL))[:, None] & (value < VALUE_DIM)[None, :]
         tl.store(tail_at, u.to(tail_u.dtype.element_ty), stays)
     return memory
 
 
-@triton.jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
 def walk_cells(
     k, q_offset, token_stride, v, value_stride, y, systems, scales, head_keys,
     tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride, state, state_stride,
@@ -186,7 +187,7 @@ def walk_cells(
     k += zero * token_stride + key_head * KEY_DIM
     v += zero * value_stride + head * VALUE_DIM
     y += (zero * HEADS + head) * VALUE_DIM
-    tail_u += tail * tail_u_stride + head * VALUE_DIM
+    tail_u += tail * tail_u_stride + head * (RING * VALUE_DIM)
     head_at = head_keys + (long_row * KEY_HEADS + key_head) * (BLOCK * KEY_DIM)
     # From one piece to the next.
     SYSTEM: tl.constexpr = HEADS * 2 * BLOCK * BLOCK
@@ -219,8 +220,8 @@ def walk_cells(
         )  # fmt: skip
 
     if tl.program_id(0) == 0:
-        tail_decay += tail * tail_decay_stride + head
+        tail_decay += tail * tail_decay_stride + head * RING
         keep_decays(scales + 3 * BLOCK, tail_decay, kept, cell_start, end, CELL, RING, HEADS, BLOCK)
         if head % SHARED == 0:
-            tail_k += tail * tail_k_stride + key_head * KEY_DIM
-            keep_keys(k, token_stride, tail_k, kept, end, RING, KEY_HEADS * KEY_DIM, KEY_DIM, BLOCK, KEYS)
+            tail_k += tail * tail_k_stride + key_head * (RING * KEY_DIM)
+            keep_keys(k, token_stride, tail_k, kept, end, RING, KEY_DIM, BLOCK, KEYS)

@@ -11,11 +11,11 @@ import math
 from typing import Any
 
 import torch
-import triton
 from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
+from weft.kernels.cuda.launching import power_of_two
 from weft.kernels.cuda.overlap import early
 from weft.kernels.cuda.ssd_choices import CellsChoice, DecodeChoice, cells_choice, decode_choice
 from weft.kernels.cuda.ssd_decode import read_kernel, weigh_kernel
@@ -87,7 +87,7 @@ def decode(
         "GROUPS": groups, "GROUP_HEADS": group_heads, "STATE": state, "CELL": cell, "RING": tail["input"].shape[1],
         **early(x),
     }  # fmt: skip
-    weigh_kernel[(groups * triton.cdiv(group_heads, NARROWEST), lanes.decodes)](
+    weigh_kernel[(groups * -(-group_heads // NARROWEST), lanes.decodes)](
         dt, A, B, C, D, dt_bias, weights, scales,
         *small, lanes.start, lanes.tail,
         dt.stride(0), B.stride(0), C.stride(0), *(part.stride(0) for part in small), *finite(limit),
@@ -95,8 +95,8 @@ def decode(
     )  # fmt: skip
     columns = choice.block * choice.blocks
     touched = min(group_heads, (columns - 1 + head_dim - 1) // head_dim + 1)
-    closing_blocks = min(CLOSING_BLOCKS, triton.cdiv(width, CLOSING_BLOCK))
-    programs = triton.cdiv(width, columns) + triton.cdiv(width, CLOSING_BLOCK * closing_blocks)
+    closing_blocks = min(CLOSING_BLOCKS, -(-width // CLOSING_BLOCK))
+    programs = -(-width // columns) + -(-width // (CLOSING_BLOCK * closing_blocks))
     memory = (view.state["ssm"], tail["input"], *small)
     read_kernel[(lanes.decodes * groups * programs,)](
         x, C, weights, scales, y,
@@ -130,14 +130,14 @@ def extend(
     matrix, tail = view.state["ssm"], view.tail
     ring = tail["input"].shape[1]
     totals, shifted, left = torch.empty((3, heads, lanes.pieces, cell), dtype=torch.float32, device=x.device)
-    head_block = min(NARROWEST, triton.next_power_of_2(heads))
-    steps_kernel[(lanes.pieces, triton.cdiv(heads, head_block))](
+    head_block = min(NARROWEST, power_of_two(heads))
+    steps_kernel[(lanes.pieces, -(-heads // head_block))](
         dt, A, dt_bias, tail["dt"], totals, shifted, left,
         lanes.start, lanes.first, lanes.tail, lanes.piece_row, lanes.piece_position,
         lanes.pieces, dt.stride(0), tail["dt"].stride(0), *finite(limit),
         HEADS=heads, CELL=cell, RING=ring, HEAD_BLOCK=head_block, num_warps=4,
     )  # fmt: skip
-    blocks = triton.cdiv(head_dim, choice.block)
+    blocks = -(-head_dim // choice.block)
     cells_kernel[(heads * blocks, rows)](
         x, B, C, D, y, totals, shifted, left, matrix, tail["input"], tail["B"],
         lanes.start, lanes.first, lanes.slot, lanes.tail, lanes.piece_slot, lanes.first_piece,
@@ -152,12 +152,12 @@ def extend(
         lanes.start, lanes.first, lanes.tail, lanes.first_piece,
         lanes.decodes, lanes.pieces, x.stride(0), dt.stride(0), B.stride(0),
         *(part.stride(0) for part in (tail["input"], tail["B"], tail["dt"], tail["decay"])), *finite(limit),
-        HEADS=heads, INNER=heads * head_dim, KEYS=groups * state, CELL=cell, RING=ring, BLOCK=1024, num_warps=4,
+        HEADS=heads, HEAD_DIM=head_dim, GROUPS=groups, STATE=state, CELL=cell, RING=ring, BLOCK=1024, num_warps=4,
     )  # fmt: skip
 
 
 def padded(size: int) -> int:
-    return max(NARROWEST, triton.next_power_of_2(size))
+    return max(NARROWEST, power_of_two(size))
 
 
 def finite(limit: tuple[float, float]) -> tuple[float, float]:

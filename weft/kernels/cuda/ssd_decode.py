@@ -13,11 +13,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.ssd_steps import LOG2_E, time_step
+from weft.kernels.cuda.tails import ring_places
 
 
-@triton.jit
+@jit
 def weigh_kernel(
     dt, A, B, C, D, dt_bias, weights, scales,
     tail_B, tail_dt, tail_decay, start, tails,
@@ -39,20 +41,20 @@ def weigh_kernel(
     # What is older than the step.
     cell = tl.arange(0, CELL)
     kept = cell < offset
-    ring = (position - offset + cell) % RING
+    ring = ring_places(position - offset, cell, CELL, RING)
     n = tl.arange(0, STATE)
-    tail_B += tail * B_unit + group * STATE
+    tail_B += tail * B_unit + group * (RING * STATE)
     tail_dt += tail * dt_unit
     tail_decay += tail * decay_unit
-    keys = tl.load(tail_B + ring[:, None] * (GROUPS * STATE) + n[None, :], mask=kept[:, None], other=0.0)
+    keys = tl.load(tail_B + ring[:, None] * STATE + n[None, :], mask=kept[:, None], other=0.0)
     own = chunk * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
     real = own < GROUP_HEADS
     head = group * GROUP_HEADS + own
-    at = ring[None, :] * HEADS + head[:, None]
+    at = head[:, None] * RING + ring[None, :]
     known = real[:, None] & kept[None, :]
     decay = tl.load(tail_decay + at, mask=known, other=float("inf"))
     kept_dt = tl.load(tail_dt + at, mask=known, other=0.0)
-    total = tl.load(tail_decay + ((position - 1) % RING) * HEADS + head, mask=real & (offset > 0), other=0.0)
+    total = tl.load(tail_decay + head * RING + (position - 1) % RING, mask=real & (offset > 0), other=0.0)
     rate = tl.load(A + head, mask=real, other=0.0) * LOG2_E
     bias = None if dt_bias is None else tl.load(dt_bias + head, mask=real, other=0.0)
 
@@ -72,12 +74,12 @@ def weigh_kernel(
     tl.store(scale_at, tl.exp2(total), mask=real)
     tl.store(scale_at + 1, new_weight, mask=real)
     if chunk == 0:
-        tl.store(tail_B + here * (GROUPS * STATE) + n, new_key)
-    tl.store(tail_dt + here * HEADS + head, new_dt, mask=real)
-    tl.store(tail_decay + here * HEADS + head, total, mask=real)
+        tl.store(tail_B + here * STATE + n, new_key)
+    tl.store(tail_dt + head * RING + here, new_dt, mask=real)
+    tl.store(tail_decay + head * RING + here, total, mask=real)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def read_kernel(
     x, C, weights, scales, y,
     state, tail_x, tail_B, tail_dt, tail_decay, start, slots, tails, closing,
@@ -133,7 +135,7 @@ def read_columns(
     n = tl.arange(0, STATE)
     cell = tl.arange(0, CELL)
     kept = (cell < position % CELL)[:, None]
-    ring = ((position - position % CELL + cell) % RING)[:, None]
+    ring = ring_places(position - position % CELL, cell, CELL, RING)[:, None]
     has_state = position >= CELL
     in_state = state + (group * STATE + n[:, None]) * WIDTH
     if BLOCKS == 1:
@@ -154,7 +156,8 @@ def read_columns(
         if BLOCKS > 1:
             values = tl.load(in_state + column[None, :], mask=has_state & real[None, :], other=0.0)
         place = group * WIDTH + column
-        inputs = tl.load(tail_x + ring * (GROUPS * WIDTH) + place[None, :], mask=kept & real[None, :], other=0.0)
+        in_tail = tail_x + place // HEAD_DIM * (RING * HEAD_DIM) + place % HEAD_DIM
+        inputs = tl.load(in_tail[None, :] + ring * HEAD_DIM, mask=kept & real[None, :], other=0.0)
         new_x = tl.load(x + place, mask=real, other=0.0)
         by_head = tl.dot(weight, inputs, input_precision=PRECISION)
         by_head += through[:, None] * tl.sum(values * query[:, None], 0)[None, :]
@@ -162,7 +165,7 @@ def read_columns(
         mine = own[:, None] == (column // HEAD_DIM)[None, :]
         result = tl.sum(tl.where(mine, by_head, 0.0), 0)
         tl.store(y + place, result.to(y.dtype.element_ty), mask=real)
-        tl.store(tail_x + position % RING * (GROUPS * WIDTH) + place, new_x, mask=real)
+        tl.store(in_tail + position % RING * HEAD_DIM, new_x, mask=real)
 
 
 @triton.jit
@@ -173,26 +176,26 @@ def close_columns(
 ):  # fmt: skip
     """The state at the end of the cell, some columns of it. Of the new token, x alone may not be in the tail yet."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
-    HEADS: tl.constexpr = GROUPS * GROUP_HEADS
     CHUNKS: tl.constexpr = (WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
     group = chunk // CHUNKS
     first_column = chunk % CHUNKS * BLOCK * BLOCKS
     cell = tl.arange(0, CELL)
-    ring = ((position - (CELL - 1) + cell) % RING)[None, :]
+    ring = ring_places(position - (CELL - 1), cell, CELL, RING)[None, :]
     earlier = (cell < CELL - 1)[None, :]
     n = tl.arange(0, STATE)
-    keys = tl.load(tail_B + tl.trans(ring) * (GROUPS * STATE) + group * STATE + n[None, :])
+    keys = tl.load(tail_B + (group * RING + tl.trans(ring)) * STATE + n[None, :])
     # Columns come first, as in no other product here: few of them at a time take few registers.
     for block in tl.range(0, BLOCKS, num_stages=1):
         column = (first_column + block * BLOCK + tl.arange(0, BLOCK))[:, None]
         real = column < WIDTH
         head = group * GROUP_HEADS + column // HEAD_DIM
         place = group * WIDTH + column
-        inputs = tl.load(tail_x + ring * (GROUPS * WIDTH) + place, mask=real & earlier, other=0.0)
+        in_tail = tail_x + (head * RING + ring) * HEAD_DIM + column % HEAD_DIM
+        inputs = tl.load(in_tail, mask=real & earlier, other=0.0)
         inputs = tl.where(earlier, inputs, tl.load(x + place, mask=real, other=0.0))
-        last = tl.load(tail_decay + (position % RING) * HEADS + head, mask=real, other=0.0)
-        left = tl.exp2(last - tl.load(tail_decay + ring * HEADS + head, mask=real, other=0.0))
-        left *= tl.load(tail_dt + ring * HEADS + head, mask=real, other=0.0)
+        last = tl.load(tail_decay + head * RING + position % RING, mask=real, other=0.0)
+        left = tl.exp2(last - tl.load(tail_decay + head * RING + ring, mask=real, other=0.0))
+        left *= tl.load(tail_dt + head * RING + ring, mask=real, other=0.0)
         inside = (group * STATE + n[None, :]) * WIDTH + column
         values = tl.load(state + inside, mask=real & (position >= CELL), other=0.0) * tl.exp2(last)
         added = (inputs.to(tl.float32) * left).to(inputs.dtype)

@@ -13,10 +13,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.ssd_steps import LOG2_E, time_step
 
 
-@triton.jit(do_not_specialize=["pieces"])
+@jit(do_not_specialize=["pieces"])
 def steps_kernel(
     dt, A, dt_bias, tail_dt, totals, shifted, left,
     start, first, tails, piece_row, piece_position,
@@ -41,7 +42,7 @@ def steps_kernel(
     raw_at = dt + (token + position - begin).to(tl.int64)[:, None] * dt_stride + head[None, :]
     raw = tl.load(raw_at, mask=is_new, other=0.0)
     bias = None if dt_bias is None else tl.load(dt_bias + head, mask=head < HEADS, other=0.0)[None, :]
-    kept_at = tail_dt + tail * dt_unit + (position % RING)[:, None] * HEADS + head[None, :]
+    kept_at = tail_dt + tail * dt_unit + head[None, :] * RING + (position % RING)[:, None]
     kept = tl.load(kept_at, mask=(position < begin)[:, None] & real, other=0.0)
     step = tl.where(is_new, time_step(raw, bias, low_limit, high_limit), kept)
     rate = tl.load(A + head, mask=head < HEADS, other=0.0) * LOG2_E
@@ -91,7 +92,7 @@ def load_opened(kept_at, new_at, kept, real):
     return tl.where(kept[:, None], earlier, tl.load(new_at, mask=(kept == 0)[:, None] & real[None, :], other=0.0))
 
 
-@triton.jit(do_not_specialize=["decodes", "pieces"])
+@jit(do_not_specialize=["decodes", "pieces"])
 def cells_kernel(
     x, B, C, D, y, totals, shifted, left, state, tail_x, tail_B,
     start, first, slots, tails, piece_slot, first_piece,
@@ -145,13 +146,13 @@ def cells_kernel(
     at = tl.minimum(tl.maximum(cell, offset), end - token + offset - 1)[:, None]
     is_new = cell[:, None] == at
     queries = tl.load(C + packed * C_stride + (at * C_stride + n[None, :]))
-    kept_at = tail_B + tail * B_unit + ring * (GROUPS * STATE) + group * STATE + n[None, :]
+    kept_at = tail_B + tail * B_unit + (group * RING + ring) * STATE + n[None, :]
     keys = load_opened(kept_at, B + packed * B_stride + (at * B_stride + n[None, :]), kept, n >= 0)
     total = tl.load(totals + step_at + cell)
     remains = tl.load(left + step_at + cell)
     last = tl.load(totals + step_at + CELL - 1 + same)
     weights = own_weights(queries, keys, total, tl.load(shifted + step_at + cell), CELL, PRECISION)
-    kept_at = tail_x + tail * x_unit + ring * (GROUPS * WIDTH) + head * HEAD_DIM
+    kept_at = tail_x + tail * x_unit + (head * RING + ring) * HEAD_DIM
     x_at = x + packed * x_stride + at * x_stride
     inputs = load_opened(kept_at + column[None, :], x_at + column[None, :], kept, real)
     outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
@@ -185,15 +186,17 @@ def cells_kernel(
             tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
 
 
-@triton.jit(do_not_specialize=["decodes", "pieces"])
+@jit(do_not_specialize=["decodes", "pieces"])
 def keep_kernel(
     x, dt, B, dt_bias, totals, tail_x, tail_B, tail_dt, tail_decay,
     start, first, tails, first_piece,
     decodes, pieces, x_stride, dt_stride, B_stride, x_unit, B_unit, dt_unit, decay_unit, low_limit, high_limit,
-    HEADS: tl.constexpr, INNER: tl.constexpr, KEYS: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The k-th last token of a row, for all k below the tail's length."""
+    INNER: tl.constexpr = HEADS * HEAD_DIM
+    KEYS: tl.constexpr = GROUPS * STATE
     own = tl.program_id(1)
     row = own + decodes
     token = tl.load(first + row)
@@ -208,11 +211,13 @@ def keep_kernel(
         for done in range(0, INNER, BLOCK):
             mask = done + at < INNER
             value = tl.load(x + packed.to(tl.int64) * x_stride + done + at, mask=mask)
-            tl.store(tail_x + tail * x_unit + here * INNER + done + at, value, mask=mask)
+            place = (done + at) // HEAD_DIM * (RING * HEAD_DIM) + here * HEAD_DIM + (done + at) % HEAD_DIM
+            tl.store(tail_x + tail * x_unit + place, value, mask=mask)
         for done in range(0, KEYS, BLOCK):
             mask = done + at < KEYS
             value = tl.load(B + packed.to(tl.int64) * B_stride + done + at, mask=mask)
-            tl.store(tail_B + tail * B_unit + here * KEYS + done + at, value, mask=mask)
+            place = (done + at) // STATE * (RING * STATE) + here * STATE + (done + at) % STATE
+            tl.store(tail_B + tail * B_unit + place, value, mask=mask)
         piece = tl.load(first_piece + own) + position // CELL - begin // CELL
         for done in range(0, HEADS, BLOCK):
             head = done + at
@@ -220,7 +225,7 @@ def keep_kernel(
             raw = tl.load(dt + packed.to(tl.int64) * dt_stride + head, mask=real, other=0.0)
             bias = None if dt_bias is None else tl.load(dt_bias + head, mask=real, other=0.0)
             step = time_step(raw, bias, low_limit, high_limit)
-            tl.store(tail_dt + tail * dt_unit + here * HEADS + head, step, mask=real)
+            tl.store(tail_dt + tail * dt_unit + head * RING + here, step, mask=real)
             total_at = (head * pieces + piece).to(tl.int64) * CELL + position % CELL
             total = tl.load(totals + total_at, mask=real)
-            tl.store(tail_decay + tail * decay_unit + here * HEADS + head, total, mask=real)
+            tl.store(tail_decay + tail * decay_unit + head * RING + here, total, mask=real)

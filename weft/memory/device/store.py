@@ -32,6 +32,8 @@ class RecurrentView:
     """Checkpoints and tails of one layer, by part name.
 
     state[name]: [slots, *shape]    tail[name]: [tails, ring, *shape], position p at index p % ring
+
+    Tails may be strided: how their tokens lie in memory is the part's own choice.
     """
 
     state: dict[str, torch.Tensor]
@@ -98,12 +100,13 @@ class Store:
             return AttentionView(keys, values, memory.window)
 
         def carve_recurrent(memory: RecurrentMemory) -> RecurrentView:
-            def ring(part: Part) -> tuple[int, ...]:
-                return (self.spec.ring(memory, part), *part.shape)
+            def take_tail(part: Part) -> torch.Tensor:
+                shape = (*part.shape[: part.apart], self.spec.ring(memory, part), *part.shape[part.apart :])
+                tensor = take(Kind.TAIL, shape, part.dtype, self.spec.part_bytes(memory, part))
+                return tensor.movedim(1 + part.apart, 1)
 
-            size = self.spec.part_bytes
             state = {p.name: take(Kind.STATE, p.shape, p.dtype, aligned(p.bytes)) for p in memory.state}
-            tail = {p.name: take(Kind.TAIL, ring(p), p.dtype, size(memory, p)) for p in memory.tail}
+            tail = {p.name: take_tail(p) for p in memory.tail}
             return RecurrentView(state, tail)
 
         return tuple(

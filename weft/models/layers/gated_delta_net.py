@@ -109,7 +109,6 @@ class GatedDeltaNet(Mixer):
         self.sections = [shape.conv_channels, shape.values, shape.value_heads, shape.value_heads]
         self.norm = GatedRMSNorm(shape.value_dim, shape.eps)
         self.out_proj = Linear(shape.values, shape.hidden)
-        dtype = DTYPE_NAMES[shape.dtype]
         self.memory = gated_delta_memory(
             shape.key_heads,
             shape.key_dim,
@@ -117,8 +116,8 @@ class GatedDeltaNet(Mixer):
             shape.value_dim,
             shape.conv_channels,
             shape.conv_width,
-            dtype,
-            tail_dtype=dtype if torch.get_default_device().type == "cuda" else "float32",
+            DTYPE_NAMES[shape.dtype],
+            lanes=torch.get_default_device().type == "cuda",
         )
 
     def forward(
