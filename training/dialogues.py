@@ -14,6 +14,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,6 +25,7 @@ from training import calls
 from training.made import Exchange, conversation
 from training.questions import GO_ON, Question, question
 from training.template import JINJA
+from weft.text.template import ChatTemplate
 
 SYSTEM = "You are a friendly assistant. Answer in a few short and simple sentences."
 ANSWER_TOKENS = 180
@@ -41,7 +43,7 @@ SPELLED = str.maketrans(
 )
 
 
-def taught(teacher: str, seconds: float, seed: int, device: str, memory_fraction: float) -> Iterator[list[Exchange]]:
+def taught(teacher: str, seconds: float, seed: int, device: str, memory: str) -> Iterator[list[Exchange]]:
     """Conversations of one to three exchanges, for so long. Later turns find the earlier ones in the cache."""
     from weft import LLM
 
@@ -52,7 +54,7 @@ def taught(teacher: str, seconds: float, seed: int, device: str, memory_fraction
         dtype="bfloat16",
         max_length=2048,
         max_sequences="auto" if device == "cpu" else 512,
-        memory_fraction=memory_fraction,
+        memory=memory,
     )
     began = time.monotonic()
     with tqdm(desc="conversations") as bar:
@@ -102,7 +104,7 @@ def _messages(done: list[Exchange], said: str) -> list[dict[str, str]]:
 def is_good(answer: str, about: Sequence[str] = ()) -> bool:
     """Whole sentences to the point, without saying anything twice.
 
-    >>> is_good("A cat is a small animal.", ["cat"]), is_good("A dog is small.", ["cat"]), is_good("Yes yes yes yes yes.")
+    >>> is_good("A cat is a small animal.", ["cat"]), is_good("A dog is.", ["cat"]), is_good("Yes yes yes yes yes.")
     (True, False, False)
     """
     words = answer.lower().split()
@@ -119,9 +121,12 @@ def is_good(answer: str, about: Sequence[str] = ()) -> bool:
 
 
 def rendered(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-    from weft.text.template import ChatTemplate
+    return _template().render(messages, tools=tools, add_generation_prompt=False)
 
-    return ChatTemplate(JINJA, {}).render(messages, tools=tools, add_generation_prompt=False)
+
+@cache
+def _template() -> ChatTemplate:
+    return ChatTemplate(JINJA, {})
 
 
 def write(file: Path, conversations: Iterable[object]) -> None:
@@ -147,7 +152,7 @@ def main() -> None:
     asked = parser.parse_args()
     folder = asked.data / "dialogues"
     if asked.teacher:
-        told = taught(asked.teacher, asked.seconds, asked.seed, asked.device, asked.memory_fraction)
+        told = taught(asked.teacher, asked.seconds, asked.seed, asked.device, asked.memory)
         write(folder / f"taught.{asked.seed}.jsonl", told)
         return
     random = Random(asked.seed)
