@@ -30,6 +30,34 @@ def test_rows_times_weights_is_the_plain_product(device, rows, inputs, outputs):
     check(rows, inputs, outputs, torch.float16, device, bias=rows == 3)
 
 
+def check_activated(rows: int, inputs: int, outputs: int, parts: int, dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(rows + inputs)
+    x = torch.randn(rows, inputs, device=device).to(dtype)
+    weight = (torch.randn(outputs, inputs, device=device) * inputs**-0.5).to(dtype)
+    found = few_rows(x, weight, None, "silu" if parts == 2 else "relu2", parts)
+    product = F.linear(x.float(), weight.float())
+    wanted = F.relu(product).square()
+    if parts == 2:
+        gate, up = product.chunk(2, -1)
+        wanted = F.silu(gate) * up
+    torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2)
+    assert not counters(x.device).any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 512, 64), (3, 1040, 100), (17, 528, 192)])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_an_activation_behind_the_product_is_that_of_the_product(device, rows, inputs, outputs, parts):
+    check_activated(rows, inputs, outputs, parts, torch.float16, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("sizes", "parts"), [((2048, 16384), 2), ((4096, 24576), 2), ((4480, 15680), 1)])
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_activated_layers_of_real_models_are_the_plain_product(rows, sizes, parts):
+    check_activated(rows, *sizes, parts, torch.bfloat16, "cuda")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("sizes", [(2048, 2048), (8192, 2048), (4480, 22656), (15680, 4480), (10240, 4480)])
 @pytest.mark.parametrize("rows", [1, 2, 8, 24, 32])
@@ -54,6 +82,8 @@ def launch_few_rows() -> None:
             )
             few_rows(x, weight)
             few_rows(x, weight, torch.empty(outputs, dtype=torch.bfloat16))
+            few_rows(x, weight, None, "silu", 2)
+            few_rows(x, weight, None, "relu2", 1)
 
 
 def test_kernels_compile_for_sm_90():

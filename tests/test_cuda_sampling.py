@@ -171,12 +171,33 @@ def launch_all() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         logits = torch.empty(3, 131072, dtype=dtype)
         sampling.likeliest(logits)
+        sampling.take_likeliest(logits, whole, whole.int())
         sampling.draw(logits, one, one, one, whole, one, ordered=True)
         sampling_scores.score(logits, whole, 5)
+    sampling.read_board(whole, whole.int(), whole.int(), whole.int())
 
 
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_all)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_tokens_go_to_their_seats_and_are_read_from_there(device):
+    logits = torch.randn(5, 9000, device=device)
+    board, seat = (
+        torch.arange(100, 112, device=device),
+        torch.tensor([7, 0, 11, 3, 4], dtype=torch.int32, device=device),
+    )
+    wanted = board.clone()
+    wanted[seat.long()] = logits.argmax(-1)
+    taken = sampling.take_likeliest(logits, board, seat)
+    assert torch.equal(board, wanted)
+    assert taken.dtype == torch.int32
+    assert torch.equal(taken.long(), logits.argmax(-1))
+    known = torch.arange(5, dtype=torch.int32, device=device)
+    from_board = torch.tensor([1, 0, 1, 0, 1], dtype=torch.int32, device=device)
+    read = sampling.read_board(board, seat, from_board, known)
+    assert read.tolist() == [taken[0], 1, taken[2], 3, taken[4]]
 
 
 @pytest.mark.gpu

@@ -5,12 +5,15 @@ Not a kernel of our own: it chooses among those that torch brings, by what was m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+
+from weft.kernels.activation import KERNELS, activated, gated_product
 
 # Up to so many rows a CPU multiplies faster in bfloat16 if the weights come first: they are then read as they lie, and
 # not copied into another layout at every product.
@@ -51,6 +54,23 @@ def _on_gpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if on_gpu.suits(x, weight):
             return on_gpu.few_rows(x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def activated_linear(
+    x: Float[Tensor, "n inputs"],
+    weight: Float[Tensor, "outputs inputs"],
+    bias: Float[Tensor, " outputs"] | None,
+    activation: Callable[[Tensor], Tensor],
+    parts: int = 1,
+) -> Float[Tensor, "n results"]:
+    """activation(linear(x)); with two parts side by side, the activation of the first times the second."""
+    if weight.is_cuda and HAS_TRITON and activation in KERNELS:
+        from weft.kernels.cuda import linear as on_gpu
+
+        if on_gpu.suits(x, weight, activated=True):
+            return on_gpu.few_rows(x, weight, bias, KERNELS[activation], parts)
+    product = linear(x, weight, bias)
+    return activated(product, activation) if parts == 1 else gated_product(*product.chunk(2, -1), activation)
 
 
 def _weights_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

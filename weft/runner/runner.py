@@ -87,7 +87,8 @@ class Runner:
         self, logits: Float[Tensor, "rows vocab"], choices: Choices, prompt_scores: DeviceScores | None = None
     ) -> RunnerFlight:
         """A token for every sampled row, to the board and home."""
-        logits = logits.float()
+        # The kernels of a GPU take them as they are.
+        logits = logits.float() if logits.is_cpu else logits
         tokens = sample(logits, choices, self.board)
         self.board[choices.seat] = tokens
         scores = None if choices.top is None else DeviceScores(*score(logits, tokens, choices.top))
@@ -105,7 +106,7 @@ class Runner:
     def _score_prompt(self, hidden: Float[Tensor, "tokens hidden"], choices: Choices, top: int) -> DeviceScores:
         step = max(1, SCORE_ELEMENTS // self.model.vocab_size)
         parts = [
-            score(self.model.logits(hidden[index]).float(), token, top)
+            score(self.model.logits(hidden[index]), token, top)
             for index, token in zip(choices.score_index.split(step), choices.score_token.split(step))
         ]
         return DeviceScores(*(torch.cat(pieces) for pieces in zip(*parts)))

@@ -51,6 +51,33 @@ def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
     return sampling.likeliest(logits)
 
 
+def take_likeliest(
+    logits: Float[Tensor, "rows vocab"], board: Int[Tensor, " seats"], seat: Int[Tensor, " rows"]
+) -> Int[Tensor, " rows"]:
+    """The likeliest tokens in 32 bits, and to their rows' seats on the board."""
+    if logits.device.type == "cpu":
+        tokens = likeliest(logits)
+        board[seat] = tokens
+        return tokens.int()
+    from weft.kernels.cuda import sampling
+
+    return sampling.take_likeliest(logits, board, seat)
+
+
+def read_board(
+    board: Int[Tensor, " seats"],
+    seat: Int[Tensor, " rows"],
+    from_board: Int[Tensor, " rows"],
+    known: Int[Tensor, " rows"],
+) -> Int[Tensor, " rows"]:
+    """The token at a row's seat where `from_board` is not 0, the known one elsewhere."""
+    if board.device.type == "cpu":
+        return torch.where(from_board != 0, board[seat].to(known.dtype), known)
+    from weft.kernels.cuda import sampling
+
+    return sampling.read_board(board, seat, from_board, known)
+
+
 def ban(logits: Float[Tensor, "rows vocab"], masks: Masks) -> Float[Tensor, "rows vocab"]:
     """Minus infinity for every token that a row's mask does not allow."""
     allowed = _bits(masks.allowed, logits.shape[-1])
@@ -164,7 +191,7 @@ def score(
         from weft.kernels.cuda import sampling_scores
 
         return sampling_scores.score(logits, chosen, top)
-    logprobs = logits.log_softmax(-1)
+    logprobs = logits.float().log_softmax(-1)
     own = logprobs.gather(-1, chosen[:, None]).squeeze(-1)
     likely = _ranked(logprobs, top)
     return own, likely, logprobs.gather(-1, likely)

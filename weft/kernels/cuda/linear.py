@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, wait
 
 # Measured on an H200, on whole steps of a 1.2B model: up to so many rows faster than the library.
@@ -23,14 +24,17 @@ INPUTS = 128
 # Programs that keep the memory busy; and outputs from which on the library does so as well. By rows, up to so many.
 PROGRAMS = {16: 128, 32: 64}
 MANY_OUTPUTS = {16: 24576, 32: 4096}
+# The same for products with an activation, which the library leaves to a kernel of its own.
+MANY_ACTIVATED = {16: 24576, 32: 24576}
 # More outputs than any layer has, by blocks.
 COUNTERS = 1 << 16
 
 
-def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
+def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"], activated: bool = False) -> bool:
     """Whether `few_rows` is the faster way. Known without asking the device."""
     half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
-    few = x.ndim == 2 and 0 < len(x) <= MOST_ROWS and weight.shape[0] <= MANY_OUTPUTS[rows_compiled(len(x))]
+    many = MANY_ACTIVATED if activated else MANY_OUTPUTS
+    few = x.ndim == 2 and 0 < len(x) <= MOST_ROWS and weight.shape[0] <= many[rows_compiled(len(x))]
     return half and few and x.stride(1) == 1 and weight.is_contiguous() and weight.shape[1] % 16 == 0
 
 
@@ -38,20 +42,24 @@ def few_rows(
     x: Float[Tensor, "rows inputs"],
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
-) -> Float[Tensor, "rows outputs"]:
+    activation: str | None = None,
+    parts: int = 1,
+) -> Float[Tensor, "rows results"]:
+    """With an activation, by name: that of the product or, of two parts side by side, of the first times the second."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
-    blocks = -(-outputs // OUTPUTS)
+    results = outputs // parts
+    blocks = -(-results // (OUTPUTS // parts))
     compiled = rows_compiled(rows)
     shares = shares_of(blocks, inputs, PROGRAMS[compiled])
     share = -(-inputs // (shares * INPUTS)) * INPUTS
-    y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    y = torch.empty(rows, results, dtype=x.dtype, device=x.device)
     # Fewer programs have to read further ahead.
     stages = 4 if blocks * shares <= 256 else 3
     found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else y
     few_rows_kernel[(blocks, shares)](
         x, weight, bias, y, found, counters(x.device), rows, outputs, inputs, share, x.stride(0),
         ROWS=compiled, OUTPUTS=OUTPUTS, INPUTS=INPUTS, SHARES=shares,
-        EVEN=inputs % share == 0, num_warps=4, num_stages=stages, **early(x),
+        EVEN=inputs % share == 0, NAME=activation or "", PARTS=parts, num_warps=4, num_stages=stages, **early(x),
     )  # fmt: skip
     return y
 
@@ -86,13 +94,17 @@ def counters(device: torch.device) -> Tensor:
 def few_rows_kernel(
     x, weight, bias, y, found, come, rows, outputs, inputs, share, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr, EVEN: tl.constexpr,
-    EARLY: tl.constexpr,
+    NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
-    output = block * OUTPUTS + tl.arange(0, OUTPUTS)
+    # Of two parts a program takes the same outputs, in turns: each gate lies beside what it gates.
+    results = outputs // PARTS
+    number = tl.arange(0, OUTPUTS)
+    output = block * (OUTPUTS // PARTS) + number // PARTS
     row = tl.arange(0, ROWS)
     column = part * share + tl.arange(0, INPUTS)
-    is_output, is_row = output < outputs, row < rows
+    is_output, is_row = output < results, row < rows
+    output += number % PARTS * results
     weights = weight + output[:, None].to(tl.int64) * inputs + column[None, :]
     values = x + row[None, :] * x_stride + column[:, None]
     end = tl.minimum(inputs, (part + 1) * share)
@@ -127,4 +139,16 @@ def few_rows_kernel(
         tl.store(come + block, 0)
     if bias is not None:
         total += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
-    tl.store(y + place, total.to(y.dtype.element_ty), mask=real)
+    if NAME == "":
+        tl.store(y + place, total.to(y.dtype.element_ty), mask=real)
+    else:
+        # Rounded where a product by itself is.
+        total = total.to(y.dtype.element_ty).to(tl.float32)
+        if PARTS == 2:
+            gate, up = tl.split(tl.permute(tl.reshape(total, (OUTPUTS // 2, 2, ROWS)), (0, 2, 1)))
+        else:
+            gate, up = total, total
+        result = block * (OUTPUTS // PARTS) + tl.arange(0, OUTPUTS // PARTS)
+        activated = between(gate, up, 0.0, 0.0, NAME, PARTS).to(y.dtype.element_ty)
+        real = is_row[None, :] & (result < results)[:, None]
+        tl.store(y + row[None, :] * results + result[:, None], activated, mask=real)

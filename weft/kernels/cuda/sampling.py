@@ -26,17 +26,30 @@ NOWHERE = tl.constexpr(2**31 - 1)
 
 
 def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
-    """The token of the greatest logit, the first of equals. May be recorded in a graph."""
+    """The token of the greatest logit, the first of equals."""
+    return find_likeliest(logits, torch.int64, None, None)
+
+
+def take_likeliest(
+    logits: Float[Tensor, "rows vocab"], board: Int[Tensor, " seats"], seat: Int[Tensor, " rows"]
+) -> Int[Tensor, " rows"]:
+    """The same, in 32 bits, and to the rows' seats on the board. Both may be recorded in a graph."""
+    return find_likeliest(logits, torch.int32, board, seat)
+
+
+def find_likeliest(
+    logits: Float[Tensor, "rows vocab"], dtype: torch.dtype, board: Tensor | None, seat: Tensor | None
+) -> Int[Tensor, " rows"]:
     rows, vocab = logits.shape
     chunks = -(-vocab // LIKELIEST_CHUNK)
     best = torch.empty(2, rows, chunks, dtype=torch.int32, device=logits.device)
-    token = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    token = torch.empty(rows, dtype=dtype, device=logits.device)
     if rows:
         likeliest_chunk_kernel[(rows, chunks)](
             logits, best[0], best[1], logits.stride(0), vocab, BLOCK=LIKELIEST_CHUNK, num_warps=8, **early(logits)
         )
         likeliest_kernel[(rows,)](
-            best[0], best[1], token, chunks, BLOCK=power_of_two(chunks), num_warps=1, **early(logits)
+            best[0], best[1], token, board, seat, chunks, BLOCK=power_of_two(chunks), num_warps=1, **early(logits)
         )
     return token
 
@@ -55,13 +68,40 @@ def likeliest_chunk_kernel(logits, best_key, best_token, stride, vocab, BLOCK: t
 
 
 @jit
-def likeliest_kernel(best_key, best_token, result, chunks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def likeliest_kernel(best_key, best_token, result, board, seat, chunks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK)
     key = tl.load(best_key + row * chunks + chunk, mask=chunk < chunks, other=LEAST_KEY)
     token = tl.load(best_token + row * chunks + chunk, mask=chunk < chunks, other=NOWHERE)
-    tl.store(result + row, tl.min(tl.where(key == tl.max(key, 0), token, NOWHERE), 0).to(tl.int64))
+    chosen = tl.min(tl.where(key == tl.max(key, 0), token, NOWHERE), 0)
+    tl.store(result + row, chosen.to(result.dtype.element_ty))
+    if board is not None:
+        tl.store(board + tl.load(seat + row), chosen.to(board.dtype.element_ty))
+
+
+def read_board(
+    board: Int[Tensor, " seats"],
+    seat: Int[Tensor, " rows"],
+    from_board: Int[Tensor, " rows"],
+    known: Int[Tensor, " rows"],
+) -> Int[Tensor, " rows"]:
+    """The token at a row's seat where `from_board` is not 0, the known one elsewhere."""
+    token = torch.empty_like(known)
+    if len(token):
+        block = power_of_two(len(token))
+        read_board_kernel[(1,)](board, seat, from_board, known, token, len(token), BLOCK=block, num_warps=4)
+    return token
+
+
+@jit(do_not_specialize=["rows"])
+def read_board_kernel(board, seat, from_board, known, token, rows, BLOCK: tl.constexpr):
+    row = tl.arange(0, BLOCK)
+    real = row < rows
+    wanted = real & (tl.load(from_board + row, mask=real, other=0) != 0)
+    there = tl.load(board + tl.load(seat + row, mask=real, other=0), mask=wanted, other=0)
+    value = tl.where(wanted, there.to(token.dtype.element_ty), tl.load(known + row, mask=real, other=0))
+    tl.store(token + row, value, mask=real)
 
 
 def draw(

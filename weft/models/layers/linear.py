@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.linear import linear, pack
+from weft.kernels.linear import activated_linear, linear, pack
 from weft.models.model import Source
 
 
@@ -30,6 +30,12 @@ class Linear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n outputs"]:
         return linear(x, self.weight, self.bias)
+
+    def activated(
+        self, x: Float[Tensor, "n inputs"], activation: Callable[[Tensor], Tensor], parts: int = 1
+    ) -> Float[Tensor, "n results"]:
+        """The activation of the product; of two parts side by side, that of the first times the second."""
+        return activated_linear(x, self.weight, self.bias, activation, parts)
 
     def pack(self) -> None:
         """Once filled: the weights in the layout that products are fastest with."""

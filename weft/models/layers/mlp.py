@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.activation import activated, gated_product, gelu_tanh, squared_relu
+from weft.kernels.activation import gelu_tanh, squared_relu
 from weft.models.layers.linear import Linear, PackedLinear
 
 # By the names that configurations give them (`hidden_act`).
@@ -39,8 +39,7 @@ class GatedMLP(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n hidden"]:
-        gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down_proj(gated_product(gate, up, self.activation))
+        return self.down_proj(self.gate_up.activated(x, self.activation, parts=2))
 
 
 class PlainMLP(nn.Module):
@@ -53,4 +52,4 @@ class PlainMLP(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n hidden"]:
-        return self.down_proj(activated(self.up_proj(x), self.activation))
+        return self.down_proj(self.up_proj.activated(x, self.activation))
