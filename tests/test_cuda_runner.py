@@ -16,9 +16,10 @@ from weft.kernels.causal_conv import short_conv_memory
 from weft.memory.device.store import Store
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.batching import build_batch
+from weft.runner.cuda import recorded
 from weft.runner.cuda.inputs import DecodeInputs
-from weft.runner.cuda.recorded import buckets
-from weft.runner.cuda.room import trial
+from weft.runner.cuda.padding import LONGER, Size, StepInputs, trial
+from weft.runner.cuda.recorded import RecordedSteps, buckets, prompt_sizes
 from weft.runner.cuda.runner import CudaRunner
 from weft.runner.runner import Runner
 
@@ -94,6 +95,88 @@ def test_every_number_of_rows_has_a_bucket(most):
     assert all(any(size >= rows for size in sizes) for rows in range(1, most + 1))
 
 
+def prompt_rows() -> list[Row]:
+    """Two decodes and two prompts, one of them behind what is known, with its first token still on the device."""
+    return [
+        *decode_rows()[:2],
+        Row(13, 30, read_slot=2, tail=4, seat=1, from_board=1, pages=[6, 8, 10, 12], window_pages=[16, 17, 18, 19]),
+        Row(0, 5, tail=5, seat=2, tokens=[7, 8, 9, 10, 11], pages=[15], window_pages=[20]),
+    ]
+
+
+def prompt_inputs(size: Size) -> StepInputs:
+    return StepInputs(size, 9, 10, SPEC, Store(SPEC, 1 << 16, scratch=True).scratch, "cpu")
+
+
+def test_inputs_of_a_step_with_prompts_say_what_the_batch_says():
+    plan = make_plan(prompt_rows(), [Capture(2, 24, 8), Capture(2, 16, 9)])
+    inputs = prompt_inputs(Size(3, 40))
+    inputs.fill(plan)
+    found, wanted = inputs.step.batch, build_batch(plan, SPEC, torch.arange(9), "cpu", lanes=True)
+    mine, theirs = found.lanes, wanted.lanes
+    place = [0, 1, 3, 4]
+    for name in ("start", "slot", "tail", "closing"):
+        assert getattr(mine, name)[place].tolist() == getattr(theirs, name).tolist(), name
+    tokens = [*range(2), *range(3, 25)]
+    assert mine.first[place].tolist() == [0, 1, 3, 20]
+    assert found.positions[tokens].tolist() == wanted.positions.tolist()
+    for name in ("full", "windowed"):
+        pages, known = getattr(mine, name), getattr(theirs, name)
+        assert pages.write_page[tokens].tolist() == known.write_page.tolist()
+        assert pages.first_position[place].tolist() == known.first_position.tolist()
+        for row, at in enumerate(place):
+            low, high = known.bounds[row : row + 2].tolist()
+            assert pages.pages[pages.bounds[at] : pages.bounds[at + 1]].tolist() == known.pages[low:high].tolist()
+    pieces = theirs.pieces
+    assert mine.piece_position[:pieces].tolist() == theirs.piece_position.tolist()
+    assert mine.piece_slot[:pieces].tolist() == theirs.piece_slot.tolist()
+    assert mine.piece_row[:pieces].tolist() == [place[row] for row in theirs.piece_row.tolist()]
+    assert mine.first_piece[:3].tolist() == theirs.first_piece.tolist()
+    assert inputs.step.answer.tolist() == [0, 1, 19, 24, 0, 0]
+    assert inputs.step.answer_seat.tolist() == [5, 6, 1, 2, 9, 9]
+    assert inputs.step.from_board.tolist() == [1, 0, 0, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("lengths", [(2,), (37,), (8, 8), (9, 23, 5), (3, 3, 31)])
+@pytest.mark.parametrize("first", [0, 7, 13])
+def test_padding_beside_prompts_owns_nothing(lengths, first):
+    size = Size(2, 40)
+    rows = [Row(first, first + n, read_slot=1, tail=1, pages=[1] * 8, window_pages=[1] * 8) for n in lengths]
+    inputs = prompt_inputs(size)
+    before = inputs.step.batch.lanes
+    inputs.fill(make_plan(rows, [Capture(0, first + 2, 3)] if (first + 2) % 8 == 0 else []))
+    lanes, scratch = inputs.step.batch.lanes, inputs.scratch
+    assert lanes is before
+    lengths = (lanes.first[1:] - lanes.first[:-1]).tolist()
+    assert min(lengths) > 0
+    assert sum(lengths) == size.all_tokens
+    real = slice(size.decodes, size.decodes + len(rows))
+    padding = [*range(size.decodes), *range(real.stop, size.rows)]
+    assert set(lanes.tail[padding].tolist()) == {scratch["tail"]}
+    assert lanes.start[padding].tolist() == [0] * len(padding)
+    used = int(lanes.first_piece[len(rows)])
+    assert set(lanes.piece_slot[used:].tolist()) == {-1}
+    ends = [lanes.start[row] + lengths[row] for row in range(size.rows)]
+    for piece in range(int(lanes.first_piece[-1]), size.pieces(SPEC.cell)):
+        assert lanes.piece_position[piece] >= ends[lanes.piece_row[piece]], "behind the end of its row"
+    for kind, paging in (("page", lanes.full), ("window", lanes.windowed)):
+        for row in padding:
+            low, high = paging.bounds[row : row + 2].tolist()
+            assert set(paging.pages[low:high].tolist()) == {scratch[kind]}
+
+
+@pytest.mark.parametrize("most", [1, 4, 8, 100, 256])
+def test_prompts_take_the_smallest_size_that_holds_them(most, monkeypatch):
+    monkeypatch.setattr(recorded, "PROMPT_TOKENS", (64, 128, 320))
+    sizes = prompt_sizes(most)
+    assert [size.all_tokens for size in sizes] == sorted(size.all_tokens for size in sizes)
+    assert max(size.decodes for size in sizes) == min(most, 128)
+    assert sizes[0].holds(0, 1, 64 - LONGER + 1)
+    assert not sizes[0].holds(0, 1, 64 - LONGER + 2), "every row of padding needs a token"
+    assert not any(size.holds(0, LONGER, 8) for size in sizes), "one row at least is padding"
+    assert not any(size.holds(most + 1, 1, 8) for size in sizes if size.decodes == most)
+
+
 def cuda_engine(family: str, **settings) -> Engine:
     memory, spec = 8 << 20, spec_of(family)
     options = {"max_sequences": 4, "max_tokens_per_step": 200, "max_length": 256, "paranoid": True, "depth": 1}
@@ -108,8 +191,13 @@ def cpu_engine(family: str) -> Engine:
     return Engine(spec, Runner(model_of(family), spec, memory, 4, threads=1), config)
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "gemma3"])
-def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family):
+@pytest.mark.parametrize(
+    ("family", "is_recorded"), [("lfm2", False), ("lfm2", True), ("qwen3_5", True), ("gemma3", True)]
+)
+def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family, is_recorded, monkeypatch):
+    monkeypatch.setattr(recorded, "PROMPT_TOKENS", (16, 80) if is_recorded else ())
+    replayed, run = [], RecordedSteps.run
+    monkeypatch.setattr(RecordedSteps, "run", lambda *call: replayed.append(run(*call)) or replayed[-1])
     shared = tokens(66, seed=1)
     asks = [
         Ask([*shared, *tokens(2, seed=2)], greedy(2)),
@@ -122,6 +210,8 @@ def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family):
     for mine, theirs in zip(found, wanted):
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=2e-4)
     assert found[2].report.cached_tokens >= 64
+    # Two prompts, a decode of both, a prompt beside a decode, and the rest.
+    assert [outcome is not None for outcome in replayed[:3]] == [is_recorded, True, is_recorded]
 
 
 def test_the_trial_of_a_step_runs_on_units_that_nobody_owns():

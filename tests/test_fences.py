@@ -106,7 +106,7 @@ NOT_WAITING = {
     ("weft.runner.batching", "draft_batch"): "the plan's own arrays, on the host",
     ("weft.runner.choices", "_draws"): "the plan's own arrays, on the host",
     ("weft.runner.download", "Download.arrays"): "the one download of a step, when it lands",
-    ("weft.runner.cuda.recorded", "RecordedDecodes._record_all"): "before the first request",
+    ("weft.runner.cuda.recorded", "RecordedSteps._record_all"): "before the first request",
     ("weft.runner.cuda.room", "find_room"): "before the first request",
     ("weft.runner.cuda.room", "_peak"): "before the first request",
 }

@@ -1,4 +1,4 @@
-"""Decode steps recorded as CUDA graphs, one per number of rows (a *bucket*), and replayed for any plan that fits.
+"""Steps recorded as CUDA graphs by their size, and replayed for any plan that fits.
 
 Recording runs the model's own code once; replaying it costs the host a few microseconds whatever the model's depth.
 Without a GPU the same steps are run eagerly on the same padded inputs, which is how they are tested.
@@ -6,21 +6,28 @@ Without a GPU the same steps are run eagerly on the same padded inputs, which is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from weft.base.plan import Plan
 from weft.memory.device.store import View
 from weft.models.model import CausalModel
 from weft.runner.cuda.inputs import DecodeInputs
+from weft.runner.cuda.padding import Size, StepInputs
 from weft.runner.sampler import likeliest
+
+# Tokens of short prompts in a recorded step, and decodes beside them. Longer prompts keep a GPU busy for as long as
+# their kernels take to be launched one by one.
+PROMPT_TOKENS: tuple[int, ...] = ()
+BESIDE = (8, 32, 128)
 
 
 def buckets(most: int) -> list[int]:
-    """Numbers of rows to record: powers of two, then steps that waste little.
+    """Numbers of decodes to record: powers of two, then steps that waste little.
 
     >>> buckets(40), buckets(256)[-4:]
     ([1, 2, 4, 8, 16, 24, 32, 40], [192, 208, 224, 256])
@@ -30,58 +37,100 @@ def buckets(most: int) -> list[int]:
     return [*(rows for rows in [*fixed, *wider] if rows < most), most]
 
 
+def prompt_sizes(most: int) -> list[Size]:
+    """Sizes of steps with prompts to record, the smallest first; `most` rows decode at once.
+
+    >>> [(size.decodes, size.tokens) for size in prompt_sizes(8)][:3]
+    []
+    """
+    beside = {0, *(min(decodes, most) for decodes in BESIDE)}
+    sizes = [Size(decodes, tokens) for decodes in beside for tokens in PROMPT_TOKENS]
+    return sorted(sizes, key=lambda size: (size.all_tokens, size.tokens))
+
+
 @dataclass(slots=True)
 class Outcome:
-    """What a step leaves on the device, at the same place after every replay."""
+    """What a step leaves on the device, at the same place after every replay: a line for each row of its plan."""
 
     logits: Tensor  # [rows, vocab]
     tokens: Tensor  # [rows] the likeliest
 
 
-class RecordedDecodes:
+class RecordedSteps:
+    """`decodes` and `prompts` are the inputs of steps without and with longer rows, the latter by size."""
+
     def __init__(
-        self, model: CausalModel, views: tuple[View, ...], board: Tensor, inputs: DecodeInputs, progress: bool
+        self,
+        model: CausalModel,
+        views: tuple[View, ...],
+        board: Tensor,
+        decodes: DecodeInputs,
+        prompts: list[StepInputs],
+        progress: bool,
     ) -> None:
-        self.model, self.views, self.board, self.inputs = model, views, board, inputs
-        self.sizes = buckets(inputs.rows)
-        self._replay: dict[int, tuple[Callable[[], None] | None, Outcome | None]] = {}
-        if inputs.device.type == "cuda":
+        self.model, self.views, self.board, self.decodes, self.prompts = model, views, board, decodes, prompts
+        self.rows = buckets(decodes.rows)
+        self._recorded: dict[Hashable, tuple[Callable[[], None], Outcome]] = {}
+        if decodes.device.type == "cuda":
             self._record_all(progress)
 
-    def size_for(self, rows: int) -> int:
-        return next(size for size in self.sizes if size >= rows)
+    def run(self, plan: Plan) -> Outcome | None:
+        """Execute a plan up to its logits, if there is a step that it fits."""
+        if len(plan.tokens) == plan.rows:
+            rows = next(rows for rows in self.rows if rows >= plan.rows)
+            self.decodes.fill(plan, rows)
+            return self._replay(rows, lambda: self._decode(rows))
+        decodes = plan.decode_rows
+        shape = (decodes, plan.rows - decodes, len(plan.tokens) - decodes)
+        inputs = next((inputs for inputs in self.prompts if inputs.size.holds(*shape)), None)
+        if inputs is None:
+            return None
+        inputs.fill(plan)
+        return self._replay(inputs.size, lambda: self._prompt(inputs))
 
-    def run(self, size: int) -> Outcome:
-        """One step on whatever the inputs hold now."""
-        replay, outcome = self._replay.get(size, (None, None))
-        if replay is None or outcome is None:
-            return self._step(size)
+    def _replay(self, size: Hashable, step: Callable[[], Outcome]) -> Outcome:
+        if size not in self._recorded:
+            return step()
+        replay, outcome = self._recorded[size]
         replay()
         return outcome
 
-    def _step(self, size: int) -> Outcome:
-        inputs = self.inputs
-        seat = inputs.tensor("seat", size)
-        known = inputs.tensor("token", size)
-        ids = torch.where(inputs.tensor("from_board", size) != 0, self.board[seat].to(known.dtype), known)
-        logits = self.model.logits(self.model(inputs.batch(size, ids), self.views))
+    def _decode(self, rows: int) -> Outcome:
+        """One step on whatever the inputs hold now."""
+        inputs = self.decodes
+        seat = inputs.tensor("seat", rows)
+        known = inputs.tensor("token", rows)
+        ids = torch.where(inputs.tensor("from_board", rows) != 0, self.board[seat].to(known.dtype), known)
+        return self._choose(self.model(inputs.batch(rows, ids), self.views), seat)
+
+    def _prompt(self, inputs: StepInputs) -> Outcome:
+        step = inputs.step
+        # Nothing may be left of an earlier run.
+        batch = replace(step.batch, derived={})
+        assert batch.lanes is not None
+        ids, first = batch.token_ids, batch.lanes.first[:-1]
+        ids[first] = torch.where(step.from_board != 0, self.board[step.seat].to(ids.dtype), ids[first])
+        return self._choose(self.model(batch, self.views)[step.answer], step.answer_seat)
+
+    def _choose(self, hidden: Tensor, seat: Tensor) -> Outcome:
+        logits = self.model.logits(hidden)
         tokens = likeliest(logits)
         self.board[seat] = tokens.to(self.board.dtype)
         return Outcome(logits, tokens.int())
 
     def _record_all(self, progress: bool) -> None:
         """The largest first: the others then find their memory in what it left."""
+        self.decodes.fill_with_padding()
+        steps: list[tuple[Hashable, Callable[[], Outcome]]] = [
+            (inputs.size, lambda inputs=inputs: self._prompt(inputs)) for inputs in self.prompts[::-1]
+        ]
+        steps += [(rows, lambda rows=rows: self._decode(rows)) for rows in self.rows[::-1]]
         pool = torch.cuda.graph_pool_handle()
-        for size in tqdm(self._padding_only(), desc="recording decode steps", unit="step", disable=not progress):
+        for size, step in tqdm(steps, desc="recording steps", unit="step", disable=not progress):
             # Kernels are compiled and libraries choose their algorithms here, not while recording.
-            self._step(size)
+            step()
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                outcome = self._step(size)
-            self._replay[size] = graph.replay, outcome
-
-    def _padding_only(self) -> Sequence[int]:
-        """All sizes, with inputs that name no real row."""
-        self.inputs.fill_with_padding()
-        return self.sizes[::-1]
+                outcome = step()
+            self._recorded[size] = graph.replay, outcome

@@ -1,4 +1,4 @@
-"""The device of an engine on a GPU: decodes are replayed, everything else runs eagerly, and nobody waits in between."""
+"""The device of an engine on a GPU: most steps are replayed, long prompts run eagerly, and nobody waits in between."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.choices import Choices, draft_choices
 from weft.runner.cuda.inputs import DecodeInputs
-from weft.runner.cuda.recorded import RecordedDecodes
+from weft.runner.cuda.padding import StepInputs
+from weft.runner.cuda.recorded import Outcome, RecordedSteps, prompt_sizes
 from weft.runner.runner import Runner, RunnerFlight, fly
 from weft.runner.upload import upload
 
@@ -34,30 +35,37 @@ class CudaRunner(Runner):
         self.store = Store(spec, budget_bytes, self.device, scratch=True)
         # One line more than seats: that of padding.
         self.board = torch.zeros(seats + 1, dtype=torch.int64, device=self.device)
-        cells = -(-max_length // spec.cell)
-        self.inputs = DecodeInputs(seats, cells, spec, self.store.scratch, self.device)
         if self.device.type == "cuda":
             # A library that compiles for a size of heads takes a minute the first time on a machine.
             for mixer in tqdm(model.mixers(), desc="warming kernels", unit="layer", disable=not progress):
                 mixer.warm()
+        cells = -(-max_length // spec.cell)
+        where = (cells, spec, self.store.scratch, self.device)
+        decodes = DecodeInputs(seats, *where)
+        prompts = [StepInputs(size, seats, *where) for size in prompt_sizes(seats)]
         with torch.inference_mode():
-            self.decodes = RecordedDecodes(model, self.store.views, self.board, self.inputs, progress)
+            self.recorded = RecordedSteps(model, self.store.views, self.board, decodes, prompts, progress)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RunnerFlight:
         for kind, index in plan.poison:
             self.store.poison(kind, index)
-        if len(plan.tokens) > plan.rows or len(plan.score_index) or not len(plan.sampled):
+        outcome = self._replay(plan)
+        if outcome is None:
             return self.run(plan, lanes=True)
-        size = self.decodes.size_for(plan.rows)
-        self.inputs.fill(plan, size)
-        outcome = self.decodes.run(size)
         every = len(plan.sampled) == plan.rows
         if every and plan.sampling.all_greedy and not plan.sampling.wants_logprobs:
             return fly(outcome.tokens[: plan.rows], None, None)
         choices = self._choices(plan)
         logits = outcome.logits[: plan.rows] if every else outcome.logits[choices.index]
         return self.choose(logits, choices)
+
+    def _replay(self, plan: Plan) -> Outcome | None:
+        """By a recorded step, if there is one that leaves all that is asked for."""
+        decodes_only = len(plan.tokens) == plan.rows
+        if len(plan.score_index) or not len(plan.sampled) or not (decodes_only or len(plan.sampled) == plan.rows):
+            return None
+        return self.recorded.run(plan)
 
     def _choices(self, plan: Plan) -> Choices:
         draft: Draft = draft_choices(plan, self.model.vocab_size)

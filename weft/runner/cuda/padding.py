@@ -1,0 +1,191 @@
+"""Plans of a few short prompts, and decodes beside them, padded to a size: the inputs of a recorded step.
+
+Padding is rows on units that nobody owns. Every row has tokens then, and every token has a row, so no kernel needs to
+know what is not real. Pieces that are left over lie beyond the last row's end, where there is nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.base.plan import Captures, Ints, Plan, Sampling
+from weft.kernels.batch import Batch
+from weft.kernels.cutting import Rows
+from weft.kernels.draft import Draft
+from weft.kernels.lanes import NO_SLOT
+from weft.memory.kinds import Kind
+from weft.memory.spec import MemorySpec
+from weft.runner.batching import draft_lane_batch
+
+# Longer rows of a recorded step, of which one at least is padding.
+LONGER = 4
+# Arrays begin at multiples of so many numbers, so that their loads are aligned.
+ALIGNED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a recorded step: its decodes, and the tokens of its longer rows together."""
+
+    decodes: int
+    tokens: int
+
+    @property
+    def rows(self) -> int:
+        return self.decodes + LONGER
+
+    @property
+    def all_tokens(self) -> int:
+        return self.decodes + self.tokens
+
+    @property
+    def answers(self) -> int:
+        """Rows that may be real."""
+        return self.rows - 1
+
+    def pieces(self, cell: int) -> int:
+        """As many as the longer rows can have, wherever on the grid they lie."""
+        return self.tokens // cell + 2 * LONGER
+
+    def holds(self, decodes: int, longer: int, tokens: int) -> bool:
+        """Whether so many decodes and longer rows, with so many tokens, leave some for every row of padding."""
+        return decodes <= self.decodes and longer < LONGER and tokens + LONGER - longer <= self.tokens
+
+
+def padded(plan: Plan, size: Size, seat: int, cell: int, scratch: Mapping[Kind, int]) -> Plan:
+    """The plan with padding behind its decodes and behind its longer rows. `seat` is a line of the board for nobody."""
+    decodes, shift, rows = plan.decode_rows, size.decodes - plan.decode_rows, size.rows
+
+    def spread(values: NDArray[Any], count: int, filling: int) -> Ints:
+        out = np.full((count, *values.shape[1:]), filling, np.int32)
+        out[:decodes] = values[:decodes]
+        out[size.decodes : len(values) + shift] = values[decodes:]
+        return out
+
+    def spread_table(table: Ints, kind: Kind) -> Ints:
+        # Padding may have more cells than any row.
+        more = np.zeros((plan.rows, max(0, -(-size.tokens // cell) - table.shape[1])), np.int32)
+        return spread(np.hstack((table, more)), rows, scratch.get(kind, 0))
+
+    start, end = spread(plan.start, rows, 0), spread(plan.end, rows, 1)
+    # The last row has all tokens that are left over.
+    end[-1] += size.all_tokens - int((end - start).sum())
+    captures = plan.captures
+    return replace(
+        plan,
+        seat=spread(plan.seat, rows, seat),
+        start=start,
+        end=end,
+        tokens=spread(plan.tokens, size.all_tokens, 0),
+        from_board=spread(plan.from_board, rows, 0),
+        read_slot=spread(plan.read_slot, rows, 0),
+        tail=spread(plan.tail, rows, scratch.get(Kind.TAIL, 0)),
+        page_table=spread_table(plan.page_table, Kind.PAGE),
+        window_table=spread_table(plan.window_table, Kind.WINDOW),
+        window_first=spread(plan.window_first, rows, 0),
+        captures=replace(captures, row=captures.row + np.where(captures.row < decodes, 0, shift).astype(np.int32)),
+    )
+
+
+def trial(start: Ints, end: Ints, spec: MemorySpec, scratch: Mapping[Kind, int]) -> Plan:
+    """A plan whose rows share one unit of each kind: as much work as any, and results that mean nothing."""
+    rows, none, numbers = len(start), np.zeros(0, np.int32), np.zeros(0, np.float32)
+    zeros, ones, tokens = np.zeros(rows, np.int32), np.ones(rows, np.float32), int((end - start).sum())
+    cells = -(-int(end.max()) // spec.cell)
+    pages, window_pages = (np.full((rows, cells), scratch.get(k, 0), np.int32) for k in (Kind.PAGE, Kind.WINDOW))
+    sampling = Sampling(
+        temperature=0 * ones, top_k=zeros, top_p=ones, min_p=0 * ones, uniform=0 * ones, top_logprobs=zeros,
+        repetition_penalty=ones, presence_penalty=0 * ones, frequency_penalty=0 * ones, history_row=none,
+        history_token=none, history_generated=none, bias_row=none, bias_token=none, bias_value=numbers,
+        all_greedy=True, wants_logprobs=False,
+    )  # fmt: skip
+    return Plan(
+        number=0, seat=zeros, start=start, end=end, tokens=np.zeros(tokens, np.int32), from_board=zeros,
+        read_slot=zeros, tail=zeros + scratch.get(Kind.TAIL, 0), page_table=pages, window_table=window_pages,
+        window_first=zeros, captures=Captures(none, none, none), sampled=np.arange(rows, dtype=np.int32),
+        sampling=sampling, score_index=none, score_token=none, score_top=0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a recorded step reads: tensors on the device, always at the same place."""
+
+    batch: Batch
+    seat: Tensor  # [rows] line of the token board
+    from_board: Tensor  # [rows] 1: the row's first token is on the board
+    answer: Tensor  # [answers] packed index of a row's last token
+    answer_seat: Tensor  # [answers] where its choice goes on the board
+
+
+def draft_step(plan: Plan, size: Size, seat: int, spec: MemorySpec, scratch: Mapping[Kind, int]) -> Draft:
+    """`Step` to be, of a plan that fits. Its numbers on the host are those of its size, whatever the plan."""
+    wide = padded(plan, size, seat, spec.cell, scratch)
+    batch = draft_lane_batch(wide, Rows.of(wide, spec.cell), spec)
+    lanes = batch.fields["lanes"].fields
+    pieces = size.pieces(spec.cell)
+    spare = pieces - lanes["pieces"]
+    beyond = (-(-int(wide.end[-1]) // spec.cell) + np.arange(spare)) * spec.cell
+    for name, values in (("piece_row", size.rows - 1), ("piece_position", beyond), ("piece_slot", NO_SLOT)):
+        lanes[name] = np.concatenate((lanes[name], np.full(spare, values)), dtype=np.int32)
+    lanes |= {"pieces": pieces, "most_pieces": pieces, "longest": size.tokens, "farthest": 0}
+    last = np.cumsum(wide.end - wide.start) - 1
+    real = np.arange(plan.rows)
+    real[plan.decode_rows :] += size.decodes - plan.decode_rows
+    answer, answer_seat = np.zeros(size.answers, np.int32), np.full(size.answers, seat, np.int32)
+    answer[: plan.rows], answer_seat[: plan.rows] = last[real], plan.seat
+    fields = {"seat": wide.seat, "from_board": wide.from_board, "answer": answer, "answer_seat": answer_seat}
+    return Draft(Step, {"batch": batch, **fields})
+
+
+class StepInputs:
+    """The inputs of one size in one buffer, filled by one copy. `cells` is how long a row may be."""
+
+    def __init__(
+        self,
+        size: Size,
+        seat: int,
+        cells: int,
+        spec: MemorySpec,
+        scratch: Mapping[Kind, int],
+        device: torch.device | str,
+    ) -> None:
+        self.size, self.seat, self.spec, self.scratch, self.device = size, seat, spec, scratch, torch.device(device)
+        nobody = trial(np.array([0], np.int32), np.array([2], np.int32), spec, scratch)
+        draft = self._draft(replace(nobody, seat=np.array([seat], np.int32)))
+        reach = {"full.pages": cells, "windowed.pages": min(cells, spec.window_cells + 2 + size.tokens // spec.cell)}
+        lengths: dict[str, int] = {}
+        for name, array in draft.arrays().items():
+            lengths[name] = next((size.rows * most for end, most in reach.items() if name.endswith(end)), len(array))
+        # Lists of pages come last, the one that can be long at the very end: what is not used is not copied.
+        self.names = sorted(lengths, key=lambda name: (name.endswith(".pages"), name.endswith("full.pages")))
+        ends = list(accumulate(-(-lengths[name] // ALIGNED) * ALIGNED for name in self.names))
+        self.first = dict(zip(self.names, [0, *ends]))
+        self.buffer = torch.zeros(ends[-1], dtype=torch.int32, device=device)
+        views = {name: self.buffer[self.first[name] :][: lengths[name]] for name in self.names}
+        self.step: Step = draft.finish(views)
+        self._send(draft)
+
+    def fill(self, plan: Plan) -> None:
+        """Send a plan that fits. Nobody waits."""
+        self._send(self._draft(plan))
+
+    def _draft(self, plan: Plan) -> Draft:
+        return draft_step(plan, self.size, self.seat, self.spec, self.scratch)
+
+    def _send(self, draft: Draft) -> None:
+        arrays = draft.arrays()
+        used = self.first[self.names[-1]] + len(arrays[self.names[-1]])
+        pinned = torch.empty(used, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        host = pinned.numpy()
+        for name, array in arrays.items():
+            host[self.first[name] : self.first[name] + len(array)] = array
+        self.buffer[:used].copy_(pinned, non_blocking=True)
