@@ -18,7 +18,7 @@ from weft.memory.device.store import View
 from weft.models.model import CausalModel
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs
-from weft.runner.sampler import likeliest
+from weft.runner.sampler import read_board, take_likeliest
 
 # Tokens of short prompts in a recorded step, and decodes beside them. Longer prompts keep a GPU busy for as long as
 # their kernels take to be launched one by one.
@@ -100,7 +100,7 @@ class RecordedSteps:
         inputs = self.decodes
         seat = inputs.tensor("seat", rows)
         known = inputs.tensor("token", rows)
-        ids = torch.where(inputs.tensor("from_board", rows) != 0, self.board[seat].to(known.dtype), known)
+        ids = read_board(self.board, seat, inputs.tensor("from_board", rows), known)
         return self._choose(self.model(inputs.batch(rows, ids), self.views), seat)
 
     def _prompt(self, inputs: StepInputs) -> Outcome:
@@ -109,14 +109,12 @@ class RecordedSteps:
         batch = replace(step.batch, derived={})
         assert batch.lanes is not None
         ids, first = batch.token_ids, batch.lanes.first[:-1]
-        ids[first] = torch.where(step.from_board != 0, self.board[step.seat].to(ids.dtype), ids[first])
+        ids[first] = read_board(self.board, step.seat, step.from_board, ids[first])
         return self._choose(self.model(batch, self.views)[step.answer], step.answer_seat)
 
     def _choose(self, hidden: Tensor, seat: Tensor) -> Outcome:
         logits = self.model.logits(hidden)
-        tokens = likeliest(logits)
-        self.board[seat] = tokens.to(self.board.dtype)
-        return Outcome(logits, tokens.int())
+        return Outcome(logits, take_likeliest(logits, self.board, seat))
 
     def _record_all(self, progress: bool) -> None:
         """The largest first: the others then find their memory in what it left."""
