@@ -78,7 +78,7 @@ def load(options: Options, progress: bool = True) -> Loaded:
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
     try:
-        model, config = load_model(folder, dtype, device, progress, options.weights, options.seed)
+        model, config = load_model(folder, dtype, device, progress, options.weights, options.seed, free_bytes())
     except torch.cuda.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into the GPU's memory: {error}") from error
     spec = MemorySpec(model.memories())

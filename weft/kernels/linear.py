@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels import one_row
 from weft.kernels.activation import KERNELS, activated, gated_product
 
 # Up to so many rows a CPU multiplies faster in bfloat16 if the weights come first: they are then read as they lie, and
 # not copied into another layout at every product.
 WEIGHTS_FIRST_ROWS = 64
-# Rows of a float32 product for which oneDNN is faster than the library that torch takes.
+# Rows of a float32 product for which oneDNN is faster than the library that torch takes, if weights are as stored.
 HANDFUL = range(4, 33)
 # A packed layout hardly depends on the number of rows that it is made for.
 EXPECTED_ROWS = 64
@@ -31,8 +32,12 @@ def linear(
     x: Float[Tensor, "*n inputs"],
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
+    table: Float[Tensor, "blocks inputs block"] | None = None,
 ) -> Float[Tensor, "*n outputs"]:
-    """x @ weight.T + bias; `weight` as it is, or as `pack` made it."""
+    """x @ weight.T + bias; `weight` as it is, or as `pack` made it. `table`: the same once more, for one row."""
+    if table is not None and x.ndim == 2 and len(x) == 1:
+        product = one_row.multiply(x, table, weight.shape[0])
+        return product if bias is None else product + bias
     if weight.is_mkldnn:
         return _onednn(x, weight, bias, "none", [], "")
     rows = len(x)
@@ -42,7 +47,7 @@ def linear(
         return F.linear(x, weight, bias)
     if weight.dtype == torch.bfloat16:
         return _weights_first(x, weight, bias)
-    if rows in HANDFUL and weight.dtype == torch.float32 and _onednn is not None:
+    if rows in HANDFUL and weight.dtype == torch.float32 and _onednn is not None and weight.is_contiguous():
         return _onednn(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
@@ -62,6 +67,7 @@ def activated_linear(
     bias: Float[Tensor, " outputs"] | None,
     activation: Callable[[Tensor], Tensor],
     parts: int = 1,
+    table: Float[Tensor, "blocks inputs block"] | None = None,
 ) -> Float[Tensor, "n results"]:
     """activation(linear(x)); with two parts side by side, the activation of the first times the second."""
     if weight.is_cuda and HAS_TRITON and activation in KERNELS:
@@ -69,7 +75,7 @@ def activated_linear(
 
         if on_gpu.suits(x, weight, activated=True):
             return on_gpu.few_rows(x, weight, bias, KERNELS[activation], parts)
-    product = linear(x, weight, bias)
+    product = linear(x, weight, bias, table)
     return activated(product, activation) if parts == 1 else gated_product(*product.chunk(2, -1), activation)
 
 
@@ -84,10 +90,19 @@ def _weights_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def pack(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
     """The same weights in the layout that `linear` is fastest with, which may be the one they have.
 
-    Blocks for the processor's units of 16 bits; nothing but `linear` can read them. In float32 none is faster for one
-    row, where speed is needed most.
+    In bfloat16 blocks for the processor's units of 16 bits; nothing but `linear` can read them. In float32, where one
+    row needs speed most, an input's weights side by side if there are more outputs than inputs.
     """
-    supported = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if not (supported and weight.is_cpu and weight.dtype == torch.bfloat16 and weight.numel()):
+    if not weight.is_cpu or not weight.numel():
         return weight
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), EXPECTED_ROWS)
+    if weight.dtype == torch.float32 and weight.shape[0] > weight.shape[1]:
+        return weight.detach().t().contiguous().t()
+    if weight.dtype == torch.bfloat16 and HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), EXPECTED_ROWS)
+    return weight
+
+
+def pack_for_one_row(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "blocks inputs block"] | None:
+    """The `table` of plain weights, if one row is faster with it than with what `pack` gives."""
+    suits = weight.is_cpu and weight.dtype == torch.bfloat16 and weight.numel() and one_row.available()
+    return one_row.tabulate(weight.detach()) if suits else None

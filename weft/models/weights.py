@@ -22,12 +22,15 @@ from weft.base.errors import ModelError
 from weft.models import configurations
 from weft.models.config import read_config, text_part
 from weft.models.dummy import fill_randomly
+from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.model import CausalModel, Source, sources
 from weft.models.registry import family_of
 
 PATTERNS = ["*.json", "*.safetensors", "tokenizer*", "*.model", "*.txt", "*.jinja"]
 SHOWN = 10
+# How often a model must fit into what is free for its weights to be kept twice: caches need room as well.
+COPIES = 4
 
 
 def load_model(
@@ -37,8 +40,11 @@ def load_model(
     progress: bool = True,
     weights: str = "checkpoint",
     seed: int = 0,
+    spare_bytes: int = 0,
 ) -> tuple[CausalModel, dict[str, Any]]:
     """The model of a folder or hub id, and the configuration of its text part.
+
+    With ample `spare_bytes` weights may be kept twice, for one row and for many.
 
     With `weights="dummy"` only the configuration is read (a folder with config.json, the file itself, or the name of a
     packaged one), and the weights are random, the same for the same seed.
@@ -52,10 +58,19 @@ def load_model(
         fill_from(model, folder, config, progress)
     else:
         raise ModelError(f"weights must be 'checkpoint' or 'dummy', got {weights!r}")
+    pack(model, spare_bytes)
+    return model, config
+
+
+def pack(model: CausalModel, spare_bytes: int) -> None:
+    """All weights of products in the layouts that these are fastest with, in two of them if there is ample memory."""
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    twice = COPIES * size <= spare_bytes
     for module in model.modules():
         if isinstance(module, Linear):
-            module.pack()
-    return model, config
+            module.pack(twice)
+        elif isinstance(module, Embedding):
+            module.twice = twice
 
 
 def find_checkpoint(path: str | Path, with_weights: bool) -> Path:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.linear import activated_linear, linear, pack
+from weft.kernels.linear import activated_linear, linear, pack, pack_for_one_row
 from weft.models.model import Source
 
 
@@ -27,18 +27,21 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
+        # The weights once more, for one row.
+        self.table: Tensor | None = None
 
     def forward(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n outputs"]:
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, self.table)
 
     def activated(
         self, x: Float[Tensor, "n inputs"], activation: Callable[[Tensor], Tensor], parts: int = 1
     ) -> Float[Tensor, "n results"]:
         """The activation of the product; of two parts side by side, that of the first times the second."""
-        return activated_linear(x, self.weight, self.bias, activation, parts)
+        return activated_linear(x, self.weight, self.bias, activation, parts, self.table)
 
-    def pack(self) -> None:
-        """Once filled: the weights in the layout that products are fastest with."""
+    def pack(self, twice: bool = False) -> None:
+        """Once filled: the weights in the layout that products are fastest with; `twice`: in one for one row, too."""
+        self.table = pack_for_one_row(self.weight) if twice else None
         self.weight = nn.Parameter(pack(self.weight), requires_grad=False)
 
 
