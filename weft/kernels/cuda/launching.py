@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 # Versions whose compiled kernels are known to be started in this way; with others every launch goes Triton's way.
 KNOWN = ("3.6.", "3.7.")
 # Marks in a key. Triton asks whether addresses and integers are multiples of 16, and whether an integer is 1.
-ONE, UNALIGNED = "one", "unaligned"
+UNALIGNED, ONE, MULTIPLE, OTHER = "unaligned", "one", "multiple", "other"
 LEAST, MOST = -(1 << 31), (1 << 31) - 1
 
 
@@ -62,7 +62,10 @@ class Kernel(JITFunction):
 
 
 def specialise(arguments: tuple[Any, ...], settings: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]]:
-    """A key that differs wherever Triton would compile anew, and the arguments with addresses for tensors."""
+    """A key that differs wherever Triton would compile anew, and the arguments with addresses for tensors.
+
+    A constant is taken to have the same type in all launches: 1 and True are one key.
+    """
     key = [arguments[0].get_device(), *settings, *settings.values()]
     values = []
     # Done for every launch, so it avoids whatever takes longer: calls, and `isinstance` most of all.
@@ -77,12 +80,14 @@ def specialise(arguments: tuple[Any, ...], settings: dict[str, Any]) -> tuple[tu
             continue
         values.append(argument)
         if kind is int:
-            key.append(ONE if argument == 1 else argument & 15 == 0)
-            if not LEAST <= argument <= MOST:
+            key.append(OTHER if argument & 15 else MULTIPLE)
+            if argument == 1:
+                key[-1] = ONE
+            elif not LEAST <= argument <= MOST:
                 key.append(argument)
         else:
-            # Of a float, only that it is one.
-            key.append(float if kind is float else argument)
+            # Of floats and booleans the value does not matter; else there is None.
+            key.append(kind if kind is float or kind is bool else argument)
     return tuple(key), values
 
 

@@ -1,0 +1,188 @@
+"""Launching by what was compiled before: keys tell apart what Triton compiles apart, and all arguments arrive."""
+
+from __future__ import annotations
+
+import ast
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton.language as tl
+from triton import knobs
+from triton.backends.compiler import BaseBackend
+from triton.runtime.jit import JITFunction, native_specialize_impl
+
+import weft.kernels.cuda
+from weft.kernels.cuda import launching
+from weft.kernels.cuda.launching import Kernel, specialise
+
+SOURCES = sorted(Path(weft.kernels.cuda.__file__).parent.glob("*.py"))
+X = torch.zeros(64)
+
+
+def same_kind_of_tensors() -> list[torch.Tensor]:
+    """Wherever they lie, as long as it is at a multiple of 16 bytes."""
+    return [X, X[4:], torch.ones(3, 5), torch.nn.Parameter(X, requires_grad=False)]
+
+
+ARGUMENTS = [
+    *same_kind_of_tensors(), X[1:], X.half(), X.bfloat16(), X.int(), X.long(), X.bool(), X.to(torch.float8_e4m3fn),
+    0, 1, 2, 3, 16, 17, 48, -1, -16, 2**31 - 1, 2**31, 2**31 + 16, -(2**31), -(2**31) - 1, 2**62, 2**63,
+    None, True, False, 0.0, 1.0, 0.5,
+]  # fmt: skip
+
+
+def triton_kind(argument: object) -> object:
+    return native_specialize_impl(BaseBackend, argument, False, True, True)
+
+
+def key_of(*arguments: object, **settings: object) -> tuple:
+    return specialise((X, *arguments), settings)[0]
+
+
+def test_whatever_triton_compiles_apart_has_another_key():
+    apart = 0
+    for one, other in combinations(ARGUMENTS, 2):
+        if triton_kind(one) != triton_kind(other):
+            apart += 1
+            assert key_of(one) != key_of(other), (one, other)
+            assert key_of(one, 5) != key_of(other, 5), (one, other)
+    assert apart > 200
+
+
+def test_what_changes_from_step_to_step_has_the_same_key():
+    for one, other in combinations(same_kind_of_tensors(), 2):
+        assert key_of(one) == key_of(other)
+    assert key_of(3) == key_of(17) == key_of(1001)
+    assert key_of(32) == key_of(0) == key_of(4096)
+    assert key_of(0.5) == key_of(2.0)
+
+
+def test_arguments_in_another_order_or_place_have_another_key():
+    assert key_of(X, X.half()) != key_of(X.half(), X)
+    assert key_of(X[1:], X) != key_of(X, X[1:])
+    assert key_of(1, 2) != key_of(2, 1)
+    assert key_of(None, X) != key_of(X, None)
+    assert key_of(2**40, 3) != key_of(3, 2**40)
+
+
+def test_constants_and_options_are_part_of_the_key():
+    keys = [key_of(), key_of(A=1, B=2), key_of(A=2, B=1), key_of(B=1, A=2), key_of(A=1), key_of(num_warps=1)]
+    keys += [key_of(num_warps=2), key_of(NAME="silu"), key_of(NAME="relu"), key_of(A=None), key_of(A=tl.float32)]
+    assert len(set(keys)) == len(keys)
+
+
+def some_kernel(x, y, factor, size, WIDTH: tl.constexpr, NAME: tl.constexpr):
+    pass
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """A kernel, what Triton was asked to launch, and what was started without asking it."""
+    asked, begun = [], []
+
+    def run(kernel, *arguments, grid, warmup, **settings):
+        asked.append((arguments, grid, settings))
+        return SimpleNamespace(run=lambda *all_: begun.append(all_), function="function", packed_metadata="metadata")
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    stream = SimpleNamespace(get_current_stream=lambda device: f"stream of {device}")
+    monkeypatch.setattr(launching, "driver", SimpleNamespace(active=stream))
+    return Kernel(some_kernel), asked, begun
+
+
+def test_a_launch_like_an_earlier_one_starts_what_was_compiled(started):
+    kernel, asked, begun = started
+    kernel[(7,)](X, None, 0.5, 3, WIDTH=8, NAME="a", num_warps=2)
+    assert (len(asked), begun) == (1, [])
+    y = torch.ones(5)
+    for grid, whole in (((9,), (9, 1, 1)), ((9, 2), (9, 2, 1)), ((9, 2, 3), (9, 2, 3))):
+        kernel[grid](y, None, 0.25, 5, WIDTH=8, NAME="a", num_warps=2)
+        rest = (y.data_ptr(), None, 0.25, 5, None, None)
+        assert begun.pop() == (*whole, "stream of -1", "function", "metadata", None, None, None, *rest)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed"),
+    [
+        ((X.half(), None, 0.5, 3), {}),
+        ((X[1:], None, 0.5, 3), {}),
+        ((X, X, 0.5, 3), {}),
+        ((X, None, 0.5, 1), {}),
+        ((X, None, 0.5, 16), {}),
+        ((X, None, 0.5, 2**33 + 1), {}),
+        ((X, None, 0.5, 3), {"WIDTH": 16}),
+        ((X, None, 0.5, 3), {"num_warps": 4}),
+    ],
+)
+def test_a_launch_unlike_all_others_is_left_to_triton(started, arguments, changed):
+    kernel, asked, begun = started
+    settings = {"WIDTH": 8, "NAME": "a", "num_warps": 2}
+    kernel[(1,)](X, None, 0.5, 3, **settings)
+    kernel[(1,)](*arguments, **settings | changed)
+    assert (len(asked), begun) == (2, [])
+    kernel[(1,)](*arguments, **settings | changed)
+    assert (len(asked), len(begun)) == (2, 1)
+
+
+def test_who_listens_to_launches_hears_of_all(started):
+    kernel, asked, begun = started
+    hook = print
+    knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        for _ in range(3):
+            kernel[(1,)](X, None, 0.5, 3, WIDTH=8, NAME="a")
+    finally:
+        knobs.runtime.launch_enter_hook.remove(hook)
+    assert (len(asked), begun) == (3, [])
+
+
+def test_nothing_is_remembered_where_nothing_is_compiled(started, monkeypatch):
+    kernel, _, begun = started
+    monkeypatch.setattr(JITFunction, "run", lambda *arguments, **named: None)
+    for _ in range(2):
+        kernel[(1,)](X, None, 0.5, 3, WIDTH=8, NAME="a")
+    assert kernel.compiled == {}
+    assert begun == []
+
+
+def kernels_of(source: Path) -> dict[str, tuple[str, ast.FunctionDef]]:
+    """Compiled functions of a file by name, with the name of what decorates them."""
+    found = {}
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.decorator_list:
+            decorator = node.decorator_list[0]
+            found[node.name] = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator), node
+    return found
+
+
+def launched_in(source: Path) -> set[str]:
+    """Names in `name[...](...)`."""
+    calls = (node.func for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call))
+    return {f.value.id for f in calls if isinstance(f, ast.Subscript) and isinstance(f.value, ast.Name)}
+
+
+def test_all_kernels_that_are_launched_remember_and_none_else():
+    decorators: dict[str, set[str]] = {}
+    for source in SOURCES:
+        for name, (decorator, _) in kernels_of(source).items():
+            decorators.setdefault(name, set()).add(decorator)
+    launched = set().union(*(launched_in(source) for source in SOURCES))
+    compiled = {name for name, by in decorators.items() if by & {"jit", "triton.jit"}}
+    assert len(launched & compiled) > 30
+    assert {name for name in launched & compiled if "jit" not in decorators[name]} == set()
+    assert {name for name in compiled - launched if "jit" in decorators[name]} == set()
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_constants_are_a_kernels_last_parameters(source):
+    for name, (decorator, node) in kernels_of(source).items():
+        if decorator == "jit":
+            constant = [
+                arg.annotation is not None and "constexpr" in ast.unparse(arg.annotation) for arg in node.args.args
+            ]
+            assert constant == sorted(constant), name
+            assert not node.args.defaults, name
