@@ -11,7 +11,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,11 +65,11 @@ class Served:
 
 
 @contextmanager
-def serving(*arguments: str, **environment: str) -> Iterator[Served]:
+def serving(*arguments: str, options: Sequence[str] = SMALL, **environment: str) -> Iterator[Served]:
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "errors").open("w") as errors:
         known = {name: value for name, value in os.environ.items() if name != "WEFT_API_KEY"} | environment
         process = subprocess.Popen(
-            [sys.executable, "-m", "weft", "serve", *SMALL, *arguments],
+            [sys.executable, "-m", "weft", "serve", *options, *arguments],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
