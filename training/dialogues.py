@@ -144,9 +144,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--teacher", help="folder of the teacher's checkpoint; without one, only what needs none")
     parser.add_argument("--seconds", type=float, default=180.0, help="how long the teacher is asked")
-    parser.add_argument(
-        "--memory-fraction", type=float, default=0.9, help="of the GPU, where several teachers share it"
-    )
+    parser.add_argument("--memory", default="auto", help="as `weft generate` takes it: where several share one GPU")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
