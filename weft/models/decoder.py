@@ -22,10 +22,10 @@ from weft.models.layers.mlp import ACTIVATIONS, GatedMLP
 from weft.models.layers.norm import RMSNorm
 from weft.models.layers.residual import Residual
 from weft.models.layers.rotary import Rotary
-from weft.models.model import CausalModel
+from weft.models.model import CausalModel, Layer
 
 
-class Block(nn.Module):
+class Block(Layer):
     """x + mixer(norm(x)), then x + mlp(norm(x)), under the names of most checkpoints.
 
     What is added is multiplied by `factor` (Granite).
@@ -52,7 +52,7 @@ class Block(nn.Module):
         stream.add(self.mlp(stream.read(self.post_attention_layernorm)), self.factor)
 
 
-class Decoder(nn.Module):
+class Decoder(Layer):
     """Checkpoint names: embed_tokens, layers.N, norm."""
 
     def __init__(self, embedding: Embedding, layers: list[nn.Module], norm: RMSNorm, rotary: Rotary | None) -> None:

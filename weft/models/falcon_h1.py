@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.kernels.batch import Batch
 from weft.kernels.rotary import Rotation
@@ -26,7 +26,7 @@ from weft.models.layers.mlp import GatedMLP
 from weft.models.layers.norm import GatedRMSNorm, RMSNorm
 from weft.models.layers.residual import Residual
 from weft.models.layers.rotary import Rotary
-from weft.models.model import Source, sources
+from weft.models.model import Layer, Source, sources
 
 
 class FalconH1(DecoderModel):
@@ -50,7 +50,7 @@ class FalconH1(DecoderModel):
         return super().logits(hidden * self.head_factor)
 
 
-class ParallelBlock(nn.Module):
+class ParallelBlock(Layer):
     """Checkpoint names: input_layernorm, mamba, self_attn, pre_ff_layernorm, feed_forward."""
 
     def __init__(self, config: Config, dtype: torch.dtype) -> None:

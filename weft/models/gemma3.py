@@ -18,6 +18,7 @@ from weft.models.layers.attention import Attention
 from weft.models.layers.norm import RMSNorm
 from weft.models.layers.residual import Residual
 from weft.models.layers.rotary import Rotary
+from weft.models.model import Layer
 
 KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 
@@ -78,7 +79,7 @@ def local_rotary(config: Config) -> RotaryKind:
     return RotaryKind(config.head_dim, config.number("rope_local_base_freq", default=10000.0))
 
 
-class SandwichBlock(nn.Module):
+class SandwichBlock(Layer):
     """Norms before and after both halves."""
 
     def __init__(self, config: Config, dtype: torch.dtype, kind: str) -> None:

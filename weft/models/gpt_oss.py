@@ -18,7 +18,7 @@ from weft.models.layers.attention import Attention
 from weft.models.layers.linear import Linear
 from weft.models.layers.moe import SparseMLP
 from weft.models.layers.rotary import Rotary
-from weft.models.model import Source
+from weft.models.model import Layer, Source
 
 KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 YARN = {
@@ -53,7 +53,7 @@ class GptOss(DecoderModel):
         super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
 
 
-class ClampedExperts(nn.Module):
+class ClampedExperts(Layer):
     """Filled from [experts, inputs, outputs], or from MXFP4 as [experts, outputs, inputs].
 
     Both have the outputs of gate and up in turns; here all gates come first.

@@ -14,6 +14,7 @@ from weft.models.layers.linear import Linear
 from weft.models.layers.mlp import GatedMLP
 from weft.models.layers.moe import Experts
 from weft.models.lfm2 import Lfm2
+from weft.models.model import Layer
 
 
 class Lfm2Moe(Lfm2):
@@ -24,7 +25,7 @@ class Lfm2Moe(Lfm2):
         return BiasedSparseMLP(config)
 
 
-class BiasedSparseMLP(nn.Module):
+class BiasedSparseMLP(Layer):
     """Checkpoint names: gate, expert_bias (which experts are chosen, not how much they weigh), experts."""
 
     def __init__(self, config: Config) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -37,7 +37,14 @@ class Source:
         return tuple(self.target.shape) if self.shape is None else self.shape
 
 
-class Mixer(nn.Module):
+class Layer(nn.Module):
+    """A module without hooks: nn.Module looks for them at every call, which takes a CPU as long as a small product."""
+
+    def __call__(self, *inputs: Any, **more: Any) -> Any:
+        return self.forward(*inputs, **more)
+
+
+class Mixer(Layer):
     """A layer that looks at earlier tokens, and therefore remembers. `index` is its place among the model's mixers."""
 
     memory: Memory
@@ -47,7 +54,7 @@ class Mixer(nn.Module):
         """On a GPU, before the first step: whatever would make it wait."""
 
 
-class CausalModel(nn.Module):
+class CausalModel(Layer):
     """Tokens in, final hidden states out; `logits` turns some of those into scores over the vocabulary.
 
     A family is constructed from its configuration and the dtype of its activations, inside `weights.build`, which sets
@@ -76,6 +83,12 @@ class CausalModel(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
         raise NotImplementedError
+
+
+def pin(model: nn.Module) -> None:
+    """Once filled: parameters and parts as plain attributes, which nn.Module otherwise finds by a detour each time."""
+    for module in model.modules():
+        vars(module).update(module._parameters | module._modules)
 
 
 def sources(module: nn.Module, prefix: str = "") -> Iterator[Source]:

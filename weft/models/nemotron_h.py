@@ -26,7 +26,7 @@ from weft.models.layers.mlp import ACTIVATIONS, PlainMLP
 from weft.models.layers.moe import Experts
 from weft.models.layers.norm import GatedRMSNorm, RMSNorm
 from weft.models.layers.residual import Residual
-from weft.models.model import Mixer
+from weft.models.model import Layer, Mixer
 
 # A letter each in `hybrid_override_pattern`, a word in `layers_block_type`.
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -61,7 +61,7 @@ class NemotronH(DecoderModel):
         super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
 
 
-class SingleBlock(nn.Module):
+class SingleBlock(Layer):
     """x + mixer(norm(x)): what other families put into one block takes two of these."""
 
     def __init__(self, mixer: nn.Module, hidden: int, eps: float) -> None:
@@ -134,7 +134,7 @@ def mlp(config: Config, dtype: torch.dtype, size: str = "intermediate_size") -> 
     return PlainMLP(config.integer("hidden_size"), config.integer(size), activation, bias)
 
 
-class Router(nn.Module):
+class Router(Layer):
     """Scores of experts, in float32; the bias has a say in who is chosen. Checkpoint names as below."""
 
     def __init__(self, hidden: int, experts: int) -> None:
@@ -150,7 +150,7 @@ class Router(nn.Module):
         self.e_score_correction_bias.normal_(std=0.1, generator=generator)
 
 
-class SparseSquaredMLP(nn.Module):
+class SparseSquaredMLP(Layer):
     """Experts without gates, possibly between projections to a smaller space, beside a shared MLP."""
 
     def __init__(self, config: Config, dtype: torch.dtype) -> None:

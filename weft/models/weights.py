@@ -24,7 +24,7 @@ from weft.models.config import read_config, text_part
 from weft.models.dummy import fill_randomly
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
-from weft.models.model import CausalModel, Source, sources
+from weft.models.model import CausalModel, Source, pin, sources
 from weft.models.registry import family_of
 
 PATTERNS = ["*.json", "*.safetensors", "tokenizer*", "*.model", "*.txt", "*.jinja"]
@@ -59,6 +59,7 @@ def load_model(
     else:
         raise ModelError(f"weights must be 'checkpoint' or 'dummy', got {weights!r}")
     pack(model, spare_bytes)
+    pin(model)
     return model, config
 
 

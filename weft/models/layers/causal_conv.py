@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from weft.kernels.batch import Batch
 from weft.kernels.causal_conv import causal_conv, gated_short_conv
 from weft.memory.device.store import RecurrentView
-from weft.models.model import Source
+from weft.models.model import Layer, Source
 
 
-class CausalConv(nn.Module):
+class CausalConv(Layer):
     """One filter of `width` taps per channel, then SiLU if `activation`."""
 
     def __init__(self, channels: int, width: int, bias: bool, activation: bool) -> None:

@@ -8,9 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from weft.kernels.linear import linear, pack, pack_for_one_row
+from weft.models.model import Layer
 
 
-class Embedding(nn.Module):
+class Embedding(Layer):
     """`scale` multiplies the vectors (Gemma, Granite, Falcon-H1); rounded to their dtype, as they were trained."""
 
     def __init__(self, vocab: int, size: int, scale: float = 1.0) -> None:

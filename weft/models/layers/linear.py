@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.kernels.linear import activated_linear, linear, pack, pack_for_one_row
-from weft.models.model import Source
+from weft.models.model import Layer, Source
 
 
 def parent_of(prefix: str) -> str:
@@ -22,7 +22,7 @@ def parent_of(prefix: str) -> str:
     return parent + "." if parent else ""
 
 
-class Linear(nn.Module):
+class Linear(Layer):
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.kernels.activation import gelu_tanh, squared_relu
 from weft.models.layers.linear import Linear, PackedLinear
+from weft.models.model import Layer
 
 # By the names that configurations give them (`hidden_act`).
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -22,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Layer):
     """down(activation(gate(x)) * up(x)); gate and up are one product. `names` are those of the checkpoint."""
 
     def __init__(
@@ -42,7 +43,7 @@ class GatedMLP(nn.Module):
         return self.down_proj(self.gate_up.activated(x, self.activation, parts=2))
 
 
-class PlainMLP(nn.Module):
+class PlainMLP(Layer):
     """down(activation(up(x))): Nemotron-H."""
 
     def __init__(self, hidden: int, inner: int, activation: str = "relu2", bias: bool = False) -> None:

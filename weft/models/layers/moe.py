@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from weft.kernels.moe import Routing, Shared, experts, gated, plain
 from weft.models.layers.linear import Linear
 from weft.models.layers.mlp import ACTIVATIONS
-from weft.models.model import Source
+from weft.models.model import Layer, Source
 
 
-class Experts(nn.Module):
+class Experts(Layer):
     """`names` are (gate, up, down) of single experts, or (up, down) if there is no gate.
 
     Accepts `N.<name>.weight` for every expert N, and the fused `gate_up_proj` (or `up_proj`) and `down_proj`, each
@@ -57,7 +57,7 @@ class Experts(nn.Module):
             yield Source(f"{prefix}{number}.{self.second_name}.weight", self.second[number])
 
 
-class SparseMLP(nn.Module):
+class SparseMLP(Layer):
     """A router and its experts. Checkpoint names: gate, experts."""
 
     def __init__(self, gate: Linear, experts: nn.Module, route: Callable[[Tensor], Routing]) -> None:

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from weft.kernels.norm import Change, add_and_norm, gated_rms_norm, rms_norm, rms_norm_heads
 from weft.models.layers.linear import parent_of
-from weft.models.model import Source
+from weft.models.model import Layer, Source
 
 
 def one_plus(stored: Tensor) -> Tensor:
     return stored.float() + 1.0
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Layer):
     """Zero-centred weights (Gemma, Qwen3-Next) are kept as 1 + w, in float32 so that a small w is not lost."""
 
     def __init__(self, size: int, eps: float, zero_centred: bool = False) -> None:
@@ -40,7 +40,7 @@ class RMSNorm(nn.Module):
         yield Source(prefix + "weight", self.weight, one_plus if self.zero_centred else None)
 
 
-class QueryKeyNorm(nn.Module):
+class QueryKeyNorm(Layer):
     """The norms of queries and keys, head by head, in one pass over both.
 
     A sibling of `q_norm` and `k_norm` in the checkpoint, each of `head_dim` weights.
@@ -68,7 +68,7 @@ class QueryKeyNorm(nn.Module):
         yield Source(f"{siblings}k_norm.weight", self.weight[self.heads :], transform, shape)
 
 
-class GatedRMSNorm(nn.Module):
+class GatedRMSNorm(Layer):
     """After a recurrent mixer: norm(x) * silu(gate), or norm(x * silu(gate)) if the gate comes first."""
 
     def __init__(self, size: int, eps: float, groups: int = 1, gate_first: bool = False) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.kernels.rotary import RotaryKind, Rotation, amplitude, frequencies, make_rotation
+from weft.models.model import Layer
 
 
-class Rotary(nn.Module):
+class Rotary(Layer):
     frequency: Tensor
 
     def __init__(self, kind: RotaryKind, dtype: torch.dtype) -> None:

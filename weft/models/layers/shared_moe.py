@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.kernels.moe import Routing, Shared
 from weft.models.layers.linear import PackedLinear
 from weft.models.layers.moe import Experts
+from weft.models.model import Layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class SharedNames:
     opening: str | None = None  # a sigmoid that scales the shared expert's outcome
 
 
-class SharedSparseMLP(nn.Module):
+class SharedSparseMLP(Layer):
     """All products that read the layer's input, the router's included, are one."""
 
     def __init__(
