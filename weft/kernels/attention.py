@@ -37,8 +37,11 @@ def attention(
         return on_gpu.attention(q, k, v, batch, view, scale, softcap, sinks)
     paging = batch.full if view.window is None else batch.windowed
     assert paging is not None
-    view.keys[paging.write_page, paging.write_offset] = k
-    view.values[paging.write_page, paging.write_offset] = v
+    if paging.lone is not None:
+        view.keys[paging.lone], view.values[paging.lone] = k, v
+    else:
+        view.keys[paging.write_page, paging.write_offset] = k
+        view.values[paging.write_page, paging.write_offset] = v
     reads = batch.derived.get(("attention", view.window))
     if reads is None:
         reads = plan_reads(batch, paging, view.window, view.keys.shape[1])

@@ -148,6 +148,7 @@ class Paging:
     write_offset: Tensor  # [tokens] within the page
     table: Tensor  # [rows, cells]
     first_position: Tensor  # [rows] position of the table's first column; 0 for full attention
+    lone: tuple[int, int] | None = None  # of a single token: its page, and its place there
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ def causal_conv(
     assert indices is not None
     assert weight.shape[1] == indices.width
     taps = weight.t().float()
+    if indices.lone is not None and indices.all_tail and not indices.captures:
+        return decode_one(x, taps, bias, activation, indices, view)
     history = read_history(indices, view)
     if indices.single:
         y = weighted_sums(torch.cat((history, x.unsqueeze(1)), 1), taps)
@@ -78,10 +80,25 @@ def gated_short_conv(
     return after * causal_conv(before * value, weight, bias, False, batch, view)
 
 
+def decode_one(
+    x: Float[Tensor, "1 channels"],
+    taps: Float[Tensor, "width channels"],
+    bias: Float[Tensor, " channels"] | None,
+    activation: bool,
+    indices: Convolution,
+    view: RecurrentView,
+) -> Float[Tensor, "1 channels"]:
+    """A row of one token whose history is all in its tail: nothing has to be brought together."""
+    assert indices.lone is not None
+    number, place = indices.lone
+    tail = view.tail["conv"][number]
+    y = (tail.index_select(0, indices.tail_ring[0]) * taps[:-1]).sum(0, keepdim=True).addcmul_(x, taps[-1])
+    tail[place] = x[0]
+    return finish(y, bias, activation).to(x.dtype)
+
+
 def read_history(indices: Convolution, view: RecurrentView) -> Float[Tensor, "rows back channels"]:
     """The width - 1 inputs before each row. Unused memory may hold NaN, so nothing is multiplied away."""
-    if indices.all_tail and indices.lone is not None:
-        return view.tail["conv"][indices.lone[0]].index_select(0, indices.tail_ring[0]).unsqueeze(0)
     tail = view.tail["conv"][indices.tail, indices.tail_ring]
     if indices.all_tail:
         return tail

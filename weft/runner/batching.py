@@ -100,10 +100,12 @@ def draft_pagings(plan: Plan, spec: MemorySpec, positions: Longs, owners: Longs)
 
 
 def draft_paging(table: Ints, first_cell: Longs, positions: Longs, owners: Longs, cell: int) -> Draft:
+    page, offset = table[owners, positions // cell - first_cell[owners]], positions % cell
     fields = {
-        "write_page": table[owners, positions // cell - first_cell[owners]],
-        "write_offset": positions % cell,
+        "write_page": page,
+        "write_offset": offset,
         "table": table,
         "first_position": first_cell * cell,
+        "lone": (int(page[0]), int(offset[0])) if len(page) == 1 else None,
     }
     return Draft(Paging, fields)
