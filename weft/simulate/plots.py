@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log10
+from math import ceil, floor, log10
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 640, 320
@@ -43,7 +43,7 @@ def lines(
     xs = [x for points in series.values() for x, _ in points]
     ys = [y for points in series.values() for _, y in points]
     frame = Frame(xs, [*ys, 1.0] if percent else ys, logarithmic)
-    parts = _axes(frame, title, x_label, y_label, sorted(set(xs)) if len(set(xs)) < 10 else [], percent)
+    parts = _axes(frame, title, x_label, y_label, _ticks(xs, logarithmic), percent)
     for number, (name, points) in enumerate(series.items()):
         colour = COLOURS[number % len(COLOURS)]
         path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
@@ -89,6 +89,20 @@ def memory_course(course: Sequence[tuple[float, Mapping[str, int]]], title: str)
     if not series:
         return _page([_text(WIDTH / 2, HEIGHT / 2, "nothing happened")])
     return lines(title, series, "seconds", "GiB")
+
+
+def _ticks(xs: Sequence[float], logarithmic: bool) -> list[float]:
+    """Every value if they are few; else some round ones between.
+
+    >>> _ticks([1, 2, 4], True), _ticks(range(0, 1001), False)
+    ([1, 2, 4], [0, 200, 400, 600, 800, 1000])
+    """
+    few = sorted(set(xs))
+    if len(few) < 10 or logarithmic:
+        return few if len(few) < 10 else []
+    size = 10 ** floor(log10((few[-1] - few[0]) / 3))
+    step = next(size * times for times in (1, 2, 5, 10) if (few[-1] - few[0]) / (size * times) <= 6)
+    return [step * number for number in range(ceil(few[0] / step), floor(few[-1] / step) + 1)]
 
 
 def _axes(frame: Frame, title: str, x_label: str, y_label: str, ticks: Sequence[float], percent: bool) -> list[str]:

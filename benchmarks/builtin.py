@@ -1,0 +1,204 @@
+"""The model that comes with Weft, as a newcomer meets it: `python -m benchmarks.builtin`, some minutes on two cores.
+
+How long `weft serve` takes to start, when the first token of a short question comes from a server that has just said
+that it serves, tokens a second of one stream and of sixteen, over HTTP and inside a process; transformers with the same
+folder beside it. Greedy answers of full length; medians of all repetitions. Prints a table, and writes JSON
+(`--json FILE`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.peers.table import machine
+from weft import builtin
+from weft.cli.client import Client
+
+QUESTION = "Tell me a story about a cat."
+STREAMS = 16
+GOALS = {"first_token_seconds": 1.0, "http_one_stream": 60.0, "weft_one_stream": 60.0}
+ROWS = {
+    "start_seconds": "`weft serve`: from nothing to its first line, s",
+    "first_token_seconds": "first token of a first short question over HTTP, s (goal: under 1)",
+    "http_one_stream": "one stream over HTTP, tokens/s (goal: 60)",
+    "http_many_streams": f"{STREAMS} streams over HTTP, tokens/s of all",
+    "weft_one_stream": "one stream in a process, tokens/s (goal: 60)",
+    "weft_many_streams": f"{STREAMS} streams in a process, tokens/s of all",
+    "transformers_one_stream": "transformers, one stream, tokens/s",
+    "transformers_many_streams": f"transformers, one batch of {STREAMS}, tokens/s of all",
+}
+Found = dict[str, list[float]]
+
+
+def body(number: int, tokens: int) -> dict[str, Any]:
+    asked = [{"role": "user", "content": f"{QUESTION} This is story {number}."}]
+    return {"messages": asked, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+@contextmanager
+def server(threads: int) -> Iterator[tuple[str, float]]:
+    """A fresh one: its address, and the seconds until its first line."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "weft", "serve", "--port", "0", "--threads", str(threads)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        seconds = time.perf_counter() - began
+        address = re.search(r"at (http://\S+),", line)
+        try:
+            if address is None:
+                raise SystemExit("weft serve did not start; run it by hand to see why")
+            yield address[1], seconds
+        finally:
+            process.terminate()
+
+
+async def stream(client: Client, asked: dict[str, Any]) -> tuple[float, float, int]:
+    """Seconds to the first token and to the last, and the tokens."""
+    asked = asked | {"stream_options": {"include_usage": True}}
+    began, first, tokens = time.perf_counter(), 0.0, 0
+    async with aclosing(client.stream("/v1/chat/completions", asked)) as events:
+        async for event in events:
+            if not first and event["choices"] and event["choices"][0]["delta"].get("content"):
+                first = time.perf_counter() - began
+            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    return first, time.perf_counter() - began, tokens
+
+
+async def ask_server(address: str, tokens: int) -> dict[str, float]:
+    client = Client(address)
+    first = (await stream(client, body(0, 8)))[0]
+    begun, ended, count = await stream(client, body(1, tokens))
+    clients = [Client(address) for _ in range(STREAMS)]
+    started = time.perf_counter()
+    many = await asyncio.gather(*[stream(each, body(2 + n, tokens)) for n, each in enumerate(clients)])
+    seconds = time.perf_counter() - started
+    for each in (client, *clients):
+        await each.close()
+    return {
+        "first_token_seconds": first,
+        "http_one_stream": (count - 1) / (ended - begun),
+        "http_many_streams": sum(count for _, _, count in many) / seconds,
+    }
+
+
+def with_weft(threads: int, tokens: int, repeats: int) -> Found:
+    from weft import LLM, SamplingParams
+
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    found: Found = {"weft_one_stream": [], "weft_many_streams": []}
+    with LLM(threads=threads, progress=False) as llm:
+        for number in range(repeats + 1):
+            chunks = llm.chat_stream(body(number, tokens)["messages"], params)
+            next(chunks)
+            began = time.perf_counter()
+            count = sum(len(chunk.token_ids) for chunk in chunks)
+            found["weft_one_stream"].append(count / (time.perf_counter() - began))
+            asked = [body(1000 * number + n, tokens)["messages"] for n in range(STREAMS)]
+            began = time.perf_counter()
+            answers = llm.chat(asked, params, progress=False)
+            total = sum(len(each.token_ids) for each in answers)
+            found["weft_many_streams"].append(total / (time.perf_counter() - began))
+    return {name: values[1:] for name, values in found.items()}
+
+
+def with_transformers(threads: int, tokens: int, repeats: int) -> Found:
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(threads)
+    model = transformers.AutoModelForCausalLM.from_pretrained(builtin.FOLDER).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(builtin.FOLDER, padding_side="left")
+    found: Found = {"transformers_one_stream": [], "transformers_many_streams": []}
+
+    def generate(count: int, number: int, length: int) -> float:
+        talks = [body(1000 * number + n, tokens)["messages"] for n in range(count)]
+        made = {"return_tensors": "pt", "return_dict": True, "padding": True, "add_generation_prompt": True}
+        asked = tokenizer.apply_chat_template(talks, **made)
+        began = time.perf_counter()
+        with torch.inference_mode():
+            model.generate(**asked, do_sample=False, max_new_tokens=length, min_new_tokens=length)
+        return time.perf_counter() - began
+
+    for number in range(repeats + 1):
+        # What the prompt took is taken off, as Weft's clock starts with the first token.
+        seconds = generate(1, number, tokens) - generate(1, number, 1)
+        found["transformers_one_stream"].append((tokens - 1) / seconds)
+        found["transformers_many_streams"].append(STREAMS * tokens / generate(STREAMS, number, tokens))
+    return {name: values[1:] for name, values in found.items()}
+
+
+PARTS = {"weft": with_weft, "transformers": with_transformers}
+
+
+def apart(name: str, asked: argparse.Namespace) -> Found:
+    """A part in a process of its own; nothing, if what it needs is not installed."""
+    command = [sys.executable, "-m", "benchmarks.builtin", "--part", name, "--threads", str(asked.threads)]
+    command += ["--tokens", str(asked.tokens), "--repeats", str(asked.repeats)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        print(f"{name}: left out, it failed", flush=True)
+        return {}
+    found: Found = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure(asked: argparse.Namespace) -> Found:
+    found: Found = {"start_seconds": []}
+    for _ in range(asked.repeats):
+        with server(asked.threads) as (address, seconds):
+            found["start_seconds"].append(seconds)
+            for name, value in asyncio.run(ask_server(address, asked.tokens)).items():
+                found.setdefault(name, []).append(value)
+    return found | apart("weft", asked) | apart("transformers", asked)
+
+
+def table(found: Found) -> str:
+    lines = ["| | median | all |", "|---|---:|---|"]
+    for name, about in ROWS.items():
+        if name in found:
+            values = [f"{value:.3g}" for value in found[name]]
+            lines.append(f"| {about} | {median(found[name]):.3g} | {', '.join(values)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--part", choices=tuple(PARTS), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.part:
+        print(json.dumps(PARTS[asked.part](asked.threads, asked.tokens, asked.repeats)))
+        return 0
+    where = machine(asked.threads)
+    print(where, flush=True)
+    found = measure(asked)
+    print(table(found))
+    for name, goal in GOALS.items():
+        value = median(found[name])
+        met = value < goal if name.endswith("seconds") else value >= goal
+        print(f"{ROWS[name]}: {'met' if met else 'MISSED'}")
+    if asked.json:
+        report = {"machine": where, "tokens": asked.tokens, "found": found}
+        asked.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
