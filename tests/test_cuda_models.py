@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from random import Random
+from statistics import mean
 
 import pytest
 import torch
@@ -34,6 +35,8 @@ CELL = 64
 TOLERANCE = 2e-4
 # What the divergence of a hit may be in bfloat16.
 LARGEST_DIVERGENCE = 1e-3
+# Of eight prompts each, that an answer's divergence is measured over.
+GROUPS = 4
 # Tokens that are closer than this may come in either order.
 CLEAR_MARGIN = 2e-3
 MODELS = {f"tiny {family}": partial(tiny, family, "bfloat16") for family in FAMILIES}
@@ -82,8 +85,8 @@ def told(engine: Engine, requests: list[Ask]) -> list[list[tuple[int, list[tuple
 # hits in bfloat16 ---------------------------------------------------------------------------------------------------
 
 
-def divergence(hits: list[Answer], colds: list[Answer]) -> float:
-    """The k3 estimate of KL over sampled tokens, as far as hit and cold run sampled the same ones before."""
+def divergences(hits: list[Answer], colds: list[Answer]) -> list[float]:
+    """Terms of the k3 estimate of KL: sampled tokens, as far as hit and cold run sampled the same ones before."""
     terms = []
     for hit, cold in zip(hits, colds, strict=True):
         for mine, theirs, h, c in zip(hit.tokens, cold.tokens, hit.logprobs, cold.logprobs, strict=True):
@@ -91,19 +94,18 @@ def divergence(hits: list[Answer], colds: list[Answer]) -> float:
                 break
             terms.append(math.expm1(c - h) - (c - h))
     assert len(terms) > 3 * len(hits), "hits and cold runs part too soon"
-    return sum(terms) / len(terms)
+    return terms
 
 
 def sampled(prompts: list[list[int]]) -> list[Ask]:
     return [Ask(prompt, seeded(8, seed=number)) for number, prompt in enumerate(prompts)]
 
 
-def check_hits(llm: LLM, engine: Engine, prompts: list[list[int]]) -> None:
+def divergences_of_hits(llm: LLM, engine: Engine, prompts: list[list[int]]) -> list[float]:
     """`engine` has read the first 192 tokens of every prompt and not the whole; another one has read nothing."""
     hits = serve(engine, sampled(prompts))
     assert {hit.report.cached_tokens for hit in hits} == {3 * CELL}
-    colds = serve(make(llm, cache=False, paranoid=False), sampled(prompts))
-    assert divergence(hits, colds) <= LARGEST_DIVERGENCE
+    return divergences(hits, serve(make(llm, cache=False, paranoid=False), sampled(prompts)))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -111,16 +113,20 @@ def test_a_hit_after_prefill_does_not_diverge_in_bfloat16(model: str) -> None:
     llm = MODELS[model]()
     engine, prompts = make(llm), [tokens(200, number) for number in range(16)]
     serve(engine, [Ask(prompt, greedy(1)) for prompt in prompts])
-    check_hits(llm, engine, prompts)
+    assert mean(divergences_of_hits(llm, engine, prompts)) <= LARGEST_DIVERGENCE
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_hit_after_decode_does_not_diverge_in_bfloat16(model: str) -> None:
-    llm = MODELS[model]()
-    engine, firsts = make(llm, depth=1), [tokens(100, 50 + number) for number in range(8)]
-    answers = serve(engine, [Ask(first, seeded(100, seed=number)) for number, first in enumerate(firsts)])
-    seconds = [first + answer.tokens + tokens(10, 90) for first, answer in zip(firsts, answers, strict=True)]
-    check_hits(llm, engine, seconds)
+    """Over many prompts: where two experts are as good as equal, rounding sends a token in hundreds to the other one,
+    which diverges a thousand times as much as the rest."""
+    llm, terms = MODELS[model](), []
+    for group in range(GROUPS):
+        engine, firsts = make(llm, depth=1), [tokens(100, 1000 * group + number) for number in range(8)]
+        answers = serve(engine, [Ask(first, seeded(100, seed=number)) for number, first in enumerate(firsts)])
+        seconds = [first + answer.tokens + tokens(10, 90) for first, answer in zip(firsts, answers, strict=True)]
+        terms += divergences_of_hits(llm, engine, seconds)
+    assert mean(terms) <= LARGEST_DIVERGENCE
 
 
 def checkpoints(engine: Engine) -> dict[int, torch.Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
@@ -26,6 +27,10 @@ PROGRAMS = {16: 128, 32: 64}
 MANY_OUTPUTS = {16: 24576, 32: 4096}
 # The same for products with an activation, which the library leaves to a kernel of its own.
 MANY_ACTIVATED = {16: 24576, 32: 24576}
+# Steps of a program's inputs whose weights are sent for before its turn has come.
+AHEAD = {16: 8, 32: 8}
+# Elements of 16 bits that a cache fetches at a time.
+LINE = tl.constexpr(64)
 # More outputs than any layer has, by blocks.
 COUNTERS = 1 << 16
 
@@ -53,13 +58,12 @@ def few_rows(
     shares = shares_of(blocks, inputs, PROGRAMS[compiled])
     share = -(-inputs // (shares * INPUTS)) * INPUTS
     y = torch.empty(rows, results, dtype=x.dtype, device=x.device)
-    # Fewer programs have to read further ahead.
-    stages = 4 if blocks * shares <= 256 else 3
     found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else y
     few_rows_kernel[(blocks, shares)](
         x, weight, bias, y, found, counters(x.device), rows, outputs, inputs, share, x.stride(0),
-        ROWS=compiled, OUTPUTS=OUTPUTS, INPUTS=INPUTS, SHARES=shares,
-        EVEN=inputs % share == 0, NAME=activation or "", PARTS=parts, num_warps=4, num_stages=stages, **early(x),
+        ROWS=compiled, OUTPUTS=OUTPUTS, INPUTS=INPUTS, SHARES=shares, EVEN=inputs % share == 0,
+        NAME=activation or "", PARTS=parts, AHEAD=AHEAD[compiled],
+        num_warps=4, num_stages=stages_for(blocks * shares, compiled), **early(x),
     )  # fmt: skip
     return y
 
@@ -70,6 +74,11 @@ def rows_compiled(rows: int) -> int:
     (16, 32)
     """
     return 16 if rows <= 16 else 32
+
+
+def stages_for(programs: int, rows: int) -> int:
+    """Of loads that are under way: fewer programs have to read further ahead."""
+    return 4 if programs <= 256 else 3
 
 
 def shares_of(blocks: int, inputs: int, programs: int) -> int:
@@ -90,11 +99,19 @@ def counters(device: torch.device) -> Tensor:
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
+@triton.jit
+def prefetch(pointers):
+    """Into the cache that all multiprocessors share; nobody waits."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, is_pure=False, pack=1
+    )
+
+
 @jit
 def few_rows_kernel(
     x, weight, bias, y, found, come, rows, outputs, inputs, share, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr, EVEN: tl.constexpr,
-    NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    NAME: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
     # Of two parts a program takes the same outputs, in turns: each gate lies beside what it gates.
@@ -114,6 +131,12 @@ def few_rows_kernel(
     seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
     there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
     w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
+    if EARLY:
+        # As many of the others are on their way into the cache.
+        lines = weight + tl.where(is_output, output, 0)[:, None].to(tl.int64) * inputs
+        lines += part * share + (tl.arange(0, INPUTS // LINE) * LINE)[None, :]
+        for step in range(1, tl.minimum(AHEAD, tl.cdiv(end - part * share, INPUTS))):
+            prefetch(lines + step * INPUTS)
     wait(EARLY)
     total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
     for first in range(part * share + INPUTS, end, INPUTS):
