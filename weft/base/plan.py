@@ -7,7 +7,7 @@ checkpoint exists, and whatever index stands in `read_slot` is not looked at.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,13 @@ Floats = NDArray[np.float32]
 class Frozen:
     """Makes every array of a dataclass read-only at birth."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for each in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, each.name)
+        for name in self.__slots__:
+            value = getattr(self, name)
             if isinstance(value, np.ndarray):
-                value.flags.writeable = False
+                value.setflags(write=False)
 
 
 @dataclass(frozen=True, slots=True)

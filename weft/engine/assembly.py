@@ -14,6 +14,8 @@ from weft.memory.kinds import Kind
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 
+NO_CAPTURES = Captures(*(np.zeros(0, np.int32) for _ in range(3)))
+
 
 @dataclass(slots=True)
 class Rows:
@@ -112,6 +114,8 @@ def _read_slots(ledger: Ledger, seats: NDArray[np.int64], grants: dict[int, Gran
 
 
 def _captures(grants: dict[int, Grant]) -> Captures:
+    if not grants:
+        return NO_CAPTURES
     found = [(row, c.position, c.slot) for row, g in grants.items() for c in g.captures if c.slot is not None]
     table = np.array(found, np.int32).reshape(-1, 3)
     return Captures(*(np.ascontiguousarray(table[:, i]) for i in range(3)))

@@ -71,11 +71,12 @@ class Choices:
         values = {name: array[seats] for name, array in self._floats.items()}
         logprobs = self._logprobs[seats]
         masks = self._masks(seats, sequences)
+        draws = bool(values["temperature"].any())
         self.sampled[seats] = index + 1
         return Sampling(
             **values,
             top_k=self._top_k[seats],
-            uniform=uniform(self._seed[seats], index),
+            uniform=uniform(self._seed[seats], index) if draws else np.zeros(len(seats), np.float32),
             top_logprobs=np.maximum(logprobs, 0),
             history_row=history[0],
             history_token=history[1],
@@ -83,7 +84,7 @@ class Choices:
             bias_row=biases[0],
             bias_token=biases[1],
             bias_value=biases[2],
-            all_greedy=not (values["temperature"].any() or len(history[0]) or len(biases[0]) or len(masks[0])),
+            all_greedy=not (draws or len(history[0]) or len(biases[0]) or len(masks[0])),
             wants_logprobs=bool((logprobs >= 0).any()),
             mask_row=masks[0],
             mask_bits=masks[1],
