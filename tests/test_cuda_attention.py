@@ -186,6 +186,22 @@ def test_the_size_of_a_block_of_queries_changes_nothing(block, window):
     assert error_of(out, scene.reference()) < 2e-6
 
 
+@pytest.mark.parametrize("sharing", [(1, 1), (3, 1), (2, 2), (8, 1), (5, 4)])
+@pytest.mark.parametrize("window", [None, 7, 33, 60])
+def test_how_many_programs_share_a_prompts_cells_changes_nothing(sharing, window):
+    scene = Scene([(150, 151), (0, 40), (21, 30), (100, 125)], window, heads=3, kv_heads=1)
+    batch, view = scene.batch(True), scene.view()
+    on_gpu.write_pages(scene.k, scene.v, batch, view)
+    listed = batch.lanes.full or batch.lanes.windowed
+    out = torch.full(scene.q.shape, torch.nan, device=scene.device)
+    attend_pieces(
+        scene.q, out, batch.lanes, listed, view, scene.scale, None, scene.sinks,
+        sharing=attention_prefill.Sharing(*sharing),
+    )  # fmt: skip
+    assert error_of(out[1:], scene.reference(sinks=True)[1:]) < 2e-6
+    assert not attention_prefill.counters(out.device).any()
+
+
 def test_new_keys_and_values_are_in_their_pages_and_nothing_else_is_touched():
     scene = Scene([(30, 31), (10, 35)])
     before = scene.store.clone()
@@ -368,11 +384,13 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
     launch = attention_decode.LAUNCHES.get(size, attention_decode.PLAIN_LAUNCH)
     kernel = attention_decode._attend_share
     build(kernel, pointers(kernel, half), dict(HEADS=32, MEMBERS=4, BLOCK_HEADS=16, MERGED=2048 // block_dim,
-          KEYS=launch.keys, EARLY=True, **same, **reading), launch.warps, launch.stages)
+          KEYS=launch.keys, LINE=min(block_dim, 64), AHEAD=4, EARLY=True, **same, **reading),
+          launch.warps, launch.stages)
     launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)
     kernel = attention_prefill._attend_block
-    build(kernel, pointers(kernel, half), dict(GROUP=4, BLOCK=launch.block, QUERIES=launch.block // 4,
-          BLOCKS=256 // launch.block, **same, **reading), launch.warps, launch.stages)
+    for shares in (1, 8):
+      build(kernel, pointers(kernel, half), dict(GROUP=4, BLOCK=launch.block, QUERIES=launch.block // 4,
+          BLOCKS=256 // launch.block, SHARES=shares, LEAST_CELLS=16, **same, **reading), launch.warps, launch.stages)
 kernel = attention._write_token
 build(kernel, pointers(kernel, "*bf16"), dict(CELL=64, HEAD_DIM=128, SIZE=1024, BLOCK=1024, EARLY=True))
 kernel = flashinfer._join_sinks

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.cuda.launching import jit, power_of_two
-from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.overlap import early, is_able, prefetch, wait
 from weft.kernels.lanes import Lanes, PageList
 from weft.memory.device.store import AttentionView
 
@@ -40,6 +40,9 @@ LAUNCHES = {128: Launch(64, 4, 3), 256: Launch(64, 4, 3), 512: Launch(32, 4, 3)}
 PLAIN_LAUNCH = Launch(64, 4, 1)
 # So many of these programs find room on one multiprocessor.
 AT_ONCE = 3
+# Cells of a share that are sent for before its turn has come, and what a cache fetches at a time.
+AHEAD = 4
+LINE_BYTES = 128
 # Numbers that are merged at a time.
 MERGED = 8192
 # More rows times heads of keys than a step has.
@@ -98,6 +101,7 @@ def attend_decodes(
         BLOCK_DIM=block_dim, CELL=cell, KEYS=min(launch.keys, cell), MERGED=max(1, MERGED // (members * block_dim)),
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, HAS_SINKS=sinks is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        LINE=min(block_dim, LINE_BYTES // q.element_size()), AHEAD=AHEAD if is_able(q.device) else 0,
         num_warps=launch.warps, num_stages=launch.stages, **early(q),
     )  # fmt: skip
 
@@ -169,7 +173,7 @@ def _attend_share(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, KEYS: tl.constexpr, MERGED: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, LINE: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One share of the line, for the heads of one group: row by row."""
     kv_head, share = tl.program_id(0), tl.program_id(1)
@@ -178,6 +182,13 @@ def _attend_share(
     share_begin = share * size
     share_end = tl.minimum(share_begin + size, cells)
     first_row, last_row = _rows_of(share_begin, share_end - 1, bounds_ptr, rows)
+    # What is in pages already is sent for while the kernel before this one ends.
+    for cell in range(share_begin, tl.minimum(share_end, share_begin + AHEAD)):
+        token, line = tl.arange(0, CELL), tl.arange(0, BLOCK_DIM // LINE) * LINE
+        at = (token[:, None] * KV_HEADS + kv_head) * HEAD_DIM + tl.minimum(line, HEAD_DIM - 1)[None, :]
+        at += tl.load(pages_ptr + cell).to(tl.int64) * page_stride
+        prefetch(keys_ptr + at, EARLY)
+        prefetch(values_ptr + at, EARLY)
     wait(EARLY)
     if share_begin >= share_end:
         return

@@ -103,6 +103,7 @@ def decode(
         *memory, lanes.start, lanes.slot, lanes.tail, lanes.closing,
         lanes.decodes, x.stride(0), C.stride(0), *(part.stride(0) for part in memory),
         HEAD_DIM=head_dim, HEAD_BLOCK=padded(touched), BLOCK=choice.block, BLOCKS=choice.blocks, STAGES=choice.stages,
+        AHEAD=choice.ahead,
         CLOSING_BLOCK=CLOSING_BLOCK, CLOSING_BLOCKS=closing_blocks, PRECISION=precision(x.dtype),
         num_warps=choice.warps, **sizes,
     )  # fmt: skip
