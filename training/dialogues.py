@@ -32,11 +32,12 @@ ANSWER_TOKENS = 180
 AT_ONCE = 16384
 # Low: so small a teacher says wild things when it is left to chance. Questions bring the variety.
 TEMPERATURES = (0.2, 0.4, 0.6)
-MADE = 400_000
-CALLS = 40_000
+MADE = 250_000
+CALLS = 12_000
 # A teacher that speaks of itself, or of writing instead of writing.
 OFF = re.compile(
-    r"(?i)as an ai|assistant|smollm|hugging face|language model|i'm sorry|here's|here is|certainly|[^\x00-\x7f]"
+    r"(?i)as an ai|assistant|smollm|hugging face|language model|i'm sorry|here's|here is|certainly|here to|i can help"
+    r"|happy to|assist you|sure,|of course|my name is|classic example|http|^yes, i can|\*"
 )
 SPELLED = str.maketrans(
     {"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "\u2014": "-", "\u2013": "-", "\u2026": "..."}
@@ -85,7 +86,7 @@ def _one_turn(
     ended: list[list[Exchange]] = []
     for done, each, result in zip(open_ones, asked, llm.chat(messages, params, progress=False)):
         answer = result.text.strip().translate(SPELLED)
-        if result.finish_reason != "stop" or not is_good(answer, each.about):
+        if result.finish_reason != "stop" or not is_good(answer, each.about, each.text):
             if done:
                 ended.append(done)
             continue
@@ -101,16 +102,18 @@ def _messages(done: list[Exchange], said: str) -> list[dict[str, str]]:
     return [*messages, {"role": "user", "content": said}]
 
 
-def is_good(answer: str, about: Sequence[str] = ()) -> bool:
-    """Whole sentences to the point, without saying anything twice.
+def is_good(answer: str, about: Sequence[str] = (), said: str = "") -> bool:
+    """Whole sentences to the point that say nothing twice, nor what was said before.
 
     >>> is_good("A cat is a small animal.", ["cat"]), is_good("A dog is.", ["cat"]), is_good("Yes yes yes yes yes.")
     (True, False, False)
     """
     words = answer.lower().split()
-    if not 3 <= len(words) <= 130 or OFF.search(answer) or answer[-1] not in '.!?"':
+    if not 3 <= len(words) <= 130 or not answer.isascii() or OFF.search(answer) or answer[-1] not in '.!?"':
         return False
     if about and not any(word.lower() in answer.lower() for word in about):
+        return False
+    if answer.strip(" .!?").lower() in said.lower() or sum(map(str.isupper, answer)) > 0.2 * len(answer):
         return False
     sentences = [s for s in re.split(r"(?<=[.!?])\s+", answer) if s]
     starts = [" ".join(s.lower().split()[:4]) for s in sentences]
@@ -155,6 +158,7 @@ def main() -> None:
         return
     random = Random(asked.seed)
     write(folder / "made.jsonl", (conversation(random) for _ in range(MADE)))
+    random = Random(asked.seed + 1)
     write(folder / "calls.jsonl", ({"text": rendered(*calls.conversation(random))} for _ in range(CALLS)))
 
 

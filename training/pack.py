@@ -10,13 +10,14 @@ import argparse
 import json
 from collections.abc import Iterator
 from hashlib import sha256
-from itertools import chain, groupby, islice
+from itertools import chain, groupby, islice, takewhile
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from training.dialogues import is_good
 from training.template import OVER, written
 
 HELD_OUT = 0.01
@@ -39,6 +40,11 @@ def documents(file: Path) -> Iterator[str]:
             yield from pieces(entry["text"])
         else:
             exchanges = [tuple(each) for each in entry]
+            if file.name.startswith("taught"):
+                # The teacher need not be asked again when we become more choosy.
+                exchanges = list(takewhile(lambda each: is_good(each[1], said=each[0]), exchanges))
+            if not exchanges:
+                continue
             draw = fraction_of(line)
             yield written(exchanges, SYSTEMS[int(draw * 100) % len(SYSTEMS)] if draw < WITH_SYSTEM else None)
 

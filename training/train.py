@@ -12,6 +12,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,14 +98,41 @@ def make_model(tokenizer: Path, device: str, seed: int) -> nn.Module:
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         elif "embed" in name:
             nn.init.normal_(parameter, std=0.02)
-    model.to(device).train()
-    if device == "cuda":
-        # Two kinds of layers, compiled once each: norms, gates and rotations become a few kernels.
-        torch._dynamo.config.recompile_limit = 64
-        torch._dynamo.config.automatic_dynamic_shapes = False
-        for layer in model.model.layers:
-            layer.compile()
-    return model
+        elif name.endswith("dt_bias"):
+            # Steps of 0.001 to 0.1, so that heads remember from a few tokens to thousands.
+            step = torch.exp(torch.empty_like(parameter).uniform_(math.log(0.001), math.log(0.1)))
+            parameter.data.copy_(step + torch.log(-torch.expm1(-step)))
+    return model.to(device).train()
+
+
+def speed_up(model: nn.Module) -> None:
+    """On a GPU: the delta rule by FLA's kernels, everything between the products compiled."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
+    from triton.runtime.autotuner import Autotuner
+
+    make = Autotuner.__init__
+
+    def make_with_few(self: Autotuner, function: Any, names: Any, configs: Any, *rest: Any, **named: Any) -> None:
+        # Trying everything takes minutes, and a run has nine.
+        make(self, function, names, configs[:: -(-len(configs) // 3)], *rest, **named)
+
+    Autotuner.__init__ = make_with_few
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    modeling.torch_chunk_gated_delta_rule = torch.compiler.disable(chunk_gated_delta_rule)
+    modeling.causal_conv1d_fn = convolve
+    # Two kinds of layers, compiled once each for each length.
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.automatic_dynamic_shapes = False
+    for layer in model.model.layers:
+        layer.compile()
+
+
+def convolve(x: Tensor, weight: Tensor, bias: None = None, activation: str = "silu", **_: object) -> Tensor:
+    """Each channel's last few values, weighed: as sums of shifted inputs, which compile into one kernel."""
+    width, length = weight.shape[1], x.shape[2]
+    padded = F.pad(x, (width - 1, 0))
+    return F.silu(sum(padded[..., at : at + length] * weight[:, at, None].to(x.dtype) for at in range(width)))
 
 
 def make_optimisers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
@@ -112,7 +140,7 @@ def make_optimisers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer
     inside, others = [], []
     for name, parameter in model.named_parameters():
         (inside if parameter.ndim == 2 and "embed" not in name else others).append(parameter)
-    muon = torch.optim.Muon(inside, lr=rate, momentum=0.95, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
+    muon = torch.optim.Muon(inside, lr=rate, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     adam = torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     for optimiser in (muon, adam):
         for group in optimiser.param_groups:
@@ -191,7 +219,7 @@ class Run:
 
 
 def train(run: Run, data: Packed, held: Packed, schedule: Schedule, seed: int, device: str, seconds: float) -> None:
-    began, last, micro = time.monotonic(), time.monotonic(), 1 << 16
+    began, last, noted, micro = time.monotonic(), time.monotonic(), run.step, 1 << 16
     while run.step < schedule.steps and time.monotonic() - began < seconds:
         rows, length = schedule.shape(run.step)
         window = data.draw(rows, length, seed, run.step).to(device, non_blocking=True)
@@ -209,14 +237,13 @@ def train(run: Run, data: Packed, held: Packed, schedule: Schedule, seed: int, d
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         run.step += 1
-        if run.step % 20 == 0:
+        if run.step % 20 == 0 or run.step == 1:
             now = time.monotonic()
-            rate = 20 * schedule.batch_tokens / (now - last)
+            rate = (run.step - noted) * schedule.batch_tokens / (now - last)
             run.note(loss=float(total), tokens_per_second=rate, of=schedule.steps)
-            last = now
+            last, noted = now, run.step
         if run.step % 200 == 0:
             run.note(**{f"bits_{name}": value for name, value in bits_per_byte(run.model, held, device).items()})
-            run.save()
     run.save()
 
 
@@ -233,6 +260,8 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     model = make_model(asked.data / "tokenizer", asked.device, asked.seed)
+    if asked.device == "cuda":
+        speed_up(model)
     run = Run(asked.run, model, make_optimisers(model, asked.rate))
     data, held = (Packed(asked.data / "packed", part, model.config.pad_token_id) for part in ("train", "held"))
     schedule = Schedule(asked.steps, batch_tokens=asked.batch_tokens)
