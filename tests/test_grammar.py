@@ -128,6 +128,23 @@ def test_any_object_may_be_asked_for():
         Grammars(tokenizer, 259)(Grammar("json_object"), frozenset()).take(ord("["))
 
 
+def test_json_may_be_packed_or_indented_but_not_be_mostly_space():
+    grammars = Grammars(tiny_model.tokenizer(), 259)
+
+    def follow(text: str) -> Guide:
+        guide = grammars(Grammar("json_object"), frozenset())
+        for token in text.encode():
+            guide.take(token)
+        return guide
+
+    for style in ({}, {"indent": 4}, {"indent": "\t"}, {"separators": (",", ":")}):
+        assert follow(json.dumps({"a": [1, {"b": None}], "c": "d"}, **style)).ended
+    # Small models that may go on with space often do.
+    for space in ("\n\n", "   ", "\n" + " " * 40):
+        with pytest.raises(RequestError, match="cannot be followed"):
+            follow(f'{{{space}"a": 1')
+
+
 def test_stop_tokens_are_allowed_only_where_the_answer_may_end():
     # "a" is a stop token although the grammar has it: then it may only end the answer.
     grammars, stops = Grammars(tiny_model.tokenizer(), 300), frozenset([257, ord("a"), 299])

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not builtin.FOLDER.exists(), reason="the trained
 
 TURNS = ("Hello! My name is Anna.", "Count from 1 to 10.", "What is the capital of France?", "Tell me a story.", "Why?")
 TALK = [(said, "I am not sure about that, but I can tell you something about cats and dogs.") for said in TURNS]
-LONG = written(TALK * 3)
+LONG = written(TALK * 2)
 SCHEMA = {
     "type": "object",
     "properties": {"animal": {"enum": ["cat", "dog"]}, "legs": {"type": "integer", "minimum": 0, "maximum": 9}},
@@ -227,7 +227,7 @@ def test_the_fifth_turn_over_http_computes_little_more_than_its_message(served):
 def test_a_forced_call_can_be_parsed_and_answered(served):
     messages = [{"role": "user", "content": "What is the weather like in Paris?"}]
     chosen = {"type": "function", "function": {"name": "get_weather"}}
-    body = {"messages": messages, "tools": [TOOL], "tool_choice": chosen, "max_tokens": 100, "seed": 1}
+    body = {"messages": messages, "tools": [TOOL], "tool_choice": chosen, "max_tokens": 300, "seed": 1}
     status, answer = served.call("/v1/chat/completions", body)
     assert status == 200
     [choice] = answer["choices"]

@@ -35,7 +35,7 @@ MAX_LARK_CHARACTERS = 128 << 10
 # Terminals within terminals: what they may grow to doubles with each, and so does the library's time to say so.
 MAX_TERMINAL_DEPTH = 32
 # Space between two parts of JSON: enough to indent, and an end for models that would write nothing else.
-MAX_SPACE = 64
+MAX_INDENTATION = 32
 # Compiled grammars that are kept for the next request with the same one.
 MAX_COMPILED = 32
 
@@ -53,8 +53,9 @@ FIELDS: dict[GrammarKind, str] = {
 # Keys of a schema that say nothing about the answer.
 EXPLANATIONS = ("description", "title", "$comment")
 _ANY_OBJECT = '{"type": "object"}'
-# How the library is told about space in JSON.
-SPACES: Any = {"whitespace_pattern": rf"[ \t\n\r]{{0,{MAX_SPACE}}}"}
+# How the library is told about space in JSON: a line break with its indentation, or a few spaces. Small models that may
+# write nothing but space between two words of JSON often do.
+SPACES: Any = {"whitespace_pattern": rf"(\r?\n[ \t]{{0,{MAX_INDENTATION}}}|[ \t]{{0,2}})"}
 _TERMINAL = re.compile(r"(?m)^\s*([A-Z_][A-Z0-9_]*)(?:\.-?\d+)?\s*(?:\[[^\]\n]*\])?\s*:")
 
 
