@@ -16,6 +16,7 @@ from weft.kernels.batch import Batch
 from weft.kernels.causal_conv import short_conv_memory
 from weft.kernels.ssd import ssd_memory
 from weft.memory.spec import AttentionMemory, MemorySpec
+from weft.runner import upload as uploading
 from weft.runner.batching import build_batch
 from weft.runner.upload import upload
 
@@ -189,10 +190,12 @@ def test_upload_keeps_shapes_values_and_kinds():
     )
 
 
-def test_uploaded_arrays_begin_where_kernels_load_fast():
+def test_uploaded_arrays_begin_where_kernels_load_fast(monkeypatch):
+    monkeypatch.setattr(uploading, "to_device", lambda packed, device: torch.from_numpy(packed))
     lengths = {"a": 3, "b": 1, "c": 7, "d": 4, "e": 2}
     kinds = (np.int32, np.int64, np.float32, np.bool_, np.uint8)
     arrays = {f"{name}{kind.__name__}": np.ones(n, kind) for kind in kinds for name, n in lengths.items()}
-    sent = upload(arrays, "cpu", widen=False)
+    sent = upload(arrays, "cuda", widen=False)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in sent.values()}) == 1
     assert all(tensor.storage_offset() * tensor.element_size() % 16 == 0 for tensor in sent.values())
     assert all(sent[name].tolist() == array.tolist() for name, array in arrays.items())

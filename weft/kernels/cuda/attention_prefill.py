@@ -2,12 +2,14 @@
 
 Queries come in the pieces of `Lanes` (tokens of one row in one cell), so a block of them sees every earlier cell whole
 and only its own cell in part: masks are needed there and at a window's edge, nowhere else. All heads of a group share
-a block. A query's result depends on nothing but its row's keys and values: neither on where the row starts nor on what
-else is in the batch. Writes no pages.
+a block. Where blocks are too few to occupy the GPU, as with a short prompt behind a long cached one, several programs
+share the cells of a block and the one that comes last merges what all have found, always in the same order. What a
+query's cells are and how they are shared depends on its position alone, never on where its row starts. Writes no pages.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.cuda.attention_decode import multiprocessors_of
 from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.lanes import Lanes, PageList
 from weft.memory.device.store import AttentionView
@@ -38,6 +41,21 @@ LAUNCHES = {128: Launch(128, 4, 3), 256: Launch(64, 4, 3), 512: Launch(128, 8, 2
 PLAIN_LAUNCH = Launch(16, 4, 1)
 
 
+class Sharing(NamedTuple):
+    """How many programs share a block's cells at the most, and how many cells each has at the least."""
+
+    shares: int
+    least_cells: int
+
+
+ALONE = Sharing(1, 1)
+SHARED = Sharing(8, 16)
+# Programs on each multiprocessor from which on there are enough without sharing.
+ENOUGH = 8
+# More programs than share their work.
+COUNTERS = 1 << 16
+
+
 def attend_pieces(
     q: Tensor,
     out: Tensor,
@@ -48,6 +66,7 @@ def attend_pieces(
     softcap: float | None,
     sinks: Tensor | None,
     launch: Launch | None = None,
+    sharing: Sharing | None = None,
 ) -> None:
     """All tokens of `q` [tokens, heads, head_dim] behind the leading `lanes.decodes` into those of `out`."""
     heads, head_dim = q.shape[1:]
@@ -59,16 +78,38 @@ def attend_pieces(
     block = max(16, min(launch.block, power_of_two(cell * group)), power_of_two(group))
     queries = min(block // group, cell)
     blocks = -(-cell // queries)
-    _attend_block[(lanes.pieces * blocks, kv_heads)](
-        q, view.keys, view.values, out, out if sinks is None else sinks,
+    programs = lanes.pieces * blocks * kv_heads
+    shares, least_cells = sharing or choose_sharing(programs, view.window, cell, multiprocessors_of(q.device))
+    # Of every share what its queries found, then the logarithms of the sums that this was divided by.
+    size = programs * shares * block * (block_dim + 1) if shares > 1 else 0
+    parts = torch.empty(size, dtype=torch.float32, device=q.device)
+    assert shares == 1 or programs <= COUNTERS
+    _attend_block[(lanes.pieces * blocks, kv_heads, shares)](
+        q, view.keys, view.values, out, parts, counters(q.device), out if sinks is None else sinks,
         lanes.start, lanes.first, lanes.piece_row, lanes.piece_position,
         listed.first_position, listed.bounds, listed.pages,
         q.stride(0), q.stride(1), view.keys.stride(0), scale,
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, CELL=cell,
-        BLOCK=block, QUERIES=queries, BLOCKS=blocks, WINDOW=view.window or 0, SOFTCAP=softcap or 0.0,
+        BLOCK=block, QUERIES=queries, BLOCKS=blocks, SHARES=shares, LEAST_CELLS=least_cells,
+        WINDOW=view.window or 0, SOFTCAP=softcap or 0.0,
         HAS_SINKS=sinks is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
+
+
+def choose_sharing(programs: int, window: int | None, cell: int, multiprocessors: int) -> Sharing:
+    """
+    >>> choose_sharing(160, None, 64, 132), choose_sharing(2048, None, 64, 132), choose_sharing(160, 128, 64, 132)
+    (Sharing(shares=8, least_cells=16), Sharing(shares=1, least_cells=1), Sharing(shares=1, least_cells=1))
+    """
+    is_near = window is not None and window <= SHARED.least_cells * cell
+    return ALONE if is_near or programs >= ENOUGH * multiprocessors else SHARED
+
+
+@cache
+def counters(device: torch.device) -> Tensor:
+    """How many shares of a block have come. Every call leaves zeros behind."""
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
 @triton.jit
@@ -95,13 +136,35 @@ def _mix_cell(
     return new_peak, total * fading + tl.sum(weights, 1), mixed
 
 
+@triton.jit
+def _merge_shares(parts_ptr, sums_ptr, shares, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    """A block's running softmax over all that its shares have left."""
+    line, feature = tl.arange(0, BLOCK), tl.arange(0, BLOCK_DIM)
+    peak = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    mixed = tl.zeros([BLOCK, BLOCK_DIM], tl.float32)
+    for share in range(shares):
+        at = share * BLOCK + line
+        # Others have written them: not what this multiprocessor may remember.
+        found = tl.load(sums_ptr + at, cache_modifier=".cg")
+        part = tl.load(parts_ptr + at[:, None] * BLOCK_DIM + feature[None, :], cache_modifier=".cg")
+        new_peak = tl.maximum(peak, found)
+        reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weight, fading = tl.exp2(found - reference), tl.exp2(peak - reference)
+        mixed = mixed * fading[:, None] + part * weight[:, None]
+        total = total * fading + weight
+        peak = new_peak
+    return peak, total, mixed
+
+
 @jit(do_not_specialize_on_alignment=LANES)
 def _attend_block(
-    q_ptr, keys_ptr, values_ptr, out_ptr, sinks_ptr,
+    q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, come_ptr, sinks_ptr,
     start_ptr, first_ptr, piece_row_ptr, piece_position_ptr, first_position_ptr, bounds_ptr, pages_ptr,
     q_token_stride, q_head_stride, page_stride, scale,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr,
     BLOCK: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr,
+    SHARES: tl.constexpr, LEAST_CELLS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Up to QUERIES tokens of one piece, the heads of one group of each: line i is token i // GROUP."""
@@ -137,12 +200,21 @@ def _attend_block(
 
     # [begin, inner) lies partly outside some query's window   [inner, own_cell) is seen by all   own_cell: causal
     lowest = tl.maximum(first_position, low - WINDOW + 1) if WINDOW else first_position
-    begin = lowest // CELL
+    begin, end = lowest // CELL, own_cell
+    if SHARES > 1:
+        # This program's cells are [begin, end), and own_cell if that comes next and it is the last program.
+        span = tl.maximum(tl.cdiv(own_cell + 1 - begin, SHARES), LEAST_CELLS)
+        shares = tl.cdiv(own_cell + 1 - begin, span)
+        share = tl.program_id(2)
+        if share >= shares:
+            return
+        begin += share * span
+        end = tl.minimum(own_cell, begin + span)
     inner = begin
     # A page's number is loaded one cell ahead, so that only keys and values are left for the stages.
     page = tl.load(cell_pages_ptr + begin)
     if WINDOW:
-        inner = tl.minimum(tl.cdiv(tl.maximum(high - WINDOW, 0), CELL), own_cell)
+        inner = tl.minimum(tl.cdiv(tl.maximum(high - WINDOW, 0), CELL), end)
         inner = tl.maximum(inner, begin)
         for cell in tl.range(begin, inner):
             page_at = page.to(tl.int64) * page_stride
@@ -153,7 +225,7 @@ def _attend_block(
                 (key_position >= lowest)[:, None] & is_feature[None, :],
                 key_position[None, :] > position[:, None] - WINDOW, scale, SOFTCAP, False, PRECISION,
             )  # fmt: skip
-    for cell in tl.range(inner, own_cell):
+    for cell in tl.range(inner, end):
         page_at = page.to(tl.int64) * page_stride
         page = tl.load(cell_pages_ptr + cell + 1)
         peak, total, mixed = _mix_cell(
@@ -162,15 +234,33 @@ def _attend_block(
         )  # fmt: skip
     page_at = page.to(tl.int64) * page_stride
     key_position = own_cell * CELL + index
-    visible = key_position[None, :] <= position[:, None]
+    there = (key_position >= lowest) & (key_position < high)
+    if SHARES > 1:
+        there &= share == shares - 1
+    visible = there[None, :] & (key_position[None, :] <= position[:, None])
     if WINDOW:
         visible &= key_position[None, :] > position[:, None] - WINDOW
     peak, total, mixed = _mix_cell(
         q, peak, total, mixed, keys_ptr + page_at + in_page, values_ptr + page_at + in_page,
-        ((key_position >= lowest) & (key_position < high))[:, None] & is_feature[None, :],
-        visible, scale, SOFTCAP, False, PRECISION,
+        there[:, None] & is_feature[None, :], visible, scale, SOFTCAP, False, PRECISION,
     )  # fmt: skip
 
+    if SHARES > 1:
+        block = number * KV_HEADS + kv_head
+        blocks = tl.num_programs(0).to(tl.int64) * KV_HEADS
+        parts_ptr += block.to(tl.int64) * (SHARES * BLOCK * BLOCK_DIM)
+        sums_ptr = parts_ptr + (blocks - block) * (SHARES * BLOCK * BLOCK_DIM) + block * (SHARES * BLOCK)
+        at = share * BLOCK + line
+        # A query may see nothing of a share.
+        found = mixed * tl.where(total > 0, 1 / total, 0.0)[:, None]
+        tl.store(parts_ptr + at[:, None] * BLOCK_DIM + feature[None, :], found)
+        tl.store(sums_ptr + at, peak + tl.log2(total))
+        # All threads have stored before the count tells the others.
+        tl.debug_barrier()
+        if tl.atomic_add(come_ptr + block, 1, sem="acq_rel") < shares - 1:
+            return
+        tl.store(come_ptr + block, 0)
+        peak, total, mixed = _merge_shares(parts_ptr, sums_ptr, shares, BLOCK, BLOCK_DIM)
     if HAS_SINKS:
         total += tl.exp2(tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E - peak)
     out_at = (token[:, None] * (KV_HEADS * GROUP) + head[:, None]) * HEAD_DIM + feature[None, :]

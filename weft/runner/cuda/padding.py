@@ -169,6 +169,7 @@ class StepInputs:
         self.names = sorted(lengths, key=lambda name: (name.endswith(".pages"), name.endswith("full.pages")))
         ends = list(accumulate(-(-lengths[name] // ALIGNED) * ALIGNED for name in self.names))
         self.first = dict(zip(self.names, [0, *ends]))
+        self.lengths = lengths
         self.buffer = torch.zeros(ends[-1], dtype=torch.int32, device=device)
         views = {name: self.buffer[self.first[name] :][: lengths[name]] for name in self.names}
         self.step: Step = draft.finish(views)
@@ -187,5 +188,6 @@ class StepInputs:
         pinned = torch.empty(used, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         host = pinned.numpy()
         for name, array in arrays.items():
+            assert len(array) <= self.lengths[name], f"{name}: {len(array)} numbers, room for {self.lengths[name]}"
             host[self.first[name] : self.first[name] + len(array)] = array
         self.buffer[:used].copy_(pinned, non_blocking=True)

@@ -22,7 +22,7 @@ from weft.runner.sampler import read_board, take_likeliest
 
 # Tokens of short prompts in a recorded step, and decodes beside them. Longer prompts keep a GPU busy for as long as
 # their kernels take to be launched one by one.
-PROMPT_TOKENS: tuple[int, ...] = ()
+PROMPT_TOKENS = (64, 128, 320, 576)
 BESIDE = (8, 32, 128)
 
 
@@ -41,7 +41,7 @@ def prompt_sizes(most: int) -> list[Size]:
     """Sizes of steps with prompts to record, the smallest first; `most` rows decode at once.
 
     >>> [(size.decodes, size.tokens) for size in prompt_sizes(8)][:3]
-    []
+    [(0, 64), (8, 64), (0, 128)]
     """
     beside = {0, *(min(decodes, most) for decodes in BESIDE)}
     sizes = [Size(decodes, tokens) for decodes in beside for tokens in PROMPT_TOKENS]

@@ -39,9 +39,9 @@ def find_room(model: CausalModel, spec: MemorySpec, tokens: int, rows: int, frac
     free, total = torch.cuda.mem_get_info()
     taken = total - free
     # Recorded steps keep the memory of their work for themselves, but share it with each other.
-    sizes = [(rows, 0), *((size.decodes, size.tokens) for size in prompt_sizes(rows)[-1:])]
-    ends = [[1] * decodes + [prompt] * (prompt > 0) for decodes, prompt in sizes]
-    work = _peak(model, spec, [tokens]) + max(_peak(model, spec, end) for end in ends)
+    largest = prompt_sizes(rows)[-1]
+    recorded = ([1] * rows, [1] * largest.decodes + [largest.tokens])
+    work = _peak(model, spec, [tokens]) + max(_peak(model, spec, ends) for ends in recorded)
     torch.cuda.empty_cache()
     return Room(total, taken, work, max(0, int(total * fraction) - taken - work - SPARE_BYTES))
 
