@@ -5,8 +5,9 @@
     python -m benchmarks.cpu --only weft,transformers --models lfm2,granite
 
 Models are random ones of about 100M parameters, made once in ~/.cache/weft-benchmarks and converted for llama.cpp by
-its own converter. Needs the extra `bench`; an engine that cannot take part is skipped with the reason. Results go to
-benchmarks/results/ as JSON, too.
+its own converter. The rate of the machine's memory is measured in the same run, and what it would allow is told. Needs
+the extra `bench`; an engine that cannot take part is skipped with the reason. Results go to benchmarks/results/ as
+JSON, too.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from typing import Any
 
 from benchmarks.peers.checkpoints import FAMILIES, checkpoint, parameters_of
 from benchmarks.peers.gguf import Unavailable, gguf
-from benchmarks.peers.table import agreements, machine, summary, table
+from benchmarks.peers.memory import read_rate
+from benchmarks.peers.table import agreements, bounds, machine, summary, table
 from benchmarks.peers.work import Job, Work
 
 ENGINES = ("weft", "transformers", "llama.cpp")
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = {"float32": 4, "bfloat16": 2}  # and bytes of a weight
 DRIVERS = {"weft": "with_weft", "transformers": "with_transformers", "llama.cpp": "with_llama_cpp"}
 CACHE = Path.home() / ".cache" / "weft-benchmarks"
 RESULTS = Path(__file__).parent / "results"
@@ -51,14 +53,26 @@ def main() -> int:
     for name, why in reasons.items():
         print(f"{name}: skipped, because {why}", flush=True)
     engines = [name for name in arguments.only if name not in reasons]
+    rates = [read_rate(arguments.threads)]
     for model in arguments.models:
         folder = checkpoint(model, arguments.cache)
-        print(f"\n{model}: {parameters_of(folder) / 1e6:.0f}M parameters", flush=True)
+        parameters = parameters_of(folder)
+        print(f"\n{model}: {parameters / 1e6:.0f}M parameters", flush=True)
         for precision in arguments.precisions:
             rows = {name: _run(name, folder, precision, arguments, work) for name in engines}
-            report["runs"].append({"model": model, "precision": precision, "engines": rows})
-    print("\n" + table(report["runs"]) + "\n" + agreements(report["runs"]) + "\n" + summary(report["runs"]))
+            size = parameters * PRECISIONS[precision]
+            report["runs"].append({"model": model, "precision": precision, "weight_bytes": size, "engines": rows})
+    rates.append(read_rate(arguments.threads))
+    report["read_rates"] = rates
+    _tell(report["runs"], rates)
     return _save(report)
+
+
+def _tell(runs: list[dict[str, Any]], rates: list[dict[str, float]]) -> None:
+    # Other work on the machine, this one's own included, only ever takes away: the best that was seen counts.
+    rate, way = max((rate, way) for measured in rates for way, rate in measured.items())
+    print("\n" + table(runs) + f"\n\nmemory is read at up to {rate / 1e9:.1f} GB/s ({way})\n" + bounds(runs, rate))
+    print(agreements(runs) + "\n" + summary(runs))
 
 
 def _arguments() -> argparse.Namespace:

@@ -47,6 +47,24 @@ def table(runs: list[Run]) -> str:
     return "\n".join(lines)
 
 
+def bounds(runs: list[Run], bytes_per_second: float) -> str:
+    """What a lone stream could reach if it did nothing but read its weights as fast as this machine reads at all."""
+    lines = [
+        "| model | precision | MB a token | tokens/s at most | of which Weft | transformers | at most ÷ transformers |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for run in runs:
+        most = bytes_per_second / run["weight_bytes"]
+        rates = (_rate(run, engine, "single") for engine in ("weft", "transformers"))
+        own, other = ("" if rate is None else f"{rate / most:.0%}" for rate in rates)
+        other_rate = _rate(run, "transformers", "single")
+        multiple = "" if other_rate is None else f"{most / other_rate:.2f}"
+        megabytes = run["weight_bytes"] / 1e6
+        name = f"| {run['model']} | {run['precision']} "
+        lines.append(f"{name}| {megabytes:.0f} | {most:.1f} | {own} | {other} | {multiple} |")
+    return "\n".join(lines)
+
+
 def agreements(runs: list[Run]) -> str:
     """How many leading tokens each engine's answers share with those of the first one."""
     lines = []

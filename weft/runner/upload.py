@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
@@ -31,17 +32,16 @@ def upload(arrays: Mapping[str, NDArray], device: torch.device | str, widen: boo
     >>> sent["ends"].tolist(), sent["real"].tolist()
     ([3, 5], [[True, False]])
     """
-    by_kind: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    by_kind: dict[str, list[str]] = defaultdict(list)
     for name, array in arrays.items():
         by_kind[kind_of(array, widen)].append(name)
     regions = [_pack([arrays[name] for name in names], kind) for kind, names in by_kind.items()]
-    raw = to_device(np.concatenate(regions), torch.device(device))
+    raw = to_device(np.concatenate(regions) if len(regions) > 1 else regions[0], torch.device(device))
     sent: dict[str, Tensor] = {}
     for (kind, names), part in zip(by_kind.items(), raw.split_with_sizes([len(region) for region in regions])):
         _, dtype, step = KINDS[kind]
         sizes = [length for name in names for length in (arrays[name].size, -arrays[name].size % step)]
-        views = part.view(dtype).split_with_sizes(sizes)[::2] if names else ()
-        for name, view in zip(names, views):
+        for name, view in zip(names, part.view(dtype).split_with_sizes(sizes)[::2]):
             shape = arrays[name].shape
             sent[name] = view if len(shape) == 1 else view.view(shape)
     return sent
@@ -51,7 +51,7 @@ def _pack(arrays: list[NDArray], kind: str) -> NDArray[np.uint8]:
     """The bytes of arrays that become one kind, each filled up to where the next begins."""
     dtype, _, step = KINDS[kind]
     pieces = [piece for array in arrays for piece in (array.ravel(), _FILLING[: -array.size % step])]
-    return np.concatenate([_FILLING[:0], *pieces], dtype=dtype, casting="same_kind").view(np.uint8)
+    return np.concatenate(pieces, dtype=dtype, casting="same_kind").view(np.uint8)
 
 
 def to_device(packed: NDArray[np.uint8], device: torch.device) -> Tensor:
