@@ -18,7 +18,7 @@ from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.batching import build_batch
 from weft.runner.cuda import recorded
 from weft.runner.cuda.inputs import DecodeInputs
-from weft.runner.cuda.padding import LONGER, Size, StepInputs, trial
+from weft.runner.cuda.padding import Size, StepInputs, trial
 from weft.runner.cuda.recorded import RecordedSteps, buckets, prompt_sizes
 from weft.runner.cuda.runner import CudaRunner
 from weft.runner.runner import Runner
@@ -110,7 +110,7 @@ def prompt_inputs(size: Size) -> StepInputs:
 
 def test_inputs_of_a_step_with_prompts_say_what_the_batch_says():
     plan = make_plan(prompt_rows(), [Capture(2, 24, 8), Capture(2, 16, 9)])
-    inputs = prompt_inputs(Size(3, 40))
+    inputs = prompt_inputs(Size(3, 4, 40))
     inputs.fill(plan)
     found, wanted = inputs.step.batch, build_batch(plan, SPEC, torch.arange(9), "cpu", lanes=True)
     mine, theirs = found.lanes, wanted.lanes
@@ -140,7 +140,7 @@ def test_inputs_of_a_step_with_prompts_say_what_the_batch_says():
 @pytest.mark.parametrize("lengths", [(2,), (37,), (8, 8), (9, 23, 5), (3, 3, 31)])
 @pytest.mark.parametrize("first", [0, 7, 13])
 def test_padding_beside_prompts_owns_nothing(lengths, first):
-    size = Size(2, 40)
+    size = Size(2, 4, 40)
     rows = [Row(first, first + n, read_slot=1, tail=1, pages=[1] * 8, window_pages=[1] * 8) for n in lengths]
     inputs = prompt_inputs(size)
     before = inputs.step.batch.lanes
@@ -171,10 +171,14 @@ def test_prompts_take_the_smallest_size_that_holds_them(most, monkeypatch):
     sizes = prompt_sizes(most)
     assert [size.all_tokens for size in sizes] == sorted(size.all_tokens for size in sizes)
     assert max(size.decodes for size in sizes) == min(most, 128)
-    assert sizes[0].holds(0, 1, 64 - LONGER + 1)
-    assert not sizes[0].holds(0, 1, 64 - LONGER + 2), "every row of padding needs a token"
-    assert not any(size.holds(0, LONGER, 8) for size in sizes), "one row at least is padding"
-    assert not any(size.holds(most + 1, 1, 8) for size in sizes if size.decodes == most)
+    assert sizes[0].holds(0, 1, 63)
+    assert not sizes[0].holds(0, 1, 64), "padding needs a token too"
+    assert not sizes[0].holds(0, 2, 9), "one row at least is padding"
+    assert not any(size.holds(min(most, 128) + 1, 1, 8) for size in sizes)
+    wide = next(size for size in sizes if size.decodes)
+    assert wide.holds(wide.decodes, 3, 63)
+    assert not wide.holds(0, 1, 62), "every row of padding needs one"
+    assert not wide.holds(0, 4, 9)
 
 
 def cuda_engine(family: str, **settings) -> Engine:

@@ -25,22 +25,21 @@ from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import draft_lane_batch
 
-# Longer rows of a recorded step, of which one at least is padding.
-LONGER = 4
 # Arrays begin at multiples of so many numbers, so that their loads are aligned.
 ALIGNED = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a recorded step: its decodes, and the tokens of its longer rows together."""
+    """Of a recorded step."""
 
     decodes: int
-    tokens: int
+    longer: int  # rows, of which one at least is padding
+    tokens: int  # of the longer rows together
 
     @property
     def rows(self) -> int:
-        return self.decodes + LONGER
+        return self.decodes + self.longer
 
     @property
     def all_tokens(self) -> int:
@@ -53,11 +52,11 @@ class Size:
 
     def pieces(self, cell: int) -> int:
         """As many as the longer rows can have, wherever on the grid they lie."""
-        return self.tokens // cell + 2 * LONGER
+        return self.tokens // cell + 2 * self.longer
 
     def holds(self, decodes: int, longer: int, tokens: int) -> bool:
         """Whether so many decodes and longer rows, with so many tokens, leave some for every row of padding."""
-        return decodes <= self.decodes and longer < LONGER and tokens + LONGER - longer <= self.tokens
+        return decodes <= self.decodes and longer < self.longer and tokens + self.longer - longer <= self.tokens
 
 
 def padded(plan: Plan, size: Size, seat: int, cell: int, scratch: Mapping[Kind, int]) -> Plan:

@@ -24,6 +24,8 @@ from weft.runner.sampler import read_board, take_likeliest
 # their kernels take to be launched one by one.
 PROMPT_TOKENS = (64, 128, 320, 576)
 BESIDE = (8, 32, 128)
+# Rows of prompts and padding: a prompt that is alone need not wait for the padding of three.
+LONGER_ALONE, LONGER_BESIDE = 2, 4
 
 
 def buckets(most: int) -> list[int]:
@@ -43,8 +45,9 @@ def prompt_sizes(most: int) -> list[Size]:
     >>> [(size.decodes, size.tokens) for size in prompt_sizes(8)][:3]
     [(0, 64), (8, 64), (0, 128)]
     """
-    beside = {0, *(min(decodes, most) for decodes in BESIDE)}
-    sizes = [Size(decodes, tokens) for decodes in beside for tokens in PROMPT_TOKENS]
+    beside = {min(decodes, most) for decodes in BESIDE}
+    sizes = [Size(0, LONGER_ALONE, tokens) for tokens in PROMPT_TOKENS]
+    sizes += [Size(decodes, LONGER_BESIDE, tokens) for decodes in beside for tokens in PROMPT_TOKENS]
     return sorted(sizes, key=lambda size: (size.all_tokens, size.tokens))
 
 
