@@ -160,7 +160,9 @@ class StepInputs:
         self.size, self.seat, self.spec, self.scratch, self.device = size, seat, spec, scratch, torch.device(device)
         nobody = trial(np.array([0], np.int32), np.array([2], np.int32), spec, scratch)
         draft = self._draft(replace(nobody, seat=np.array([seat], np.int32)))
-        reach = {"full.pages": cells, "windowed.pages": min(cells, spec.window_cells + 2 + size.tokens // spec.cell)}
+        # Padding may be longer than any row.
+        new = -(-size.tokens // spec.cell)
+        reach = {"full.pages": max(cells, new), "windowed.pages": max(min(cells, spec.window_cells + 2 + new), new)}
         lengths: dict[str, int] = {}
         for name, array in draft.arrays().items():
             lengths[name] = next((size.rows * most for end, most in reach.items() if name.endswith(end)), len(array))
