@@ -12,6 +12,8 @@ multiply in the model's dtype, and keep k and u of a tail in it.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -121,9 +123,15 @@ def unit_keys_and_queries(
 ) -> Float[Tensor, "tokens key_heads 2 key_dim"]:
     """Keys of length one beside queries of length 1 / sqrt(key_dim): they are always used together."""
     both = torch.stack((k, q), 2).float()
-    scale = (both * both).sum(-1, keepdim=True).add_(NORM_EPSILON).rsqrt_()
-    scale[:, :, 1].mul_(both.shape[-1] ** -0.5)
-    return both.mul_(scale)
+    epsilon, lengths = _constants(both.shape[-1], both.device)
+    length = torch.linalg.vector_norm(both, dim=-1, keepdim=True)
+    return both.mul_(torch.addcmul(epsilon, length, length).rsqrt_().mul_(lengths))
+
+
+@lru_cache
+def _constants(key_dim: int, device: torch.device) -> tuple[Tensor, Float[Tensor, "2 1"]]:
+    """What is added under the root, and how long keys and queries are to be."""
+    return torch.tensor(NORM_EPSILON, device=device), torch.tensor([[1.0], [key_dim**-0.5]], device=device)
 
 
 def decode(
@@ -160,12 +168,13 @@ def decode_one(
     total = total_of_one(view.tail["decay"], cell, step)
     since = torch.sub(total, append(view.tail["decay"], cell, total)).exp_()
     scores = torch.bmm(both, append(view.tail["k"], cell, both[:, 0]).permute(1, 2, 0))
-    weights = scores.unsqueeze(1) * since.t().contiguous().view(len(both), -1, 1, length)
+    weights = scores.unsqueeze(1) * since.t().view(len(both), -1, 1, length)
     weights = weights.reshape(heads, 2, length)
-    found = values.new_zeros(heads, 2, values.shape[1])
     if cell.offset:
         earlier = opened(view.tail["u"], cell, cell.offset).transpose(0, 1)
         found = torch.bmm(weights[..., : cell.offset], earlier)
+    else:
+        found = values.new_zeros(heads, 2, values.shape[1])
     if cell.slot is not None:
         decayed = per_value_head(both[None], heads)[0] * total.exp().view(heads, 1, 1)
         found.baddbmm_(decayed, view.state["delta"][cell.slot])
