@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from training.architecture import configuration
+from training.delta import gated_delta_rule
 from training.template import END, OVER
 
 # How often each source is drawn, whatever its size: talking first.
@@ -105,31 +106,22 @@ def make_model(tokenizer: Path, device: str, seed: int) -> nn.Module:
     return model.to(device).train()
 
 
-def speed_up(model: nn.Module) -> None:
-    """On a GPU: the delta rule by FLA's kernels, everything between the products compiled."""
+def use_faster_parts() -> None:
+    """Instead of the parts of transformers that are slow to train where no other library is installed."""
     from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
-    from triton.runtime.autotuner import Autotuner
 
-    make = Autotuner.__init__
-
-    def make_with_few(self: Autotuner, function: Any, names: Any, configs: Any, *rest: Any, **named: Any) -> None:
-        # Trying everything takes minutes, and a run has nine.
-        make(self, function, names, configs[:: -(-len(configs) // 3)], *rest, **named)
-
-    Autotuner.__init__ = make_with_few
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
-    modeling.torch_chunk_gated_delta_rule = torch.compiler.disable(chunk_gated_delta_rule)
+    modeling.torch_chunk_gated_delta_rule = gated_delta_rule
     modeling.causal_conv1d_fn = convolve
-    # Two kinds of layers, compiled once each for each length.
-    torch._dynamo.config.recompile_limit = 64
-    torch._dynamo.config.automatic_dynamic_shapes = False
-    for layer in model.model.layers:
-        layer.compile()
+    modeling.Qwen3_5RMSNorm.forward = normalise
+
+
+def normalise(self: Any, x: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        return F.rms_norm(x, x.shape[-1:], 1.0 + self.weight.to(x.dtype), self.eps)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: None = None, activation: str = "silu", **_: object) -> Tensor:
-    """Each channel's last few values, weighed: as sums of shifted inputs, which compile into one kernel."""
+    """Each channel's last few values, weighed: as a sum of shifted inputs."""
     width, length = weight.shape[1], x.shape[2]
     padded = F.pad(x, (width - 1, 0))
     return F.silu(sum(padded[..., at : at + length] * weight[:, at, None].to(x.dtype) for at in range(width)))
@@ -172,7 +164,7 @@ def bits_per_byte(model: nn.Module, held: Packed, device: str, windows: int = 16
         tokens, counts = held.tokens[name], held.counts[name]["held"]
         count = max(1, min(windows, len(tokens) // 1025))
         lines = np.stack([np.resize(tokens[i * 1025 : (i + 1) * 1025], 1025) for i in range(count)]).astype(np.int64)
-        with torch.autocast(device, torch.bfloat16), torch.compiler.set_stance("force_eager"):
+        with torch.autocast(device, torch.bfloat16):
             nats = loss_of(model, torch.from_numpy(lines).to(device)).item()
         found[name] = nats / math.log(2) * counts["tokens"] / counts["bytes"]
     model.train()
@@ -219,7 +211,7 @@ class Run:
 
 
 def train(run: Run, data: Packed, held: Packed, schedule: Schedule, seed: int, device: str, seconds: float) -> None:
-    began, last, noted, micro = time.monotonic(), time.monotonic(), run.step, 1 << 16
+    began, last, noted, micro = time.monotonic(), time.monotonic(), run.step, 1 << 17
     while run.step < schedule.steps and time.monotonic() - began < seconds:
         rows, length = schedule.shape(run.step)
         window = data.draw(rows, length, seed, run.step).to(device, non_blocking=True)
@@ -260,8 +252,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     model = make_model(asked.data / "tokenizer", asked.device, asked.seed)
-    if asked.device == "cuda":
-        speed_up(model)
+    use_faster_parts()
     run = Run(asked.run, model, make_optimisers(model, asked.rate))
     data, held = (Packed(asked.data / "packed", part, model.config.pad_token_id) for part in ("train", "held"))
     schedule = Schedule(asked.steps, batch_tokens=asked.batch_tokens)
