@@ -149,6 +149,26 @@ def test_nothing_is_remembered_where_nothing_is_compiled(started, monkeypatch):
     assert begun == []
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_both_ways_compute_the_same(dtype):
+    """Rows that begin anywhere, one or many, narrow and wide, each twice: the second launch is by what was compiled."""
+    from weft.kernels.cuda.norm import join
+    from weft.kernels.norm import Change
+
+    packed = torch.randn(70, 2048 + 64, device="cuda").to(dtype)
+    for _ in range(2):
+        for first, size, rows in [(0, 2048, 70), (1, 2048, 70), (8, 16, 1), (3, 1, 5), (16, 1000, 64), (0, 33, 2)]:
+            x, weight = packed[:rows, first : first + size], torch.ones(size, dtype=dtype, device="cuda")
+            found = join(x, [Change(x, 0.5)], weight, 1e-5)
+            Kernel.remembering = False
+            try:
+                expected = join(x, [Change(x, 0.5)], weight, 1e-5)
+            finally:
+                Kernel.remembering = True
+            assert all(mine.equal(theirs) for mine, theirs in zip(found, expected, strict=True))
+
+
 def kernels_of(source: Path) -> dict[str, tuple[str, ast.FunctionDef]]:
     """Compiled functions of a file by name, with the name of what decorates them."""
     found = {}
