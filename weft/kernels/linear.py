@@ -79,6 +79,24 @@ def activated_linear(
     return activated(product, activation) if parts == 1 else gated_product(*product.chunk(2, -1), activation)
 
 
+def unrounded_linear(
+    x: Float[Tensor, "n inputs"],
+    weight: Float[Tensor, "outputs inputs"],
+    bias: Float[Tensor, " outputs"] | None = None,
+    table: Float[Tensor, "blocks inputs block"] | None = None,
+) -> Float[Tensor, "n outputs"]:
+    """linear(x) in float32: on a GPU the sums as they are, which costs nothing; elsewhere as `linear` rounds them."""
+    if not weight.is_cuda or x.dtype == torch.float32:
+        return linear(x, weight, bias, table).float()
+    if HAS_TRITON:
+        from weft.kernels.cuda import linear as on_gpu
+
+        if on_gpu.suits(x, weight):
+            return on_gpu.few_rows(x, weight, bias, dtype=torch.float32)
+    product = torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return product if bias is None else product + bias
+
+
 def _weights_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if len(x) == 1:
         product = torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])

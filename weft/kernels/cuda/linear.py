@@ -48,15 +48,19 @@ def few_rows(
     bias: Float[Tensor, " outputs"] | None = None,
     activation: str | None = None,
     parts: int = 1,
+    dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "rows results"]:
-    """With an activation, by name: that of the product or, of two parts side by side, of the first times the second."""
+    """With an activation, by name: that of the product or, of two parts side by side, of the first times the second.
+
+    `dtype` is that of the results, if not of x.
+    """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
     blocks = -(-results // (OUTPUTS // parts))
     compiled = rows_compiled(rows)
     shares = shares_of(blocks, inputs, PROGRAMS[compiled])
     share = -(-inputs // (shares * INPUTS)) * INPUTS
-    y = torch.empty(rows, results, dtype=x.dtype, device=x.device)
+    y = torch.empty(rows, results, dtype=dtype or x.dtype, device=x.device)
     found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else y
     few_rows_kernel[(blocks, shares)](
         x, weight, bias, y, found, counters(x.device), rows, outputs, inputs, share, x.stride(0),
