@@ -3,7 +3,7 @@
 One row times a matrix is a weighted sum of the matrix's rows, which is what `embedding_bag` computes: FBGEMM's kernel
 behind it widens, multiplies and adds in float32 and fetches ahead. Weights are laid out for it in a table of blocks: a
 bag is a block of outputs, its entries are the inputs. Inputs are visited in several places of a block by turns: a core
-that reads one place after the other gets a quarter less out of its memory.
+that reads one place after the other gets a fifth less out of its memory, or worse.
 """
 
 from __future__ import annotations

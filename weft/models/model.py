@@ -38,7 +38,7 @@ class Source:
 
 
 class Layer(nn.Module):
-    """A module without hooks: nn.Module looks for them at every call, which takes a CPU as long as a small product."""
+    """A module without hooks, which nn.Module looks for at every call."""
 
     def __call__(self, *inputs: Any, **more: Any) -> Any:
         return self.forward(*inputs, **more)
