@@ -132,3 +132,22 @@ def test_the_faster_delta_rule_is_that_of_transformers():
     weight = torch.randn_like(found)
     for a, b in zip(*(torch.autograd.grad((out * weight).sum(), [q, k, v, g]) for out in (found, expected))):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def launch_inversion() -> None:
+    import torch
+
+    from training.substitution import invert
+
+    invert(torch.empty(4, 64, 64, dtype=torch.bfloat16))
+
+
+def test_small_matrices_are_inverted_by_substitution():
+    import torch
+
+    from tests.compiled import assert_compiles
+    from training.substitution import invert
+
+    a, one = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0)), torch.eye(64)
+    torch.testing.assert_close((one + a.tril(-1)) @ invert(a), one.expand(3, 64, 64), rtol=0, atol=1e-4)
+    assert_compiles(launch_inversion)

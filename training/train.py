@@ -113,6 +113,7 @@ def use_faster_parts() -> None:
     modeling.torch_chunk_gated_delta_rule = gated_delta_rule
     modeling.causal_conv1d_fn = convolve
     modeling.Qwen3_5RMSNorm.forward = normalise
+    modeling.Qwen3_5RMSNormGated.forward = normalise_and_gate
 
 
 def normalise(self: Any, x: Tensor) -> Tensor:
@@ -120,11 +121,19 @@ def normalise(self: Any, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], 1.0 + self.weight.to(x.dtype), self.eps)
 
 
+def normalise_and_gate(self: Any, x: Tensor, gate: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.variance_epsilon) * F.silu(gate)
+
+
 def convolve(x: Tensor, weight: Tensor, bias: None = None, activation: str = "silu", **_: object) -> Tensor:
-    """Each channel's last few values, weighed: as a sum of shifted inputs."""
-    width, length = weight.shape[1], x.shape[2]
-    padded = F.pad(x, (width - 1, 0))
-    return F.silu(sum(padded[..., at : at + length] * weight[:, at, None].to(x.dtype) for at in range(width)))
+    """Each channel's last few values, weighed: a sum of shifted inputs. Of [rows, channels, tokens]."""
+    width, tokens = weight.shape[1], x.shape[2]
+    padded = F.pad(x.mT, (0, 0, width - 1, 0))
+    total = padded[:, :tokens] * weight[:, 0].to(x.dtype)
+    for at in range(1, width):
+        total = torch.addcmul(total, padded[:, at : at + tokens], weight[:, at].to(x.dtype))
+    return F.silu(total).mT
 
 
 def make_optimisers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
@@ -222,7 +231,9 @@ def train(run: Run, data: Packed, held: Packed, schedule: Schedule, seed: int, d
                 loss = loss_of(run.model, part) / len(parts)
             loss.backward()
             total = total + loss.detach()
-        nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
+        norm = nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"step {run.step}: the gradient is {float(norm)}")
         for optimiser in run.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = group["highest"] * schedule.rate(run.step + 1)
