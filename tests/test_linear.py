@@ -8,6 +8,7 @@ from weft.kernels import one_row
 from weft.kernels.linear import HANDFUL, WEIGHTS_FIRST_ROWS, linear, pack, pack_for_one_row
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import PackedLinear
+from weft.models.model import pin
 
 ROWS = (0, 1, 3, HANDFUL.start, 17, HANDFUL.stop - 1, HANDFUL.stop, WEIGHTS_FIRST_ROWS, WEIGHTS_FIRST_ROWS + 1)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -73,6 +74,13 @@ def test_packing_keeps_a_layers_products_and_parts():
     queries, keys = layer.split(x)
     assert product_error(torch.cat([queries, keys], -1), x, plain, None) < 2e-2
     assert layer.weight.shape == plain.shape
+
+
+def test_a_weight_that_is_replaced_after_loading_is_the_one_in_use():
+    layer = PackedLinear(32, {"q_proj": 8})
+    pin(layer)
+    layer.weight = torch.nn.Parameter(torch.zeros(8, 32), requires_grad=False)
+    assert not layer(torch.randn(1, 32)).any()
 
 
 def test_a_tied_head_scores_with_the_embedding_and_leaves_it_for_look_ups():
