@@ -28,6 +28,7 @@ MANY_OUTPUTS = {16: 24576, 32: 4096}
 MANY_ACTIVATED = {16: 24576, 32: 24576}
 # Steps of a program's inputs whose weights are sent for before its turn has come.
 AHEAD = {16: 8, 32: 8}
+LOADED = True
 # Elements of 16 bits that a cache fetches at a time.
 LINE = tl.constexpr(64)
 # More outputs than any layer has, by blocks.
@@ -65,7 +66,7 @@ def few_rows(
     few_rows_kernel[(blocks, shares)](
         x, weight, bias, y, found, counters(x.device), rows, outputs, inputs, share, x.stride(0),
         ROWS=compiled, OUTPUTS=OUTPUTS, INPUTS=INPUTS, SHARES=shares, EVEN=inputs % share == 0,
-        NAME=activation or "", PARTS=parts, AHEAD=AHEAD[compiled],
+        NAME=activation or "", PARTS=parts, AHEAD=AHEAD[compiled], LOADED=LOADED,
         num_warps=4, num_stages=stages_for(blocks * shares, compiled), **early(x),
     )  # fmt: skip
     return y
@@ -106,7 +107,7 @@ def counters(device: torch.device) -> Tensor:
 def few_rows_kernel(
     x, weight, bias, y, found, come, rows, outputs, inputs, share, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr, EVEN: tl.constexpr,
-    NAME: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    NAME: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr, LOADED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
     # Of two parts a program takes the same outputs, in turns: each gate lies beside what it gates.
@@ -121,28 +122,34 @@ def few_rows_kernel(
     values = x + row[None, :] * x_stride + column[:, None]
     end = tl.minimum(inputs, (part + 1) * share)
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    begin = part * share
     # Weights are older than any step: the first ones come while the kernel before this one is still at work.
-    is_input = column < end
-    seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
-    there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
-    w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
     if EARLY:
-        # As many of the others are on their way into the cache.
         lines = weight + tl.where(is_output, output, 0)[:, None].to(tl.int64) * inputs
-        lines += part * share + (tl.arange(0, INPUTS // LINE) * LINE)[None, :]
-        for step in range(1, tl.minimum(AHEAD, tl.cdiv(end - part * share, INPUTS))):
+        lines += begin + (tl.arange(0, INPUTS // LINE) * LINE)[None, :]
+        for step in range(tl.minimum(AHEAD, tl.cdiv(end - begin, INPUTS))):
             prefetch(lines + step * INPUTS, EARLY)
-    wait(EARLY)
-    total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
-    for first in range(part * share + INPUTS, end, INPUTS):
+    if LOADED:
+        is_input = column < end
+        seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
+        there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
+        w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
+        wait(EARLY)
+        total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
+        begin += INPUTS
         weights += INPUTS
         values += INPUTS
+    else:
+        wait(EARLY)
+    for first in range(begin, end, INPUTS):
         is_input = first + tl.arange(0, INPUTS) < end
         seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
         there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
         # Read once, while every program reads the values: the cache should keep those.
         w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
         total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
+        weights += INPUTS
+        values += INPUTS
     place = row[None, :] * outputs + output[:, None]
     real = is_row[None, :] & is_output[:, None]
     if SHARES > 1:
