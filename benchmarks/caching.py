@@ -17,6 +17,8 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import product
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
@@ -24,7 +26,7 @@ from typing import Any
 
 from weft.memory.captures import Captures
 from weft.simulate.costs import cost_model
-from weft.simulate.oracle import survey
+from weft.simulate.oracle import Survey, survey
 from weft.simulate.plots import bars, lines
 from weft.simulate.runs import Setup, Traffic, run
 from weft.simulate.sessions import Session
@@ -45,8 +47,8 @@ POLICIES = {
 }
 # Requests of each workload: enough to turn the smallest memory over many times.
 SIZES = {
-    "conversation": 450,
-    "synthetic": 1000,
+    "conversation": 1500,
+    "synthetic": 2000,
     "lmsys": 3000,
     "sharegpt": 1000,
     "coding": 450,
@@ -62,10 +64,10 @@ PUBLISHED = Captures(popular=False, boundaries=False, answers=False, candidates=
 Results = dict[str, Any]
 
 
-def traffic(name: str, folder: str, whole: bool = False) -> Traffic:
+def traffic(name: str, folder: str, whole: bool = False, seed: int = 0) -> Traffic:
     if name in TRACES:
         return Traffic(name, 0 if whole else SIZES[name], trace=f"{folder}/{name}.jsonl")
-    return Traffic(name, SIZES.get(name, 2000))
+    return Traffic(name, SIZES.get(name, 2000), seed)
 
 
 def told(found: Found, oracle_tokens: int) -> Results:
@@ -77,6 +79,7 @@ def told(found: Found, oracle_tokens: int) -> Results:
         "hit_tokens": found.hit_tokens,
         "oracle_tokens": oracle_tokens,
         "snapshots": {str(origin): count for origin, count in stats["kept"].items()},
+        "candidates": stats["candidates"],
         "seconds": found.seconds,
         "busy_seconds": found.busy_seconds,
         "ttft_p50": found.first_token(0.5),
@@ -101,21 +104,28 @@ class Study:
 
 
 def matrix(
-    study: Study, folder: str, models: list[str], shares: tuple[float, ...], names: list[str], policies: list[str]
+    study: Study,
+    folder: str,
+    models: list[str],
+    shares: tuple[float, ...],
+    names: list[str],
+    policies: list[str],
+    seed: int = 0,
 ) -> None:
-    for name in names:
-        surveyed = survey(traffic(name, folder).sessions(64), 64)
-        for model in models:
-            for share in shares:
-                for policy in policies:
-                    eviction, captures = POLICIES[policy]
-                    setup = Setup(
-                        traffic(name, folder), cost_model(model), share, eviction, captures, surveyed=surveyed
-                    )
-                    study.add(
-                        f"{name}/{model}/{share}/{policy}",
-                        lambda setup=setup, known=surveyed: told(run(setup), known.oracle_tokens),
-                    )
+    for name, model, share, policy in product(names, models, shares, policies):
+        sent = traffic(name, folder, seed=seed)
+        study.add(f"{name}/{model}/{share}/{policy}", partial(_entry, sent, model, share, policy))
+
+
+def _entry(sent: Traffic, model: str, share: float, policy: str) -> Results:
+    eviction, captures = POLICIES[policy]
+    known = _surveyed(sent)
+    return told(run(Setup(sent, cost_model(model), share, eviction, captures, surveyed=known)), known.oracle_tokens)
+
+
+@lru_cache
+def _surveyed(sent: Traffic) -> Survey:
+    return survey(sent.sessions(64), 64)
 
 
 def ample(study: Study, folder: str) -> None:
@@ -286,6 +296,7 @@ def main() -> None:
     parser.add_argument("--workloads", default=",".join(SIZES))
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--seed", type=int, default=0, help="of made-up traffic; constants were chosen on 0")
     options = parser.parse_args()
     if options.part == "tables":
         print(matrix_tables(json.loads(Path(options.files[0]).read_text())))
@@ -296,7 +307,7 @@ def main() -> None:
     study = Study(options.json)
     if options.part == "matrix":
         names, policies = options.workloads.split(","), options.policies.split(",")
-        matrix(study, options.traces, options.models.split(","), SHARES, names, policies)
+        matrix(study, options.traces, options.models.split(","), SHARES, names, policies, options.seed)
     elif options.part == "curve":
         curve(study, options.traces)
     elif options.part == "ample":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from tests.workloads import random_workload, run_workload
 from weft.memory.eviction import POLICIES, Facts, Ranking, by_flops, by_value, work_per_byte
 from weft.memory.keys import chain, root_key
 from weft.memory.ledger import Ledger
-from weft.memory.trie import Node
+from weft.memory.trie import Node, resume_at_or_above
 
 
 def ledger(memory: int = 1 << 14, **spec: object) -> Ledger:
@@ -32,15 +30,10 @@ def compute(target: Ledger, tokens: list[int], seat: int = 0) -> int:
 
 
 def test_the_value_of_a_candidate_is_wants_times_tokens_per_byte() -> None:
-    base = Facts(tokens=64, depth=128, size=64, used=5, warmth=3.0, uses=1.0, chance=0.5)
-    assert by_value(replace(base, tokens=128)) == by_value(base) + 1
-    assert by_value(replace(base, size=128)) == by_value(base) - 1
-    assert by_value(replace(base, uses=2.0)) == by_value(base) + 1
-    assert by_value(replace(base, chance=0.25)) == by_value(base) - 1
-    # Twice the work is worth one half-life of recency, whenever that is asked.
-    assert by_value(replace(base, tokens=128)) == by_value(replace(base, warmth=4.0))
-    # What those below it were wanted for counts as its own.
-    assert by_value(replace(base, inherited=0.5)) == by_value(base) + 1
+    base = by_value(0.25, 64, 64)
+    assert by_value(0.25, 128, 64) == 2 * base
+    assert by_value(0.25, 64, 128) == base / 2
+    assert by_value(0.5, 64, 64) == 2 * base
 
 
 def test_the_published_policy_weighs_work_per_byte_against_recency() -> None:
@@ -74,16 +67,37 @@ def test_least_recently_used_goes_first_under_lru() -> None:
 
 
 def test_states_are_thinned_before_paths_are_cut() -> None:
-    """Under pressure a deep path loses resume points first; what is left still serves as a start."""
+    """Under pressure a deep path loses the resume points that everyone passes; its end still serves as a start."""
     target = ledger(memory=40 * 1024, heavy=True)
-    compute(target, list(range(90)))
-    evicted = target.cache.counts
-    for other in range(100, 300):
+    path = list(range(90))
+    for _ in range(4):
+        compute(target, path)
+    keys = chain(root_key(b"", target.cell), np.array(path, np.int32), target.cell)[:22]
+    nodes = target.cache.trie.nodes
+    for other in range(100, 120):
         compute(target, [other] * 30)
-        if evicted.evicted_points:
-            break
-    assert evicted.evicted_points > 0
-    assert evicted.evicted_pages == 0
+    assert target.cache.counts.evicted_points > 0
+    assert all(key in nodes for key in keys)
+    assert sum(nodes[key].resume is not None for key in keys) < len(keys)
+    assert compute(target, path) == 88
+
+
+def test_a_point_that_became_the_end_of_its_path_is_ranked_with_the_pages_that_it_keeps() -> None:
+    target = ledger(memory=40 * 1024)
+    compute(target, list(range(90)))
+    cache = target.cache
+    end = max((node for node in cache.trie.nodes.values() if node.resume), key=lambda node: node.depth)
+    above = resume_at_or_above(end.parent)
+    assert above is not None
+    before = above.stamp
+    cache._evict_point(end.resume)
+    above.heir_of = None
+    value = cache._score(above)
+    while (leaf := cache._first_useless()) is not None:
+        cache._evict(leaf)
+    assert cache._score(above) < value
+    # It stands in the ranking anew, or its old, higher place would protect it.
+    assert above.stamp > before
 
 
 def test_an_evicted_state_leaves_its_pages_and_an_evicted_page_takes_what_hangs_on_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from weft.memory.captures import Captures, Origin, candidates, density, origin_o
 from weft.memory.keys import chain, root_key
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Reason, ranked_misses
-from weft.memory.popularity import Popularity, class_of
+from weft.memory.popularity import Popularity, class_of, rates
 from weft.memory.trie import ResumePoint
 
 CELL = 4
@@ -56,6 +57,7 @@ def points(target: Ledger) -> dict[int, ResumePoint]:
         (64, Origin.DECLARED),
         (128, Origin.JUNCTION),
         (192, Origin.BOUNDARY),
+        (256, Origin.RECALLED),
         (512, Origin.REGULAR),
         (576, Origin.CANDIDATE),
         (960, Origin.PROMPT_END),
@@ -63,8 +65,8 @@ def points(target: Ledger) -> dict[int, ResumePoint]:
     ],
 )
 def test_every_kept_position_has_a_reason(position, expected):
-    known = {"prompt": 1000, "junction": 128, "asked": {70}, "boundaries": {200}, "every": 512, "cell": 64}
-    assert origin_of(position, **known) is expected
+    known = {"prompt": 1000, "junction": 128, "asked": {64}, "boundaries": {192}, "every": 512, "cell": 64}
+    assert origin_of(position, recalled=256, **known) is expected
 
 
 def test_a_point_tells_why_it_is_there_and_the_end_of_a_sequence_outranks_the_rest():
@@ -126,6 +128,19 @@ def test_a_candidate_that_is_hit_is_one_no_longer():
     compute(target, text(1, 90) + text(2, 50))
     compute(target, text(1, 90) + text(3, 50))
     assert points(target)[88].origin is Origin.JUNCTION
+    counts = target.cache.counts
+    # Once written as a candidate, now counted as a snapshot.
+    assert counts.candidates_held == counts.kept[Origin.CANDIDATE] < counts.candidates
+    assert counts.kept[Origin.JUNCTION] == 1
+
+
+def test_candidates_that_go_are_no_longer_held():
+    target = make()
+    compute(target, text(1, 203))
+    counts = target.cache.counts
+    assert counts.candidates_held == counts.candidates > 5
+    target.cache.clear()
+    assert counts.candidates_held == 0
 
 
 def test_candidates_are_fewer_where_nobody_wants_them():
@@ -166,6 +181,51 @@ def test_a_class_is_worth_what_became_of_its_members():
     assert learned.chance(declared) == 0.5
 
 
+def learned_from(age_of_return: int) -> Popularity:
+    """Of a hundred answers every other one is wanted again, so long after."""
+    learned = Popularity()
+    for number in range(100):
+        learned.entered(class_of(Origin.ANSWER_END, 0, 0))
+        if number % 2:
+            learned.wanted(class_of(Origin.ANSWER_END, 0, 0), age_of_return)
+    for _ in range(4096):
+        learned.looked_up()
+    return learned
+
+
+def test_what_comes_back_soon_or_never_is_worth_less_the_older_it_is():
+    learned, kind = learned_from(age_of_return=4), class_of(Origin.ANSWER_END, 0, 0)
+    found = [learned.rate(kind, age) for age in (0, 64, 256, 1024)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 50 * found[-1]
+
+
+def test_what_comes_back_late_is_worth_more_the_nearer_its_time():
+    learned, kind = learned_from(age_of_return=400), class_of(Origin.ANSWER_END, 0, 0)
+    assert learned.rate(kind, 0) < learned.rate(kind, 64) < learned.rate(kind, 300)
+    assert learned.rate(kind, 4000) < learned.rate(kind, 300) / 10
+
+
+def test_the_index_of_a_wait_is_its_best_ratio_of_wants_to_time():
+    random = Random(3)
+    for _ in range(50):
+        lasted = [random.uniform(1, 9) for _ in range(7)]
+        wanted = [random.choice((0.0, random.random())) for _ in range(7)]
+        for age, found in enumerate(rates(lasted, wanted)):
+            ends = range(age + 1, 8)
+            assert found == pytest.approx(max(sum(wanted[age:end]) / sum(lasted[age:end]) for end in ends))
+
+
+def test_a_class_that_nobody_has_seen_is_taken_for_what_others_hit_as_often_are():
+    learned, unseen = Popularity(), class_of(Origin.BOUNDARY, 2, 0)
+    before = learned.rate(unseen, 0)
+    for _ in range(200):
+        learned.entered(class_of(Origin.JUNCTION, 2, 0))
+    for _ in range(16):
+        learned.looked_up()
+    assert learned.rate(unseen, 0) < before / 2
+
+
 def test_a_hit_after_passes_counts_for_all_classes_on_the_way():
     learned = Popularity()
     learned.wanted(class_of(Origin.JUNCTION, 1, 2))
@@ -192,7 +252,7 @@ def test_who_wanted_an_evicted_point_will_want_the_one_above_it():
     above, end = points(target)[40], points(target)[88]
     before = target.cache._score(above)
     target.cache._evict_point(end)
-    assert above.inherited > 0
+    assert above.heir_of == (end.kind, end.used)
     assert target.cache._score(above) > before
 
 
@@ -213,12 +273,13 @@ def test_a_beginning_is_known_again_after_its_pages_are_gone():
     target = make(captures=Captures(candidates=False), capture_every=4096)
     compute(target, text(1, 90) + text(2, 50))
     target.cache._evict_point(points(target)[136])
-    while (victim := target.cache._ranking.pop()) is not None:
+    while (victim := target.cache._first_useless() or target.cache._ranking.pop()) is not None:
         target.cache._evict(victim)
     assert not target.cache.trie.nodes
     assert compute(target, text(1, 90) + text(3, 50)) == 0
-    assert points(target)[88].origin is Origin.JUNCTION
+    assert points(target)[88].origin is Origin.RECALLED
     assert compute(target, text(1, 90) + text(4, 50)) == 88
+    assert points(target)[88].origin is Origin.JUNCTION
 
 
 # reasons --------------------------------------------------------------------------------------------------------------

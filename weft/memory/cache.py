@@ -5,18 +5,13 @@ The ledger's other half: it knows no leases, only pins and owners.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
-from math import log2
 
 from weft.base.grid import floor_to_grid
 from weft.memory.arena import Arena
 from weft.memory.captures import Origin
 from weft.memory.eviction import (
-    CHEAP,
-    HALF_LIVES_PER_TURNOVER,
-    SHORTEST_HALF_LIFE,
-    WORTHLESS,
     Candidate,
     Facts,
     Flops,
@@ -24,20 +19,19 @@ from weft.memory.eviction import (
     Ranking,
     by_recency,
     by_value,
+    cheap,
 )
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
 from weft.memory.misses import Ghosts, Lost, Miss, Reason, Tenants
-from weft.memory.popularity import MOST_PASSES, Popularity, class_of
+from weft.memory.popularity import AGES, MOST_PASSES, Popularity, class_of
 from weft.memory.spec import MemorySpec
 from weft.memory.trie import Node, ResumePoint, Trie, resume_at_or_above
 
 # An optional snapshot may push out at most this many times its own bytes.
 OPTIONAL_EVICTION = 2
-# Lookups that an average reaches back.
-AVERAGED = 256
-# A state that was evicted this many half-lives ago would not have been kept by any policy.
-REGRET = 4.0
+# How many points may be ranked anew in a lookup because they have come of age.
+MOST_RANKED_ANEW = 512
 
 
 @dataclass(slots=True)
@@ -52,7 +46,9 @@ class Counts:
     tokens_lost: Counter[Reason] = field(default_factory=Counter)
     captures_kept: int = 0
     captures_skipped: int = 0
-    kept: Counter[Origin] = field(default_factory=Counter)
+    kept: Counter[Origin] = field(default_factory=Counter)  # by the reason they have now, or had at last
+    candidates: int = 0  # ever written as such
+    candidates_held: int = 0
     hits: Counter[Origin] = field(default_factory=Counter)
     tokens_hit: Counter[Origin] = field(default_factory=Counter)
     evicted_pages: int = 0
@@ -71,14 +67,9 @@ class Cache:
         self.popularity = Popularity()
         self.counts = Counts()
         self.clock = 0
-        # Half-lives since the beginning.
-        self.warmth = 0.0
         self.points = 0
         # Prompts since a candidate was hit, or would have been.
         self.unproved = 0
-        # Points kept per lookup, lately.
-        self._kept_each = 1.0
-        self._kept_before = 0
         # Position that each live slot was written for: a slot is read only by rows at that position.
         self.written_for: dict[int, int] = {}
         # What a resume point costs beyond the pages; 0: every node is one, for free.
@@ -88,8 +79,13 @@ class Cache:
         self._point_of_slot: dict[int, ResumePoint] = {}
         self._by_value = eviction == "value"
         self._flops = Flops(alpha) if eviction == "flops" else None
-        self._policy: Policy = self._flops or (by_value if self._by_value else by_recency)
+        self._policy: Policy = self._flops or by_recency
         self._ranking = Ranking(self._score, self._evictable)
+        # Leaves that nobody can start from, longest in disuse first. Other policies rank them like everything else.
+        self._useless: OrderedDict[Node, None] = OrderedDict()
+        self._knows_useless = self._by_value and self.point_bytes > 0
+        # Points and their last use, by the age that they come to next.
+        self._coming_of_age: list[deque[tuple[int, ResumePoint]]] = [deque() for _ in AGES]
 
     # lookups --------------------------------------------------------------------------------------------------------
 
@@ -117,11 +113,9 @@ class Cache:
     def looked_up(self, plain: Key | None, keys: list[Key], miss: Miss) -> None:
         """A lease was opened: the clock of recency goes on, and what was missed because it was evicted is learned."""
         self.clock += 1
-        # A cache that holds much turns over slowly, and what is in it ages slowly.
-        self._kept_each += (self.counts.captures_kept - self._kept_before - self._kept_each) / AVERAGED
-        self._kept_before = self.counts.captures_kept
-        turnover = self.points / self._kept_each
-        self.warmth += 1 / max(SHORTEST_HALF_LIFE, turnover / HALF_LIVES_PER_TURNOVER)
+        if self._by_value:
+            self.popularity.looked_up()
+            self._rank_anew()
         if plain is not None and keys:
             self.tenants.add(plain, keys[0])
         if self.point_bytes and miss.cached < miss.reusable:
@@ -130,8 +124,23 @@ class Cache:
     def _regret(self, keys: list[Key], miss: Miss) -> None:
         key = self.ghosts.deepest_state(keys, miss.cached // self.cell, miss.reusable // self.cell)
         lost = self.ghosts.forget_state(key) if key is not None else None
-        if lost is not None and lost.kind is not None and self.warmth - lost.warmth < REGRET:
-            self.popularity.wanted(lost.kind)
+        if lost is not None and lost.kind is not None:
+            self.popularity.wanted(lost.kind, self.clock - lost.used)
+
+    def _rank_anew(self) -> None:
+        """Points whose last use is so long ago that their chances are others now."""
+        left = MOST_RANKED_ANEW
+        for bucket, (age, due) in enumerate(zip(AGES, self._coming_of_age, strict=True)):
+            while due and left and due[0][0] + age <= self.clock:
+                used, point = due.popleft()
+                if point.used == used and point.node.resume is point:
+                    left -= 1
+                    self._offer(point)
+                    self._await_age(point, bucket + 1)
+
+    def _await_age(self, point: ResumePoint, bucket: int = 1) -> None:
+        if self._by_value and bucket < len(AGES):
+            self._coming_of_age[bucket].append((point.used, point))
 
     def seen(self, keys: list[Key], miss: Miss) -> int:
         """How much of a prompt is known to have been computed before, in tokens: there, or evicted not long ago."""
@@ -170,25 +179,27 @@ class Cache:
     def _hit(self, point: ResumePoint) -> None:
         self.counts.hits[point.origin] += 1
         self.counts.tokens_hit[point.origin] += point.node.depth * self.cell
-        self.popularity.wanted(self._class_of(point))
+        self.popularity.wanted(point.kind, self.clock - point.used)
         point.hits += 1
         point.passes = 0
-        point.uses = 1 + point.uses * 2.0 ** (point.warmth - self.warmth)
-        point.used, point.warmth, point.inherited = self.clock, self.warmth, 0.0
+        point.used, point.heir_of = self.clock, None
+        self._await_age(point)
         if point.origin is Origin.CANDIDATE:
             self.unproved = 0
+        if point.origin in (Origin.CANDIDATE, Origin.RECALLED):
             # It has proved to lie where prompts part.
-            point.origin = Origin.JUNCTION
-        self.popularity.entered(self._class_of(point))
+            self._change_origin(point, Origin.JUNCTION)
+        self._classify(point)
 
     def passed(self, point: ResumePoint) -> None:
         """A sequence started further down the path."""
         if point.passes < MOST_PASSES:
             point.passes += 1
-            self.popularity.entered(self._class_of(point))
+            self._classify(point)
 
-    def _class_of(self, point: ResumePoint) -> int:
-        return class_of(point.origin, point.hits, point.passes)
+    def _classify(self, point: ResumePoint) -> None:
+        point.kind = class_of(point.origin, point.hits, point.passes)
+        self.popularity.entered(point.kind, self.clock - point.used)
 
     def unpin(self, node: Node | None) -> None:
         if node is None:
@@ -223,13 +234,15 @@ class Cache:
         """Make a node a resume point (unless it is one), as a further owner of its slot and window pages."""
         node = self.trie.nodes[key]
         if node.resume is not None:
-            node.resume.used, node.resume.warmth = self.clock, self.warmth
+            node.resume.used = self.clock
+            self._await_age(node.resume)
             return
         if slot is not None:
             self.arena.share(Kind.STATE, slot)
         for page in window:
             self.arena.share(Kind.WINDOW, page)
-        node.resume = ResumePoint(node, slot, window, self.clock, self.warmth)
+        node.resume = ResumePoint(node, slot, window, self.clock)
+        self._await_age(node.resume)
         if slot is not None:
             self._point_of_slot[slot] = node.resume
         self.counts.captures_kept += 1
@@ -243,14 +256,21 @@ class Cache:
             return
         if not point.explained:
             point.explained, point.origin = True, origin
+            self.counts.kept[origin] += 1
+            self.counts.candidates += origin is Origin.CANDIDATE
+            self.counts.candidates_held += origin is Origin.CANDIDATE
         elif not point.hits and _outranks(origin, point.origin):
-            self.counts.kept[point.origin] -= 1
-            point.origin = origin
+            self._change_origin(point, origin)
         else:
             return
-        self.counts.kept[origin] += 1
-        self.popularity.entered(self._class_of(point))
+        self._classify(point)
         self._offer(point)
+
+    def _change_origin(self, point: ResumePoint, origin: Origin) -> None:
+        self.counts.kept[point.origin] -= 1
+        self.counts.kept[origin] += 1
+        self.counts.candidates_held -= point.origin is Origin.CANDIDATE
+        point.origin = origin
 
     def skipped(self, keys: list[Key], position: int) -> None:
         """There was no room for a snapshot: counted, and remembered as a reason."""
@@ -265,16 +285,13 @@ class Cache:
         """A unit, if need be at the price of what is worth least."""
         return self._take(kind, None, OPTIONAL_EVICTION * self.arena.unit_bytes[kind] if optional else None)
 
-    def take_for(self, origin: Origin, tokens: int, depth: int) -> int | None:
+    def take_for(self, origin: Origin, tokens: int) -> int | None:
         """A slot for a snapshot that is worth what others like it are, if it can be had for what is worth less."""
+        value = by_value(self.popularity.rate(class_of(origin, 0, 0), 0), tokens, self.point_bytes)
         if origin is Origin.CANDIDATE:
             # Only of what nobody uses, and of older candidates.
-            older = CHEAP + log2(max(1, tokens // self.cell)) + self.warmth
-            return self._take(Kind.STATE, older, self.arena.unit_bytes[Kind.STATE])
-        bound: float | None = None
-        if self._by_value:
-            chance = self.popularity.chance(class_of(origin, 0, 0))
-            bound = by_value(Facts(tokens, depth, self.point_bytes, self.clock, self.warmth, 1.0, chance))
+            return self._take(Kind.STATE, cheap(value), self.arena.unit_bytes[Kind.STATE])
+        bound = value if self._by_value else None
         return self._take(Kind.STATE, bound, OPTIONAL_EVICTION * self.arena.unit_bytes[Kind.STATE])
 
     def _take(self, kind: Kind, bound: float | None, most_bytes: int | None) -> int | None:
@@ -283,7 +300,7 @@ class Cache:
         while unit is None:
             if most_bytes is not None and spent >= most_bytes:
                 return None
-            victim = self._ranking.pop_below(bound)
+            victim = self._first_useless() or self._ranking.pop_below(bound)
             if victim is None:
                 return None
             spent += self._bytes(victim)
@@ -293,9 +310,16 @@ class Cache:
 
     def clear(self) -> None:
         """Forget everything that no running sequence uses."""
-        while (victim := self._ranking.pop()) is not None:
+        while (victim := self._first_useless() or self._ranking.pop()) is not None:
             self._evict(victim)
         self.ghosts.clear()
+
+    def _first_useless(self) -> Node | None:
+        while self._useless:
+            leaf, _ = self._useless.popitem(last=False)
+            if self._evictable(leaf):
+                return leaf
+        return None
 
     def _evict(self, victim: Candidate) -> None:
         if isinstance(victim, ResumePoint):
@@ -307,9 +331,22 @@ class Cache:
         self.counts.evicted_pages += 1
         self.ghosts.add_cell(victim.key)
         if victim.parent:
-            # Whoever used the cell used the one before it too.
-            victim.parent.used = max(victim.parent.used, victim.used)
-            self._offer(victim.parent)
+            self._shorten(victim.parent, victim.used)
+
+    def _shorten(self, parent: Node, used: int) -> None:
+        """A path lost its last cell."""
+        # Whoever used the cell used the one before it too.
+        parent.used = max(parent.used, used)
+        if parent.resume is not None:
+            if not parent.children:
+                # From now on it is all that keeps the path's pages of use.
+                self._offer(parent.resume)
+        elif self._knows_useless:
+            if self._evictable(parent):
+                self._useless[parent] = None
+                self._useless.move_to_end(parent, last=False)
+        else:
+            self._offer(parent)
 
     def _evict_point(self, point: ResumePoint) -> None:
         point.node.resume = None
@@ -322,11 +359,11 @@ class Cache:
         self.counts.evicted_points += 1
         if self._flops:
             self._flops.evicted(self.clock - point.used)
-        kind = None
         if point.origin is not Origin.CANDIDATE:
-            kind = self._class_of(point)
             self._bequeath(point)
-        self.ghosts.add_state(point.node.key, Lost(Reason.STATE_EVICTED, kind, point.warmth))
+        elif point.explained:
+            self.counts.candidates_held -= 1
+        self.ghosts.add_state(point.node.key, Lost(Reason.STATE_EVICTED, point.kind, point.used))
         self._offer(point.node)
 
     def _bequeath(self, point: ResumePoint) -> None:
@@ -334,15 +371,19 @@ class Cache:
         above = resume_at_or_above(point.node.parent)
         if above is None:
             return
-        wants = self.popularity.chance(self._class_of(point)) * point.uses + point.inherited
-        latest = max(above.warmth, point.warmth)
-        aged = 2.0 ** (above.warmth - latest)
-        above.uses *= aged
-        above.inherited = above.inherited * aged + wants * 2.0 ** (point.warmth - latest)
-        above.warmth = latest
+        wanting = [(point.kind, point.used), point.heir_of, above.heir_of]
+        # It is worth more now: whoever would evict it will notice.
+        above.heir_of = max((each for each in wanting if each), key=lambda each: self._rate(*each))
+
+    def _rate(self, kind: int, used: int) -> float:
+        return self.popularity.rate(kind, self.clock - used)
 
     def _offer(self, candidate: Candidate) -> None:
-        if self._evictable(candidate):
+        if not self._evictable(candidate):
+            return
+        if self._knows_useless and isinstance(candidate, Node):
+            self._useless[candidate] = None
+        else:
             self._ranking.offer(candidate)
 
     def _evictable(self, candidate: Candidate) -> bool:
@@ -361,31 +402,25 @@ class Cache:
     def _score(self, candidate: Candidate) -> float:
         if isinstance(candidate, ResumePoint):
             return self._score_point(candidate)
-        if self.point_bytes and self._by_value:
-            # Nobody can start from such a leaf.
-            return WORTHLESS + candidate.used
         return self._policy(self._leaf_facts(candidate))
 
     def _leaf_facts(self, leaf: Node) -> Facts:
         # A leaf without a resume point can be no one's start: it only shows where sequences part.
         tokens = self.cell // 2 if self.point_bytes else self.cell
-        warmth = leaf.used / SHORTEST_HALF_LIFE
-        return Facts(tokens, leaf.depth * self.cell, self.page_bytes or self.point_bytes, leaf.used, warmth)
+        return Facts(tokens, leaf.depth * self.cell, self.page_bytes or self.point_bytes, leaf.used)
 
     def _score_point(self, point: ResumePoint) -> float:
         cells, pages = self._reach(point.node)
-        tokens, depth, size = (
-            cells * self.cell,
-            point.node.depth * self.cell,
-            self.point_bytes + pages * self.page_bytes,
-        )
+        tokens, size = cells * self.cell, self.point_bytes + pages * self.page_bytes
         if not self._by_value:
-            return self._policy(Facts(tokens, depth, size, point.used))
+            return self._policy(Facts(tokens, point.node.depth * self.cell, size, point.used))
+        rate = self.popularity.rate(point.kind, self.clock - point.used)
         if point.origin is Origin.CANDIDATE:
             # Whatever else is there is worth more; of these, those that lie close together go first.
-            return CHEAP + log2(cells) + point.warmth
-        chance = self.popularity.chance(self._class_of(point))
-        return by_value(Facts(tokens, depth, size, point.used, point.warmth, point.uses, chance, point.inherited))
+            return cheap(by_value(rate, tokens, self.point_bytes))
+        if point.heir_of is not None:
+            rate += self._rate(*point.heir_of)
+        return by_value(rate, tokens, size)
 
     def _reach(self, node: Node) -> tuple[int, int]:
         """Cells between a resume point and the one above it; and how many of their pages only it keeps of use."""

@@ -29,7 +29,8 @@ class Origin(StrEnum):
 
     DECLARED = "declared"  # by the caller, or by a request that waits for it
     PROMPT_END = "prompt_end"
-    JUNCTION = "junction"  # here an earlier sequence parted from this one
+    JUNCTION = "junction"  # here an earlier sequence parted from this one: pages or a hit show it
+    RECALLED = "recalled"  # so far cells were computed before, and evicted since
     BOUNDARY = "boundary"  # a message ends
     REGULAR = "regular"  # every N tokens
     ANSWER_END = "answer_end"  # where a sequence ended or gave way
@@ -44,7 +45,7 @@ class Captures:
     """Which reasons count. The end of a prompt and what was declared always do."""
 
     junction: bool = True
-    popular: bool = True  # a junction with what was evicted not long ago
+    popular: bool = True  # where cells end that were evicted not long ago, and learning what is wanted
     boundaries: bool = True
     regular: bool = True
     answers: bool = True
@@ -86,16 +87,18 @@ def positions_to_capture(
     every: int,
     cell: int,
     boundaries: Iterable[int] = (),
+    recalled: int = 0,
 ) -> list[int]:
     """Grid positions in (start, end] whose state should be kept for others.
 
-    The end of the prompt, the junction where an earlier sequence parted from this one, positions that the caller (or a
-    waiting sequence) asked for, ends of messages, and every `every` tokens. Zero is no junction and no spacing.
+    The end of the prompt, the junction where an earlier sequence parted from this one, the end of what is recalled of
+    evicted ones, positions that the caller (or a waiting sequence) asked for, ends of messages, and every `every`
+    tokens. Zero is no junction, nothing recalled, no spacing.
 
     >>> positions_to_capture(0, 300, prompt=300, junction=128, asked=[70], every=192, cell=64)
     [64, 128, 192, 256]
     """
-    chosen = {repeatable(prompt, cell), junction}
+    chosen = {repeatable(prompt, cell), junction, recalled}
     chosen.update(p - p % cell for p in asked)
     chosen.update(p - p % cell for p in boundaries)
     if every:
@@ -112,20 +115,23 @@ def origin_of(
     boundaries: Set[int],
     every: int,
     cell: int,
+    recalled: int = 0,
 ) -> Origin:
-    """Why a position is kept: the first reason of those that apply.
+    """Why a position is kept: the first reason of those that apply. `asked` and `boundaries` lie on the grid.
 
     >>> origin_of(128, prompt=300, junction=128, asked=set(), boundaries=set(), every=64, cell=64).value
     'junction'
     """
-    if any(p - p % cell == position for p in asked):
+    if position in asked:
         return Origin.DECLARED
     if position == junction:
         return Origin.JUNCTION
     if position == repeatable(prompt, cell):
         return Origin.PROMPT_END
-    if any(p - p % cell == position for p in boundaries):
+    if position in boundaries:
         return Origin.BOUNDARY
+    if position == recalled:
+        return Origin.RECALLED
     return Origin.REGULAR if position > prompt or (every and position % every == 0) else Origin.CANDIDATE
 
 

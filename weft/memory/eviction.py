@@ -1,52 +1,49 @@
 """What to give up when memory runs out: a ranking of candidates. Frees nothing; the cache asks and acts.
 
-A policy is a pure function from what is known of a candidate to a number; the lowest goes first. The number must not
-depend on the time of asking, so that a heap stays in order as the clock goes on. "Value that halves with every
-half-life" becomes that by its logarithm: log2(value) + half-lives at the time of the last use.
+A policy is a pure function from what is known of a candidate to a number; the lowest goes first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import log2
+from typing import NamedTuple
 
 from weft.memory.trie import Node, ResumePoint
 
 Candidate = Node | ResumePoint
 
-# What was not used while everything else was replaced counts a quarter. A half-life lasts this many lookups at least.
-HALF_LIVES_PER_TURNOVER = 2.0
-SHORTEST_HALF_LIFE = 8.0
 # Attention costs as much as everything else at about this depth.
 ATTENTION_DEPTH = 40_000
-# Below any score of something that can be hit.
-WORTHLESS = -1e12
-CHEAP = -1e9
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a policy may know of a candidate."""
+class Facts(NamedTuple):
+    """What a published policy may know of a candidate."""
 
     tokens: int  # that would have to be computed again
     depth: int  # where they end
     size: int  # bytes that come free
     used: int  # the lookup of the last use
-    warmth: float = 0.0  # half-lives that had passed then
-    uses: float = 1.0  # how often it was used, every use halved with every half-life since
-    chance: float = 1.0  # that it will be wanted again, learned from others like it
-    inherited: float = 0.0  # the wants of those below it that were given up
 
 
 Policy = Callable[[Facts], float]
 
 
-def by_value(facts: Facts) -> float:
-    """Tokens saved, times how often it is wanted, per byte."""
-    wants = facts.chance * facts.uses + facts.inherited
-    return log2(wants * max(facts.tokens, 1) / max(facts.size, 1)) + facts.warmth
+def by_value(rate: float, tokens: int, size: int) -> float:
+    """Tokens that a byte saves in a lookup: `rate` is how many wants a lookup will bring, learned from others like it.
+
+    No `Facts`, since it is asked thousands of times in a step.
+    """
+    return rate * tokens / size
+
+
+def cheap(value: float) -> float:
+    """The same order, below anything that has a value.
+
+    >>> cheap(0.5) < cheap(2.0) < 0.0
+    True
+    """
+    return -1.0 / value
 
 
 def by_recency(facts: Facts) -> float:

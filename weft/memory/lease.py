@@ -48,6 +48,7 @@ class Lease:
         "pending",
         "prompt",
         "published",
+        "recalled",
         "returns",
         "seat",
         "shared",
@@ -72,6 +73,7 @@ class Lease:
         self.boundaries = boundaries
         self.miss = miss
         self.junction = miss.kv_matched if miss.kv_matched > miss.cached else 0
+        self.recalled = 0  # so far its cells were computed before, though they are gone
         self.returns = False  # it closes only to give way
         self.node: Node | None = None
         self.shared = 0

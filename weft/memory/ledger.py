@@ -64,7 +64,7 @@ class Ledger:
         # Who says how far apart states are to lie gets them so, and none between.
         self.candidates = captures.candidates and not capture_every and Kind.STATE in self.arena.unit_bytes
         # Kept on the chance of being wanted; where states are so light that every cell has one, that costs nothing.
-        self._on_trial = (Origin.BOUNDARY, Origin.REGULAR) if self.every > self.cell else ()
+        self._on_trial = (Origin.RECALLED, Origin.BOUNDARY, Origin.REGULAR) if self.every > self.cell else ()
         self.learns = captures.popular and eviction == "value" and not capture_every
         # Only this policy lets them go before anything else.
         self.candidates = self.candidates and eviction == "value"
@@ -127,8 +127,8 @@ class Ledger:
         `asked` are positions that the caller declared, `boundaries` those where messages end.
         """
         assert seat not in self.leases
-        ends = frozenset(boundaries) if self.captures.boundaries else frozenset[int]()
-        lease = Lease(seat, keys, prompt, set(asked), self.match(keys, limit, plain), ends)
+        ends = self._on_grid(boundaries) if self.captures.boundaries else frozenset[int]()
+        lease = Lease(seat, keys, prompt, set(self._on_grid(asked)), self.match(keys, limit, plain), ends)
         self._resume(lease, lease.miss.cached)
         if Kind.TAIL in self.arena.unit_bytes:
             tail = self.cache.take(Kind.TAIL)
@@ -144,15 +144,18 @@ class Ledger:
             self.cache.looked_up(plain, keys, lease.miss)
         return lease
 
+    def _on_grid(self, positions: Iterable[int]) -> frozenset[int]:
+        return frozenset(floor_to_grid(position, self.cell) for position in positions)
+
     def _notice_junction(self, lease: Lease) -> None:
         """Where an earlier sequence parted from this one: by its pages, or by the memory of what was evicted."""
         if not self.captures.junction:
             lease.junction = 0
         elif self.captures.popular and self.cache.point_bytes:
             seen = self.cache.seen(lease.keys, lease.miss)
-            lease.junction = seen if seen > lease.miss.cached else 0
-        # A junction is what candidates are there for.
-        self.cache.unproved = 0 if lease.junction else self.cache.unproved + 1
+            lease.recalled = seen if seen > lease.miss.kv_matched else 0
+        # That is what candidates are there for.
+        self.cache.unproved = 0 if lease.junction or lease.recalled else self.cache.unproved + 1
 
     def _resume(self, lease: Lease, cached: int) -> None:
         seat, depth = lease.seat, cached // self.cell
@@ -210,21 +213,22 @@ class Ledger:
 
     def _grow(self, lease: Lease, end: int) -> bool:
         """Pages and window pages up to `end`: all or none. What was taken stays with the lease for the next try."""
-        need = cells_covering(end, self.cell)
+        first, missing = lease.cells, cells_covering(end, self.cell) - lease.cells
         tables = {Kind.PAGE: self.page_table, Kind.WINDOW: self.window_table}
-        while lease.cells < need:
-            taken: list[tuple[Kind, int]] = []
-            for kind in tables:
-                if kind in self.arena.unit_bytes:
-                    unit = self.cache.take(kind)
-                    if unit is None:
-                        for other, index in taken:
-                            self.arena.release(other, index)
-                        return False
-                    tables[kind][lease.seat, lease.cells] = unit
-                    taken.append((kind, unit))
-            lease.cells += 1
-        return True
+        taken = {kind: self._take_up_to(missing, kind) for kind in tables if kind in self.arena.unit_bytes}
+        got = min((len(units) for units in taken.values()), default=max(0, missing))
+        for kind, units in taken.items():
+            tables[kind][lease.seat, first : first + got] = units[:got]
+            for unit in units[got:]:
+                self.arena.release(kind, unit)
+        lease.cells += got
+        return got >= missing
+
+    def _take_up_to(self, count: int, kind: Kind) -> list[int]:
+        units: list[int] = []
+        while len(units) < count and (unit := self.cache.take(kind)) is not None:
+            units.append(unit)
+        return units
 
     def _captures(self, lease: Lease, start: int, end: int, certain: int) -> tuple[Capture, ...] | None:
         """What to write on the way from `start` to `end`. Nothing if the sequence's own checkpoint finds no room."""
@@ -242,6 +246,7 @@ class Ledger:
                 every=self.every,
                 cell=cell,
                 boundaries=lease.boundaries,
+                recalled=lease.recalled,
             )
             if self.candidates and start < lease.prompt:
                 every, last = density(self.cache.unproved), min(end, lease.prompt)
@@ -283,7 +288,7 @@ class Ledger:
                 continue
             if Kind.STATE in self.arena.unit_bytes:
                 saved = gaps[position] if origin is Origin.CANDIDATE else position - before
-                slot = self.cache.take_for(origin, max(self.cell, saved), position)
+                slot = self.cache.take_for(origin, max(self.cell, saved))
                 if slot is None:
                     if origin is not Origin.CANDIDATE:
                         self.cache.skipped(lease.keys, position)
@@ -302,6 +307,7 @@ class Ledger:
             boundaries=lease.boundaries,
             every=self.every,
             cell=self.cell,
+            recalled=lease.recalled,
         )
 
     # settle ---------------------------------------------------------------------------------------------------------
@@ -330,13 +336,14 @@ class Ledger:
 
     def _publish_cells(self, lease: Lease, accepted: int) -> None:
         node = lease.node
+        first, end = lease.published, accepted // self.cell
         paged = Kind.PAGE in self.arena.unit_bytes
-        for depth in range(lease.published, accepted // self.cell):
+        pages = self.page_table[lease.seat, first:end].tolist() if paged else [None] * max(0, end - first)
+        for depth, page in enumerate(pages, first):
             key = lease.keys[depth]
-            page = int(self.page_table[lease.seat, depth]) if paged else None
             node = self.cache.publish(key, node, page)
-            if paged:
-                # Someone may have published the same cell first; then theirs is used from now on.
+            if node.page != page:
+                # Someone has published the same cell first: theirs is used from now on.
                 self.page_table[lease.seat, depth] = node.page or 0
             if self._promises.get(key) is lease:
                 del self._promises[key]

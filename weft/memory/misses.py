@@ -73,11 +73,11 @@ def ranked_misses(lookups: Mapping[str, int], lost_tokens: Mapping[str, int]) ->
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A state that is not there: why, of which class it was, and when it was last used (in half-lives)."""
+    """A state that is not there: why, of which class it was, and when it was last used."""
 
     reason: Reason
     kind: int | None = None
-    warmth: float = 0.0
+    used: int = 0
 
 
 class Ghosts:

@@ -1,17 +1,29 @@
-"""How likely a kept state is to be wanted again, learned from what became of others like it.
+"""How soon a kept state will be wanted again, learned from what became of others like it.
 
-Like: kept for the same reason, hit as often so far, passed over as often since. Counts are aged, so that what is
+Like: kept for the same reason, hit as often so far, passed over as often since. Of every such class it is counted how
+many were wanted how long after their last use, in lookups. Counts are aged, so that what is
 learned follows the traffic. What was evicted and then wanted counts as wanted: a class that is never kept long enough
 could otherwise never prove itself.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import pairwise
+from operator import mul
+
 from weft.memory.captures import ORIGINS, Origin
 
-MOST_HITS = 3
+MOST_HITS = 5
 MOST_PASSES = 2
-# What a class is taken for until it has been seen: this many were wanted, of so many.
+# Where stretches of age begin, in lookups: each is about half as long again as the one before.
+AGES = (0, 8, *(length << power for power in range(10) for length in (12, 16)), 12 << 10)
+LENGTHS = [end - start for start, end in pairwise((*AGES, 2 * AGES[-1]))]
+# Chances at an age are a mean with those of so many ages on either side, the nearer the more.
+NEIGHBOURS = 4
+_WEIGHTS = [NEIGHBOURS + 1 - abs(place - NEIGHBOURS) for place in range(2 * NEIGHBOURS + 1)]
+# What is taken for granted of points until they have been seen: of so many one is wanted, and one more for every hit
+# that they had; at any age as likely as at the next.
 PRIOR_WANTED = 1.0
 PRIOR_SEEN = 3.0
 # Declared points are somebody's word that they will be wanted.
@@ -20,6 +32,8 @@ MEMORY = 2048.0
 # A class of which fewer are wanted is kept only now and then, to notice when that changes.
 SELDOM = 0.02
 TRIAL = 8
+# Rates are worked out again after so many lookups.
+REFRESH = 16
 
 _PLACE = {origin: place for place, origin in enumerate(ORIGINS)}
 _PER_HIT = MOST_PASSES + 1
@@ -29,32 +43,127 @@ _PER_ORIGIN = (MOST_HITS + 1) * _PER_HIT
 def class_of(origin: Origin, hits: int, passes: int) -> int:
     """
     >>> class_of(Origin.DECLARED, 0, 0), class_of(Origin.DECLARED, 9, 9)
-    (0, 11)
+    (0, 17)
     """
     return _PLACE[origin] * _PER_ORIGIN + min(hits, MOST_HITS) * _PER_HIT + min(passes, MOST_PASSES)
 
 
+def _alike(kind: int) -> int:
+    """Where all that were hit and passed as often are counted together."""
+    return _PER_ORIGIN * len(ORIGINS) + kind % _PER_ORIGIN
+
+
+def age_bucket(age: int) -> int:
+    """
+    >>> [age_bucket(age) for age in (0, 7, 8, 12, 16, 8192, 1 << 20)]
+    [0, 0, 1, 2, 3, 21, 22]
+    """
+    return bisect_right(AGES, age) - 1
+
+
+def rates(lasted: list[float], wanted: list[float]) -> list[float]:
+    """Wants per lookup that holding on brings, by age, for the best time to hold on.
+
+    `lasted` is for how many lookups points were of an age, all together, and `wanted` how many were wanted then. To
+    hold on from one age to another takes up memory until then, or until it is wanted, and brings a want with what
+    chance there is on the way. The best ratio over all later ages is what a place in memory is worth: Gittins' index.
+
+    >>> rates([80.0, 40.0, 40.0], [0.0, 10.0, 0.0])
+    [0.08333333333333333, 0.25, 0.0]
+    """
+    found, later = [0.0] * len(lasted), list[tuple[float, float]]()
+    for age in reversed(range(len(lasted))):
+        brought, held = wanted[age], lasted[age]
+        # What comes after is waited for as long as that pays better.
+        while later and later[-1][0] * held > brought * later[-1][1]:
+            more, longer = later.pop()
+            brought, held = brought + more, held + longer
+        later.append((brought, held))
+        found[age] = brought / held
+    return found
+
+
+def smoothed(lasted: list[float], wanted: list[float]) -> list[float]:
+    """Wants by age as they would be if chances changed little from one age to the next: a mean with the neighbours'.
+
+    >>> [round(count, 1) for count in smoothed([1.0] * 9, [0.0] * 4 + [25.0] + [0.0] * 4)]
+    [1.7, 2.6, 3.4, 4.2, 5.0, 4.2, 3.4, 2.6, 1.7]
+    """
+    found = []
+    for age, held in enumerate(lasted):
+        first, weights = max(0, age - NEIGHBOURS), _WEIGHTS[max(0, NEIGHBOURS - age) :]
+        # The sums end where either ends.
+        brought = sum(map(mul, weights, wanted[first:]))
+        found.append(held * brought / sum(map(mul, weights, lasted[first:])))
+    return found
+
+
 class Popularity:
     def __init__(self) -> None:
-        self._seen = [PRIOR_SEEN] * (_PER_ORIGIN * len(ORIGINS))
-        self._wanted = [PRIOR_WANTED] * (_PER_ORIGIN * len(ORIGINS))
+        # One for each class, and behind them one for each number of hits and passes, whatever the reason.
+        count = _PER_ORIGIN * (len(ORIGINS) + 1)
+        self._entered = [[0.0] * len(AGES) for _ in range(count)]
+        self._wanted = [[0.0] * len(AGES) for _ in range(count)]
+        self._total = [0.0] * count
         self._skipped = [0] * len(ORIGINS)
+        self._rates: dict[int, list[float]] = {}
+        self._lookups = 0
 
-    def entered(self, kind: int) -> None:
-        self._seen[kind] += 1
-        if self._seen[kind] > MEMORY:
-            self._seen[kind] /= 2
-            self._wanted[kind] /= 2
+    def looked_up(self) -> None:
+        self._lookups += 1
+        if self._lookups % REFRESH == 0:
+            self._rates.clear()
 
-    def wanted(self, kind: int) -> None:
+    def entered(self, kind: int, age: int = 0) -> None:
+        """One more is of a class, so long after its last use."""
+        stretch = age_bucket(age)
+        for each in (kind, _alike(kind)):
+            self._entered[each][stretch] += 1
+            self._total[each] += 1
+            if self._total[each] > MEMORY:
+                self._total[each] /= 2
+                for counts in (self._entered[each], self._wanted[each]):
+                    counts[:] = [count / 2 for count in counts]
+
+    def wanted(self, kind: int, age: int = 0) -> None:
         """One of a class was hit, or would have been. It was of the classes with fewer passes before."""
+        stretch = age_bucket(age)
         for each in range(kind - kind % _PER_HIT, kind + 1):
-            self._wanted[each] += 1
+            self._wanted[each][stretch] += 1
+            self._wanted[_alike(each)][stretch] += 1
 
     def chance(self, kind: int) -> float:
-        """Of all that were ever in the class, how many were hit later."""
-        learned = min(1.0, self._wanted[kind] / self._seen[kind])
+        """Of all that were ever in the class, how many were wanted later."""
+        learned = min(1.0, (sum(self._wanted[kind]) + PRIOR_WANTED) / (self._total[kind] + PRIOR_SEEN))
         return max(learned, DECLARED_CHANCE) if kind < _PER_ORIGIN else learned
+
+    def rate(self, kind: int, age: int) -> float:
+        """How many wants a lookup of holding on to one of this class will bring."""
+        known = self._rates.get(kind)
+        if known is None:
+            reached, wanted = self._history(kind)
+            lasted = [length * (some - less / 2) for length, some, less in zip(LENGTHS, reached, wanted, strict=True)]
+            known = self._rates[kind] = rates(lasted, smoothed(lasted, wanted))
+        return known[age_bucket(age)]
+
+    def _history(self, kind: int) -> tuple[list[float], list[float]]:
+        """How many came to each age, and how many were wanted there; the less is known, the more as others alike."""
+        alike = _alike(kind)
+        if kind == alike:
+            prior = (PRIOR_WANTED + kind % _PER_ORIGIN // _PER_HIT) / len(AGES)
+            before_reached, before_wanted, weight = [PRIOR_SEEN] * len(AGES), [prior] * len(AGES), 1.0
+        else:
+            before_reached, before_wanted = self._history(alike)
+            weight = PRIOR_SEEN / before_reached[0]
+        reached, left = [], 0.0
+        for age, start in enumerate(AGES):
+            # Declared ones have somebody's word: none counts against them.
+            left += self._entered[kind][age] if kind >= _PER_ORIGIN else 0.0
+            # Who came not long ago cannot have reached a great age.
+            old_enough = max(0.0, 1 - start / (self._lookups + 1))
+            reached.append(max(left * old_enough, self._wanted[kind][age]) + weight * before_reached[age])
+            left -= self._wanted[kind][age]
+        return reached, [own + weight * before for own, before in zip(self._wanted[kind], before_wanted, strict=True)]
 
     def worth_a_try(self, origin: Origin) -> bool:
         """Are states of this origin wanted often enough to keep a new one? If not, one in a few is all the same."""
@@ -69,7 +178,5 @@ class Popularity:
         found: dict[str, list[dict[str, float]]] = {}
         for origin in ORIGINS:
             kinds = [class_of(origin, hits, 0) for hits in range(MOST_HITS + 1)]
-            found[origin.value] = [
-                {"seen": self._seen[kind] - PRIOR_SEEN, "chance": round(self.chance(kind), 4)} for kind in kinds
-            ]
+            found[origin.value] = [{"seen": self._total[kind], "chance": round(self.chance(kind), 4)} for kind in kinds]
         return found

@@ -39,6 +39,7 @@ def memory_stats(ledger: Ledger) -> dict[str, Any]:
         "captures_kept": counts.captures_kept,
         "captures_skipped": counts.captures_skipped,
         "kept": {origin.value: counts.kept[origin] for origin in Origin},
+        "candidates": _candidates(ledger),
         "hits": {origin.value: counts.hits[origin] for origin in Origin},
         "hit_tokens": {origin.value: counts.tokens_hit[origin] for origin in Origin},
         "evicted_pages": counts.evicted_pages,
@@ -53,6 +54,13 @@ def memory_stats(ledger: Ledger) -> dict[str, Any]:
         "resume_points": counts.captures_kept - counts.evicted_points,
         "leases": len(ledger.leases),
     }
+
+
+def _candidates(ledger: Ledger) -> dict[str, int]:
+    """States that were left where memory was free: how many ever, and how many are still no more than that."""
+    counts, size = ledger.cache.counts, ledger.cache.point_bytes
+    written, held = counts.candidates, counts.candidates_held
+    return {"written": written, "written_bytes": written * size, "held": held, "held_bytes": held * size}
 
 
 def units_in_use(ledger: Ledger) -> dict[str, dict[str, int]]:

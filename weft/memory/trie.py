@@ -35,35 +35,33 @@ class ResumePoint:
     """What makes a node a place to start from: its checkpoint and the window pages behind it, kept as a unit.
 
     `window` holds the pages of the last cells up to and including the node's own, as many as the window can see.
-    `passes` counts starts further down its path since it was last hit itself. `warmth` and `uses` are for eviction:
-    half-lives that had passed at its last use, its uses by then, aged, and those it `inherited` from below.
+    `passes` counts starts further down its path since it was last hit itself. `kind` is the class of points that it is
+    judged by; `heir_of` the class and last use of the most wanted of those below it that were given up.
     """
 
     __slots__ = (
         "explained",
+        "heir_of",
         "hits",
-        "inherited",
+        "kind",
         "node",
         "origin",
         "passes",
         "slot",
         "stamp",
         "used",
-        "uses",
-        "warmth",
         "window",
     )
 
-    def __init__(self, node: Node, slot: int | None, window: tuple[int, ...], used: int, warmth: float = 0.0) -> None:
+    def __init__(self, node: Node, slot: int | None, window: tuple[int, ...], used: int) -> None:
         self.node = node
         self.slot = slot
         self.window = window
         self.origin = Origin.CANDIDATE
+        self.kind = 0
         self.explained = False
         self.used = used
-        self.warmth = warmth
-        self.uses = 1.0
-        self.inherited = 0.0
+        self.heir_of: tuple[int, int] | None = None
         self.hits = 0
         self.passes = 0
         self.stamp = 0
