@@ -21,8 +21,6 @@ from weft.cli.main import main
 from weft.cli.selftest import SelfTest, can_tell, complaints
 from weft.models.weights import load_model
 
-pytestmark = pytest.mark.skipif(not builtin.FOLDER.exists(), reason="the trained model is not in the package yet")
-
 TURNS = ("Hello! My name is Anna.", "Count from 1 to 10.", "What is the capital of France?", "Tell me a story.", "Why?")
 TALK = [(said, "I am not sure about that, but I can tell you something about cats and dogs.") for said in TURNS]
 LONG = written(TALK * 2)

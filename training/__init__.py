@@ -1,4 +1,4 @@
-"""How the default model came to be: texts, dialogues, tokenizer, training, samples. Not part of the package.
+"""How the default model came to be: texts, dialogues, tokenizer, training, figures. Not part of the package.
 
-The way: `sources` -> `dialogues` -> `tokenizer` -> `pack` -> `train` -> `samples`. docs/model.md tells it in words.
+The way: `sources` -> `dialogues` -> `tokenizer` -> `pack` -> `train` -> `export` -> `show`. docs/model.md tells it.
 """

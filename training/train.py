@@ -31,6 +31,9 @@ MIX = {
 }  # fmt: skip
 
 
+SAVE_EVERY = 200
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     steps: int
@@ -247,6 +250,8 @@ def train(run: Run, data: Packed, held: Packed, schedule: Schedule, seed: int, d
             last, noted = now, run.step
         if run.step % 200 == 0:
             run.note(**{f"bits_{name}": value for name, value in bits_per_byte(run.model, held, device).items()})
+        if run.step % SAVE_EVERY == 0:
+            run.save()
     run.save()
 
 
