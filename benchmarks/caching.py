@@ -4,7 +4,8 @@
     python -m benchmarks.caching ample --json ample.json        the whole traces in memory without end
     python -m benchmarks.caching goals --json goals.json        second sighting, no sharing, a scan
     python -m benchmarks.caching curve --json curve.json        from 2 % to 200 % of the working set
-    python -m benchmarks.caching tables matrix.json             the tables of the document, from that file
+    python -m benchmarks.caching matrix --seed 1 --json unseen.json --policies value,lru     traffic never looked at
+    python -m benchmarks.caching tables matrix.json unseen.json the tables of the document, from those files
     python -m benchmarks.caching plots matrix.json curve.json   its plots, into docs/
 
 One process, no device. The excerpts of Mooncake's traces in `benchmarks/traces` are used unless `--traces` names a
@@ -243,8 +244,13 @@ def matrix_tables(results: Results) -> str:
     parts = ["Share of the oracle's hit tokens under `value`:", _grid(results, share, "{:.0%}")]
     for other, name in OTHERS.items():
         found = ratios(results, other)
+        if not found:
+            continue
         lowest = min(found, key=lambda key: found[key])
-        parts += [f"Hit tokens over those of {name}:", _grid(results, lambda *key, found=found: found[key], "{:.2f}")]
+        parts += [
+            f"Hit tokens over those of {name}:",
+            _grid(results, lambda *key, found=found: found.get(key), "{:.2f}"),
+        ]
         parts.append(
             f"Geometric mean of {len(found)}: **{geometric_mean(list(found.values())):.2f}**; "
             f"lowest: {found[lowest]:.2f} ({', '.join(lowest[:2])}, {float(lowest[2]):.0%}).\n"
@@ -252,14 +258,33 @@ def matrix_tables(results: Results) -> str:
     return "\n".join(parts)
 
 
-def _grid(results: Results, value: Callable[..., float], form: str) -> str:
+def held_out(results: Results, unseen: Results) -> str:
+    """Hits over LRU's on traffic that no constant was chosen by, and on the same entries of what was looked at."""
+    found, known = ratios(unseen, "lru"), ratios(results, "lru")
+    lowest = min(found, key=lambda key: found[key])
+    rows = [
+        f"Hit tokens over those of LRU on seeds that no constant was chosen by, {len(found)} entries:",
+        "",
+        "| workload | " + " | ".join(dict.fromkeys(f"{m.split('-')[0]} {float(s):.0%}" for _, m, s in found)) + " |",
+        "|---|" + "---:|" * len({key[1:] for key in found}),
+    ]
+    for workload in dict.fromkeys(key[0] for key in found):
+        cells = [f"{value:.2f}" for key, value in found.items() if key[0] == workload]
+        rows.append(f"| {workload} | {' | '.join(cells)} |")
+    seen = geometric_mean([known[key] for key in found if key in known])
+    mean = geometric_mean(list(found.values()))
+    rows.append(f"\nGeometric mean **{mean:.2f}** (the same entries of the seed that was looked at: {seen:.2f}); ")
+    return "\n".join(rows) + f"lowest: {found[lowest]:.2f} ({', '.join(lowest[:2])}, {float(lowest[2]):.0%})."
+
+
+def _grid(results: Results, value: Callable[..., float | None], form: str) -> str:
     keys = list(ratios(results, "lru"))
     columns = list(dict.fromkeys((model, share) for _, model, share in keys))
     heads = [f"{model.split('-')[0]} {float(share):.0%}" for model, share in columns]
     rows = ["", "| workload | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(columns)]
     for workload in dict.fromkeys(workload for workload, _, _ in keys):
-        known = [(model, share) if (workload, model, share) in keys else None for model, share in columns]
-        cells = [form.format(value(workload, *each)) if each else "" for each in known]
+        known = [value(workload, *each) if (workload, *each) in keys else None for each in columns]
+        cells = ["" if each is None else form.format(each) for each in known]
         rows.append(f"| {workload} | {' | '.join(cells)} |")
     return "\n".join([*rows, ""])
 
@@ -299,7 +324,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of made-up traffic; constants were chosen on 0")
     options = parser.parse_args()
     if options.part == "tables":
-        print(matrix_tables(json.loads(Path(options.files[0]).read_text())))
+        known, *unseen = (json.loads(Path(file).read_text()) for file in options.files)
+        print(matrix_tables(known), *(held_out(known, each) for each in unseen), sep="\n")
         return
     if options.part == "plots":
         draw(*(json.loads(Path(file).read_text()) for file in options.files[:2]), Path("docs"))

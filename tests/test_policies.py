@@ -162,6 +162,18 @@ def test_candidates_lie_a_share_of_their_depth_apart_and_agree_for_all_prompts()
     assert candidates(0, 50_000, 64, density=8) == whole[7::8]
 
 
+def test_ends_of_prompts_that_nobody_sends_again_are_candidates():
+    target = make(memory=1 << 23)
+    for seed in range(100):
+        compute(target, text(seed, 100))
+    before = target.cache.counts.kept[Origin.PROMPT_END]
+    for seed in range(100, 140):
+        compute(target, text(seed, 100))
+    assert target.cache.counts.kept[Origin.PROMPT_END] - before == 40 // 8
+    # They are there all the same, as long as memory is free.
+    assert compute(target, text(139, 100)) == 96
+
+
 # what is learned ------------------------------------------------------------------------------------------------------
 
 

@@ -41,6 +41,7 @@ class Lease:
         "asked",
         "boundaries",
         "cells",
+        "end_counts",
         "junction",
         "keys",
         "miss",
@@ -74,6 +75,7 @@ class Lease:
         self.miss = miss
         self.junction = miss.kv_matched if miss.kv_matched > miss.cached else 0
         self.recalled = 0  # so far its cells were computed before, though they are gone
+        self.end_counts = True  # the end of its prompt is worth a snapshot, not only a candidate
         self.returns = False  # it closes only to give way
         self.node: Node | None = None
         self.shared = 0

@@ -68,6 +68,8 @@ class Ledger:
         self.learns = captures.popular and eviction == "value" and not capture_every
         # Only this policy lets them go before anything else.
         self.candidates = self.candidates and eviction == "value"
+        # Ends of prompts too, but that they are candidates at least.
+        self._ends_on_trial = self.learns and self.candidates and self.every > self.cell
         self.leases: dict[int, Lease] = {}
         self._promises: dict[Key, Lease] = {}
         cells = cells_covering(max_length, spec.cell) + 1
@@ -137,6 +139,7 @@ class Ledger:
                 return None
             lease.tail = self.tail[seat] = tail
         self.leases[seat] = lease
+        lease.end_counts = not self._ends_on_trial or self.cache.popularity.worth_a_try(Origin.PROMPT_END)
         if self.enabled:
             for key in keys[lease.published : prompt // self.cell]:
                 self._promises.setdefault(key, lease)
@@ -299,7 +302,7 @@ class Ledger:
         return sorted(captures, key=lambda capture: capture.position)
 
     def _origin(self, lease: Lease, position: int) -> Origin:
-        return origin_of(
+        origin = origin_of(
             position,
             prompt=lease.prompt,
             junction=lease.junction,
@@ -309,6 +312,7 @@ class Ledger:
             cell=self.cell,
             recalled=lease.recalled,
         )
+        return Origin.CANDIDATE if origin is Origin.PROMPT_END and not lease.end_counts else origin
 
     # settle ---------------------------------------------------------------------------------------------------------
 
