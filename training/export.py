@@ -84,6 +84,7 @@ def write_weights(weights: dict[str, Tensor], folder: Path) -> None:
     for number, part in enumerate(parts, start=1):
         file = f"model-{number:05}-of-{len(parts):05}.safetensors"
         save_file(part, folder / file, {"format": "pt"})
+        (folder / file).chmod(0o644)
         places |= dict.fromkeys(part, file)
     total = sum(t.nbytes for t in weights.values())
     write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})

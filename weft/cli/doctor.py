@@ -97,7 +97,7 @@ def processor() -> tuple[str, set[str]]:
 
 def device() -> str:
     cards = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    return f"CPU; {cards} CUDA devices are there, but this version does not use them" if cards else "CPU"
+    return f"{cards} CUDA devices (one is used where torch can; see --device)" if cards else "CPU"
 
 
 class Heard(logging.Handler):
