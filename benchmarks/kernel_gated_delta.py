@@ -213,7 +213,7 @@ def tune_prefill(choices: Sequence[tuple[Choice, Choice]], lengths: Sequence[int
 
 def main() -> None:
     print(f"copy {copy_bandwidth() / 1e12:.2f} TB/s")
-    decodes = [Choice(v, w, 1, ahead=a) for v in (16, 32, 64, 128) for w in (1, 2, 4) for a in (0, 4, 8, 16)]
+    decodes = [Choice(v, w, 1, r) for v in (16, 32, 64, 128) for w in (1, 2, 4) for r in (None, 128)]
     tune_decode(decodes, (32, 128))
     solves = [Choice(0, 4, 1, registers) for registers in (None, 168, 128)]
     # One stage is not tried: with it, products of 16-bit operands have come out wrong (Triton 3.6).

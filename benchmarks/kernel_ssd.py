@@ -212,7 +212,7 @@ def cases() -> Iterator[Case]:
 
 
 def choices_of_decode() -> list[DecodeChoice]:
-    return [DecodeChoice(*each) for each in itertools.product((32, 64), (1, 2, 5, 10), (1, 2, 3), (2, 4), (0, 1, 2))]
+    return [DecodeChoice(*each) for each in itertools.product((32, 64), (1, 2, 5, 10), (1, 2, 3), (2, 4, 8))]
 
 
 def choices_of_cells() -> list[CellsChoice]:

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from tests.compiled import assert_compiles
 from weft.kernels.cuda.linear import counters, few_rows, suits
-from weft.kernels.linear import unrounded_linear
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -29,22 +28,6 @@ def check(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: str,
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 512, 64), (3, 1040, 100), (17, 528, 64), (2, 64, 80)])
 def test_rows_times_weights_is_the_plain_product(device, rows, inputs, outputs):
     check(rows, inputs, outputs, torch.float16, device, bias=rows == 3)
-
-
-def test_sums_may_be_handed_out_as_they_are():
-    x, weight = torch.randn(3, 512).half(), (torch.randn(70, 512) * 512**-0.5).half()
-    found, wanted = few_rows(x, weight, dtype=torch.float32), F.linear(x.float(), weight.float())
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 32, 500])
-def test_a_product_in_float32_is_not_rounded_on_the_way(rows):
-    x = torch.randn(rows, 2048, device="cuda").bfloat16()
-    weight, bias = (torch.randn(size, device="cuda").bfloat16() for size in ((257, 2048), (257,)))
-    wanted = F.linear(x.double(), weight.double(), bias.double()).float()
-    torch.testing.assert_close(unrounded_linear(x, weight, bias), wanted, rtol=1e-4, atol=1e-3)
 
 
 def check_activated(rows: int, inputs: int, outputs: int, parts: int, dtype: torch.dtype, device: str) -> None:
@@ -101,7 +84,6 @@ def launch_few_rows() -> None:
             few_rows(x, weight, torch.empty(outputs, dtype=torch.bfloat16))
             few_rows(x, weight, None, "silu", 2)
             few_rows(x, weight, None, "relu2", 1)
-            few_rows(x, weight, dtype=torch.float32)
 
 
 def test_kernels_compile_for_sm_90():

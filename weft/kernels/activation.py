@@ -38,14 +38,11 @@ def activated(x: Float[Tensor, "n size"], activation: Callable[[Tensor], Tensor]
 
 
 def gated_product(
-    gate: Float[Tensor, "n size"],
-    x: Float[Tensor, "n size"],
-    activation: Callable[[Tensor], Tensor],
-    dtype: torch.dtype | None = None,
+    gate: Float[Tensor, "n size"], x: Float[Tensor, "n size"], activation: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, "n size"]:
-    """activation(gate) * x, in their dtype or another one; both may be strided."""
+    """activation(gate) * x; both may be strided."""
     if gate.is_cuda and activation in KERNELS:
         from weft.kernels.cuda.activation import activate
 
-        return activate(KERNELS[activation], gate, x, dtype)
-    return activation(gate).mul_(x).to(dtype or gate.dtype)
+        return activate(KERNELS[activation], gate, x)
+    return activation(gate).mul_(x)

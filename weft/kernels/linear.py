@@ -73,28 +73,10 @@ def activated_linear(
     if weight.is_cuda and HAS_TRITON and activation in KERNELS:
         from weft.kernels.cuda import linear as on_gpu
 
-        if on_gpu.suits(x, weight, activated=True):
+        if on_gpu.suits(x, weight):
             return on_gpu.few_rows(x, weight, bias, KERNELS[activation], parts)
     product = linear(x, weight, bias, table)
     return activated(product, activation) if parts == 1 else gated_product(*product.chunk(2, -1), activation)
-
-
-def unrounded_linear(
-    x: Float[Tensor, "n inputs"],
-    weight: Float[Tensor, "outputs inputs"],
-    bias: Float[Tensor, " outputs"] | None = None,
-    table: Float[Tensor, "blocks inputs block"] | None = None,
-) -> Float[Tensor, "n outputs"]:
-    """linear(x) in float32: on a GPU the sums as they are, which costs nothing; elsewhere as `linear` rounds them."""
-    if not weight.is_cuda or x.dtype == torch.float32:
-        return linear(x, weight, bias, table).float()
-    if HAS_TRITON:
-        from weft.kernels.cuda import linear as on_gpu
-
-        if on_gpu.suits(x, weight):
-            return on_gpu.few_rows(x, weight, bias, dtype=torch.float32)
-    product = torch.mm(x, weight.t(), out_dtype=torch.float32)
-    return product if bias is None else product + bias
 
 
 def _weights_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -23,10 +23,7 @@ Routing = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """An expert that sees every token, as far as its first product: the second may be done along with the others'.
-
-    That product may not be rounded to the dtype of the weights yet.
-    """
+    """An expert that sees every token, as far as its first product: the second may be done along with the others'."""
 
     gate: Float[Tensor, "tokens inner"]
     up: Float[Tensor, "tokens inner"]
@@ -34,7 +31,7 @@ class Shared:
     opening: Float[Tensor, "tokens 1"] | None  # what its weight is the sigmoid of; none: its weight is 1
 
     def outcome(self) -> Tensor:
-        return linear(gated_product(self.gate, self.up, F.silu, self.second.dtype), self.second)
+        return linear(gated_product(self.gate, self.up, F.silu), self.second)
 
 
 def route_softmax(logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:
@@ -154,7 +151,7 @@ def experts(
         return routed
     if shared.opening is None:
         return routed.add_(shared.outcome())
-    return torch.addcmul(routed, shared.outcome(), shared.opening.sigmoid().to(routed.dtype))
+    return torch.addcmul(routed, shared.outcome(), shared.opening.sigmoid())
 
 
 def _routed(

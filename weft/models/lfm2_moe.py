@@ -44,4 +44,4 @@ class BiasedSparseMLP(Layer):
         )
 
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
-        return self.experts(x, *self.route(self.gate.unrounded(x), bias=self.expert_bias))
+        return self.experts(x, *self.route(self.gate(x), bias=self.expert_bias))

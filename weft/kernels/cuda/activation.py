@@ -16,17 +16,11 @@ WARPS = 4
 
 
 def activate(
-    name: str,
-    x: Float[Tensor, "n size"],
-    factor: Float[Tensor, "n size"] | None = None,
-    dtype: torch.dtype | None = None,
+    name: str, x: Float[Tensor, "n size"], factor: Float[Tensor, "n size"] | None = None
 ) -> Float[Tensor, "n size"]:
-    """activation(x), times `factor` if there is one, in the dtype of x or another one; rows may be strided.
-
-    The arithmetic is float32.
-    """
+    """activation(x), times `factor` if there is one; rows may be strided. The arithmetic is float32."""
     rows, size = x.shape
-    out = torch.empty(rows, size, dtype=dtype or x.dtype, device=x.device)
+    out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
     assert x.stride(1) == 1
     assert factor is None or factor.stride(1) == 1
     if rows:

@@ -43,10 +43,9 @@ class Choice(NamedTuple):
     warps: int
     stages: int  # of loads that are under way
     registers: int | None = None  # at most, of a thread
-    ahead: int = 0  # rows whose states are sent for while this one's is read
 
 
-DECODE, WEIGH_WARPS = Choice(32, 1, 1, ahead=8), 4
+DECODE, WEIGH_WARPS = Choice(32, 1, 1), 4
 SOLVE = Choice(0, 4, 1, registers=128)
 # Programs beside each other on a multiprocessor; or, if there are not enough, more loads under way in each. What they
 # compute is the same to the bit.
@@ -114,7 +113,7 @@ def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
         inputs.v, inputs.v.stride(0), lookups, weights, factors, y,
         tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
         state, state.stride(0), lanes.start, lanes.slot, lanes.tail, lanes.closing,
-        **shared, VALUE_DIM=value_dim, VALUES=values, AHEAD=choice.ahead,
+        **shared, VALUE_DIM=value_dim, VALUES=values,
         num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers, **early(inputs.v),
     )  # fmt: skip
 

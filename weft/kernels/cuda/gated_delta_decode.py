@@ -12,7 +12,7 @@ import triton.language as tl
 
 from weft.kernels.cuda.gated_delta_cells import LANES, NORM_EPSILON, gates
 from weft.kernels.cuda.launching import jit
-from weft.kernels.cuda.overlap import prefetch, wait
+from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.tails import ring_places
 
 # Of the rows of a small matrix product, two are used: the key's and the query's.
@@ -124,26 +124,6 @@ def sums(a, b):
     return tl.reduce((a, b), 0, add_both)
 
 
-@triton.jit
-def send_for(
-    row, state, state_stride, tail_u, tail_u_stride, row_start, row_slot, row_tail,
-    CELL: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """What the program of a later row will load, if there is one: then it will be near."""
-    LINES: tl.constexpr = (VALUES + 31) // 32
-    if row < tl.num_programs(2):
-        first = tl.program_id(0) * VALUES
-        lane = tl.minimum(tl.arange(0, KEYS), KEY_DIM - 1)
-        line = tl.minimum(first + tl.arange(0, LINES) * 32, VALUE_DIM - 1)
-        state += tl.load(row_slot + row).to(tl.int64) * state_stride
-        prefetch(state + lane[:, None] * VALUE_DIM + line[None, :], EARLY)
-        kept = tl.load(row_start + row) % CELL
-        column = tl.arange(0, BLOCK)
-        tail_u += tl.load(row_tail + row).to(tl.int64) * tail_u_stride + first
-        prefetch(tail_u + tl.where(column < kept, column, 0) * VALUE_DIM, EARLY)
-
-
 @jit(do_not_specialize_on_alignment=LANES)
 def decode_rows(
     v, value_stride, lookups, weights, factors, y,
@@ -151,7 +131,7 @@ def decode_rows(
     row_start, row_slot, row_tail, row_closing,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    PRECISION: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (block of value columns, value head, row)."""
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -163,15 +143,11 @@ def decode_rows(
     real_value = value < VALUE_DIM
     # The state is what takes long: it is asked for first.
     state += head * (KEY_DIM * VALUE_DIM)
-    tail_u += head * (RING * VALUE_DIM)
     before, has_state = state + slot * state_stride, start >= CELL
     inside = lane[:, None] * VALUE_DIM + value[None, :]
     memory = tl.load(before + inside, (lane < KEY_DIM)[:, None] & real_value[None, :] & has_state, 0.0)
-    if AHEAD > 0:
-        send_for(row + AHEAD, state, state_stride, tail_u, tail_u_stride, row_start, row_slot, row_tail,
-                 CELL, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, EARLY)  # fmt: skip
 
-    tail_u += tail * tail_u_stride
+    tail_u += tail * tail_u_stride + head * (RING * VALUE_DIM)
     offset, column = start % CELL, tl.arange(0, BLOCK)
     is_tail, ring = column < offset, ring_places(start - offset, column, CELL, RING)
     u_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]

@@ -15,31 +15,24 @@ from torch import Tensor
 
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between
-from weft.kernels.cuda.overlap import early, prefetch, wait
+from weft.kernels.cuda.overlap import early, wait
 
 # Measured on an H200, on whole steps of a 1.2B model: up to so many rows faster than the library.
 MOST_ROWS = 32
 OUTPUTS = 64
 INPUTS = 128
-# Programs that keep the memory busy; and outputs from which on the library does so as well. By rows, up to so many.
-PROGRAMS = {16: 128, 32: 64}
+# Programs that keep the memory busy.
+PROGRAMS = 128
+# Outputs from which on the library does so as well. By rows, up to so many.
 MANY_OUTPUTS = {16: 24576, 32: 4096}
-# The same for products with an activation, which the library leaves to a kernel of its own.
-MANY_ACTIVATED = {16: 24576, 32: 24576}
-# Steps of a program's inputs whose weights are sent for before its turn has come.
-AHEAD = {16: 8, 32: 8}
-LOADED = True
-# Elements of 16 bits that a cache fetches at a time.
-LINE = tl.constexpr(64)
 # More outputs than any layer has, by blocks.
 COUNTERS = 1 << 16
 
 
-def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"], activated: bool = False) -> bool:
+def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
     """Whether `few_rows` is the faster way. Known without asking the device."""
     half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
-    many = MANY_ACTIVATED if activated else MANY_OUTPUTS
-    few = x.ndim == 2 and 0 < len(x) <= MOST_ROWS and weight.shape[0] <= many[rows_compiled(len(x))]
+    few = x.ndim == 2 and 0 < len(x) <= MOST_ROWS and weight.shape[0] <= MANY_OUTPUTS[rows_compiled(len(x))]
     return half and few and x.stride(1) == 1 and weight.is_contiguous() and weight.shape[1] % 16 == 0
 
 
@@ -49,25 +42,22 @@ def few_rows(
     bias: Float[Tensor, " outputs"] | None = None,
     activation: str | None = None,
     parts: int = 1,
-    dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "rows results"]:
-    """With an activation, by name: that of the product or, of two parts side by side, of the first times the second.
-
-    `dtype` is that of the results, if not of x.
-    """
+    """With an activation, by name: that of the product or, of two parts side by side, of the first times the second."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
     blocks = -(-results // (OUTPUTS // parts))
     compiled = rows_compiled(rows)
-    shares = shares_of(blocks, inputs, PROGRAMS[compiled])
+    shares = shares_of(blocks, inputs, PROGRAMS)
     share = -(-inputs // (shares * INPUTS)) * INPUTS
-    y = torch.empty(rows, results, dtype=dtype or x.dtype, device=x.device)
+    y = torch.empty(rows, results, dtype=x.dtype, device=x.device)
+    # Fewer programs have to read further ahead.
+    stages = 4 if blocks * shares <= 256 else 3
     found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else y
     few_rows_kernel[(blocks, shares)](
         x, weight, bias, y, found, counters(x.device), rows, outputs, inputs, share, x.stride(0),
-        ROWS=compiled, OUTPUTS=OUTPUTS, INPUTS=INPUTS, SHARES=shares, EVEN=inputs % share == 0,
-        NAME=activation or "", PARTS=parts, AHEAD=AHEAD[compiled], LOADED=LOADED,
-        num_warps=4, num_stages=stages_for(blocks * shares, compiled), **early(x),
+        ROWS=compiled, OUTPUTS=OUTPUTS, INPUTS=INPUTS, SHARES=shares,
+        EVEN=inputs % share == 0, NAME=activation or "", PARTS=parts, num_warps=4, num_stages=stages, **early(x),
     )  # fmt: skip
     return y
 
@@ -78,11 +68,6 @@ def rows_compiled(rows: int) -> int:
     (16, 32)
     """
     return 16 if rows <= 16 else 32
-
-
-def stages_for(programs: int, rows: int) -> int:
-    """Of loads that are under way: fewer programs have to read further ahead."""
-    return 4 if programs <= 256 else 3
 
 
 def shares_of(blocks: int, inputs: int, programs: int) -> int:
@@ -107,7 +92,7 @@ def counters(device: torch.device) -> Tensor:
 def few_rows_kernel(
     x, weight, bias, y, found, come, rows, outputs, inputs, share, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr, EVEN: tl.constexpr,
-    NAME: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr, LOADED: tl.constexpr, EARLY: tl.constexpr,
+    NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
     # Of two parts a program takes the same outputs, in turns: each gate lies beside what it gates.
@@ -122,34 +107,22 @@ def few_rows_kernel(
     values = x + row[None, :] * x_stride + column[:, None]
     end = tl.minimum(inputs, (part + 1) * share)
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    begin = part * share
     # Weights are older than any step: the first ones come while the kernel before this one is still at work.
-    if EARLY:
-        lines = weight + tl.where(is_output, output, 0)[:, None].to(tl.int64) * inputs
-        lines += begin + (tl.arange(0, INPUTS // LINE) * LINE)[None, :]
-        for step in range(tl.minimum(AHEAD, tl.cdiv(end - begin, INPUTS))):
-            prefetch(lines + step * INPUTS, EARLY)
-    if LOADED:
-        is_input = column < end
-        seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
-        there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
-        w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
-        wait(EARLY)
-        total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
-        begin += INPUTS
+    is_input = column < end
+    seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
+    there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
+    w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
+    wait(EARLY)
+    total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
+    for first in range(part * share + INPUTS, end, INPUTS):
         weights += INPUTS
         values += INPUTS
-    else:
-        wait(EARLY)
-    for first in range(begin, end, INPUTS):
         is_input = first + tl.arange(0, INPUTS) < end
         seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
         there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
         # Read once, while every program reads the values: the cache should keep those.
         w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
         total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
-        weights += INPUTS
-        values += INPUTS
     place = row[None, :] * outputs + output[:, None]
     real = is_row[None, :] & is_output[:, None]
     if SHARES > 1:

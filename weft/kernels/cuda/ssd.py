@@ -25,9 +25,8 @@ from weft.memory.device.store import RecurrentView
 
 # Products of matrices have no narrower side.
 NARROWEST = 16
-# Columns at a time and times, of a program that closes a cell. Most have nothing to do, but even these take up room: if
-# there are more than so many, they take more columns each.
-CLOSING_BLOCK, CLOSING_BLOCKS, CLOSING_PROGRAMS = 16, 10, 1024
+# Columns at a time and times, of a program that closes a cell: few programs, as most have nothing to do.
+CLOSING_BLOCK, CLOSING_BLOCKS = 16, 10
 
 
 def ssd(
@@ -96,7 +95,7 @@ def decode(
     )  # fmt: skip
     columns = choice.block * choice.blocks
     touched = min(group_heads, (columns - 1 + head_dim - 1) // head_dim + 1)
-    closing_blocks = closing_blocks_for(lanes.decodes * groups, width)
+    closing_blocks = min(CLOSING_BLOCKS, -(-width // CLOSING_BLOCK))
     programs = -(-width // columns) + -(-width // (CLOSING_BLOCK * closing_blocks))
     memory = (view.state["ssm"], tail["input"], *small)
     read_kernel[(lanes.decodes * groups * programs,)](
@@ -104,7 +103,6 @@ def decode(
         *memory, lanes.start, lanes.slot, lanes.tail, lanes.closing,
         lanes.decodes, x.stride(0), C.stride(0), *(part.stride(0) for part in memory),
         HEAD_DIM=head_dim, HEAD_BLOCK=padded(touched), BLOCK=choice.block, BLOCKS=choice.blocks, STAGES=choice.stages,
-        AHEAD=choice.ahead,
         CLOSING_BLOCK=CLOSING_BLOCK, CLOSING_BLOCKS=closing_blocks, PRECISION=precision(x.dtype),
         num_warps=choice.warps, **sizes,
     )  # fmt: skip
@@ -156,18 +154,6 @@ def extend(
         *(part.stride(0) for part in (tail["input"], tail["B"], tail["dt"], tail["decay"])), *finite(limit),
         HEADS=heads, HEAD_DIM=head_dim, GROUPS=groups, STATE=state, CELL=cell, RING=ring, BLOCK=1024, num_warps=4,
     )  # fmt: skip
-
-
-def closing_blocks_for(groups: int, width: int) -> int:
-    """For so many groups of so many columns, in all rows.
-
-    >>> closing_blocks_for(8, 1280), closing_blocks_for(256, 1280), closing_blocks_for(8, 64)
-    (10, 20, 4)
-    """
-    blocks, all_blocks = CLOSING_BLOCKS, -(-width // CLOSING_BLOCK)
-    while blocks < all_blocks and groups * -(-all_blocks // blocks) > CLOSING_PROGRAMS:
-        blocks *= 2
-    return min(blocks, all_blocks)
 
 
 def padded(size: int) -> int:

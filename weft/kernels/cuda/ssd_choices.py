@@ -18,7 +18,6 @@ class DecodeChoice(NamedTuple):
     blocks: int  # of a program
     stages: int
     warps: int
-    ahead: int = 0  # blocks that are sent for before they are loaded
 
 
 class CellsChoice(NamedTuple):
@@ -30,15 +29,13 @@ class CellsChoice(NamedTuple):
 def decode_choice(rows: int, groups: int, width: int) -> DecodeChoice:
     """For groups of `width` columns: long programs once there are many, or a block each to keep all of the GPU busy.
 
-    >>> decode_choice(128, 8, 1280)
-    DecodeChoice(block=64, blocks=5, stages=2, warps=4, ahead=2)
-    >>> decode_choice(1, 8, 1280)
-    DecodeChoice(block=64, blocks=1, stages=1, warps=4, ahead=0)
+    >>> decode_choice(128, 8, 1280), decode_choice(1, 8, 1280)
+    (DecodeChoice(block=64, blocks=5, stages=2, warps=4), DecodeChoice(block=64, blocks=1, stages=1, warps=4))
     """
     blocks = -(-width // 64)
     for count in (5, 4):
         if blocks % count == 0 and rows * groups * blocks // count >= 16 * AT_ONCE:
-            return DecodeChoice(64, count, 2, 4, 2)
+            return DecodeChoice(64, count, 2, 4)
     return DecodeChoice(64, 1, 1, 4)
 
 

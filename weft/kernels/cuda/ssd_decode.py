@@ -14,12 +14,9 @@ import triton
 import triton.language as tl
 
 from weft.kernels.cuda.launching import jit
-from weft.kernels.cuda.overlap import prefetch, wait
+from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.ssd_steps import LOG2_E, time_step
 from weft.kernels.cuda.tails import ring_places
-
-# Numbers of a state that a cache fetches at a time.
-LINE = tl.constexpr(32)
 
 
 @jit
@@ -89,7 +86,7 @@ def read_kernel(
     rows, x_stride, C_stride, slot_stride, x_unit, B_unit, dt_unit, decay_unit,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr,
     CLOSING_BLOCK: tl.constexpr, CLOSING_BLOCKS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
@@ -119,8 +116,7 @@ def read_kernel(
             scales + row * (GROUPS * GROUP_HEADS * 2), y + row * (GROUPS * WIDTH),
             state + tl.load(slots + row).to(tl.int64) * slot_stride, tail_x + tail * x_unit,
             tl.load(start + row), chunk,
-            GROUPS, GROUP_HEADS, HEAD_DIM, STATE, CELL, RING, HEAD_BLOCK, BLOCK, BLOCKS, STAGES, AHEAD, PRECISION,
-            EARLY,
+            GROUPS, GROUP_HEADS, HEAD_DIM, STATE, CELL, RING, HEAD_BLOCK, BLOCK, BLOCKS, STAGES, PRECISION, EARLY,
         )  # fmt: skip
 
 
@@ -129,8 +125,7 @@ def read_columns(
     x, C, weights, scales, y, state, tail_x, position, chunk,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Outputs of some columns of a row, to whose beginnings all pointers point. Only what the tail holds is loaded."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
@@ -147,9 +142,6 @@ def read_columns(
         # The state is older than the step: it may come while the kernel before this one ends.
         only = first_column + tl.arange(0, BLOCK)
         values = tl.load(in_state + only[None, :], mask=has_state & (only < WIDTH)[None, :], other=0.0)
-    line = first_column + tl.arange(0, BLOCK // LINE) * LINE
-    for block in tl.static_range(min(AHEAD, BLOCKS)):
-        prefetch(in_state + tl.minimum(line + block * BLOCK, WIDTH - 1)[None, :], EARLY)
     wait(EARLY)
     query = tl.load(C + group * STATE + n).to(tl.float32)
     own = first_column // HEAD_DIM + tl.arange(0, HEAD_BLOCK)
@@ -167,9 +159,6 @@ def read_columns(
         in_tail = tail_x + place // HEAD_DIM * (RING * HEAD_DIM) + place % HEAD_DIM
         inputs = tl.load(in_tail[None, :] + ring * HEAD_DIM, mask=kept & real[None, :], other=0.0)
         new_x = tl.load(x + place, mask=real, other=0.0)
-        if AHEAD > 0:
-            later = line + tl.minimum(block + AHEAD, BLOCKS - 1) * BLOCK
-            prefetch(in_state + tl.minimum(later, WIDTH - 1)[None, :], EARLY)
         by_head = tl.dot(weight, inputs, input_precision=PRECISION)
         by_head += through[:, None] * tl.sum(values * query[:, None], 0)[None, :]
         by_head += new_weight[:, None] * new_x.to(tl.float32)[None, :]

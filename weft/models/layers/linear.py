@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.linear import activated_linear, linear, pack, pack_for_one_row, unrounded_linear
+from weft.kernels.linear import activated_linear, linear, pack, pack_for_one_row
 from weft.models.model import Layer, Source
 
 
@@ -32,10 +32,6 @@ class Linear(Layer):
 
     def forward(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n outputs"]:
         return linear(x, self.weight, self.bias, self.table)
-
-    def unrounded(self, x: Float[Tensor, "n inputs"]) -> Float[Tensor, "n outputs"]:
-        """The product in float32."""
-        return unrounded_linear(x, self.weight, self.bias, self.table)
 
     def activated(
         self, x: Float[Tensor, "n inputs"], activation: Callable[[Tensor], Tensor], parts: int = 1

@@ -67,4 +67,4 @@ class SparseMLP(Layer):
         self.route = route
 
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
-        return self.experts(x, *self.route(self.gate.unrounded(x)))
+        return self.experts(x, *self.route(self.gate(x)))

@@ -25,10 +25,7 @@ class SharedNames:
 
 
 class SharedSparseMLP(Layer):
-    """All products that read the layer's input, the router's included, are one.
-
-    It is not rounded: experts that would look equal, and be told apart by their numbers, are not.
-    """
+    """All products that read the layer's input, the router's included, are one."""
 
     def __init__(
         self, hidden: int, inner: int, names: SharedNames, experts: Experts, route: Callable[[Tensor], Routing]
@@ -44,6 +41,6 @@ class SharedSparseMLP(Layer):
         self.route = route
 
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
-        logits, opening, gate, up = self.packed.unrounded(x).split_with_sizes(self.sizes, -1)
+        logits, opening, gate, up = self.packed(x).split_with_sizes(self.sizes, -1)
         shared = Shared(gate, up, self.second.weight, opening if self.sizes[1] else None)
         return self.experts(x, *self.route(logits), shared)
