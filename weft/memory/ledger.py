@@ -32,6 +32,7 @@ from weft.memory.keys import Key
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.lease import Capture, Grant, Lease
 from weft.memory.misses import Miss, Reason
+from weft.memory.popularity import SELDOM, SELDOM_IN_FREE_MEMORY
 from weft.memory.spec import MemorySpec
 from weft.memory.trie import path
 
@@ -139,13 +140,18 @@ class Ledger:
                 return None
             lease.tail = self.tail[seat] = tail
         self.leases[seat] = lease
-        lease.end_counts = not self._ends_on_trial or self.cache.popularity.worth_a_try(Origin.PROMPT_END)
+        lease.end_counts = not self._ends_on_trial or self._end_is_worth_a_try()
         if self.enabled:
             for key in keys[lease.published : prompt // self.cell]:
                 self._promises.setdefault(key, lease)
             self._notice_junction(lease)
             self.cache.looked_up(plain, keys, lease.miss)
         return lease
+
+    def _end_is_worth_a_try(self) -> bool:
+        is_free = self.arena.used_slabs < 0.9 * self.arena.slabs
+        seldom = SELDOM_IN_FREE_MEMORY if is_free else SELDOM
+        return self.cache.popularity.worth_a_try(Origin.PROMPT_END, seldom)
 
     def _on_grid(self, positions: Iterable[int]) -> frozenset[int]:
         return frozenset(floor_to_grid(position, self.cell) for position in positions)

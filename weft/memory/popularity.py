@@ -29,8 +29,9 @@ PRIOR_SEEN = 3.0
 # Declared points are somebody's word that they will be wanted.
 DECLARED_CHANCE = 0.5
 MEMORY = 2048.0
-# A class of which fewer are wanted is kept only now and then, to notice when that changes.
-SELDOM = 0.02
+# A class of which fewer are wanted is kept only now and then, to notice when that changes. While memory is free, more
+# classes are: a state that is not kept for good is held all the same, as a candidate.
+SELDOM, SELDOM_IN_FREE_MEMORY = 0.02, 0.04
 TRIAL = 8
 # Rates are worked out again after so many lookups.
 REFRESH = 16
@@ -165,9 +166,9 @@ class Popularity:
             left -= self._wanted[kind][age]
         return reached, [own + weight * before for own, before in zip(self._wanted[kind], before_wanted, strict=True)]
 
-    def worth_a_try(self, origin: Origin) -> bool:
+    def worth_a_try(self, origin: Origin, seldom: float = SELDOM) -> bool:
         """Are states of this origin wanted often enough to keep a new one? If not, one in a few is all the same."""
-        if self.chance(class_of(origin, 0, 0)) >= SELDOM:
+        if self.chance(class_of(origin, 0, 0)) >= seldom:
             return True
         place = _PLACE[origin]
         self._skipped[place] = (self._skipped[place] + 1) % TRIAL
