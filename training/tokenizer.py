@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from training.pack import documents
-from training.template import END, JINJA, OVER, SPECIALS, START
+from training.template import SPECIALS
 
 VOCABULARY = 8192
 # Words with the space before them, single digits (sums are learnt digit by digit), runs of signs, runs of spaces.
@@ -56,16 +55,6 @@ def main() -> None:
     folder = data / "tokenizer"
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "pad_token": OVER,
-        "additional_special_tokens": [START, END],
-        "chat_template": JINJA,
-        "model_max_length": 4096,
-        "clean_up_tokenization_spaces": False,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
     sample = "Hello! Count from 1 to 12: def add(a, b):\n    return a + b"
     print(f"{tokenizer.get_vocab_size()} tokens; {len(sample)} characters become {len(tokenizer.encode(sample).ids)}")
 
