@@ -174,6 +174,26 @@ def test_ends_of_prompts_that_nobody_sends_again_are_candidates():
     assert compute(target, text(139, 100)) == 96
 
 
+def test_ends_that_are_wanted_now_and_then_are_candidates_only_while_memory_is_free():
+    known = Popularity()
+    kind = class_of(Origin.PROMPT_END, 0, 0)
+    for seed in range(100):
+        known.entered(kind)
+        if seed % 50 == 0:
+            known.wanted(kind)
+    kept = {}
+    for memory in (1 << 23, 1 << 16):
+        target = make(memory=memory)
+        for seed in range(60):
+            compute(target, text(seed, 100))
+        target.cache.popularity = known
+        before = target.cache.counts.kept[Origin.PROMPT_END]
+        for seed in range(60, 76):
+            compute(target, text(seed, 100))
+        kept[memory] = target.cache.counts.kept[Origin.PROMPT_END] - before
+    assert kept == {1 << 23: 16 // 8, 1 << 16: 16}
+
+
 # what is learned ------------------------------------------------------------------------------------------------------
 
 

@@ -36,6 +36,9 @@ from weft.memory.popularity import SELDOM, SELDOM_IN_FREE_MEMORY
 from weft.memory.spec import MemorySpec
 from weft.memory.trie import path
 
+# Memory counts as free while so much of it has never been needed.
+SPARE = 0.1
+
 
 class Ledger:
     """The arrays are indexed by seat: what plans are made of, ready to be gathered."""
@@ -149,7 +152,7 @@ class Ledger:
         return lease
 
     def _end_is_worth_a_try(self) -> bool:
-        is_free = self.arena.used_slabs < 0.9 * self.arena.slabs
+        is_free = self.arena.used_slabs < (1 - SPARE) * self.arena.slabs
         seldom = SELDOM_IN_FREE_MEMORY if is_free else SELDOM
         return self.cache.popularity.worth_a_try(Origin.PROMPT_END, seldom)
 
