@@ -151,3 +151,34 @@ def test_small_matrices_are_inverted_by_substitution():
     a, one = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0)), torch.eye(64)
     torch.testing.assert_close((one + a.tril(-1)) @ invert(a), one.expand(3, 64, 64), rtol=0, atol=1e-4)
     assert_compiles(launch_inversion)
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path):
+    import torch
+    from torch import nn
+
+    from training.train import Run, make_optimisers
+
+    def start(folder: str) -> Run:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+        return Run(tmp_path / folder, model, make_optimisers(model, 0.01))
+
+    def steps(run: Run, count: int) -> None:
+        for _ in range(count):
+            inputs = torch.randn(16, 8, generator=torch.Generator().manual_seed(run.step))
+            run.model(inputs).square().mean().backward()
+            for optimiser in run.optimisers:
+                optimiser.step()
+                optimiser.zero_grad()
+            run.step += 1
+
+    whole, first = start("whole"), start("parts")
+    steps(whole, 6)
+    steps(first, 3)
+    first.save()
+    second = start("parts")
+    assert second.step == 3
+    steps(second, 3)
+    for a, b in zip(whole.model.parameters(), second.model.parameters()):
+        torch.testing.assert_close(a, b)
