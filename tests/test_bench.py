@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass
 from itertools import pairwise
+from statistics import mean, stdev
 
 import pytest
 
 from tests.serving import serving
 from weft.base.errors import OptionError
-from weft.cli.bench.load import arrivals, ask, body_of
+from weft.cli.bench.load import arrivals, ask, body_of, due_times
 from weft.cli.bench.measures import Outcome, quantile, report, summary
 from weft.cli.bench.options import KINDS, BenchOptions
 from weft.cli.bench.workloads import WORKLOADS, Session, Turn, words
@@ -161,20 +163,45 @@ def test_a_line_that_is_no_request_is_named(tmp_path, line):
         list(WORKLOADS["trace"](BenchOptions(workload="trace", trace=str(trace))))
 
 
-def test_arrivals_are_poisson_or_as_the_trace_says():
-    async def times(sessions, options):
-        loop, found = asyncio.get_running_loop(), []
-        started = loop.time()
-        async for _ in arrivals(sessions, options):
-            found.append(loop.time() - started)
-        return found
+def test_requests_are_due_by_chance_at_the_rate_or_as_the_trace_says():
+    plain = [Session((Turn((1,), 1),))] * 2000
+    due = list(due_times(plain, BenchOptions(request_rate=50.0)))
+    gaps = [after - before for before, after in pairwise([0.0, *due])]
+    assert min(gaps) >= 0
+    # An exponential law deviates by as much as its mean.
+    assert mean(gaps) == pytest.approx(1 / 50, rel=0.1)
+    assert stdev(gaps) == pytest.approx(1 / 50, rel=0.1)
+    assert due == list(due_times(plain, BenchOptions(request_rate=50.0)))
+    assert due != list(due_times(plain, BenchOptions(request_rate=50.0, seed=1)))
+    timed = [Session((Turn((1,), 1),), due=seconds) for seconds in (0.0, 0.5, 0.75)]
+    assert list(due_times(timed, BenchOptions())) == [0.0, 0.5, 0.75]
+    assert set(due_times(plain, BenchOptions())) == {0.0}
 
-    plain = [Session((Turn((1,), 1),))] * 50
-    found = asyncio.run(times(plain, BenchOptions(request_rate=500.0)))
-    assert 0.03 < found[-1] < 2.0
-    assert len({round(after - before, 4) for before, after in pairwise(found)}) > 10, "arrivals are not regular"
-    timed = [Session((Turn((1,), 1),), due=0.02 * number) for number in range(4)]
-    assert asyncio.run(times(timed, BenchOptions()))[-1] >= 0.06
+
+@dataclass
+class Clock:
+    """Moves only when somebody sleeps."""
+
+    now: float
+
+    def read(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_request_is_sent_when_it_is_due_and_at_once_when_that_has_passed():
+    timed = [Session((Turn((1,), 1),), due=seconds) for seconds in (0.5, 0.75, 2.0, 4.0)]
+    clock, sent = Clock(100.0), []
+
+    async def send():
+        async for session in arrivals(timed, BenchOptions(), clock.read, clock.sleep):
+            sent.append((session.due, clock.now - 100.0))
+            clock.now += 1.0
+
+    asyncio.run(send())
+    assert sent == [(0.5, 0.5), (0.75, 1.5), (2.0, 2.5), (4.0, 4.0)]
 
 
 def test_bodies_are_what_the_form_says():

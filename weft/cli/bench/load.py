@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, nullcontext
 from typing import Any
 
@@ -38,16 +38,28 @@ async def send_all(
     return outcomes, time.perf_counter() - started
 
 
-async def arrivals(sessions: Sequence[Session], options: BenchOptions) -> AsyncIterator[Session]:
-    """Every session when it is due: by the trace's clock, by chance at the rate asked for, or now."""
-    chance, started, due = random.Random(options.seed), time.perf_counter(), 0.0
+async def arrivals(
+    sessions: Sequence[Session],
+    options: BenchOptions,
+    now: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> AsyncIterator[Session]:
+    """Every session when it is due. Who was held up does not hold up those after it."""
+    started = now()
+    for session, due in zip(sessions, due_times(sessions, options)):
+        await sleep(max(0.0, started + due - now()))
+        yield session
+
+
+def due_times(sessions: Sequence[Session], options: BenchOptions) -> Iterator[float]:
+    """Seconds from the beginning: by chance at the rate asked for, by the trace's clock, or at once."""
+    chance, due = random.Random(options.seed), 0.0
     for session in sessions:
         if options.request_rate:
             due += chance.expovariate(options.request_rate)
         elif session.due is not None:
             due = session.due
-        await asyncio.sleep(max(0.0, started + due - time.perf_counter()))
-        yield session
+        yield due
 
 
 async def converse(client: Client, model: str, session: Session, options: BenchOptions) -> AsyncIterator[Outcome]:
