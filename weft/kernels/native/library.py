@@ -1,0 +1,152 @@
+"""The C++ kernels of this folder: compiled once by the machine's own compiler, for its own processor, and loaded.
+
+Without a compiler, or where compiling fails, there is no library: then the references run, and one warning says so.
+`WEFT_NATIVE=0` asks for that. Compiled libraries are kept in the user's cache folder, under a name that tells the
+sources, the compiler and the processor apart.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+FOLDER = Path(__file__).parent
+COMPILERS = ("g++", "clang++", "c++")
+# NaN and infinity keep their meaning (no -ffast-math): a kernel that reads unused memory must show it.
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
+COMPILE_SECONDS = 180
+# What `Brain` and `float` are called in the interface.
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class Unavailable(Exception):
+    """Why there is no library."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The loaded library; None, with a warning, if it cannot be had."""
+    if os.environ.get("WEFT_NATIVE") == "0":
+        return None
+    try:
+        return load()
+    except Unavailable as reason:
+        warnings.warn(f"no native kernels, so one stream is slower on the CPU: {reason}", stacklevel=2)
+        return None
+
+
+def available() -> bool:
+    return library() is not None
+
+
+def load() -> ctypes.CDLL:
+    compiler = find_compiler()
+    sources = sorted(FOLDER.glob("*.cpp"))
+    name = f"kernels-{fingerprint(compiler, sources)}.so"
+    kept = cache_folder()
+    if kept is not None and (kept / name).exists():
+        return _open(kept / name)
+    with tempfile.TemporaryDirectory(dir=kept) as scratch:
+        built = Path(scratch) / name
+        compile_library(compiler, sources, built)
+        loaded = _open(built)
+        if kept is not None:
+            # Whoever comes at the same time makes the same file.
+            built.replace(kept / name)
+    return loaded
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be loaded: {error}") from error
+
+
+def find_compiler() -> str:
+    wanted = os.environ.get("CXX")
+    for name in (wanted,) if wanted else COMPILERS:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise Unavailable(f"there is no C++ compiler here (looked for {wanted or ', '.join(COMPILERS)})")
+
+
+def compile_library(compiler: str, sources: list[Path], target: Path) -> None:
+    """Threads are those of torch: its OpenMP is loaded already, and a second one would fight it for the cores."""
+    objects = []
+    for source in sources:
+        objects.append(target.with_name(source.stem + ".o"))
+        _call([compiler, *FLAGS, "-fopenmp", "-c", str(source), "-o", str(objects[-1])])
+    _call([compiler, "-shared", *map(str, objects), "-o", str(target)])
+
+
+def _call(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{' '.join(command)}: {error}") from error
+    if done.returncode:
+        raise Unavailable(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+
+
+def fingerprint(compiler: str, sources: list[Path]) -> str:
+    """Differs wherever the library would: by source, flags, compiler and processor."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    parts = [version, " ".join(FLAGS).encode(), processor().encode()]
+    parts += [path.read_bytes() for path in [*sources, *sorted(FOLDER.glob("*.h"))]]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+
+
+def processor() -> str:
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def cache_folder() -> Path | None:
+    """A folder of the user's own; None if there is none that nobody else can write to."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "weft" / "native"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        state = folder.stat()
+    except OSError:
+        return None
+    mine = not hasattr(os, "getuid") or (state.st_uid == os.getuid() and not state.st_mode & 0o022)
+    return folder if mine and os.access(folder, os.W_OK) else None
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor's values begin; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+# Letters of a signature: a pointer, a whole number, a float.
+ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_long, "f": ctypes.c_float}
+
+
+@cache
+def kernel(name: str, signature: str) -> Callable[..., None]:
+    """A function of the library by its C name; `signature` has a letter for every argument."""
+    loaded = library()
+    assert loaded is not None, "ask `available` first"
+    found = getattr(loaded, name)
+    found.argtypes, found.restype = [ARGUMENTS[letter] for letter in signature], None
+    return found

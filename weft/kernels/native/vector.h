@@ -1,0 +1,110 @@
+// Sixteen floats at a time, in the words that both GCC and Clang know: they make of it whatever the processor has.
+// Values are float32 in registers; in memory they are float or bfloat16 (`Brain`).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace weft {
+
+constexpr long LANES = 16;
+using Vector = float __attribute__((vector_size(64)));
+using Integers = int32_t __attribute__((vector_size(64)));
+using Halves = uint16_t __attribute__((vector_size(32)));
+
+// The upper half of a float32.
+struct Brain {
+    uint16_t bits;
+};
+
+inline float read(const float* from) { return *from; }
+
+inline float read(const Brain* from) {
+    uint32_t wide = uint32_t(from->bits) << 16;
+    float value;
+    std::memcpy(&value, &wide, 4);
+    return value;
+}
+
+inline void write(float* to, float value) { *to = value; }
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+inline void write(Brain* to, float value) {
+    uint32_t wide;
+    std::memcpy(&wide, &value, 4);
+    to->bits = std::isnan(value) ? 0x7fc0 : uint16_t((wide + 0x7fff + ((wide >> 16) & 1)) >> 16);
+}
+
+inline Vector load(const float* from) {
+    Vector value;
+    std::memcpy(&value, from, sizeof(value));
+    return value;
+}
+
+inline Vector load(const Brain* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof(halves));
+    Integers wide = __builtin_convertvector(halves, Integers) << 16;
+    return (Vector)wide;
+}
+
+inline void store(float* to, Vector value) { std::memcpy(to, &value, sizeof(value)); }
+
+inline void store(Brain* to, Vector value) {
+    Integers wide = (Integers)value;
+    Integers rounded = (wide + 0x7fff + ((wide >> 16) & 1)) >> 16;
+    Integers quiet = {};
+    rounded = value == value ? rounded : quiet + 0x7fc0;
+    Halves halves = __builtin_convertvector(rounded, Halves);
+    std::memcpy(to, &halves, sizeof(halves));
+}
+
+inline Vector all(float value) { return Vector{} + value; }
+
+inline float sum(Vector value) {
+    float part[LANES];
+    std::memcpy(part, &value, sizeof(value));
+    for (long width = LANES / 2; width; width /= 2)
+        for (long i = 0; i < width; i++) part[i] += part[i + width];
+    return part[0];
+}
+
+inline float greatest(Vector value) {
+    float part[LANES], found;
+    std::memcpy(part, &value, sizeof(value));
+    found = part[0];
+    for (long i = 1; i < LANES; i++) found = part[i] > found ? part[i] : found;
+    return found;
+}
+
+// e^x within two units in the last place; 0 below -87.3, infinity above 88.7, NaN stays NaN.
+inline Vector exponential(Vector x) {
+    Vector inside = x < 88.72f ? x : all(88.72f);
+    inside = inside > -87.33f ? inside : all(-87.33f);
+    // x = n ln 2 + r with |r| <= ln 2 / 2; adding and taking away 1.5 * 2^23 rounds n to a whole number.
+    Vector shifted = inside * 1.44269504f + 12582912.0f;
+    Vector n = shifted - 12582912.0f;
+    Vector r = inside - n * 0.693145752f - n * 1.42860677e-6f;
+    Vector power = all(1.98069280e-4f);
+    power = power * r + 1.39341105e-3f;
+    power = power * r + 8.33345205e-3f;
+    power = power * r + 4.16657962e-2f;
+    power = power * r + 1.66666662e-1f;
+    power = power * r + 0.5f;
+    power = power * r * r + r + 1.0f;
+    // In two steps, as 2^128 is no float but e^88.72 is one.
+    Integers whole = __builtin_convertvector(n, Integers), half = whole >> 1;
+    power = power * (Vector)((half + 127) << 23) * (Vector)((whole - half + 127) << 23);
+    power = x > -87.33f ? power : Vector{};
+    power = x < 88.72f ? power : all(INFINITY);
+    return x == x ? power : x;
+}
+
+inline Vector sigmoid(Vector x) { return 1.0f / (1.0f + exponential(-x)); }
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+}  // namespace weft
