@@ -1,6 +1,6 @@
-"""The rows of a step as kernels on a GPU walk over them: few small int32 tensors of predictable shape.
+"""The rows of a step as compiled kernels walk over them: few small int32 tensors of predictable shape.
 
-A reference on the CPU wants its indices spelled out (`batch.Group`, `batch.Convolution`); a kernel on a GPU computes
+A reference on the CPU wants its indices spelled out (`batch.Group`, `batch.Convolution`); a compiled kernel computes
 them from where a row starts, so that a recorded graph can replay a step of other rows with the same pointers. Where
 `Batch.lanes` is given, `decodes`, `groups` and `convolution` are not.
 
@@ -61,3 +61,5 @@ class Lanes:
     host_start: Tensor  # [rows]
     host_first: Tensor  # [rows + 1]
     cell: int = CELL
+    # Every row is one token, on the CPU, for its kernels in C++.
+    native: bool = False
