@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from weft.kernels import one_row
-from weft.kernels.linear import HANDFUL, WEIGHTS_FIRST_ROWS, linear, pack, pack_for_one_row
+from weft.kernels.linear import HANDFUL, WEIGHTS_FIRST_ROWS, linear, pack
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import PackedLinear
 from weft.models.model import pin
@@ -32,30 +31,16 @@ def test_any_number_of_rows_gives_the_product_with_plain_and_with_packed_weights
             assert product_error(linear(x, form, bias), x, weight, bias) < 4 * TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (128, 8), (300, 41), (768, 96)])
-def test_a_table_gives_the_product_of_one_row_whatever_the_sizes(outputs, inputs):
-    weight = (torch.randn(outputs, inputs) / inputs**0.5).bfloat16()
-    x, bias = torch.randn(1, inputs).bfloat16(), torch.randn(outputs).bfloat16()
-    table = one_row.tabulate(weight)
-    for given in (x, torch.randn(1, 2 * inputs).bfloat16()[:, inputs:]):
-        for added in (None, bias):
-            found = linear(given, pack(weight), added, table)
-            assert product_error(found, given, weight, added) < 4 * TOLERANCE[torch.bfloat16]
-
-
-def test_several_rows_do_not_take_the_table_of_one():
-    weight, x = torch.randn(24, 16).bfloat16() / 4, torch.randn(3, 16).bfloat16()
-    wrong = torch.full_like(one_row.tabulate(weight), torch.nan)
-    assert product_error(linear(x, pack(weight), None, wrong), x, weight, None) < 4 * TOLERANCE[torch.bfloat16]
-
-
-def test_weights_are_kept_twice_only_in_bfloat16_and_only_if_asked_to():
-    for dtype, there in ((torch.float32, False), (torch.bfloat16, one_row.available())):
-        assert (pack_for_one_row(torch.randn(24, 16).to(dtype)) is not None) == there
-    layer = PackedLinear(32, {"q_proj": 8, "k_proj": 4}).to(torch.bfloat16)
-    layer.weight.normal_(std=0.2)
-    layer.pack()
-    assert layer.table is None
+def test_weights_are_kept_twice_only_where_they_are_packed_and_only_if_asked_to():
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = PackedLinear(32, {"q_proj": 8, "k_proj": 4}).to(dtype)
+        layer.weight.normal_(std=0.2)
+        before = layer.weight
+        layer.pack()
+        assert layer.stored is None
+        layer.weight = before
+        layer.pack(twice=True)
+        assert (layer.stored is not None) == layer.weight.is_mkldnn
 
 
 def test_inputs_may_be_parts_of_wider_tensors():

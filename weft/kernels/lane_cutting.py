@@ -14,7 +14,7 @@ from weft.kernels.lanes import NO_SLOT, Lanes, PageList
 from weft.memory.spec import AttentionMemory, MemorySpec
 
 
-def draft_lanes(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
+def draft_lanes(plan: Plan, rows: Rows, spec: MemorySpec, native: bool = False) -> Draft:
     """`Lanes` to be. What stays on the host is a tensor already."""
     count, decodes, cell = plan.rows, rows.decodes, spec.cell
     long = slice(decodes, None)
@@ -45,6 +45,7 @@ def draft_lanes(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
         "host_start": torch.from_numpy(plan.start.copy()),
         "host_first": torch.from_numpy(first),
         "cell": cell,
+        "native": native,
     }
     return Draft(Lanes, fields)
 

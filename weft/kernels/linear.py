@@ -1,6 +1,6 @@
 """The matrix product with weights, by the routine of this processor that is fastest for so many rows.
 
-Not a kernel of our own: it chooses among those that torch brings, by what was measured (docs/benchmarks.md).
+It chooses, by what was measured (docs/benchmarks.md), among those that torch brings and our own for few rows.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels import one_row
 from weft.kernels.activation import KERNELS, activated, gated_product
+from weft.kernels.native import library as native
 
+# Up to so many rows our own kernel on a CPU is the fastest: it has no use for units that multiply whole tiles.
+FEW_ROWS = {torch.float32: 16, torch.bfloat16: 4}
 # Up to so many rows a CPU multiplies faster in bfloat16 if the weights come first: they are then read as they lie, and
 # not copied into another layout at every product.
 WEIGHTS_FIRST_ROWS = 64
@@ -32,12 +34,13 @@ def linear(
     x: Float[Tensor, "*n inputs"],
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
-    table: Float[Tensor, "blocks inputs block"] | None = None,
+    stored: Float[Tensor, "outputs inputs"] | None = None,
 ) -> Float[Tensor, "*n outputs"]:
-    """x @ weight.T + bias; `weight` as it is, or as `pack` made it. `table`: the same once more, for one row."""
-    if table is not None and x.ndim == 2 and len(x) == 1:
-        product = one_row.multiply(x, table, weight.shape[0])
-        return product if bias is None else product + bias
+    """x @ weight.T + bias; `weight` as it is, or as `pack` made it, and then `stored` may be what it was made of."""
+    if stored is None:
+        stored = weight
+    if are_few(x, stored):
+        return _few_rows(x, stored, bias)
     if weight.is_mkldnn:
         return _onednn(x, weight, bias, "none", [], "")
     rows = len(x)
@@ -50,6 +53,28 @@ def linear(
     if rows in HANDFUL and weight.dtype == torch.float32 and _onednn is not None and weight.is_contiguous():
         return _onednn(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
+
+
+def are_few(x: Tensor, weight: Tensor) -> bool:
+    """Whether our own kernel is to multiply them."""
+    return (
+        x.is_cpu
+        and x.ndim == 2
+        and 0 < len(x) <= FEW_ROWS.get(x.dtype, 0)
+        and native.available()
+        and not weight.is_mkldnn
+        and weight.dtype == x.dtype
+        and weight.is_contiguous()
+        and x.stride(1) == 1
+    )
+
+
+def _few_rows(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: Callable[[Tensor], Tensor] | None = None, parts: int = 1
+) -> Tensor:
+    from weft.kernels.native.linear import few_rows
+
+    return few_rows(x, weight, bias, activation, parts)
 
 
 def _on_gpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -67,15 +92,18 @@ def activated_linear(
     bias: Float[Tensor, " outputs"] | None,
     activation: Callable[[Tensor], Tensor],
     parts: int = 1,
-    table: Float[Tensor, "blocks inputs block"] | None = None,
+    stored: Float[Tensor, "outputs inputs"] | None = None,
 ) -> Float[Tensor, "n results"]:
     """activation(linear(x)); with two parts side by side, the activation of the first times the second."""
-    if weight.is_cuda and HAS_TRITON and activation in KERNELS:
-        from weft.kernels.cuda import linear as on_gpu
+    if activation in KERNELS:
+        if weight.is_cuda and HAS_TRITON:
+            from weft.kernels.cuda import linear as on_gpu
 
-        if on_gpu.suits(x, weight):
-            return on_gpu.few_rows(x, weight, bias, KERNELS[activation], parts)
-    product = linear(x, weight, bias, table)
+            if on_gpu.suits(x, weight):
+                return on_gpu.few_rows(x, weight, bias, KERNELS[activation], parts)
+        elif are_few(x, weight if stored is None else stored):
+            return _few_rows(x, weight if stored is None else stored, bias, activation, parts)
+    product = linear(x, weight, bias, stored)
     return activated(product, activation) if parts == 1 else gated_product(*product.chunk(2, -1), activation)
 
 
@@ -88,21 +116,12 @@ def _weights_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def pack(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
-    """The same weights in the layout that `linear` is fastest with, which may be the one they have.
+    """The same weights in the layout that many rows are fastest with, which may be the one they have.
 
-    In bfloat16 blocks for the processor's units of 16 bits; nothing but `linear` can read them. In float32, where one
-    row needs speed most, an input's weights side by side if there are more outputs than inputs.
+    In bfloat16 blocks for the processor's units of 16 bits; nothing but `linear` can read them.
     """
     if not weight.is_cpu or not weight.numel():
         return weight
-    if weight.dtype == torch.float32 and weight.shape[0] > weight.shape[1]:
-        return weight.detach().t().contiguous().t()
     if weight.dtype == torch.bfloat16 and HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), EXPECTED_ROWS)
     return weight
-
-
-def pack_for_one_row(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "blocks inputs block"] | None:
-    """The `table` of plain weights, if one row is faster with it than with what `pack` gives."""
-    suits = weight.is_cpu and weight.dtype == torch.bfloat16 and weight.numel() and one_row.available()
-    return one_row.tabulate(weight.detach()) if suits else None

@@ -13,12 +13,21 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels.native import library as native
+
+# Up to so many rows our own kernels on a CPU are faster than some operators of torch, which use all cores.
+FEW_ROWS = 64
+
 
 def rms_norm(x: Float[Tensor, "*n size"], weight: Float[Tensor, " size"], eps: float) -> Float[Tensor, "*n size"]:
     if x.is_cuda and x.ndim == 2:
         from weft.kernels.cuda.norm import join
 
         return join(x, [], weight, eps)[1]
+    if x.ndim == 2 and are_few(x, weight) and x.is_contiguous():
+        from weft.kernels.native import norm as kernels
+
+        return kernels.join(x, None, weight, eps)[1]
     return (x * _inverse(x, eps)).mul_(weight).to(x.dtype)
 
 
@@ -45,9 +54,27 @@ def add_and_norm(
         from weft.kernels.cuda.norm import join
 
         return join(x, changes, weight, eps)
-    for change in changes:
+    *earlier, last = changes
+    for change in earlier:
         x = add(x, change)
+    same = last.weight is None or last.weight.dtype == weight.dtype
+    if same and are_few(x, weight) and x.is_contiguous() and last.value.is_contiguous():
+        from weft.kernels.native import norm as kernels
+
+        return kernels.join(x, last, weight, eps)
+    x = add(x, last)
     return x, rms_norm(x, weight, eps)
+
+
+def are_few(x: Tensor, weight: Tensor) -> bool:
+    """Whether our own kernels are to norm them."""
+    known = native.DTYPES
+    return x.is_cpu and 0 < len(x) <= FEW_ROWS and native.available() and x.dtype in known and weight.dtype in known
+
+
+def rows_are_lines(x: Tensor) -> bool:
+    """Whether each row of two or three dimensions lies side by side, wherever the rows are."""
+    return x.stride(-1) == 1 and (x.ndim == 2 or (x.ndim == 3 and x.stride(1) == x.shape[2]))
 
 
 def rms_norm_heads(
@@ -73,6 +100,10 @@ def gated_rms_norm(
         from weft.kernels.cuda import norm as kernels
 
         return kernels.gated_rms_norm(x, gate, weight, eps, groups, gate_first)
+    if are_few(x, weight) and gate.dtype in native.DTYPES and rows_are_lines(x) and rows_are_lines(gate):
+        from weft.kernels.native import norm as kernels
+
+        return kernels.gated_norm(x, gate, weight, eps, groups, gate_first)
     opening = F.silu(gate.float())
     if gate_first:
         x = x * opening

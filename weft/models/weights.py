@@ -22,7 +22,6 @@ from weft.base.errors import ModelError
 from weft.models import configurations
 from weft.models.config import read_config, text_part
 from weft.models.dummy import fill_randomly
-from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.model import CausalModel, Source, pin, sources
 from weft.models.registry import family_of
@@ -44,7 +43,7 @@ def load_model(
 ) -> tuple[CausalModel, dict[str, Any]]:
     """The model of a folder or hub id, and the configuration of its text part.
 
-    With ample `spare_bytes` weights may be kept twice, for one row and for many.
+    With ample `spare_bytes` weights may be kept twice, for few rows and for many.
 
     With `weights="dummy"` only the configuration is read (a folder with config.json, the file itself, or the name of a
     packaged one), and the weights are random, the same for the same seed.
@@ -70,8 +69,6 @@ def pack(model: CausalModel, spare_bytes: int) -> None:
     for module in model.modules():
         if isinstance(module, Linear):
             module.pack(twice)
-        elif isinstance(module, Embedding):
-            module.twice = twice
 
 
 def find_checkpoint(path: str | Path, with_weights: bool) -> Path:

@@ -35,10 +35,14 @@ def build_step(
     device: torch.device | str,
     beside: Draft,
     lanes: bool = False,
+    native: bool = False,
 ) -> tuple[Batch, Any]:
-    """The same, and in the same upload whatever else the step needs. `lanes`: for kernels of a GPU."""
+    """The same, and in the same upload whatever else the step needs.
+
+    `lanes`: for kernels that walk over rows, of a GPU or with `native` of a CPU.
+    """
     rows = Rows.of(plan, spec.cell)
-    draft = draft_lane_batch(plan, rows, spec) if lanes else draft_batch(plan, rows, spec)
+    draft = draft_lane_batch(plan, rows, spec, native) if lanes else draft_batch(plan, rows, spec)
     arrays = draft.arrays()
     for name, array in beside.arrays("beside.").items():
         arrays[name] = array.astype(np.int64) if array.dtype == np.int32 else array
@@ -73,7 +77,7 @@ def draft_batch(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
     )
 
 
-def draft_lane_batch(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
+def draft_lane_batch(plan: Plan, rows: Rows, spec: MemorySpec, native: bool) -> Draft:
     positions, _ = ranges(rows.start, rows.length)
     return Draft(
         Batch,
@@ -85,7 +89,7 @@ def draft_lane_batch(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
             "positions": positions.astype(np.int32),
             **dict.fromkeys(("start", "end", "full", "windowed", "decodes", "convolution")),
             **dict.fromkeys(("host_start", "host_end", "host_first", "groups"), ()),
-            "lanes": draft_lanes(plan, rows, spec),
+            "lanes": draft_lanes(plan, rows, spec, native),
         },
     )
 

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.base.plan import Landing, Plan, Scores
+from weft.kernels.native import library
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
@@ -25,6 +26,7 @@ from weft.runner.sampler import sample, score
 
 # Logits of prompt tokens to score are made for so many numbers at a time: 64 MiB.
 SCORE_ELEMENTS = 1 << 24
+USE_NATIVE = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +64,23 @@ class Runner:
         self.device = torch.device(device)
         self.store = Store(spec, budget_bytes, self.device)
         self.board = torch.zeros(seats, dtype=torch.int64, device=self.device)
+        self.native = False
         if self.device.type == "cpu":
             torch.set_num_threads(threads or available_cores())
+            self.native = USE_NATIVE and library.available() and model_dtype(model) in library.DTYPES
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RunnerFlight:
         for kind, index in plan.poison:
             self.store.poison(kind, index)
-        return self.run(plan)
+        # Kernels in C++ are for steps in which every row has one new token.
+        native = self.native and plan.decode_rows == plan.rows
+        return self.run(plan, lanes=native, native=native)
 
-    def run(self, plan: Plan, lanes: bool = False) -> RunnerFlight:
-        """Upload, forward, sample. `lanes`: with the kernels of a GPU."""
+    def run(self, plan: Plan, lanes: bool = False, native: bool = False) -> RunnerFlight:
+        """Upload, forward, sample. `lanes`: with kernels that walk over rows, of a GPU or `native` ones."""
         wishes = draft_choices(plan, self.model.vocab_size)
-        batch, choices = build_step(plan, self.spec, self.board, self.device, wishes, lanes)
+        batch, choices = build_step(plan, self.spec, self.board, self.device, wishes, lanes, native)
         hidden = self.model(batch, self.store.views)
         prompt_scores = self._score_prompt(hidden, choices, plan.score_top) if len(plan.score_index) else None
         if not len(plan.sampled):
@@ -117,6 +123,11 @@ def fly(tokens: Tensor, sampled: DeviceScores | None, prompt: DeviceScores | Non
     for scores in (sampled, prompt):
         parts += [] if scores is None else [scores.chosen, scores.top_token, scores.top_logprob]
     return RunnerFlight(Download(parts), sampled is not None, prompt is not None)
+
+
+def model_dtype(model: CausalModel) -> torch.dtype:
+    """Of its activations: what its embedding has."""
+    return next(model.parameters()).dtype
 
 
 def available_cores() -> int:

@@ -60,6 +60,21 @@ inline void store(Brain* to, Vector value) {
     std::memcpy(to, &halves, sizeof(halves));
 }
 
+// The first `count` values only, zeros for the rest: the end of a line whose length is no multiple of LANES.
+template <class Value>
+inline Vector load(const Value* from, long count) {
+    if (count >= LANES) return load(from);
+    Vector value = {};
+    for (long i = 0; i < count; i++) value[i] = read(from + i);
+    return value;
+}
+
+template <class Value>
+inline void store(Value* to, Vector value, long count) {
+    if (count >= LANES) return store(to, value);
+    for (long i = 0; i < count; i++) write(to + i, value[i]);
+}
+
 inline Vector all(float value) { return Vector{} + value; }
 
 inline float sum(Vector value) {

@@ -1,0 +1,29 @@
+// Activation functions by the number that Python gives them (linear.py).
+#pragma once
+
+#include "vector.h"
+
+namespace weft {
+
+enum Activation { NONE, SILU, GELU, GELU_TANH, RELU, SQUARED_RELU, SIGMOID };
+
+inline Vector tangent(Vector x) { return 1.0f - 2.0f / (1.0f + exponential(2.0f * x)); }
+
+inline Vector error_function(Vector x) {
+    for (long i = 0; i < LANES; i++) x[i] = std::erf(x[i]);
+    return x;
+}
+
+inline Vector activated(Vector x, long kind) {
+    switch (kind) {
+        case SILU: return x * sigmoid(x);
+        case GELU: return 0.5f * x * (1.0f + error_function(x * 0.707106781f));
+        case GELU_TANH: return 0.5f * x * (1.0f + tangent(0.797884561f * (x + 0.044715f * x * x * x)));
+        case RELU: return x < 0.0f ? Vector{} : x;
+        case SQUARED_RELU: return x < 0.0f ? Vector{} : x * x;
+        case SIGMOID: return sigmoid(x);
+        default: return x;
+    }
+}
+
+}  // namespace weft

@@ -1,0 +1,168 @@
+// A few rows times a matrix whose rows lie as checkpoints store them: as fast as memory gives the weights.
+//
+// Threads take blocks of outputs by turns, so that a core which others keep busy does not hold up the rest. Inside a
+// block a core reads several places by turns, each of them straight ahead from one output's weights to the next ones':
+// reading one place after the other it gets a quarter less out of its memory.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+
+#include "activation.h"
+
+namespace weft {
+namespace {
+
+// Outputs of a block at most; weights of a block stay in a core's cache while further rows are multiplied.
+constexpr long BLOCK = 64;
+
+struct Product {
+    const float* x;  // [rows, inputs]
+    const void* weight;
+    const void* bias;  // may be null
+    void* y;
+    long rows, inputs, outputs, activation;
+    long parts;  // 2: the activation of the first half of the outputs times the second half
+};
+
+// PLACES * ROWS sums of a block's `each` * PLACES outputs; output j * each + step goes to sums[row * BLOCK + ...].
+template <class Weight, int PLACES, int ROWS>
+void multiply(const float* x, const Weight* weight, long inputs, long each, float* sums) {
+    for (long step = 0; step < each; step++) {
+        const Weight* here = weight + step * inputs;
+        Vector total[PLACES][ROWS] = {};
+        long i = 0;
+        for (; i + LANES <= inputs; i += LANES) {
+            Vector value[ROWS];
+#pragma GCC unroll 8
+            for (int row = 0; row < ROWS; row++) value[row] = load(x + row * inputs + i);
+#pragma GCC unroll 8
+            for (int place = 0; place < PLACES; place++) {
+                Vector factor = load(here + place * each * inputs + i);
+#pragma GCC unroll 8
+                for (int row = 0; row < ROWS; row++) total[place][row] += factor * value[row];
+            }
+        }
+        for (int place = 0; place < PLACES; place++)
+            for (int row = 0; row < ROWS; row++) {
+                float rest = 0.0f;
+                for (long j = i; j < inputs; j++)
+                    rest += read(here + place * each * inputs + j) * x[row * inputs + j];
+                sums[row * BLOCK + place * each + step] = sum(total[place][row]) + rest;
+            }
+    }
+}
+
+template <class Weight, int ROWS>
+void multiply_block(const float* x, const Weight* weight, long inputs, long outputs, float* sums) {
+    constexpr int PLACES = ROWS <= 3 ? 8 : 4;
+    long each = outputs / PLACES, done = each * PLACES;
+    multiply<Weight, PLACES, ROWS>(x, weight, inputs, each, sums);
+    if (done < outputs) multiply<Weight, 1, ROWS>(x, weight + done * inputs, inputs, outputs - done, sums + done);
+}
+
+// All rows with a block of outputs, some rows at a time.
+template <class Weight>
+void multiply_rows(const Product& product, long first, long outputs, float* sums) {
+    const Weight* weight = static_cast<const Weight*>(product.weight) + first * product.inputs;
+    long inputs = product.inputs;
+    for (long row = 0; row < product.rows;) {
+        const float* x = product.x + row * inputs;
+        float* here = sums + row * BLOCK;
+        long left = product.rows - row, some = left > 6 ? 4 : left > 4 ? 3 : left;
+        switch (some) {
+            case 1: multiply_block<Weight, 1>(x, weight, inputs, outputs, here); break;
+            case 2: multiply_block<Weight, 2>(x, weight, inputs, outputs, here); break;
+            case 3: multiply_block<Weight, 3>(x, weight, inputs, outputs, here); break;
+            default: multiply_block<Weight, 4>(x, weight, inputs, outputs, here);
+        }
+        row += some;
+    }
+}
+
+template <class Weight>
+void add_bias(const Product& product, long first, long outputs, float* sums) {
+    if (!product.bias) return;
+    const Weight* bias = static_cast<const Weight*>(product.bias) + first;
+    for (long row = 0; row < product.rows; row++)
+        for (long o = 0; o < outputs; o++) sums[row * BLOCK + o] += read(bias + o);
+}
+
+// Blocks of sums lie with room for whole vectors, so activations may compute a few that nobody reads.
+void activate(const Product& product, long outputs, float* sums, const float* others) {
+    for (long row = 0; row < product.rows; row++)
+        for (long o = 0; o < outputs; o += LANES) {
+            float* here = sums + row * BLOCK + o;
+            Vector value = activated(load(here), product.activation);
+            store(here, others ? value * load(others + row * BLOCK + o) : value);
+        }
+}
+
+template <class Weight, class Output>
+void compute_block(const Product& product, long first, long outputs, float* sums) {
+    long width = product.outputs / product.parts;
+    multiply_rows<Weight>(product, first, outputs, sums);
+    add_bias<Weight>(product, first, outputs, sums);
+    float* others = nullptr;
+    if (product.parts == 2) {
+        others = sums + product.rows * BLOCK;
+        multiply_rows<Weight>(product, first + width, outputs, others);
+        add_bias<Weight>(product, first + width, outputs, others);
+    }
+    if (product.activation || others) activate(product, outputs, sums, others);
+    Output* y = static_cast<Output*>(product.y);
+    for (long row = 0; row < product.rows; row++)
+        for (long o = 0; o < outputs; o++) write(y + row * width + first + o, sums[row * BLOCK + o]);
+}
+
+// As few outputs as still keep all threads busy, as many as one reads well.
+long block_size(long outputs, long threads) {
+    long fair = outputs / (threads * 4) / 8 * 8;
+    return std::min(BLOCK, std::max(8L, fair));
+}
+
+template <class Weight, class Output>
+void compute(const Product& product, long threads) {
+    long outputs = product.outputs / product.parts, block = block_size(outputs, threads);
+    std::atomic<long> next{0};
+#pragma omp parallel num_threads(threads)
+    {
+        float* sums = static_cast<float*>(std::calloc(product.parts * product.rows * BLOCK, sizeof(float)));
+        for (;;) {
+            long first = next.fetch_add(block, std::memory_order_relaxed);
+            if (first >= outputs) break;
+            compute_block<Weight, Output>(product, first, std::min(block, outputs - first), sums);
+        }
+        std::free(sums);
+    }
+}
+
+template <class Input>
+void widen(const Input* x, long stride, long rows, long inputs, float* wide) {
+    for (long row = 0; row < rows; row++)
+        for (long i = 0; i < inputs; i++) wide[row * inputs + i] = read(x + row * stride + i);
+}
+
+}  // namespace
+}  // namespace weft
+
+// Inputs, weights, bias and outputs are all float (kind 0) or all bfloat16 (kind 1).
+extern "C" void weft_linear(const void* x, const void* weight, const void* bias, void* y, long rows, long stride,
+                            long inputs, long outputs, long activation, long parts, long kind, long threads) {
+    using namespace weft;
+    Product product{static_cast<const float*>(x), weight, bias, y, rows, inputs, outputs, activation, parts};
+    if (kind == 0 && (rows == 1 || stride == inputs)) {
+        compute<float, float>(product, threads);
+        return;
+    }
+    float* wide = static_cast<float*>(std::malloc(rows * inputs * sizeof(float)));
+    product.x = wide;
+    if (kind == 0) {
+        widen(static_cast<const float*>(x), stride, rows, inputs, wide);
+        compute<float, float>(product, threads);
+    } else {
+        widen(static_cast<const Brain*>(x), stride, rows, inputs, wide);
+        compute<Brain, Brain>(product, threads);
+    }
+    std::free(wide);
+}

@@ -1,0 +1,44 @@
+"""Products of a few rows with weights as checkpoints store them, and the activation behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.activation import KERNELS
+from weft.kernels.native.library import DTYPES, address, kernel
+
+# By the names of `KERNELS`; activation.h counts them the same way.
+ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
+
+
+def few_rows(
+    x: Float[Tensor, "n inputs"],
+    weight: Float[Tensor, "outputs inputs"],
+    bias: Float[Tensor, " outputs"] | None = None,
+    activation: Callable[[Tensor], Tensor] | None = None,
+    parts: int = 1,
+) -> Float[Tensor, "n results"]:
+    """activation(x @ weight.T + bias); with two parts side by side, the activation of the first times the second."""
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    y = torch.empty((rows, outputs // parts), dtype=x.dtype)
+    kind = 0 if activation is None else ACTIVATIONS.index(KERNELS[activation])
+    kernel("weft_linear", "ppppnnnnnnnn")(
+        x.data_ptr(),
+        weight.data_ptr(),
+        address(bias),
+        y.data_ptr(),
+        rows,
+        x.stride(0),
+        inputs,
+        outputs,
+        kind,
+        parts,
+        DTYPES[x.dtype],
+        torch.get_num_threads(),
+    )
+    return y

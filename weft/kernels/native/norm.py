@@ -1,0 +1,75 @@
+"""Norms of a few rows: of a residual stream with what is added to it, and of a mixer's output with its gate."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.native.library import DTYPES, address, kernel
+from weft.kernels.norm import Change
+
+# A gated norm keeps a line of floats, whole vectors of them.
+LANES = 16
+NOTHING = (None, 1.0, None, 0.0)
+
+
+def join(
+    x: Float[Tensor, "n size"], change: Change | None, weight: Float[Tensor, " size"], eps: float
+) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:
+    """x with the change, and the norm of that."""
+    rows, size = x.shape
+    normed = torch.empty_like(x)
+    joined = x if change is None else torch.empty_like(x)
+    value, factor, own, own_eps = (
+        NOTHING if change is None else (change.value, change.factor, change.weight, change.eps)
+    )
+    kernel("weft_join", "ppppppfffnnnn")(
+        x.data_ptr(),
+        address(value),
+        address(own),
+        weight.data_ptr(),
+        joined.data_ptr(),
+        normed.data_ptr(),
+        factor,
+        own_eps,
+        eps,
+        rows,
+        size,
+        DTYPES[x.dtype],
+        DTYPES[weight.dtype],
+    )
+    return joined, normed
+
+
+def gated_norm(
+    x: Float[Tensor, "*n size"],
+    gate: Float[Tensor, "*n size"],
+    weight: Float[Tensor, " size"],
+    eps: float,
+    groups: int,
+    gate_first: bool,
+) -> Float[Tensor, "*n size"]:
+    """norm(x) * silu(gate) or norm(x * silu(gate)), with parts of rows that are normed each for itself."""
+    size = x.shape[-1] // groups
+    parts = groups if x.ndim == 2 else x.shape[1] * groups
+    y, line = torch.empty(gate.shape, dtype=gate.dtype), torch.empty(size + LANES)
+    kernel("weft_gated_norm", "pppppfnnnnnnnnnn")(
+        x.data_ptr(),
+        gate.data_ptr(),
+        weight.data_ptr(),
+        y.data_ptr(),
+        line.data_ptr(),
+        eps,
+        len(x),
+        parts,
+        size,
+        x.stride(0),
+        gate.stride(0),
+        size if x.ndim == 2 else 0,
+        gate_first,
+        DTYPES[x.dtype],
+        DTYPES[gate.dtype],
+        DTYPES[weight.dtype],
+    )
+    return y
