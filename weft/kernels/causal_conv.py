@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch, Convolution
+from weft.kernels.native.causal_conv import causal_conv as convolve_natively
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
@@ -43,6 +44,8 @@ def causal_conv(
     Fastest where `weight` is the transpose of a contiguous [width, channels].
     """
     if batch.lanes is not None:
+        if batch.lanes.native:
+            return convolve_natively(x, weight, bias, activation, batch, view)
         from weft.kernels.cuda import causal_conv as kernels
 
         return kernels.causal_conv(x, weight, bias, activation, batch, view)
@@ -72,6 +75,8 @@ def gated_short_conv(
     view: RecurrentView,
 ) -> Float[Tensor, "tokens channels"]:
     """after * conv(before * value), where the three lie side by side in this order: before, after, value (LFM2)."""
+    if batch.lanes is not None and batch.lanes.native:
+        return convolve_natively(projected, weight, bias, False, batch, view, gated=True)
     before, after, value = projected.chunk(3, dim=-1)
     if batch.lanes is not None:
         from weft.kernels.cuda import causal_conv as kernels

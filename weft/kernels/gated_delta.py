@@ -38,6 +38,7 @@ from weft.kernels.cells import (
     with_tail,
     write_tail,
 )
+from weft.kernels.native.gated_delta import gated_delta as correct_natively
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
@@ -82,6 +83,8 @@ def gated_delta(
 ) -> Float[Tensor, "tokens value_heads value_dim"]:
     """`g` is the log decay (float32, not positive), `beta` the rate of correction; q and k come as projected."""
     if batch.lanes is not None:
+        if batch.lanes.native:
+            return correct_natively(q, k, v, g, beta, None, None, batch, view)
         from weft.kernels.cuda.gated_delta import Inputs, gated_delta_lanes
 
         return gated_delta_lanes(Inputs(q, k, v, g, beta), batch.lanes, view)
@@ -111,6 +114,8 @@ def projected_gated_delta(
 ) -> Float[Tensor, "tokens value_heads value_dim"]:
     """The same, with g = rates * softplus(step + bias) and beta = sigmoid(strength)."""
     if batch.lanes is not None:
+        if batch.lanes.native:
+            return correct_natively(q, k, v, step, strength, rates, bias, batch, view)
         from weft.kernels.cuda.gated_delta import Inputs, gated_delta_lanes
 
         return gated_delta_lanes(Inputs(q, k, v, step, strength, rates, bias), batch.lanes, view)

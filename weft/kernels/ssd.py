@@ -35,6 +35,7 @@ from weft.kernels.cells import (
     with_tail,
     write_tail,
 )
+from weft.kernels.native.ssd import ssd as scan_natively
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
@@ -81,6 +82,8 @@ def ssd(
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """`A` is negative, `dt` positive, both float32. With `dt_bias`, dt = softplus(dt + dt_bias) within `limit`."""
     if batch.lanes is not None:
+        if batch.lanes.native:
+            return scan_natively(x, dt, A, B, C, D, dt_bias, limit, batch, view)
         from weft.kernels.cuda.ssd import ssd as on_lanes
 
         return on_lanes(x, dt, A, B, C, D, dt_bias, limit, batch, view)

@@ -1,0 +1,157 @@
+// The gated delta rule of rows of one token: a head's state is read once, with its key and its query together.
+#include "tails.h"
+
+using namespace weft;
+
+namespace {
+
+constexpr float EPSILON = 1e-6f;
+// Numbers of a state below which threads cost more than they bring.
+constexpr long FEW = 32768;
+
+struct Rule {
+    Step step;
+    const void *q, *k, *v, *decays, *strengths;
+    const float *rates, *bias;  // null where decays and strengths come as they are to be used
+    void* y;
+    // [value_heads, key_dim, value_dim]; of each tail [key_heads, ring, key_dim], [value_heads, ring, value_dim],
+    // [value_heads, ring]
+    float *state, *keys, *corrected, *decay;
+    int64_t q_stride, k_stride, v_stride, decays_stride, strengths_stride, state_stride, tail_stride;
+    int64_t key_heads, key_dim, value_heads, value_dim, ring, kind, decays_kind, strengths_kind;
+};
+
+// A value head of a row.
+struct Head {
+    const Rule& call;
+    Place at;
+    long row, head, key_head;
+    float total, through;  // log decay since the cell's start, and its exponential
+    alignas(64) float key[MOST_SIZE], query[MOST_SIZE];
+    // What the key finds and what the query finds.
+    alignas(64) float for_key[MOST_SIZE], for_query[MOST_SIZE];
+
+    OpenCell cell(float* part, long head, long size) const {
+        long low = (at.start - at.offset) % call.ring;
+        return {part + at.tail * call.tail_stride + head * call.ring * size, low, call.ring, size};
+    }
+
+    OpenCell keys() const { return cell(call.keys, key_head, call.key_dim); }
+    OpenCell corrected() const { return cell(call.corrected, head, call.value_dim); }
+    OpenCell decay() const { return cell(call.decay, head, 1); }
+
+    float* state(long slot) const {
+        return call.state + slot * call.state_stride + head * call.key_dim * call.value_dim;
+    }
+};
+
+template <class T>
+void read_unit(const void* from, long index, long size, float length, float* to) {
+    widen(static_cast<const T*>(from) + index, size, to);
+    Vector squares = {};
+    for (long i = 0; i < size; i += LANES) squares += load(to + i) * load(to + i);
+    scale(to, size, length / std::sqrt(sum(squares) + EPSILON));
+}
+
+// The key, the query and the decay of the new token; those that stay go to the tail.
+template <class T>
+void prepare(Head& own) {
+    const Rule& call = own.call;
+    long size = call.key_dim, place = own.key_head * size, offset = own.at.offset;
+    read_unit<T>(call.k, own.row * call.k_stride + place, size, 1.0f, own.key);
+    read_unit<T>(call.q, own.row * call.q_stride + place, size, 1.0f / std::sqrt(float(size)), own.query);
+    // Value heads that share a key look at earlier tokens only, so one of them may write while another reads.
+    bool is_first = own.head % (call.value_heads / call.key_heads) == 0;
+    if (is_first) std::memcpy(own.keys().token(offset), own.key, size * sizeof(float));
+    float step = read_kind(call.decays, own.row * call.decays_stride + own.head, call.decays_kind);
+    if (call.rates) step = call.rates[own.head] * softplus(step + call.bias[own.head]);
+    own.total = step + (offset ? *own.decay().token(offset - 1) : 0.0f);
+    own.through = std::exp(own.total);
+    *own.decay().token(offset) = own.total;
+}
+
+// What the checkpoint and the cell's earlier tokens hold for the key and for the query.
+void look_up(Head& own) {
+    const Rule& call = own.call;
+    long size = call.value_dim, offset = own.at.offset;
+    alignas(64) float since[MOST_TOKENS + LANES], by_key[MOST_TOKENS], by_query[MOST_TOKENS];
+    clear(own.for_key, size);
+    clear(own.for_query, size);
+    if (own.at.slot >= 0) {
+        add_rows<2>({own.for_key, own.for_query}, {own.key, own.query}, own.state(own.at.slot), size, call.key_dim, size);
+        scale(own.for_key, size, own.through);
+        scale(own.for_query, size, own.through);
+    }
+    own.keys().stretches(offset, [&](long first, long count, const float* values) {
+        multiply_rows<2>({by_key + first, by_query + first}, {own.key, own.query}, values, count, call.key_dim);
+    });
+    decays_since(own.decay(), offset, own.total, since);
+    for (long i = 0; i < offset; i++) by_key[i] *= since[i], by_query[i] *= since[i];
+    own.corrected().stretches(offset, [&](long first, long count, const float* values) {
+        add_rows<2>({own.for_key, own.for_query}, {by_key + first, by_query + first}, values, size, count, size);
+    });
+}
+
+// The corrected value goes to the tail; the output is what the query finds once the state has it.
+template <class T>
+void correct(Head& own) {
+    const Rule& call = own.call;
+    long size = call.value_dim, place = own.head * size;
+    const T* v = static_cast<const T*>(call.v) + own.row * call.v_stride + place;
+    T* y = static_cast<T*>(call.y) + own.row * call.value_heads * size + place;
+    float* kept = own.corrected().token(own.at.offset);
+    float rate = read_kind(call.strengths, own.row * call.strengths_stride + own.head, call.strengths_kind), score;
+    if (call.rates) rate = sigmoid(rate);
+    multiply_rows<1>({&score}, {own.query}, own.key, 1, call.key_dim);
+    for (long i = 0; i < size; i += LANES) {
+        Vector corrected = (load_some(v + i, size - i) - load(own.for_key + i)) * rate;
+        store_some(kept + i, corrected, size - i);
+        store_some(y + i, load(own.for_query + i) + score * corrected, size - i);
+    }
+}
+
+// The state behind the new token, which closes its cell: the old one decayed all through, each token decayed since.
+void close(const Head& own) {
+    const Rule& call = own.call;
+    long tokens = own.at.offset + 1, size = call.value_dim;
+    alignas(64) float since[MOST_TOKENS + LANES], weights[MOST_TOKENS], sums[MOST_SIZE];
+    OpenCell keys = own.keys(), corrected = own.corrected();
+    decays_since(own.decay(), tokens, own.total, since);
+    for (long line = 0; line < call.key_dim; line++) {
+        for (long i = 0; i + 1 < tokens; i++) weights[i] = since[i] * keys.token(i)[line];
+        weights[tokens - 1] = own.key[line];
+        clear(sums, size);
+        if (own.at.slot >= 0) {
+            std::memcpy(sums, own.state(own.at.slot) + line * size, size * sizeof(float));
+            scale(sums, size, own.through);
+        }
+        corrected.stretches(tokens, [&](long first, long count, const float* values) {
+            add_rows<1>({sums}, {weights + first}, values, size, count, size);
+        });
+        std::memcpy(own.state(own.at.closing) + line * size, sums, size * sizeof(float));
+    }
+}
+
+template <class T>
+void decode(Head& own) {
+    prepare<T>(own);
+    look_up(own);
+    correct<T>(own);
+    if (own.at.closing >= 0) close(own);
+}
+
+}  // namespace
+
+extern "C" void weft_gated_delta(const Rule* call) {
+    long heads = call->value_heads, all_heads = call->step.rows * heads;
+    bool few = all_heads * call->key_dim * call->value_dim < FEW;
+#pragma omp parallel for num_threads(call->step.threads) if (!few)
+    for (long index = 0; index < all_heads; index++) {
+        long row = index / heads, head = index % heads;
+        Head own{*call, place(call->step, row), row, head, head / (heads / call->key_heads)};
+        if (call->kind)
+            decode<Brain>(own);
+        else
+            decode<float>(own);
+    }
+}

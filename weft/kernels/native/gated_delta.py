@@ -1,0 +1,47 @@
+"""The gated delta rule of rows of one token on a CPU: one call for a layer."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.batch import Batch
+from weft.kernels.native.library import DTYPES, address, kernel
+from weft.kernels.native.steps import MOST_SIZE, packed_step
+from weft.memory.device.store import RecurrentView
+
+RULE = Struct("12P15q")
+
+
+def gated_delta(
+    q: Float[Tensor, "rows key_heads key_dim"],
+    k: Float[Tensor, "rows key_heads key_dim"],
+    v: Float[Tensor, "rows value_heads value_dim"],
+    decays: Float[Tensor, "rows value_heads"],
+    strengths: Float[Tensor, "rows value_heads"],
+    rates: Float[Tensor, " value_heads"] | None,
+    bias: Float[Tensor, " value_heads"] | None,
+    batch: Batch,
+    view: RecurrentView,
+) -> Float[Tensor, "rows value_heads value_dim"]:
+    """As the references: with `rates` and `bias` as `projected_gated_delta`, without as `gated_delta`."""
+    key_heads, key_dim = k.shape[1:]
+    rows, value_heads, value_dim = v.shape
+    state, keys, corrected, decay = view.state["delta"], view.tail["k"], view.tail["u"], view.tail["decay"]
+    assert max(key_dim, value_dim) <= MOST_SIZE
+    assert q.dtype == k.dtype == v.dtype
+    assert keys.dtype == torch.float32
+    assert keys.stride(1) == key_dim
+    y = v.new_empty(rows, value_heads, value_dim)
+    call = RULE.pack(
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), decays.data_ptr(), strengths.data_ptr(), address(rates),
+        address(bias), y.data_ptr(), state.data_ptr(), keys.data_ptr(), corrected.data_ptr(), decay.data_ptr(),
+        q.stride(0), k.stride(0), v.stride(0), decays.stride(0), strengths.stride(0), state.stride(0), keys.stride(0),
+        key_heads, key_dim, value_heads, value_dim, keys.shape[1],
+        DTYPES[v.dtype], DTYPES[decays.dtype], DTYPES[strengths.dtype],
+    )  # fmt: skip
+    kernel("weft_gated_delta", "p")(packed_step(batch) + call)
+    return y

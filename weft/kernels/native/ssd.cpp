@@ -1,0 +1,174 @@
+// The state space recurrence of rows of one token: what a row's state and its open cell hold for C, and the new token.
+#include "tails.h"
+
+using namespace weft;
+
+namespace {
+
+// Columns of a state that are summed at the same time: the sums and the rows under way stay in a core's cache.
+constexpr long MOST_COLUMNS = 1024;
+// Numbers of a state below which threads cost more than they bring, and rows per thread from which none is shared.
+constexpr long FEW = 32768, MANY_ROWS = 4;
+
+struct Scan {
+    Step step;
+    const void *x, *dt, *B, *C;
+    const float *A, *D, *bias;
+    void* y;
+    // [groups, size, heads of a group * head_dim]; of each tail [heads, ring, head_dim], [groups, ring, size], [heads, ring]
+    float *state, *inputs, *keys, *decay;
+    int64_t x_stride, dt_stride, B_stride, C_stride, state_stride, tail_stride;
+    int64_t heads, head_dim, groups, size, ring, kind, dt_kind;
+    float least, most;
+};
+
+// Some heads of a group in a row.
+struct Block {
+    const Scan& call;
+    Place at;
+    long row, group, first, heads;
+    alignas(64) float query[MOST_SIZE], key[MOST_SIZE];
+    alignas(64) float scores[MOST_TOKENS + LANES];
+    alignas(64) float read[MOST_COLUMNS + LANES];
+
+    long width() const { return call.heads / call.groups * call.head_dim; }
+
+    OpenCell cell(float* part, long head, long size) const {
+        long low = (at.start - at.offset) % call.ring;
+        return {part + at.tail * call.tail_stride + head * call.ring * size, low, call.ring, size};
+    }
+
+    // Where a slot's state has this block's first column.
+    float* state(long slot) const {
+        long own = (first - group * (call.heads / call.groups)) * call.head_dim;
+        return call.state + slot * call.state_stride + group * call.size * width() + own;
+    }
+};
+
+// What the cell's tokens and the checkpoint hold for C. Blocks of one group all need the scores; one adds the new key.
+template <class T>
+void look_up(Block& block, bool keeps) {
+    const Scan& call = block.call;
+    long offset = block.at.offset, size = call.size;
+    widen(static_cast<const T*>(call.B) + block.row * call.B_stride + block.group * size, size, block.key);
+    widen(static_cast<const T*>(call.C) + block.row * call.C_stride + block.group * size, size, block.query);
+    OpenCell keys = block.cell(call.keys, block.group, size);
+    keys.stretches(offset, [&](long first, long count, const float* values) {
+        multiply_rows<1>({block.scores + first}, {block.query}, values, count, size);
+    });
+    // The new key comes from the input, as another thread may be writing it into the tail.
+    multiply_rows<1>({block.scores + offset}, {block.query}, block.key, 1, size);
+    if (keeps) std::memcpy(keys.token(offset), block.key, size * sizeof(float));
+    if (block.at.slot < 0) return;
+    long columns = block.heads * call.head_dim;
+    clear(block.read, columns);
+    add_rows<1>({block.read}, {block.query}, block.state(block.at.slot), block.width(), size, columns);
+}
+
+float time_step(const Scan& call, long row, long head) {
+    float raw = read_kind(call.dt, row * call.dt_stride + head, call.dt_kind);
+    if (!call.bias) return raw;
+    float step = softplus(raw + call.bias[head]);
+    // A step that is not a number stays so.
+    return step < call.least ? call.least : step > call.most ? call.most : step;
+}
+
+// Adds the new token to the tail and gives its output.
+template <class T>
+void finish(Block& block, long head, float dt, float* sums) {
+    const Scan& call = block.call;
+    long size = call.head_dim, place = head * size;
+    const T* x = static_cast<const T*>(call.x) + block.row * call.x_stride + place;
+    T* y = static_cast<T*>(call.y) + block.row * call.heads * size + place;
+    float* kept = block.cell(call.inputs, head, size).token(block.at.offset);
+    float score = block.scores[block.at.offset], skip = call.D ? call.D[head] : 0.0f;
+    for (long i = 0; i < size; i += LANES) {
+        Vector value = load_some(x + i, size - i), input = value * dt, total = load(sums + i) + score * input;
+        if (call.D) total += value * skip;
+        store_some(kept + i, input, size - i);
+        store_some(y + i, total, size - i);
+    }
+}
+
+template <class T>
+void decode_head(Block& block, long head) {
+    const Scan& call = block.call;
+    long offset = block.at.offset, size = call.head_dim;
+    alignas(64) float weights[MOST_TOKENS + LANES], sums[MOST_COLUMNS + LANES];
+    float dt = time_step(call, block.row, head);
+    OpenCell decay = block.cell(call.decay, head, 1);
+    float total = dt * call.A[head] + (offset ? *decay.token(offset - 1) : 0.0f);
+    *decay.token(offset) = total;
+    clear(sums, size);
+    if (block.at.slot >= 0) {
+        std::memcpy(sums, block.read + (head - block.first) * size, size * sizeof(float));
+        scale(sums, size, std::exp(total));
+    }
+    decays_since(decay, offset, total, weights);
+    for (long i = 0; i < offset; i++) weights[i] *= block.scores[i];
+    block.cell(call.inputs, head, size).stretches(offset, [&](long first, long count, const float* values) {
+        add_rows<1>({sums}, {weights + first}, values, size, count, size);
+    });
+    finish<T>(block, head, dt, sums);
+}
+
+// The state behind the new token, which closes its cell: the old one decayed all through, each token decayed since.
+void close_head(const Block& block, long head) {
+    const Scan& call = block.call;
+    long tokens = block.at.offset + 1, size = call.head_dim, own = (head - block.first) * size;
+    alignas(64) float since[MOST_TOKENS + LANES], weights[MOST_TOKENS + LANES], sums[MOST_COLUMNS + LANES];
+    OpenCell decay = block.cell(call.decay, head, 1), keys = block.cell(call.keys, block.group, call.size);
+    OpenCell inputs = block.cell(call.inputs, head, size);
+    float total = *decay.token(block.at.offset), through = std::exp(total);
+    decays_since(decay, tokens, total, since);
+    for (long line = 0; line < call.size; line++) {
+        for (long i = 0; i + 1 < tokens; i++) weights[i] = since[i] * keys.token(i)[line];
+        weights[tokens - 1] = block.key[line];
+        clear(sums, size);
+        if (block.at.slot >= 0) {
+            std::memcpy(sums, block.state(block.at.slot) + line * block.width() + own, size * sizeof(float));
+            scale(sums, size, through);
+        }
+        inputs.stretches(tokens, [&](long first, long count, const float* values) {
+            add_rows<1>({sums}, {weights + first}, values, size, count, size);
+        });
+        std::memcpy(block.state(block.at.closing) + line * block.width() + own, sums, size * sizeof(float));
+    }
+}
+
+template <class T>
+void decode(Block& block) {
+    bool is_first = block.first % (block.call.heads / block.call.groups) == 0;
+    look_up<T>(block, is_first);
+    for (long head = block.first; head < block.first + block.heads; head++) {
+        decode_head<T>(block, head);
+        if (block.at.closing >= 0) close_head(block, head);
+    }
+}
+
+// Into how many blocks the heads of a group are cut.
+long cuts(const Scan& call) {
+    long shared = call.heads / call.groups, threads = call.step.threads;
+    long most = std::max(1L, MOST_COLUMNS / call.head_dim);
+    long cuts = (shared + most - 1) / most;
+    if (call.step.rows < MANY_ROWS * threads) cuts = std::max(cuts, (threads + call.groups - 1) / call.groups);
+    return std::min(cuts, shared);
+}
+
+}  // namespace
+
+extern "C" void weft_ssd(const Scan* call) {
+    long shared = call->heads / call->groups, blocks = cuts(*call);
+    long all_blocks = call->step.rows * call->groups * blocks;
+    bool few = call->step.rows * call->heads * call->head_dim * call->size < FEW;
+#pragma omp parallel for num_threads(call->step.threads) if (!few)
+    for (long index = 0; index < all_blocks; index++) {
+        long cut = index % blocks, group = index / blocks % call->groups, row = index / blocks / call->groups;
+        long first = shared * cut / blocks, last = shared * (cut + 1) / blocks;
+        Block block{*call, place(call->step, row), row, group, group * shared + first, last - first};
+        if (call->kind)
+            decode<Brain>(block);
+        else
+            decode<float>(block);
+    }
+}

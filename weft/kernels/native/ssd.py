@@ -1,0 +1,49 @@
+"""The state space recurrence of rows of one token on a CPU: one call for a layer."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.batch import Batch
+from weft.kernels.native.library import DTYPES, address, kernel
+from weft.kernels.native.steps import MOST_SIZE, packed_step
+from weft.memory.device.store import RecurrentView
+
+SCAN = Struct("12P13q2f")
+MOST_HEAD_DIM = 1024
+
+
+def ssd(
+    x: Float[Tensor, "rows heads head_dim"],
+    dt: Float[Tensor, "rows heads"],
+    A: Float[Tensor, " heads"],
+    B: Float[Tensor, "rows groups state"],
+    C: Float[Tensor, "rows groups state"],
+    D: Float[Tensor, " heads"] | None,
+    dt_bias: Float[Tensor, " heads"] | None,
+    limit: tuple[float, float],
+    batch: Batch,
+    view: RecurrentView,
+) -> Float[Tensor, "rows heads head_dim"]:
+    """As the reference. A head's numbers, and a group's, lie side by side, in tails head by head."""
+    rows, heads, head_dim = x.shape
+    groups, size = B.shape[1:]
+    state, inputs, keys, decay = view.state["ssm"], view.tail["input"], view.tail["B"], view.tail["decay"]
+    assert size <= MOST_SIZE
+    assert head_dim <= MOST_HEAD_DIM
+    assert x.dtype == B.dtype == C.dtype
+    assert inputs.dtype == torch.float32
+    assert inputs.stride(1) == head_dim
+    y = x.new_empty(rows, heads, head_dim)
+    call = SCAN.pack(
+        x.data_ptr(), dt.data_ptr(), B.data_ptr(), C.data_ptr(), A.data_ptr(), address(D), address(dt_bias),
+        y.data_ptr(), state.data_ptr(), inputs.data_ptr(), keys.data_ptr(), decay.data_ptr(),
+        x.stride(0), dt.stride(0), B.stride(0), C.stride(0), state.stride(0), inputs.stride(0),
+        heads, head_dim, groups, size, inputs.shape[1], DTYPES[x.dtype], DTYPES[dt.dtype], *limit,
+    )  # fmt: skip
+    kernel("weft_ssd", "p")(packed_step(batch) + call)
+    return y

@@ -1,0 +1,152 @@
+// What the recurrent kernels share: where a row's new token stands, and weighted sums over what lies in its open cell.
+#pragma once
+
+#include <algorithm>
+
+#include "vector.h"
+
+namespace weft {
+
+// Limits of the buffers on the stack.
+constexpr long MOST_TOKENS = 256;  // of a cell
+constexpr long MOST_SIZE = 512;    // of a key, or of a value of the delta rule
+// Rows of a matrix that are read at the same time: a core has more loads under way in several places than in one.
+constexpr int TOGETHER = 8;
+
+// The rows of a step, one new token each (`Lanes` says what the arrays hold).
+struct Step {
+    const int32_t *start, *slot, *tail, *closing;
+    int64_t rows, cell, threads;
+};
+
+struct Place {
+    long start;    // position of the new token
+    long offset;   // of it within its cell
+    long slot;     // the checkpoint before the cell; negative in a sequence's first cell, which has none
+    long tail;
+    long closing;  // the slot for the state behind the new token; negative if none is wanted
+};
+
+inline Place place(const Step& step, long row) {
+    long start = step.start[row];
+    long slot = start >= step.cell ? step.slot[row] : -1;
+    return {start, start % step.cell, slot, step.tail[row], step.closing[row]};
+}
+
+// One head's part of a tail: `ring` tokens of `size` floats side by side, of which the open cell begins at index `low`.
+struct OpenCell {
+    float* head;
+    long low, ring, size;
+
+    float* token(long index) const {
+        long at = low + index;
+        return head + (at < ring ? at : at - ring) * size;
+    }
+
+    // Does `work(first, count, values)` for the one or two stretches of memory that hold the cell's first tokens.
+    template <class Work>
+    void stretches(long tokens, Work work) const {
+        long straight = std::min(tokens, ring - low);
+        if (straight > 0) work(0L, straight, static_cast<const float*>(head + low * size));
+        if (tokens > straight) work(straight, tokens - straight, static_cast<const float*>(head));
+    }
+};
+
+template <class T>
+inline Vector load_some(const T* from, long count) {
+    if (count >= LANES) return load(from);
+    T part[LANES] = {};
+    std::memcpy(part, from, count * sizeof(T));
+    return load(part);
+}
+
+template <class T>
+inline void store_some(T* to, Vector value, long count) {
+    if (count >= LANES) return store(to, value);
+    T part[LANES];
+    store(part, value);
+    std::memcpy(to, part, count * sizeof(T));
+}
+
+// Small values come in whichever of the two kinds.
+inline float read_kind(const void* from, long index, long kind) {
+    return kind ? read(static_cast<const Brain*>(from) + index) : read(static_cast<const float*>(from) + index);
+}
+
+// As floats, filled up with zeros to whole vectors.
+template <class T>
+inline void widen(const T* from, long size, float* to) {
+    for (long i = 0; i < size; i += LANES) store(to + i, load_some(from + i, size - i));
+}
+
+inline void clear(float* values, long size) {
+    for (long i = 0; i < size; i += LANES) store(values + i, Vector{});
+}
+
+inline void scale(float* values, long size, float factor) {
+    for (long i = 0; i < size; i += LANES) store(values + i, load(values + i) * factor);
+}
+
+template <int SUMS, int ROWS>
+inline void add_lanes(float* const (&sums)[SUMS], const Vector (&factors)[SUMS][ROWS], const float* matrix, long stride,
+                      long ahead, long column, long count) {
+    Vector totals[SUMS];
+    for (int s = 0; s < SUMS; s++) totals[s] = load(sums[s] + column);
+    for (int row = 0; row < ROWS; row++) {
+        const float* values = matrix + row * stride + column;
+        // Where rows are short of a page or far apart the processor does not guess what comes next.
+        __builtin_prefetch(values + ahead);
+        Vector value = load_some(values, count);
+        for (int s = 0; s < SUMS; s++) totals[s] += factors[s][row] * value;
+    }
+    for (int s = 0; s < SUMS; s++) store(sums[s] + column, totals[s]);
+}
+
+template <int SUMS, int ROWS>
+inline void add_block(float* const (&sums)[SUMS], const float* const (&weights)[SUMS], long first, const float* matrix,
+                      long stride, long ahead, long columns) {
+    Vector factors[SUMS][ROWS];
+    for (int s = 0; s < SUMS; s++)
+        for (int row = 0; row < ROWS; row++) factors[s][row] = all(weights[s][first + row]);
+    matrix += first * stride;
+    long column = 0;
+    for (; column + LANES <= columns; column += LANES)
+        add_lanes<SUMS, ROWS>(sums, factors, matrix, stride, ahead, column, LANES);
+    if (column < columns) add_lanes<SUMS, ROWS>(sums, factors, matrix, stride, ahead, column, columns - column);
+}
+
+// sums[s][c] += weights[s][row] * matrix[row][c] for all `rows`. The sums have room for whole vectors.
+template <int SUMS>
+inline void add_rows(float* const (&sums)[SUMS], const float* const (&weights)[SUMS], const float* matrix, long stride,
+                     long rows, long columns) {
+    long row = 0;
+    for (; row + TOGETHER <= rows; row += TOGETHER) {
+        long ahead = row + 2 * TOGETHER <= rows ? TOGETHER * stride : 0;
+        add_block<SUMS, TOGETHER>(sums, weights, row, matrix, stride, ahead, columns);
+    }
+    for (; row < rows; row++) add_block<SUMS, 1>(sums, weights, row, matrix, stride, 0, columns);
+}
+
+// products[q][row] = queries[q] . matrix[row] for all `rows`. The queries are filled up with zeros to whole vectors.
+template <int QUERIES>
+inline void multiply_rows(float* const (&products)[QUERIES], const float* const (&queries)[QUERIES],
+                          const float* matrix, long rows, long size) {
+    for (long row = 0; row < rows; row++) {
+        Vector totals[QUERIES] = {};
+        for (long i = 0; i < size; i += LANES) {
+            Vector value = load_some(matrix + row * size + i, size - i);
+            for (int q = 0; q < QUERIES; q++) totals[q] += value * load(queries[q] + i);
+        }
+        for (int q = 0; q < QUERIES; q++) products[q][row] = sum(totals[q]);
+    }
+}
+
+// since[i] = e^(total - decay of token i): what is left now of what each of a cell's first tokens brought.
+inline void decays_since(const OpenCell& decay, long tokens, float total, float* since) {
+    decay.stretches(tokens, [&](long first, long count, const float* values) {
+        for (long i = 0; i < count; i += LANES)
+            store(since + first + i, exponential(total - load_some(values + i, count - i)));
+    });
+}
+
+}  // namespace weft
