@@ -1,8 +1,11 @@
 """What every test process needs before anything imports torch or Triton; what it starts inherits it."""
 
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 # Test processes run side by side: one thread each, or they would fight for the cores and take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -10,3 +13,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "tests/*_cuda*.py"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Random numbers of a test do not depend on which tests the same process has run before."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)

@@ -15,6 +15,7 @@ import uvicorn
 from tokenizers.processors import TemplateProcessing
 
 from tests import tiny_model
+from tests.held_steps import SECONDS
 from weft.base.options import Options
 from weft.server.app import create_app
 from weft.server.http import bounded_protocol
@@ -42,12 +43,12 @@ class Served:
 
     def start(self) -> None:
         self._thread.start()
-        self._ready.wait(60)
+        self._ready.wait(SECONDS)
         if self._error is not None:
             raise self._error
         key = self.settings.api_keys[:1]
         headers = {"authorization": f"Bearer {key[0]}"} if key else {}
-        self.client = httpx.Client(base_url=self.url, headers=headers, timeout=60)
+        self.client = httpx.Client(base_url=self.url, headers=headers, timeout=SECONDS)
 
     def _run(self) -> None:
         try:
@@ -70,7 +71,9 @@ class Served:
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         protocol = bounded_protocol(self.settings.limits)
-        self.server = uvicorn.Server(uvicorn.Config(self.app, http=protocol, lifespan="off", log_level="error"))
+        # No connection is closed while a test thinks about what to send next.
+        config = uvicorn.Config(self.app, http=protocol, lifespan="off", log_level="error", timeout_keep_alive=SECONDS)
+        self.server = uvicorn.Server(config)
         serving = asyncio.ensure_future(self.server.serve(sockets=[listener]))
         while not self.server.started and not serving.done():
             await asyncio.sleep(0.01)
@@ -82,13 +85,13 @@ class Served:
         self.client.close()
         self.server.should_exit = True
         self.server.force_exit = True
-        self._thread.join(30)
+        self._thread.join(SECONDS)
 
     # asking -----------------------------------------------------------------------------------------------------------
 
     def on_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run something where the server runs."""
-        return asyncio.run_coroutine_threadsafe(work(), self.loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work(), self.loop).result(SECONDS)
 
     def post(self, path: str, body: Any, status: int = 200, **more: Any) -> Any:
         answer = self.client.post(path, json=body, **more)
@@ -134,7 +137,7 @@ class Served:
 def raw(server: Served, *sent: bytes) -> bytes:
     """What comes back for these bytes, until the server closes the connection."""
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as wire:
+    with socket.create_connection((host, int(port)), timeout=SECONDS) as wire:
         for part in sent:
             wire.sendall(part)
         received = b""
@@ -144,6 +147,18 @@ def raw(server: Served, *sent: bytes) -> bytes:
         except ConnectionResetError:
             pass
         return received
+
+
+@contextmanager
+def posted(server: Served, path: str, body: dict[str, Any]) -> Iterator[None]:
+    """A connection on which this was asked for and nothing is read of the answer; the client hangs up at the end."""
+    content = json.dumps(body).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        head = f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(content)}\r\n\r\n"
+        client.sendall(head.encode() + content)
+        yield
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from weft.server.settings import Limits
 LIMITS = Limits(
     body_bytes=1 << 16,
     header_bytes=4096,
-    header_seconds=0.5,
     prompts=4,
     n=4,
     sequences=8,
@@ -20,7 +19,6 @@ LIMITS = Limits(
     biases=6,
     messages=5,
     cache_points=2,
-    body_seconds=0.7,
     tools=2,
     schema_bytes=2000,
     schema_depth=6,

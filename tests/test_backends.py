@@ -19,6 +19,7 @@ import pytest
 
 from tests import tiny_model
 from tests.fake_engines import POISON, PROGRAM, answer, load_instant
+from tests.held_steps import SECONDS, HeldSteps, wait_until
 from weft.base.errors import EngineStopped, OptionError, RequestError
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
@@ -38,7 +39,7 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @wraps(test)
     def run(*args: object, **named: object) -> None:
         async def bounded() -> None:
-            await asyncio.wait_for(test(*args, **named), 60)
+            await asyncio.wait_for(test(*args, **named), 2 * SECONDS)
 
         asyncio.run(bounded())
 
@@ -142,7 +143,8 @@ async def test_answers_are_those_of_the_engine_alone(kind):
 @both
 @in_loop
 async def test_many_callers_at_once_each_get_their_own(kind):
-    async with started(instant(kind)) as backend:
+    # While the engine dawdles, others come.
+    async with started(instant(kind, 0.001)) as backend:
         prompts = [[index % 200 + 20] for index in range(100)]
         found = await asyncio.gather(*(tokens_of(backend, ask(prompt, 30)) for prompt in prompts))
         assert found == [answer(prompt, 30) for prompt in prompts]
@@ -209,10 +211,13 @@ async def test_ends_that_callers_ask_for(kind):
 async def test_a_caller_that_gives_up_while_submitting_leaves_nothing_behind(kind):
     async with started(instant(kind, 0.05)) as backend:
         running = await backend.submit(ask([1], LONG))
-        # The step under way takes longer than the patience of these.
         for _ in range(3):
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(backend.submit(ask([2], LONG)), 0.001)
+            submitting = asyncio.ensure_future(backend.submit(ask([2], LONG)))
+            # One turn: the request is on its way, and no answer can have been heard.
+            await asyncio.sleep(0)
+            submitting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await submitting
         backend.abort(running)
         await collect(running)
         await backend.stats()
@@ -221,21 +226,24 @@ async def test_a_caller_that_gives_up_while_submitting_leaves_nothing_behind(kin
 
 @pytest.mark.parametrize("depth", [0, 1])
 @in_loop
-async def test_an_abort_frees_memory_within_a_step(depth):
+async def test_an_abort_frees_memory_within_a_step(depth, monkeypatch):
+    steps = HeldSteps(monkeypatch)
     options = replace(SMALL, depth=depth, max_tokens_per_step=64)
     async with started(real("thread", options)) as backend:
         prompt = np.arange(200).tolist()
         streams = [await backend.submit(ask([*prompt, index], 300)) for index in range(3)]
-        await anext(streams[0])
-        before = await backend.stats()
+        await asyncio.to_thread(wait_until, lambda: len(steps.engine.ledger.leases) == 3)
+        steps.hold()
+        await asyncio.to_thread(steps.wait_held)
+        before = steps.engine.stats()
         assert before["leases"] == before["running"] == 3
         assert before["units"]["page"]["live"] > 0
         for stream in streams:
             backend.abort(stream)
-        if depth:
-            # A flight is in the air: it must land first, which one more step sees.
-            await asyncio.gather(*map(collect, streams))
+        steps.release()
+        await asyncio.gather(*map(collect, streams))
         after = await backend.stats()
+        # The step that was about to begin was the last one that knew of them.
         assert after["steps"] - before["steps"] <= 1
         assert after["leases"] == after["running"] == 0
         assert {kind: used["live"] for kind, used in after["units"].items()} == {"page": 0, "state": 0, "tail": 0}
@@ -255,9 +263,9 @@ async def test_an_engine_without_work_sleeps(kind):
 
 
 def cpu_seconds(backend: Desk) -> float:
-    if not isinstance(backend, ProcessBackend):
-        return time.process_time()
-    words = Path(f"/proc/{backend.process_id}/stat").read_text().rpartition(")")[2].split()
+    """Of the thread that steps, or of the process."""
+    place = f"self/task/{backend._thread.native_id}" if isinstance(backend, ThreadBackend) else backend.process_id
+    words = Path(f"/proc/{place}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -348,14 +356,18 @@ async def test_a_failing_engine_process_is_not_started_again_for_ever(monkeypatc
 async def test_stopping_lets_requests_finish_and_takes_no_more(kind):
     backend = instant(kind, 0.002)
     await backend.start()
-    going = await backend.submit(ask([1], 100))
-    stopping = asyncio.create_task(backend.stop(30))
+    going = await backend.submit(ask([1], LONG))
+    stopping = asyncio.create_task(backend.stop(SECONDS))
     await asyncio.sleep(0)
     with pytest.raises(EngineStopped, match="shutting down"):
         await backend.submit(ask([2], 3))
     assert not backend.healthy
     assert (await backend.stats())["open"] == 1, "metrics are told to the end"
-    assert [output.token for output in (await collect(going))[0]] == answer([1], 100)
+    assert not stopping.done()
+    backend.finish(going)
+    outputs, _ = await collect(going)
+    assert outputs.pop().finish is FinishReason.STOP
+    assert [output.token for output in outputs] == answer([1], len(outputs))
     await stopping
     await backend.stop(0)
 
@@ -369,7 +381,7 @@ async def test_what_does_not_finish_in_time_gets_an_error(kind):
     await anext(stream)
     began = time.monotonic()
     await backend.stop(0.1)
-    assert 0.1 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.1
     with pytest.raises(EngineStopped, match="shutting down"):
         await collect(stream)
     with pytest.raises(EngineStopped):
@@ -392,12 +404,12 @@ async def test_an_engine_that_dies_while_others_wait_for_its_last_words_is_waite
     backend = instant("process", 0.002)
     await backend.start()
     stream = await backend.submit(ask([1], LONG))
-    stopping = asyncio.create_task(backend.stop(50))
+    stopping = asyncio.create_task(backend.stop(10 * SECONDS))
     await anext(stream)
     os.kill(backend.process_id, signal.SIGKILL)
     with pytest.raises(EngineStopped, match="ended unexpectedly"):
         await collect(stream)
-    await asyncio.wait_for(stopping, 5)
+    await stopping
 
 
 @in_loop
@@ -407,7 +419,6 @@ async def test_an_engine_that_does_not_end_by_itself_is_killed(monkeypatch):
     await backend.start()
     await backend.submit(ask([1], LONG))
     process = backend._process
-    await asyncio.sleep(0.1)
     await backend.stop(0)
     assert process.returncode == -signal.SIGKILL
 
@@ -451,10 +462,7 @@ def test_the_fronts_death_ends_the_engine_process(seconds):
         engine = int(front.stdout.readline())
         assert alive(engine)
         front.kill()
-    until = time.monotonic() + 10
-    while alive(engine) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not alive(engine)
+    wait_until(lambda: not alive(engine))
 
 
 def alive(process: int) -> bool:

@@ -277,7 +277,7 @@ async def _with_server(answers, use):
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    client = Client(f"http://127.0.0.1:{port}/v1", timeout_seconds=5)
+    client = Client(f"http://127.0.0.1:{port}/v1", timeout_seconds=60)
     try:
         return await use(client)
     finally:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 
 import pytest
 
+from tests.held_steps import HeldSteps, wait_until
 from tests.http_server import Served, serving
 from tests.http_values import CALL, LONG, PATH, RICH, SCHEMA, TOOLS, saying
 from weft.server.settings import ServerSettings
@@ -245,26 +245,18 @@ def test_cache_control_declares_what_later_prompts_share(served: Served, place):
         assert (shared >= len(LONG) // 64 * 64) is declared, shared
 
 
-def test_a_lower_priority_number_goes_first():
+def test_a_lower_priority_number_goes_first(monkeypatch):
+    steps, threads = HeldSteps(monkeypatch), []
+    steps.hold()
     with serving(max_sequences=1) as server:
-        order = []
-
-        def ask(name: str, priority: int, tokens: int = 2) -> threading.Thread:
-            def work() -> None:
-                server.complete(name, max_tokens=tokens, priority=priority, ignore_eos=True)
-                order.append(name)
-
-            thread = threading.Thread(target=work)
-            thread.start()
-            return thread
-
-        threads = [ask("running", 0, 120)]
-        while server.stats()["running"] == 0:
-            time.sleep(0.005)
-        for name, priority in (("last", 7), ("second", 0), ("first", -3)):
-            threads.append(ask(name, priority))
-            while server.stats()["waiting"] < len(threads) - 1:
-                time.sleep(0.005)
+        # The first runs when the others come; these come one after the other.
+        for priority in (0, 7, 0, -3):
+            wishes = {"max_tokens": 2, "priority": priority, "ignore_eos": True}
+            threads.append(threading.Thread(target=server.complete, args=("x",), kwargs=wishes))
+            threads[-1].start()
+            steps.wait_held()
+            wait_until(lambda: server.backend.open == len(threads))
+        steps.release()
         for thread in threads:
             thread.join()
-        assert order == ["running", "first", "second", "last"]
+        assert steps.ended == [0, 3, 2, 1]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from tests.held_steps import wait_until
 from tests.http_server import Served, serving
 from weft.server.settings import ServerSettings
 
@@ -177,11 +177,10 @@ def test_abort_ends_a_request_by_its_name(served: Served):
 
     thread = threading.Thread(target=work)
     thread.start()
-    while served.stats()["running"] == 0:
-        time.sleep(0.005)
+    wait_until(lambda: served.stats()["running"] == 1)
     assert served.post("/abort_request", {"rid": "another"}) == {"aborted": 0}
     assert served.post("/abort_request", {"rid": "mine"}) == {"aborted": 1}
-    thread.join(10)
+    thread.join()
     assert found["meta_info"]["id"] == "mine"
     assert found["meta_info"]["finish_reason"]["type"] == "abort"
     assert served.stats()["leases"] == 0
@@ -193,11 +192,10 @@ def test_abort_all_ends_all(served: Served):
     threads = [threading.Thread(target=lambda: answers.append(served.post("/v1/completions", body))) for _ in range(3)]
     for thread in threads:
         thread.start()
-    while served.stats()["running"] < 3:
-        time.sleep(0.005)
+    wait_until(lambda: served.stats()["running"] == 3)
     assert served.post("/abort_request", {"abort_all": True}) == {"aborted": 3}
     for thread in threads:
-        thread.join(10)
+        thread.join()
     assert [answer["choices"][0]["finish_reason"] for answer in answers] == ["abort"] * 3
 
 

@@ -6,21 +6,16 @@ The tiny model in a thread, memory for a fraction of what is asked at once, audi
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import socket
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.http_server import Served, serving
-from weft.engine.events import Output
-from weft.engine.loop import Engine
+from tests.held_steps import HeldSteps, wait_until
+from tests.http_server import Served, posted, serving
 
 CLIENTS = 64
 STEMS = ["In the beginning was the word, and the word was long. " * 4, "Call me Ishmael. Some years ago, " * 5]
@@ -70,7 +65,7 @@ async def load(server: Served, asks: list[Ask], seed: int) -> dict[str, int]:
     draw = random.Random(seed)
     happened = dict.fromkeys(("whole", "streamed", "left", "aborted"), 0)
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as client:
 
         async def one(ask: Ask, way: str) -> None:
             await asyncio.sleep(draw.random() * 0.3)
@@ -116,14 +111,9 @@ async def abort(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
         assert not ends or ends[-1] in ("abort", "stop", "length")
 
 
-def wait_for_quiet(server: Served, seconds: float = 10) -> dict[str, Any]:
-    deadline = time.monotonic() + seconds
-    while True:
-        stats = server.stats()
-        if not stats["leases"] and not stats["running"] and not stats["waiting"]:
-            return stats
-        assert time.monotonic() < deadline, stats
-        time.sleep(0.01)
+def is_quiet(server: Served) -> bool:
+    stats = server.stats()
+    return not stats["leases"] and not stats["running"] and not stats["waiting"]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -135,7 +125,8 @@ def test_answers_under_load_are_those_of_a_quiet_server(depth):
         assert len(asks) == CLIENTS
         happened = asyncio.run(load(server, asks, seed=depth))
         assert min(happened.values()) > 0, happened
-        stats = wait_for_quiet(server)
+        wait_until(lambda: is_quiet(server))
+        stats = server.stats()
         assert stats["cached_tokens"] > 0
         for kind, uses in stats["units"].items():
             assert uses["live"] == 0, kind
@@ -148,50 +139,21 @@ def test_answers_under_load_are_those_of_a_quiet_server(depth):
         assert "weft_requests_open 0.0" in page
 
 
-class HeldSteps:
-    """Holds steps of all engines back from when it is told to until it is told to let them go."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.engine: Engine | None = None
-        self.hold, self.held, self.go = threading.Event(), threading.Event(), threading.Event()
-        step = Engine.step
-
-        def holding(engine: Engine) -> list[Output]:
-            self.engine = engine
-            if self.hold.is_set():
-                self.held.set()
-                assert self.go.wait(20)
-            return step(engine)
-
-        monkeypatch.setattr(Engine, "step", holding)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_client_that_hangs_up_frees_memory_within_a_step(monkeypatch, streams, depth):
     steps = HeldSteps(monkeypatch)
     body = {"prompt": "x" * 70, "max_tokens": 1800, "ignore_eos": True, "stream": streams, "n": 2}
     with serving(max_sequences=4, depth=depth) as server:
-        with socket.create_connection(server.url.removeprefix("http://").split(":")) as client:
-            content = json.dumps(body).encode()
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(content)}\r\n\r\n"
-            client.sendall(head.encode() + content)
+        with posted(server, "/v1/completions", body):
             wait_until(lambda: steps.engine is not None and len(steps.engine.ledger.leases) == 2)
-            steps.hold.set()
-            assert steps.held.wait(10)
+            steps.hold()
+            steps.wait_held()
             engine, planned = steps.engine, steps.engine.planner.number
             assert len(engine.ledger.leases) == 2
         # The client leaves in the middle of a step, and the news is there before that has ended.
         wait_until(lambda: len(server.backend._inbox._commands) >= 2)
-        steps.hold.clear()
-        steps.go.set()
+        steps.release()
         wait_until(lambda: not engine.ledger.leases)
         # That step was the last one that knew of it.
         assert engine.planner.number - planned <= 1
@@ -209,11 +171,10 @@ def test_when_the_engine_stops_everybody_gets_an_error_and_health_is_red():
         threads = [threading.Thread(target=ask, args=(streams,)) for streams in (True, False)]
         for thread in threads:
             thread.start()
-        while server.stats()["running"] < 2:
-            time.sleep(0.01)
+        wait_until(lambda: server.stats()["running"] == 2)
         server.on_loop(lambda: server.backend.stop(0.05))
         for thread in threads:
-            thread.join(10)
+            thread.join()
         assert answers[False].status_code == 503
         assert '"service_unavailable"' in answers[True].text
         assert answers[True].text.endswith("data: [DONE]\n\n")

@@ -18,6 +18,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.held_steps import wait_until
 from tests.serving import Served, serving
 
 CLIENTS = 24
@@ -126,11 +127,9 @@ def metrics(served: Served) -> dict[str, float]:
 
 def quiet(served: Served) -> dict[str, float]:
     """The numbers once nothing runs any more."""
-    for _ in range(100):
-        found = metrics(served)
-        if not found["weft_sequences_running"] + found["weft_sequences_waiting"] + found["weft_requests_open"]:
-            return found
-    raise AssertionError("the server does not come to rest")
+    at_rest = ("weft_sequences_running", "weft_sequences_waiting", "weft_requests_open")
+    wait_until(lambda: not any(metrics(served)[name] for name in at_rest))
+    return metrics(served)
 
 
 def check_load(seconds: float, growth_bytes: int) -> None:

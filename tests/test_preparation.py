@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.held_steps import SECONDS
 from tests.http_server import serving
 from tests.test_backends import SMALL, ask, both, collect, in_loop, real, started, tokens_of
 from weft.base.errors import RequestError
@@ -29,7 +30,7 @@ class SlowCompiler:
         def compile_slowly(grammars: Grammars, grammar: Grammar, stops: frozenset[int] = frozenset()) -> Guide:
             if grammar == slow:
                 self.begun.set()
-                assert self.allowed.wait(30)
+                assert self.allowed.wait(SECONDS)
             return compile_fast(grammars, grammar, stops)
 
         monkeypatch.setattr(Grammars, "__call__", compile_slowly)
@@ -44,7 +45,7 @@ async def test_rows_run_and_other_grammars_are_served_while_one_is_compiled(monk
     compiler = SlowCompiler(monkeypatch, DIGITS)
     async with started(small()) as backend:
         waiting = asyncio.ensure_future(backend.submit(ask([1], 4, grammar=DIGITS)))
-        assert await asyncio.to_thread(compiler.begun.wait, 10)
+        assert await asyncio.to_thread(compiler.begun.wait, SECONDS)
         assert len(await tokens_of(backend, ask([2, 3], 40))) == 40
         assert all(97 <= token <= 122 for token in await tokens_of(backend, ask([4], 6, grammar=LETTERS)))
         assert not waiting.done()
@@ -60,10 +61,10 @@ async def test_an_idle_engine_wakes_up_when_a_grammar_is_there(monkeypatch):
     compiler = SlowCompiler(monkeypatch, DIGITS)
     async with started(small()) as backend:
         waiting = asyncio.ensure_future(backend.submit(ask([1], 1, grammar=DIGITS)))
-        assert await asyncio.to_thread(compiler.begun.wait, 10)
+        assert await asyncio.to_thread(compiler.begun.wait, SECONDS)
         await asyncio.sleep(0.1)
         compiler.allowed.set()
-        assert len((await collect(await asyncio.wait_for(waiting, 10)))[0]) == 1
+        assert len((await collect(await waiting))[0]) == 1
 
 
 @in_loop
@@ -71,7 +72,7 @@ async def test_a_caller_that_leaves_before_its_grammar_is_compiled_leaves_nothin
     compiler = SlowCompiler(monkeypatch, DIGITS)
     async with started(small()) as backend:
         waiting = asyncio.ensure_future(backend.submit(ask([1], 4, grammar=DIGITS)))
-        assert await asyncio.to_thread(compiler.begun.wait, 10)
+        assert await asyncio.to_thread(compiler.begun.wait, SECONDS)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         assert backend.open == 1
@@ -89,24 +90,24 @@ def test_an_abort_by_name_reaches_a_request_whose_grammar_is_being_compiled(monk
         sampling = {"regex": DIGITS.text, "max_new_tokens": 500}
         asking = threading.Thread(target=lambda: answers.append(server.generate("x", rid="slow", sampling=sampling)))
         asking.start()
-        assert compiler.begun.wait(10)
+        assert compiler.begun.wait(SECONDS)
         assert server.post("/abort_request", {"rid": "slow"}) == {"aborted": 1}
         compiler.allowed.set()
-        asking.join(20)
+        asking.join()
         assert answers[0]["meta_info"]["finish_reason"]["type"] == "abort"
         assert server.stats()["leases"] == 0
 
 
 @in_loop
 async def test_with_the_engine_its_threads_end():
-    def threads() -> int:
-        return sum(thread.name == "weft-preparation" for thread in threading.enumerate())
-
+    # Those of an engine that ended just now may still be on their way.
+    others = set(threading.enumerate())
     async with started(small()) as backend:
         await tokens_of(backend, ask([1], 2, grammar=DIGITS))
-        assert threads() == 2
-    while threads():
-        await asyncio.sleep(0.01)
+        own = [each for each in set(threading.enumerate()) - others if each.name == "weft-preparation"]
+        assert len(own) == 2
+    for thread in own:
+        await asyncio.to_thread(thread.join)
 
 
 @both

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import SMALL, serving
+from tests.serving import SECONDS, SMALL, serving
 from weft.base.errors import OptionError
 from weft.base.options import Options
 from weft.cli.client import Client, ServerError
@@ -94,26 +94,26 @@ async def follow(url: str, body: dict, after_first=lambda: None, key: str | None
 
 # Stops the module's server, so it comes after what needs one.
 def test_sigterm_lets_running_requests_finish_and_takes_no_more(served):
-    refused = []
+    [engine] = served.children
 
     def stop() -> None:
+        # The answer cannot be complete before the server has closed its door.
+        os.kill(engine, signal.SIGSTOP)
         served.process.send_signal(signal.SIGTERM)
 
     async def watch() -> int:
         running = asyncio.create_task(follow(served.url, LONG, stop))
         while not served.errors.read_text().count("finishing"):
             await asyncio.sleep(0.02)
-        await asyncio.sleep(0.1)
-        refused.append(not running.done())
         # Balancers and new clients are told; nobody meets a closed door while others are answered.
         for work in (Client(served.url).get("/health"), Client(served.url).post("/v1/completions", LONG)):
             with pytest.raises(ServerError, match="status 503"):
                 await work
+        os.kill(engine, signal.SIGCONT)
         return await running
 
     assert asyncio.run(watch()) == 500
-    assert refused == [True], "the answer must not have been complete before the server closed its door"
-    assert served.process.wait(20) == 0
+    assert served.process.wait(SECONDS) == 0
     assert "Traceback" not in served.errors.read_text()
 
 
@@ -125,7 +125,7 @@ def test_what_is_not_finished_in_time_is_answered_with_an_error():
 
         with pytest.raises(ServerError, match="no answer can be given"):
             asyncio.run(follow(served.url, LONG | {"max_tokens": 3500}, stop))
-        assert served.process.wait(20) == 0
+        assert served.process.wait(SECONDS) == 0
 
 
 def test_with_a_key_the_curl_takes_it_from_the_environment_and_a_dead_engine_ends_the_server():
@@ -140,7 +140,7 @@ def test_with_a_key_the_curl_takes_it_from_the_environment_and_a_dead_engine_end
         [engine] = served.children
         with pytest.raises(ServerError):
             asyncio.run(follow(served.url, LONG, lambda: os.kill(engine, signal.SIGKILL), key="secret"))
-        assert served.process.wait(20) == 1
+        assert served.process.wait(SECONDS) == 1
         assert "the engine is gone" in served.errors.read_text()
 
 
@@ -175,7 +175,7 @@ def test_a_signal_while_loading_ends_at_once():
         assert process.poll() is None
     engine = int(children.read_text())
     process.send_signal(signal.SIGTERM)
-    text, told = process.communicate(timeout=20)
+    text, told = process.communicate(timeout=SECONDS)
     assert (process.returncode, text) == (0, "")
     assert "Traceback" not in told
     assert not Path(f"/proc/{engine}").exists()

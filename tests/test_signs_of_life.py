@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
+import threading
 
 import pytest
 
+from tests.fake_engines import InstantEngine, fake_info
+from tests.held_steps import SECONDS, wait_until
 from tests.serving import Served, serving
 from tests.test_backends import ask, collect, in_loop, instant, started, tokens_of
 from weft.base.errors import EngineStopped
+from weft.engine.events import Output
+from weft.engine.exchange import Ask, Command, Topic
 from weft.server.desk import Desk
+from weft.server.thread_backend import ThreadBackend
+
+# Of a front whose engine must not count as ill while the machine is busy with something else.
+PATIENCE = 1.0
 
 
-async def until(condition, seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
+async def until(condition) -> None:
+    async with asyncio.timeout(SECONDS):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -25,9 +33,21 @@ def ill(backend: Desk) -> bool:
     return not backend.healthy
 
 
+class Stuck(InstantEngine):
+    """Its steps wait until they may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def step(self) -> list[Output]:
+        assert self.go.wait(SECONDS)
+        return super().step()
+
+
 @in_loop
 async def test_a_hanging_engine_is_ill_until_it_is_heard_again():
-    async with started(instant("process", 0.001, patience_seconds=0.3)) as backend:
+    async with started(instant("process", 0.001, patience_seconds=PATIENCE)) as backend:
         stream = await backend.submit(ask([1], 100_000))
         os.kill(backend.process_id, signal.SIGSTOP)
         await until(lambda: ill(backend))
@@ -42,7 +62,7 @@ async def test_a_hanging_engine_is_ill_until_it_is_heard_again():
 
 @in_loop
 async def test_a_hanging_engine_is_started_anew_if_wished():
-    async with started(instant("process", 0.001, patience_seconds=0.3, restart=True)) as backend:
+    async with started(instant("process", 0.001, patience_seconds=PATIENCE, restart=True)) as backend:
         stream = await backend.submit(ask([1], 100_000))
         hanging = backend.process_id
         os.kill(hanging, signal.SIGSTOP)
@@ -55,28 +75,50 @@ async def test_a_hanging_engine_is_started_anew_if_wished():
 
 @in_loop
 async def test_a_step_in_a_thread_that_takes_too_long_is_noticed_too():
-    async with started(instant("thread", 1.0, patience_seconds=0.2)) as backend:
+    engine = Stuck()
+    async with started(ThreadBackend(lambda: (engine, fake_info()), patience_seconds=0.2)) as backend:
         stream = await backend.submit(ask([1], 1))
         await until(lambda: ill(backend))
+        engine.go.set()
         await collect(stream)
         await until(lambda: backend.healthy)
 
 
 @in_loop
-async def test_an_idle_or_busy_engine_is_well_and_without_a_bound_any_is():
-    async with started(instant("process", 0.02, patience_seconds=3.0)) as backend:
+async def test_an_idle_or_busy_engine_gives_signs_of_life():
+    async with started(instant("process", 0.02, patience_seconds=PATIENCE)) as backend:
         stream = await backend.submit(ask([1], 100_000))
-        for _ in range(50):
-            assert backend.healthy
-            await asyncio.sleep(0.02)
+        await heard(backend)
         backend.abort(stream)
         await collect(stream)
-        await asyncio.sleep(2.0)
+        await heard(backend)
         assert backend.healthy
-    async with started(instant("thread", 0.5)) as backend:
+
+
+async def heard(backend: Desk) -> None:
+    """Until the backend has asked for a sign of life and got it."""
+    asked: asyncio.Queue[int] = asyncio.Queue()
+    before = backend._send
+
+    def send(command: Command) -> None:
+        if isinstance(command, Ask) and command.topic is Topic.PULSE:
+            asked.put_nowait(command.number)
+        before(command)
+
+    backend._send = send
+    number = await asked.get()
+    await until(lambda: number not in backend._asking)
+    backend._send = before
+
+
+@in_loop
+async def test_without_a_bound_any_silence_is_well():
+    engine = Stuck()
+    async with started(ThreadBackend(lambda: (engine, fake_info()))) as backend:
         stream = await backend.submit(ask([1], 1))
-        await asyncio.sleep(0.3)
+        assert backend._watching is None
         assert backend.healthy
+        engine.go.set()
         await collect(stream)
 
 
@@ -85,20 +127,14 @@ def health(served: Served) -> int:
 
 
 def test_health_tells_of_a_hanging_engine():
-    with serving("--engine-timeout", "0.5") as served:
+    with serving("--engine-timeout", "2") as served:
         assert health(served) == 200
         [engine] = served.children
         os.kill(engine, signal.SIGSTOP)
-        deadline = time.monotonic() + 20
-        while health(served) == 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert health(served) == 503
+        wait_until(lambda: health(served) == 503)
         assert served.call("/v1/completions", {"prompt": "x"})[0] == 503
         os.kill(engine, signal.SIGCONT)
-        while health(served) != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: health(served) == 200)
         assert served.call("/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
         assert served.stop() == 0
         assert "no sign of life" in served.errors.read_text()

@@ -145,7 +145,9 @@ def test_a_template_has_an_end_in_time_and_memory(trick, monkeypatch):
     assert time.monotonic() - began < 5
 
 
-def test_what_templates_really_do_is_within_their_bounds():
+def test_what_templates_really_do_is_within_their_bounds(monkeypatch):
+    # Of rounds and characters; seconds are the machine's.
+    monkeypatch.setattr("weft.text.sandbox.MAX_SECONDS", 600)
     template = """
 {%- macro show(message) %}<{{ message.role }}>{{ message.content | trim }}{% endmacro %}
 {%- set ns = namespace(turns=0, said='') %}
