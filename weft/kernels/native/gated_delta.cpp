@@ -1,5 +1,5 @@
 // The gated delta rule of rows of one token: a head's state is read once, with its key and its query together.
-#include "tails.h"
+#include "closing.h"
 
 using namespace weft;
 
@@ -110,26 +110,13 @@ void correct(Head& own) {
     }
 }
 
-// The state behind the new token, which closes its cell: the old one decayed all through, each token decayed since.
 void close(const Head& own) {
     const Rule& call = own.call;
-    long tokens = own.at.offset + 1, size = call.value_dim;
-    alignas(64) float since[MOST_TOKENS + LANES], weights[MOST_TOKENS], sums[MOST_SIZE];
-    OpenCell keys = own.keys(), corrected = own.corrected();
+    long tokens = own.at.offset + 1;
+    alignas(64) float since[MOST_TOKENS + LANES];
     decays_since(own.decay(), tokens, own.total, since);
-    for (long line = 0; line < call.key_dim; line++) {
-        for (long i = 0; i + 1 < tokens; i++) weights[i] = since[i] * keys.token(i)[line];
-        weights[tokens - 1] = own.key[line];
-        clear(sums, size);
-        if (own.at.slot >= 0) {
-            std::memcpy(sums, own.state(own.at.slot) + line * size, size * sizeof(float));
-            scale(sums, size, own.through);
-        }
-        corrected.stretches(tokens, [&](long first, long count, const float* values) {
-            add_rows<1>({sums}, {weights + first}, values, size, count, size);
-        });
-        std::memcpy(own.state(own.at.closing) + line * size, sums, size * sizeof(float));
-    }
+    close_cell({own.at.slot >= 0 ? own.state(own.at.slot) : nullptr, own.state(own.at.closing), call.value_dim,
+                call.key_dim, call.value_dim, own.keys(), own.corrected(), own.key, since, tokens, own.through});
 }
 
 template <class T>

@@ -1,5 +1,5 @@
 // The state space recurrence of rows of one token: what a row's state and its open cell hold for C, and the new token.
-#include "tails.h"
+#include "closing.h"
 
 using namespace weft;
 
@@ -112,28 +112,17 @@ void decode_head(Block& block, long head) {
     finish<T>(block, head, dt, sums);
 }
 
-// The state behind the new token, which closes its cell: the old one decayed all through, each token decayed since.
 void close_head(const Block& block, long head) {
     const Scan& call = block.call;
-    long tokens = block.at.offset + 1, size = call.head_dim, own = (head - block.first) * size;
-    alignas(64) float since[MOST_TOKENS + LANES], weights[MOST_TOKENS + LANES], sums[MOST_COLUMNS + LANES];
-    OpenCell decay = block.cell(call.decay, head, 1), keys = block.cell(call.keys, block.group, call.size);
-    OpenCell inputs = block.cell(call.inputs, head, size);
-    float total = *decay.token(block.at.offset), through = std::exp(total);
+    const Place& at = block.at;
+    long tokens = at.offset + 1, size = call.head_dim, own = (head - block.first) * size;
+    alignas(64) float since[MOST_TOKENS + LANES];
+    OpenCell decay = block.cell(call.decay, head, 1);
+    float total = *decay.token(at.offset);
     decays_since(decay, tokens, total, since);
-    for (long line = 0; line < call.size; line++) {
-        for (long i = 0; i + 1 < tokens; i++) weights[i] = since[i] * keys.token(i)[line];
-        weights[tokens - 1] = block.key[line];
-        clear(sums, size);
-        if (block.at.slot >= 0) {
-            std::memcpy(sums, block.state(block.at.slot) + line * block.width() + own, size * sizeof(float));
-            scale(sums, size, through);
-        }
-        inputs.stretches(tokens, [&](long first, long count, const float* values) {
-            add_rows<1>({sums}, {weights + first}, values, size, count, size);
-        });
-        std::memcpy(block.state(block.at.closing) + line * block.width() + own, sums, size * sizeof(float));
-    }
+    close_cell({at.slot >= 0 ? block.state(at.slot) + own : nullptr, block.state(at.closing) + own, block.width(),
+                call.size, size, block.cell(call.keys, block.group, call.size), block.cell(call.inputs, head, size),
+                block.key, since, tokens, std::exp(total)});
 }
 
 template <class T>

@@ -1,0 +1,67 @@
+// The state behind a cell's last token: the one before the cell, decayed all through, and what each token brought.
+#pragma once
+
+#include "tails.h"
+
+namespace weft {
+
+// Lines of a state that are summed at the same time, so that a value is loaded once for all of them.
+constexpr int LINES = 8;
+
+// state'[line][column] = through * state[line][column] + sum of since[token] * key[token][line] * value[token][column]
+struct Closing {
+    const float* before;  // null in a sequence's first cell
+    float* behind;
+    long stride, lines, columns;
+    OpenCell keys, values;
+    const float* new_key;  // of the last token: in the tail it may still be on its way
+    const float* since;
+    long tokens;
+    float through;
+};
+
+template <int COUNT, int VECTORS>
+inline void add_tile(float* behind, long stride, const float (*weights)[LINES], const float* values, long tokens,
+                     long size, long count) {
+    Vector totals[COUNT][VECTORS];
+    for (int line = 0; line < COUNT; line++)
+        for (int v = 0; v < VECTORS; v++) totals[line][v] = load_some(behind + line * stride + v * LANES, count);
+    for (long token = 0; token < tokens; token++)
+        for (int v = 0; v < VECTORS; v++) {
+            Vector value = load_some(values + token * size + v * LANES, count);
+            for (int line = 0; line < COUNT; line++) totals[line][v] += weights[token][line] * value;
+        }
+    for (int line = 0; line < COUNT; line++)
+        for (int v = 0; v < VECTORS; v++) store_some(behind + line * stride + v * LANES, totals[line][v], count);
+}
+
+template <int COUNT>
+inline void close_lines(const Closing& work, long line) {
+    float weights[MOST_TOKENS][LINES];
+    for (long token = 0; token < work.tokens; token++) {
+        const float* key = (token + 1 < work.tokens ? work.keys.token(token) : work.new_key) + line;
+        for (int i = 0; i < COUNT; i++) weights[token][i] = work.since[token] * key[i];
+    }
+    long columns = work.columns;
+    for (long i = line; i < line + COUNT; i++)
+        for (long c = 0; c < columns; c += LANES) {
+            Vector old = work.before ? load_some(work.before + i * work.stride + c, columns - c) * work.through : Vector{};
+            store_some(work.behind + i * work.stride + c, old, columns - c);
+        }
+    float* behind = work.behind + line * work.stride;
+    work.values.stretches(work.tokens, [&](long first, long count, const float* values) {
+        long c = 0;
+        for (; c + 2 * LANES <= columns; c += 2 * LANES)
+            add_tile<COUNT, 2>(behind + c, work.stride, weights + first, values + c, count, columns, LANES);
+        for (; c < columns; c += LANES)
+            add_tile<COUNT, 1>(behind + c, work.stride, weights + first, values + c, count, columns, columns - c);
+    });
+}
+
+inline void close_cell(const Closing& work) {
+    long line = 0;
+    for (; line + LINES <= work.lines; line += LINES) close_lines<LINES>(work, line);
+    for (; line < work.lines; line++) close_lines<1>(work, line);
+}
+
+}  // namespace weft
