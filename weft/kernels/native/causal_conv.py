@@ -27,20 +27,20 @@ def causal_conv(
     gated: bool = False,
 ) -> Float[Tensor, "rows channels"]:
     """As the reference; `gated`: x holds what is multiplied before, what is multiplied after, and the input itself."""
-    (channels, width), state, tail = weight.shape, view.state["conv"], view.tail["conv"]
+    (channels, width), dtype, state, tail = weight.shape, x.dtype, view.state["conv"], view.tail["conv"]
+    x_stride, inner = x.stride()
     assert width <= MOST_WIDTH
-    assert x.stride(1) == 1
-    assert x.dtype == state.dtype
-    taps = weight.t()
-    if taps.dtype != torch.float32 or not taps.is_contiguous():
-        taps = taps.float().contiguous()
-    if bias is not None:
+    assert inner == 1
+    assert dtype == state.dtype
+    if weight.dtype != torch.float32 or weight.stride() != (1, channels):
+        weight = weight.float().t().contiguous().t()
+    if bias is not None and bias.dtype != torch.float32:
         bias = bias.float()
-    y = x.new_empty(len(x), channels)
+    y = torch.empty(x.shape[0], channels, dtype=dtype)
     call = CONVOLUTION.pack(
-        x.data_ptr(), taps.data_ptr(), address(bias), y.data_ptr(), state.data_ptr(), tail.data_ptr(),
-        x.stride(0), state.stride(0), tail.stride(0), channels, width, tail.shape[1],
-        DTYPES[x.dtype], activation, gated,
+        x.data_ptr(), weight.data_ptr(), address(bias), y.data_ptr(), state.data_ptr(), tail.data_ptr(),
+        x_stride, state.stride()[0], tail.stride()[0], channels, width, tail.shape[1],
+        DTYPES[dtype], activation, gated,
     )  # fmt: skip
     kernel("weft_causal_conv", "p")(packed_step(batch) + call)
     return y

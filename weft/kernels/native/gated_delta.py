@@ -33,13 +33,15 @@ def gated_delta(
     state, keys, corrected, decay = view.state["delta"], view.tail["k"], view.tail["u"], view.tail["decay"]
     assert max(key_dim, value_dim) <= MOST_SIZE
     assert q.dtype == k.dtype == v.dtype
+    tail_stride, token_stride = keys.stride()[:2]
     assert keys.dtype == torch.float32
-    assert keys.stride(1) == key_dim
-    y = v.new_empty(rows, value_heads, value_dim)
+    assert token_stride == key_dim
+    y = torch.empty(rows, value_heads, value_dim, dtype=v.dtype)
     call = RULE.pack(
         q.data_ptr(), k.data_ptr(), v.data_ptr(), decays.data_ptr(), strengths.data_ptr(), address(rates),
         address(bias), y.data_ptr(), state.data_ptr(), keys.data_ptr(), corrected.data_ptr(), decay.data_ptr(),
-        q.stride(0), k.stride(0), v.stride(0), decays.stride(0), strengths.stride(0), state.stride(0), keys.stride(0),
+        q.stride()[0], k.stride()[0], v.stride()[0], decays.stride()[0], strengths.stride()[0], state.stride()[0],
+        tail_stride,
         key_heads, key_dim, value_heads, value_dim, keys.shape[1],
         DTYPES[v.dtype], DTYPES[decays.dtype], DTYPES[strengths.dtype],
     )  # fmt: skip

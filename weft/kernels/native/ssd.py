@@ -36,13 +36,14 @@ def ssd(
     assert size <= MOST_SIZE
     assert head_dim <= MOST_HEAD_DIM
     assert x.dtype == B.dtype == C.dtype
+    tail_stride, token_stride = inputs.stride()[:2]
     assert inputs.dtype == torch.float32
-    assert inputs.stride(1) == head_dim
-    y = x.new_empty(rows, heads, head_dim)
+    assert token_stride == head_dim
+    y = torch.empty(rows, heads, head_dim, dtype=x.dtype)
     call = SCAN.pack(
         x.data_ptr(), dt.data_ptr(), B.data_ptr(), C.data_ptr(), A.data_ptr(), address(D), address(dt_bias),
         y.data_ptr(), state.data_ptr(), inputs.data_ptr(), keys.data_ptr(), decay.data_ptr(),
-        x.stride(0), dt.stride(0), B.stride(0), C.stride(0), state.stride(0), inputs.stride(0),
+        x.stride()[0], dt.stride()[0], B.stride()[0], C.stride()[0], state.stride()[0], tail_stride,
         heads, head_dim, groups, size, inputs.shape[1], DTYPES[x.dtype], DTYPES[dt.dtype], *limit,
     )  # fmt: skip
     kernel("weft_ssd", "p")(packed_step(batch) + call)
