@@ -31,6 +31,10 @@ def attention(
     sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """A sink takes part in the sum of its head's softmax and brings no value."""
+    if batch.lanes is not None and batch.lanes.native:
+        from weft.kernels.native import attention as native
+
+        return native.attention(q, k, v, batch, view, scale, softcap, sinks)
     if batch.lanes is not None:
         from weft.kernels.cuda import attention as on_gpu
 

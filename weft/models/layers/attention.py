@@ -73,6 +73,8 @@ class Attention(Mixer):
         projected = self.qkv(x).unflatten(-1, (-1, self.shape.head_dim))
         view = views[self.index]
         assert isinstance(view, AttentionView)
+        if batch.lanes is not None and batch.lanes.native:
+            return self.o_proj(self.mix_native(projected, rotation, batch, view).flatten(-2))
         mix = self.mix if batch.lanes is None else self.mix_lanes
         mixed = mix(projected, rotation, batch, view).flatten(-2)
         if self.shape.gated:
@@ -111,6 +113,21 @@ class Attention(Mixer):
         weight, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
         queries = rotate_and_write(projected, self.shape.heads, weight, eps, rotation, batch, view)
         return attend(queries, batch, view, self.scale, self.shape.softcap, self.sinks)
+
+    def mix_native(
+        self,
+        projected: Float[Tensor, "tokens projected head_dim"],
+        rotation: Rotation | None,
+        batch: Batch,
+        view: AttentionView,
+    ) -> Float[Tensor, "tokens heads head_dim"]:
+        """The same, the gate included, in one kernel of the CPU."""
+        from weft.kernels.native import attention as native
+
+        shape = self.shape
+        weight, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
+        reading = (batch, view, self.scale, shape.softcap, self.sinks)
+        return native.mix(projected, shape.heads, weight, eps, rotation, *reading, gated=shape.gated)
 
     def warm(self) -> None:
         from weft.kernels.cuda.attention import warm

@@ -1,0 +1,199 @@
+// Attention of rows of one token each: from the projection of queries, keys and values to the mix of values.
+//
+// Three passes over one team of threads: heads are normed and turned, and new keys and values go to their pages; then
+// every task takes one key head, a stretch of positions and a block of rows, cell by cell, so that a page which rows
+// share is in the cache when the second of them comes; then the stretches of every row are merged. Stretches lie at
+// fixed positions, so a row's sums do not depend on the threads or on what else is in the step.
+
+#include <algorithm>
+
+#include "attention_cell.h"
+#include "attention_heads.h"
+
+namespace weft {
+namespace {
+
+// Kept by the caller for all layers of a step that read the same pages; attention.py has the same fields.
+struct Step {
+    const int32_t *start, *write_page, *first_position, *bounds, *pages;
+    float* scratch;
+    long rows, heads, kv_heads, head_dim, cell;
+    long window;  // 0: none
+    long first_stretch, stretches;
+    long stretch_cells;
+    long blocks;  // of rows
+    long threads;
+};
+
+struct Layer {
+    const void *projected, *weight, *cosine, *sine;
+    void *keys, *values;
+    const void* sinks;
+    void* out;
+    long projected_row, half, page_stride;
+    bool gated;
+    float eps;
+    Scoring scoring;
+};
+
+// Tokens [low, high) of a page; none of them if both are 0.
+struct Span {
+    long page, low, high;
+    bool operator==(const Span& other) const { return page == other.page && low == other.low && high == other.high; }
+};
+
+template <class Value, class Weight>
+struct Attention {
+    const Step& step;
+    const Layer& layer;
+    long padded = (step.head_dim + LANES - 1) / LANES * LANES;
+    long group = step.heads / step.kv_heads;
+    long token_stride = step.kv_heads * step.head_dim;
+
+    const Value* projected(long row, long head) const {
+        return static_cast<const Value*>(layer.projected) + row * layer.projected_row + head * step.head_dim;
+    }
+
+    // Of all rows the heads that share a key head lie side by side, so that rows which share a page too are one run.
+    long place(long row, long head) const { return (head / group * step.rows + row) * group + head % group; }
+
+    float* queries(long row, long head) const { return step.scratch + place(row, head) * padded; }
+
+    Seen seen(long stretch, long row, long head) const {
+        long count = step.rows * step.heads;
+        return {step.scratch + count * padded + (stretch * count + place(row, head)) * (padded + 2 * LANES), padded};
+    }
+
+    void prepare(long row) const {
+        Angles angles;
+        long size = step.head_dim, angle = row * 2 * layer.half;
+        read_angles(static_cast<const Value*>(layer.cosine) + angle, static_cast<const Value*>(layer.sine) + angle,
+                    layer.half, angles);
+        long start = step.write_page[row] * layer.page_stride + step.start[row] % step.cell * token_stride;
+        Value* key = static_cast<Value*>(layer.keys) + start;
+        for (long head = 0; head < step.heads + step.kv_heads; head++) {
+            Line line, turned;
+            auto weight = static_cast<const Weight*>(layer.weight);
+            read_head(projected(row, head), weight ? weight + head * size : nullptr, layer.eps, size, line);
+            turn<Value>(line, angles, size, turned);
+            for (long i = 0; i < size; i += LANES) {
+                if (head < step.heads)
+                    store(queries(row, head) + i, load(turned + i, size - i));
+                else
+                    store(key + (head - step.heads) * size + i, load(turned + i), size - i);
+            }
+        }
+        std::memcpy(static_cast<Value*>(layer.values) + start, projected(row, step.heads + step.kv_heads),
+                    token_stride * sizeof(Value));
+    }
+
+    // The stretches that a row sees something of: of the others there are no sums.
+    long first_stretch(long row) const {
+        long low = step.window ? std::max(0L, step.start[row] - step.window + 1) : 0;
+        return low / step.cell / step.stretch_cells - step.first_stretch;
+    }
+
+    long end_stretch(long row) const { return step.start[row] / step.cell / step.stretch_cells + 1 - step.first_stretch; }
+
+    void attend_task(long task) const {
+        long head = task % step.kv_heads, stretch = task / step.kv_heads % step.stretches;
+        long block = task / step.kv_heads / step.stretches;
+        long first_row = block * step.rows / step.blocks, end_row = (block + 1) * step.rows / step.blocks;
+        for (long row = first_row; row < end_row; row++)
+            if (stretch >= first_stretch(row) && stretch < end_stretch(row))
+                for (long query = 0; query < group; query++) forget(seen(stretch, row, head * group + query));
+        long first_cell = (step.first_stretch + stretch) * step.stretch_cells;
+        for (long cell = first_cell; cell < first_cell + step.stretch_cells; cell++)
+            for (long row = first_row; row < end_row;) {
+                Span span = span_of(row, cell);
+                long next = row + 1;
+                while (next < end_row && span_of(next, cell) == span) next++;
+                attend_span(span, row, next - row, head, stretch);
+                row = next;
+            }
+    }
+
+    // What a row sees of a cell.
+    Span span_of(long row, long cell) const {
+        long position = step.start[row], first = cell * step.cell;
+        long low = step.window ? std::max(first, position - step.window + 1) : first;
+        long high = std::min(first + step.cell, position + 1);
+        if (low >= high) return {0, 0, 0};
+        return {step.pages[step.bounds[row] + cell - step.first_position[row] / step.cell], low - first, high - first};
+    }
+
+    // Some rows that see the same.
+    void attend_span(Span span, long row, long rows, long head, long stretch) const {
+        for (long low = span.low; low < span.high; low += CHUNK) {
+            long start = span.page * layer.page_stride + low * token_stride + head * step.head_dim;
+            Tokens<Value> tokens{static_cast<const Value*>(layer.keys) + start,
+                                 static_cast<const Value*>(layer.values) + start, token_stride, step.head_dim,
+                                 std::min(CHUNK, span.high - low)};
+            attend(tokens, rows * group, queries(row, head * group), layer.scoring, seen(stretch, row, head * group));
+        }
+    }
+
+    void finish(long row) const {
+        for (long head = 0; head < step.heads; head++) {
+            Seen all_seen = seen(first_stretch(row), row, head);
+            for (long stretch = first_stretch(row) + 1; stretch < end_stretch(row); stretch++)
+                merge(seen(stretch, row, head), all_seen);
+            float total = sum(load(all_seen.totals()));
+            if (layer.sinks) total += std::exp(read(static_cast<const Value*>(layer.sinks) + head) - *all_seen.top());
+            write_head(row, head, all_seen, total);
+        }
+    }
+
+    void merge(Seen other, Seen into) const {
+        float mine = *into.top(), theirs = *other.top(), top = mine > theirs ? mine : theirs;
+        float keep = std::exp(mine - top), add = std::exp(theirs - top);
+        for (long i = 0; i < padded + LANES; i += LANES)
+            store(into.mixed + i, load(into.mixed + i) * keep + load(other.mixed + i) * add);
+        *into.top() = top;
+    }
+
+    void write_head(long row, long head, Seen seen, float total) const {
+        long size = step.head_dim;
+        Value* to = static_cast<Value*>(layer.out) + (row * step.heads + head) * size;
+        const Value* gate = projected(row, step.heads + 2 * step.kv_heads + head);
+        for (long i = 0; i < size; i += LANES) {
+            Vector value = load(seen.mixed + i) / total;
+            if (layer.gated)
+                value = rounded<Value>(value) * rounded<Value>(sigmoid(load(gate + i, size - i)));
+            store(to + i, value, size - i);
+        }
+    }
+
+    void run() const {
+        long tasks = step.blocks * step.stretches * step.kv_heads;
+#pragma omp parallel num_threads(step.threads) if (step.threads > 1)
+        {
+#pragma omp for schedule(static)
+            for (long row = 0; row < step.rows; row++) prepare(row);
+#pragma omp for schedule(dynamic)
+            for (long task = 0; task < tasks; task++) attend_task(task);
+#pragma omp for schedule(static)
+            for (long row = 0; row < step.rows; row++) finish(row);
+        }
+    }
+};
+
+}  // namespace
+}  // namespace weft
+
+// Kinds: 0 float, 1 bfloat16. The projection holds heads of queries, keys, values and, if `gated`, of gates. Null:
+// no norm, no rotation (`half` is 0 then), no sinks. A softcap of 0 is none.
+extern "C" void weft_attention(const weft::Step* step, const void* projected, const void* weight, const void* cosine,
+                               const void* sine, void* keys, void* values, const void* sinks, void* out,
+                               long projected_row, long half, long page_stride, long gated, long kind,
+                               long weight_kind, float eps, float scale, float softcap) {
+    using namespace weft;
+    Layer layer{projected,     weight, cosine,      sine,       keys, values,          sinks, out,
+                projected_row, half,   page_stride, gated != 0, eps,  {scale, softcap}};
+    if (kind == 0)
+        Attention<float, float>{*step, layer}.run();
+    else if (weight_kind == 0)
+        Attention<Brain, float>{*step, layer}.run();
+    else
+        Attention<Brain, Brain>{*step, layer}.run();
+}

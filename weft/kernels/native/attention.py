@@ -1,0 +1,126 @@
+"""Attention of a step of decodes, one call per layer: norm, rotation, new keys and values to their pages, and reading.
+
+What depends on the step but not on the layer (which pages, how the work is shared out, room for sums) is decided once
+and kept with the batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.batch import Batch
+from weft.kernels.lanes import PageList
+from weft.kernels.native.library import DTYPES, address, kernel
+from weft.kernels.rotary import Rotation
+from weft.memory.device.store import AttentionView
+
+# Floats of a vector: lines of sums are whole vectors.
+VECTOR = 16
+# Values of the largest head that a kernel has room for.
+MOST_HEAD_DIM = 512
+# Positions whose sums are kept apart, so that several threads can read one long row.
+STRETCH = 512
+# Tokens seen times values of all heads below which waking other threads costs more than it brings.
+LEAST_SHARED = 1 << 17
+
+
+class Step(ctypes.Structure):
+    """attention.cpp has the same fields."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("start", "write_page", "first_position", "bounds", "pages", "scratch")),
+        *((name, ctypes.c_long) for name in ("rows", "heads", "kv_heads", "head_dim", "cell", "window")),
+        *((name, ctypes.c_long) for name in ("first_stretch", "stretches", "stretch_cells", "blocks", "threads")),
+    ]
+
+
+def attention(
+    q: Float[Tensor, "rows heads head_dim"],
+    k: Float[Tensor, "rows kv_heads head_dim"],
+    v: Float[Tensor, "rows kv_heads head_dim"],
+    batch: Batch,
+    view: AttentionView,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+) -> Float[Tensor, "rows heads head_dim"]:
+    """As the reference's entry: nothing is normed or turned here."""
+    return mix(torch.cat((q, k, v), 1), q.shape[1], None, 0.0, None, batch, view, scale, softcap, sinks)
+
+
+def mix(
+    projected: Float[Tensor, "rows projected head_dim"],
+    heads: int,
+    weight: Float[Tensor, "turning head_dim"] | None,
+    eps: float,
+    rotation: Rotation | None,
+    batch: Batch,
+    view: AttentionView,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+    gated: bool = False,
+) -> Float[Tensor, "rows heads head_dim"]:
+    """`projected` holds the heads of queries, then of keys, then of values and, if `gated`, of gates."""
+    rows, _, head_dim = projected.shape
+    key = ("native attention", view.window, heads, head_dim)
+    kept = batch.derived.get(key)
+    if kept is None:
+        kept = batch.derived[key] = plan_step(batch, view, heads)
+    assert sinks is None or sinks.dtype == projected.dtype
+    out = torch.empty((rows, heads, head_dim), dtype=projected.dtype)
+    kernel("weft_attention", "pppppppppnnnnnnfff")(
+        kept[0],
+        projected.data_ptr(),
+        address(weight),
+        0 if rotation is None else rotation.cosine.data_ptr(),
+        0 if rotation is None else rotation.sine.data_ptr(),
+        view.keys.data_ptr(),
+        view.values.data_ptr(),
+        address(sinks),
+        out.data_ptr(),
+        projected.stride(0),
+        0 if rotation is None else rotation.cosine.shape[-1] // 2,
+        view.keys.stride(0),
+        gated,
+        DTYPES[projected.dtype],
+        0 if weight is None else DTYPES[weight.dtype],
+        eps,
+        scale,
+        softcap or 0.0,
+    )
+    return out
+
+
+def plan_step(batch: Batch, view: AttentionView, heads: int) -> tuple[int, Step, Tensor, PageList]:
+    """Where the step's `Step` lies, and all that must live as long as it."""
+    lanes = batch.lanes
+    assert lanes is not None
+    assert lanes.native
+    assert lanes.decodes == lanes.rows
+    listed = lanes.full if view.window is None else lanes.windowed
+    assert listed is not None
+    assert view.keys.stride() == view.values.stride()
+    _, cell, kv_heads, head_dim = view.keys.shape
+    assert head_dim <= MOST_HEAD_DIM
+    stretch_cells = max(1, STRETCH // cell)
+    # All on the host: nothing here waits.
+    high = lanes.start.numpy() + 1
+    low = np.zeros_like(high) if view.window is None else np.maximum(0, high - view.window)
+    first = int(low.min()) // cell // stretch_cells
+    stretches = int(high.max() - 1) // cell // stretch_cells + 1 - first
+    enough = int((high - low).sum()) * heads * head_dim >= LEAST_SHARED
+    threads = torch.get_num_threads() if enough else 1
+    # Two tasks for every thread, so that one that is held up does not hold up all.
+    blocks = min(lanes.rows, -(-2 * threads // (stretches * kv_heads)))
+    padded = -(-head_dim // VECTOR) * VECTOR
+    scratch = torch.empty(lanes.rows * heads * (padded + stretches * (padded + 2 * VECTOR)))
+    pointers = (lanes.start, listed.write_page, listed.first_position, listed.bounds, listed.pages, scratch)
+    sizes = (lanes.rows, heads, kv_heads, head_dim, cell, view.window or 0)
+    step = Step(*map(address, pointers), *sizes, first, stretches, stretch_cells, blocks, threads)
+    return ctypes.addressof(step), step, scratch, listed

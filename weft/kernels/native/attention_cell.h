@@ -1,0 +1,220 @@
+// Attention of a few queries over some tokens of one cell: scores, their softmax so far, and the mix of values.
+// Only what is told to be seen is read: behind it there may be NaN.
+#pragma once
+
+#include <utility>
+
+#include "vector.h"
+
+namespace weft {
+
+// How many queries, keys and vectors of values are in registers at once; an AVX-512 has 32 that hold a whole vector.
+#ifdef __AVX512F__
+constexpr long MOST_QUERIES = 6, TOKENS = 4, WIDTH = 4;
+#else
+constexpr long MOST_QUERIES = 4, TOKENS = 1, WIDTH = 1;
+#endif
+// Tokens that are scored before their values are mixed.
+constexpr long CHUNK = 64;
+
+struct Scoring {
+    float scale;
+    float softcap;  // 0: none
+};
+
+// What a query has seen so far, `padded` + 2 * LANES floats: the values, each times e^(score - top), whole vectors of
+// them; the sum of these weights, lane by lane; and the top, the greatest score.
+struct Seen {
+    float* mixed;
+    long padded;
+    float* totals() const { return mixed + padded; }
+    float* top() const { return mixed + padded + LANES; }
+};
+
+inline void forget(Seen seen) {
+    for (long i = 0; i < seen.padded + LANES; i += LANES) store(seen.mixed + i, Vector{});
+    *seen.top() = -INFINITY;
+}
+
+// Lanes of two vectors in blocks of twice WIDTH: the first half of a block comes from the first vector.
+constexpr int near_lane(int width, int lane) {
+    int inside = lane % (2 * width), block = lane - inside;
+    return inside < width ? lane : int(LANES) + block + inside - width;
+}
+
+#if defined(__has_builtin)
+#define WEFT_HAS_SHUFFLEVECTOR __has_builtin(__builtin_shufflevector)
+#else
+#define WEFT_HAS_SHUFFLEVECTOR 0
+#endif
+
+template <int WIDTH, int AWAY, int... LANE>
+inline Vector pick(Vector first, Vector second, std::integer_sequence<int, LANE...>) {
+#if WEFT_HAS_SHUFFLEVECTOR
+    return __builtin_shufflevector(first, second, (near_lane(WIDTH, LANE) + AWAY)...);
+#else
+    return __builtin_shuffle(first, second, Integers{(near_lane(WIDTH, LANE) + AWAY)...});
+#endif
+}
+
+using EveryLane = std::make_integer_sequence<int, int(LANES)>;
+
+// Of every block of twice WIDTH lanes the sums of its halves: those of the first vector, then those of the second.
+template <int WIDTH>
+inline Vector folded(Vector first, Vector second) {
+    return pick<WIDTH, 0>(first, second, EveryLane{}) + pick<WIDTH, WIDTH>(first, second, EveryLane{});
+}
+
+// The sums of sixteen vectors, in their order: a transposition that adds as it goes.
+inline Vector sums(const Vector* part) {
+    Vector eights[8], fours[4], twos[2];
+    for (long i = 0; i < 8; i++) eights[i] = folded<8>(part[i], part[i + 8]);
+    for (long i = 0; i < 4; i++) fours[i] = folded<4>(eights[i], eights[i + 4]);
+    for (long i = 0; i < 2; i++) twos[i] = folded<2>(fours[i], fours[i + 2]);
+    return folded<1>(twos[0], twos[1]);
+}
+
+template <int WIDTH>
+inline Vector greater_half(Vector value) {
+    Vector near = pick<WIDTH, 0>(value, value, EveryLane{}), far = pick<WIDTH, WIDTH>(value, value, EveryLane{});
+    return near > far ? near : far;
+}
+
+inline float top_of(Vector value) {
+    return greater_half<1>(greater_half<2>(greater_half<4>(greater_half<8>(value))))[0];
+}
+
+// Near zero by its series, as there the exponentials cancel each other.
+inline Vector hyperbolic_tangent(Vector x) {
+    Vector square = x * x;
+    Vector series = x * (1.0f - square * (1.0f / 3.0f - square * (2.0f / 15.0f)));
+    return square < 0.01f ? series : 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
+}
+
+// One vector of every query times one of every token, onto what is there.
+template <long QUERIES, long KEYS>
+inline void multiply(const Vector* keys, const float* queries, long padded, Vector (&part)[QUERIES][KEYS]) {
+    for (long query = 0; query < QUERIES; query++) {
+        Vector wanted = load(queries + query * padded);
+        for (long key = 0; key < KEYS; key++) part[query][key] += wanted * keys[key];
+    }
+}
+
+// Products of QUERIES with TOKENS, not yet summed over their lanes; there is room for LANES tokens of each query.
+template <class Value, long QUERIES, long KEYS>
+inline void products_of(const Value* keys, long stride, const float* queries, long padded, long size,
+                        Vector* products) {
+    Vector part[QUERIES][KEYS] = {}, key[KEYS];
+    long whole = size / LANES * LANES;
+    for (long i = 0; i < whole; i += LANES) {
+        for (long token = 0; token < KEYS; token++) key[token] = load(keys + token * stride + i);
+        multiply(key, queries + i, padded, part);
+    }
+    if (whole < size) {
+        for (long token = 0; token < KEYS; token++) key[token] = load(keys + token * stride + whole, size - whole);
+        multiply(key, queries + whole, padded, part);
+    }
+    for (long query = 0; query < QUERIES; query++)
+        for (long token = 0; token < KEYS; token++) products[query * LANES + token] = part[query][token];
+}
+
+// Scores of up to sixteen tokens; those behind `count` are never the greatest and weigh nothing.
+template <class Value, long QUERIES>
+inline void score(const Value* keys, long stride, long count, const float* queries, long padded, long size,
+                  Scoring scoring, Vector* scores) {
+    constexpr Integers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    // Those of tokens behind `count` stay undefined: each ends in a lane of its own, which is not looked at.
+    Vector products[QUERIES][LANES];
+    long token = 0;
+    for (; token + TOKENS <= count; token += TOKENS)
+        products_of<Value, QUERIES, TOKENS>(keys + token * stride, stride, queries, padded, size, products[0] + token);
+    for (; token < count; token++)
+        products_of<Value, QUERIES, 1>(keys + token * stride, stride, queries, padded, size, products[0] + token);
+    for (long query = 0; query < QUERIES; query++) {
+        Vector value = sums(products[query]) * scoring.scale;
+        if (scoring.softcap != 0) value = scoring.softcap * hyperbolic_tangent(value / scoring.softcap);
+        scores[query * (CHUNK / LANES)] = lane < int(count) ? value : all(-INFINITY);
+    }
+}
+
+// Scores into weights against the greatest so far. What was seen before is to be multiplied by what is returned.
+inline float weigh(const Vector* scores, long tiles, Seen seen, float* weights) {
+    Vector best = scores[0];
+    for (long tile = 1; tile < tiles; tile++) best = scores[tile] > best ? scores[tile] : best;
+    // A NaN is handed on.
+    float before = *seen.top(), found = top_of(best), top = before > found ? before : found;
+    float shrinking = std::exp(before - top);
+    Vector total = load(seen.totals()) * shrinking;
+    for (long tile = 0; tile < tiles; tile++) {
+        Vector weight = exponential(scores[tile] - top);
+        store(weights + tile * LANES, weight);
+        total += weight;
+    }
+    store(seen.totals(), total);
+    *seen.top() = top;
+    return shrinking;
+}
+
+// VECTORS of every value, times the weights of QUERIES, onto what was mixed before. Of the last vector only `rest`
+// values are there: LANES, or fewer at the end of a head.
+template <class Value, long QUERIES, long VECTORS>
+inline void mix(const Value* values, long stride, long count, long rest, const float (*weights)[CHUNK],
+                const float* shrinking, float* mixed, long line) {
+    Vector part[QUERIES][VECTORS], value[VECTORS];
+    for (long query = 0; query < QUERIES; query++)
+        for (long i = 0; i < VECTORS; i++) part[query][i] = load(mixed + query * line + i * LANES) * shrinking[query];
+    for (long token = 0; token < count; token++) {
+        for (long i = 0; i < VECTORS - 1; i++) value[i] = load(values + token * stride + i * LANES);
+        value[VECTORS - 1] = load(values + token * stride + (VECTORS - 1) * LANES, rest);
+        for (long query = 0; query < QUERIES; query++)
+            for (long i = 0; i < VECTORS; i++) part[query][i] += weights[query][token] * value[i];
+    }
+    for (long query = 0; query < QUERIES; query++)
+        for (long i = 0; i < VECTORS; i++) store(mixed + query * line + i * LANES, part[query][i]);
+}
+
+// One key head's tokens in memory.
+template <class Value>
+struct Tokens {
+    const Value *keys, *values;
+    long stride;  // from token to token
+    long size;  // values of a head
+    long count;
+};
+
+// QUERIES that share their keys over up to CHUNK tokens. `seen` is the first query's; the others' follow it.
+template <class Value, long QUERIES>
+void attend(Tokens<Value> tokens, const float* queries, Scoring scoring, Seen seen) {
+    long padded = seen.padded, line = padded + 2 * LANES, tiles = (tokens.count + LANES - 1) / LANES;
+    Vector scores[QUERIES][CHUNK / LANES] = {};
+    float weights[QUERIES][CHUNK], shrinking[QUERIES];
+    for (long tile = 0; tile < tiles; tile++) {
+        long first = tile * LANES, rest = tokens.count - first;
+        score<Value, QUERIES>(tokens.keys + first * tokens.stride, tokens.stride, rest < LANES ? rest : LANES, queries,
+                              padded, tokens.size, scoring, scores[0] + tile);
+    }
+    for (long query = 0; query < QUERIES; query++)
+        shrinking[query] = weigh(scores[query], tiles, {seen.mixed + query * line, padded}, weights[query]);
+    long at = 0;
+    for (; at + WIDTH * LANES <= tokens.size; at += WIDTH * LANES)
+        mix<Value, QUERIES, WIDTH>(tokens.values + at, tokens.stride, tokens.count, LANES, weights, shrinking,
+                                   seen.mixed + at, line);
+    for (; at < tokens.size; at += LANES)
+        mix<Value, QUERIES, 1>(tokens.values + at, tokens.stride, tokens.count, tokens.size - at, weights, shrinking,
+                               seen.mixed + at, line);
+}
+
+// Any number of queries.
+template <class Value>
+void attend(Tokens<Value> tokens, long count, const float* queries, Scoring scoring, Seen seen) {
+    using Function = void (*)(Tokens<Value>, const float*, Scoring, Seen);
+    constexpr Function some[] = {attend<Value, 1>, attend<Value, 2>, attend<Value, 3>,
+                                 attend<Value, 4>, attend<Value, 5>, attend<Value, 6>};
+    long line = seen.padded + 2 * LANES;
+    for (long first = 0; first < count; first += MOST_QUERIES) {
+        long these = count - first < MOST_QUERIES ? count - first : MOST_QUERIES;
+        some[these - 1](tokens, queries + first * seen.padded, scoring, {seen.mixed + first * line, seen.padded});
+    }
+}
+
+}  // namespace weft
