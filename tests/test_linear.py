@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from weft.kernels.linear import HANDFUL, WEIGHTS_FIRST_ROWS, linear, pack
+from weft.kernels.linear import HANDFUL, HAS_ONEDNN, WEIGHTS_FIRST_ROWS, linear, pack
+from weft.kernels.native import library
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import PackedLinear
 from weft.models.model import pin
@@ -31,16 +32,22 @@ def test_any_number_of_rows_gives_the_product_with_plain_and_with_packed_weights
             assert product_error(linear(x, form, bias), x, weight, bias) < 4 * TOLERANCE[dtype]
 
 
-def test_weights_are_kept_twice_only_where_they_are_packed_and_only_if_asked_to():
-    for dtype in (torch.float32, torch.bfloat16):
+@pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
+@pytest.mark.parametrize("short", [True, False])
+def test_weights_are_kept_twice_only_where_it_helps_and_only_if_asked_to(short):
+    for dtype, helps in ((torch.float32, short), (torch.bfloat16, HAS_ONEDNN), (torch.float16, False)):
         layer = PackedLinear(32, {"q_proj": 8, "k_proj": 4}).to(dtype)
-        layer.weight.normal_(std=0.2)
+        layer.weight.copy_(torch.randn(12, 32).bfloat16() if short else torch.randn(12, 32))
         before = layer.weight
         layer.pack()
         assert layer.stored is None
         layer.weight = before
         layer.pack(twice=True)
-        assert (layer.stored is not None) == layer.weight.is_mkldnn
+        assert (layer.stored is not None) == helps
+        if helps:
+            assert torch.equal(layer.stored.float(), before.float())
+            x = torch.randn(2, 32).to(dtype)
+            assert product_error(layer(x), x, before, None) < 8 * TOLERANCE[dtype]
 
 
 def test_inputs_may_be_parts_of_wider_tensors():

@@ -54,6 +54,13 @@ def test_any_sizes_give_the_product(dtype, rows, inputs, outputs, biased, thread
         torch.set_num_threads(before)
 
 
+def test_weights_of_16_bits_give_the_same_floats_as_when_they_are_widened():
+    weight = random(130, 77, dtype=torch.bfloat16, seed=1)
+    for rows in (1, 2, 3, 5, FEW_ROWS[torch.float32]):
+        x, bias = random(rows, 77), random(130, seed=2)
+        assert torch.equal(linear(x, weight.float(), bias, stored=weight), linear(x, weight.float(), bias))
+
+
 @pytest.mark.parametrize("activation", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("parts", [1, 2])

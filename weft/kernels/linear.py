@@ -36,7 +36,7 @@ def linear(
     bias: Float[Tensor, " outputs"] | None = None,
     stored: Float[Tensor, "outputs inputs"] | None = None,
 ) -> Float[Tensor, "*n outputs"]:
-    """x @ weight.T + bias; `weight` as it is, or as `pack` made it, and then `stored` may be what it was made of."""
+    """x @ weight.T + bias; `weight` as it is, or as `pack` made it. `stored`: the same weights, as few rows read them."""
     if stored is None:
         stored = weight
     if are_few(x, stored):
@@ -60,10 +60,10 @@ def are_few(x: Tensor, weight: Tensor) -> bool:
     return (
         x.is_cpu
         and x.ndim == 2
-        and 0 < len(x) <= FEW_ROWS.get(x.dtype, 0)
+        and 0 < x.shape[0] <= FEW_ROWS.get(x.dtype, 0)
         and native.available()
         and not weight.is_mkldnn
-        and weight.dtype == x.dtype
+        and weight.dtype in (x.dtype, torch.bfloat16)
         and weight.is_contiguous()
         and x.stride(1) == 1
     )
@@ -125,3 +125,17 @@ def pack(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inpu
     if weight.dtype == torch.bfloat16 and HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), EXPECTED_ROWS)
     return weight
+
+
+def for_few_rows(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"] | None:
+    """A second form of plain weights, if few rows are faster with it than with what `pack` gives.
+
+    Float32 weights of a checkpoint that was stored in 16 bits are the same numbers in half the bytes.
+    """
+    if not weight.is_cpu or not weight.numel() or not native.available():
+        return None
+    weight = weight.detach()
+    if weight.dtype == torch.float32:
+        short = weight.bfloat16()
+        return short if torch.equal(short.float(), weight) else None
+    return weight if weight.dtype == torch.bfloat16 and HAS_ONEDNN else None

@@ -69,7 +69,7 @@ def add_and_norm(
 def are_few(x: Tensor, weight: Tensor) -> bool:
     """Whether our own kernels are to norm them."""
     known = native.DTYPES
-    return x.is_cpu and 0 < len(x) <= FEW_ROWS and native.available() and x.dtype in known and weight.dtype in known
+    return x.is_cpu and 0 < x.shape[0] <= FEW_ROWS and native.available() and x.dtype in known and weight.dtype in known
 
 
 def rows_are_lines(x: Tensor) -> bool:

@@ -22,6 +22,7 @@ from weft.base.errors import ModelError
 from weft.models import configurations
 from weft.models.config import read_config, text_part
 from weft.models.dummy import fill_randomly
+from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.model import CausalModel, Source, pin, sources
 from weft.models.registry import family_of
@@ -69,6 +70,8 @@ def pack(model: CausalModel, spare_bytes: int) -> None:
     for module in model.modules():
         if isinstance(module, Linear):
             module.pack(twice)
+        elif isinstance(module, Embedding):
+            module.twice = twice
 
 
 def find_checkpoint(path: str | Path, with_weights: bool) -> Path:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 FOLDER = Path(__file__).parent
+SWITCH = "WEFT_NATIVE"
 COMPILERS = ("g++", "clang++", "c++")
 # NaN and infinity keep their meaning (no -ffast-math): a kernel that reads unused memory must show it.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
@@ -38,17 +39,27 @@ class Unavailable(Exception):
 @cache
 def library() -> ctypes.CDLL | None:
     """The loaded library; None, with a warning, if it cannot be had."""
-    if os.environ.get("WEFT_NATIVE") == "0":
-        return None
-    try:
-        return load()
-    except Unavailable as reason:
-        warnings.warn(f"no native kernels, so one stream is slower on the CPU: {reason}", stacklevel=2)
-        return None
+    found = attempt()
+    if isinstance(found, ctypes.CDLL):
+        return found
+    if os.environ.get(SWITCH) != "0":
+        warnings.warn(f"no native kernels, so one stream is slower on the CPU: {found}", stacklevel=2)
+    return None
 
 
 def available() -> bool:
     return library() is not None
+
+
+@cache
+def attempt() -> ctypes.CDLL | str:
+    """The library, or the reason why there is none."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0"
+    try:
+        return load()
+    except Unavailable as reason:
+        return str(reason)
 
 
 def load() -> ctypes.CDLL:
@@ -122,12 +133,12 @@ def processor() -> str:
 
 def cache_folder() -> Path | None:
     """A folder of the user's own; None if there is none that nobody else can write to."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "weft" / "native"
     try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = root / "weft" / "native"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         state = folder.stat()
-    except OSError:
+    except (OSError, RuntimeError):
         return None
     mine = not hasattr(os, "getuid") or (state.st_uid == os.getuid() and not state.st_mode & 0o022)
     return folder if mine and os.access(folder, os.W_OK) else None

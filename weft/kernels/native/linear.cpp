@@ -80,10 +80,10 @@ void multiply_rows(const Product& product, long first, long outputs, float* sums
     }
 }
 
-template <class Weight>
+template <class Value>
 void add_bias(const Product& product, long first, long outputs, float* sums) {
     if (!product.bias) return;
-    const Weight* bias = static_cast<const Weight*>(product.bias) + first;
+    const Value* bias = static_cast<const Value*>(product.bias) + first;
     for (long row = 0; row < product.rows; row++)
         for (long o = 0; o < outputs; o++) sums[row * BLOCK + o] += read(bias + o);
 }
@@ -98,19 +98,19 @@ void activate(const Product& product, long outputs, float* sums, const float* ot
         }
 }
 
-template <class Weight, class Output>
+template <class Weight, class Value>
 void compute_block(const Product& product, long first, long outputs, float* sums) {
     long width = product.outputs / product.parts;
     multiply_rows<Weight>(product, first, outputs, sums);
-    add_bias<Weight>(product, first, outputs, sums);
+    add_bias<Value>(product, first, outputs, sums);
     float* others = nullptr;
     if (product.parts == 2) {
         others = sums + product.rows * BLOCK;
         multiply_rows<Weight>(product, first + width, outputs, others);
-        add_bias<Weight>(product, first + width, outputs, others);
+        add_bias<Value>(product, first + width, outputs, others);
     }
     if (product.activation || others) activate(product, outputs, sums, others);
-    Output* y = static_cast<Output*>(product.y);
+    Value* y = static_cast<Value*>(product.y);
     for (long row = 0; row < product.rows; row++)
         for (long o = 0; o < outputs; o++) write(y + row * width + first + o, sums[row * BLOCK + o]);
 }
@@ -121,7 +121,7 @@ long block_size(long outputs, long threads) {
     return std::min(BLOCK, std::max(8L, fair));
 }
 
-template <class Weight, class Output>
+template <class Weight, class Value>
 void compute(const Product& product, long threads) {
     long outputs = product.outputs / product.parts, block = block_size(outputs, threads);
     std::atomic<long> next{0};
@@ -131,7 +131,7 @@ void compute(const Product& product, long threads) {
         for (;;) {
             long first = next.fetch_add(block, std::memory_order_relaxed);
             if (first >= outputs) break;
-            compute_block<Weight, Output>(product, first, std::min(block, outputs - first), sums);
+            compute_block<Weight, Value>(product, first, std::min(block, outputs - first), sums);
         }
         std::free(sums);
     }
@@ -146,23 +146,26 @@ void widen(const Input* x, long stride, long rows, long inputs, float* wide) {
 }  // namespace
 }  // namespace weft
 
-// Inputs, weights, bias and outputs are all float (kind 0) or all bfloat16 (kind 1).
+// Kinds: 0 float, 1 bfloat16. Inputs, bias and outputs are of one kind; weights may be bfloat16 where these are float.
 extern "C" void weft_linear(const void* x, const void* weight, const void* bias, void* y, long rows, long stride,
-                            long inputs, long outputs, long activation, long parts, long kind, long threads) {
+                            long inputs, long outputs, long activation, long parts, long kind, long weight_kind,
+                            long threads) {
     using namespace weft;
     Product product{static_cast<const float*>(x), weight, bias, y, rows, inputs, outputs, activation, parts};
-    if (kind == 0 && (rows == 1 || stride == inputs)) {
-        compute<float, float>(product, threads);
-        return;
+    float* wide = nullptr;
+    if (kind != 0 || (rows > 1 && stride != inputs)) {
+        wide = static_cast<float*>(std::malloc(rows * inputs * sizeof(float)));
+        product.x = wide;
+        if (kind == 0)
+            widen(static_cast<const float*>(x), stride, rows, inputs, wide);
+        else
+            widen(static_cast<const Brain*>(x), stride, rows, inputs, wide);
     }
-    float* wide = static_cast<float*>(std::malloc(rows * inputs * sizeof(float)));
-    product.x = wide;
-    if (kind == 0) {
-        widen(static_cast<const float*>(x), stride, rows, inputs, wide);
-        compute<float, float>(product, threads);
-    } else {
-        widen(static_cast<const Brain*>(x), stride, rows, inputs, wide);
+    if (kind != 0)
         compute<Brain, Brain>(product, threads);
-    }
+    else if (weight_kind != 0)
+        compute<Brain, float>(product, threads);
+    else
+        compute<float, float>(product, threads);
     std::free(wide);
 }

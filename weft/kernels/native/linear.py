@@ -22,12 +22,15 @@ def few_rows(
     activation: Callable[[Tensor], Tensor] | None = None,
     parts: int = 1,
 ) -> Float[Tensor, "n results"]:
-    """activation(x @ weight.T + bias); with two parts side by side, the activation of the first times the second."""
+    """activation(x @ weight.T + bias); with two parts side by side, the activation of the first times the second.
+
+    All of one dtype, except that weights may be bfloat16 where the rest is float32.
+    """
     rows, inputs = x.shape
     outputs = weight.shape[0]
     y = torch.empty((rows, outputs // parts), dtype=x.dtype)
     kind = 0 if activation is None else ACTIVATIONS.index(KERNELS[activation])
-    kernel("weft_linear", "ppppnnnnnnnn")(
+    kernel("weft_linear", "ppppnnnnnnnnn")(
         x.data_ptr(),
         weight.data_ptr(),
         address(bias),
@@ -39,6 +42,7 @@ def few_rows(
         kind,
         parts,
         DTYPES[x.dtype],
+        DTYPES[weight.dtype],
         torch.get_num_threads(),
     )
     return y

@@ -61,7 +61,7 @@ def gated_norm(
         y.data_ptr(),
         line.data_ptr(),
         eps,
-        len(x),
+        x.shape[0],
         parts,
         size,
         x.stride(0),

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from weft.kernels.linear import linear, pack
+from weft.kernels.linear import for_few_rows, linear, pack
 from weft.models.model import Layer
 
 
@@ -18,6 +18,8 @@ class Embedding(Layer):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, size), requires_grad=False)
         self.head: Tensor | None = None
+        self.stored: Tensor | None = None
+        self.twice = False  # whether the head may be kept once more, for few rows
         self.scale = float(torch.tensor(scale, dtype=self.weight.dtype, device="cpu"))
 
     def forward(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n size"]:
@@ -29,7 +31,9 @@ class Embedding(Layer):
         if self.head is None:
             # Only tied models need it, so it is made when first asked for: a copy where products want another layout.
             self.head = pack(self.weight)
-        return linear(hidden, self.head, stored=self.weight)
+            own = for_few_rows(self.weight) if self.twice else None
+            self.stored = self.weight if own is None else own
+        return linear(hidden, self.head, stored=self.stored)
 
     def initialise(self, generator: torch.Generator) -> None:
         # Vectors of size one, whatever multiplies them.

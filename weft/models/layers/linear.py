@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.linear import activated_linear, linear, pack
+from weft.kernels.linear import activated_linear, for_few_rows, linear, pack
 from weft.models.model import Layer, Source
 
 
@@ -27,7 +27,7 @@ class Linear(Layer):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
-        # The weights once more, as they came, where `weight` is packed for many rows.
+        # The weights once more, as few rows read them fastest.
         self.stored: Tensor | None = None
 
     def forward(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n outputs"]:
@@ -40,10 +40,9 @@ class Linear(Layer):
         return activated_linear(x, self.weight, self.bias, activation, parts, self.stored)
 
     def pack(self, twice: bool = False) -> None:
-        """Once filled: the weights in the layout that many rows are fastest with; `twice`: as they came, too."""
-        packed = pack(self.weight)
-        self.stored = self.weight.detach() if twice and packed is not self.weight else None
-        self.weight = nn.Parameter(packed, requires_grad=False)
+        """Once filled: the weights in the layout that many rows are fastest with; `twice`: in one for few rows, too."""
+        self.stored = for_few_rows(self.weight) if twice else None
+        self.weight = nn.Parameter(pack(self.weight), requires_grad=False)
 
 
 class PackedLinear(Linear):
