@@ -36,7 +36,7 @@ def linear(
     bias: Float[Tensor, " outputs"] | None = None,
     stored: Float[Tensor, "outputs inputs"] | None = None,
 ) -> Float[Tensor, "*n outputs"]:
-    """x @ weight.T + bias; `weight` as it is, or as `pack` made it. `stored`: the same weights, as few rows read them."""
+    """x @ weight.T + bias; `weight` as it is, or as `pack` made it. `stored`: the same weights for few rows."""
     if stored is None:
         stored = weight
     if are_few(x, stored):

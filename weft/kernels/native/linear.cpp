@@ -25,6 +25,29 @@ struct Product {
     long parts;  // 2: the activation of the first half of the outputs times the second half
 };
 
+template <class Weight, int PLACES, int ROWS>
+inline void accumulate(const float* x, const Weight* weight, long inputs, long each, Vector (&total)[PLACES][ROWS]) {
+    Vector value[ROWS];
+#pragma GCC unroll 8
+    for (int row = 0; row < ROWS; row++) value[row] = load(x + row * inputs);
+#pragma GCC unroll 8
+    for (int place = 0; place < PLACES; place++) {
+        Vector factor = load(weight + place * each * inputs);
+#pragma GCC unroll 8
+        for (int row = 0; row < ROWS; row++) total[place][row] += factor * value[row];
+    }
+}
+
+// The same at the end of lines that are no multiple of LANES.
+template <class Weight, int PLACES, int ROWS>
+void accumulate_rest(const float* x, const Weight* weight, long inputs, long each, long count,
+                     Vector (&total)[PLACES][ROWS]) {
+    for (int place = 0; place < PLACES; place++) {
+        Vector factor = load(weight + place * each * inputs, count);
+        for (int row = 0; row < ROWS; row++) total[place][row] += factor * load(x + row * inputs, count);
+    }
+}
+
 // PLACES * ROWS sums of a block's `each` * PLACES outputs; output j * each + step goes to sums[row * BLOCK + ...].
 template <class Weight, int PLACES, int ROWS>
 void multiply(const float* x, const Weight* weight, long inputs, long each, float* sums) {
@@ -32,24 +55,10 @@ void multiply(const float* x, const Weight* weight, long inputs, long each, floa
         const Weight* here = weight + step * inputs;
         Vector total[PLACES][ROWS] = {};
         long i = 0;
-        for (; i + LANES <= inputs; i += LANES) {
-            Vector value[ROWS];
-#pragma GCC unroll 8
-            for (int row = 0; row < ROWS; row++) value[row] = load(x + row * inputs + i);
-#pragma GCC unroll 8
-            for (int place = 0; place < PLACES; place++) {
-                Vector factor = load(here + place * each * inputs + i);
-#pragma GCC unroll 8
-                for (int row = 0; row < ROWS; row++) total[place][row] += factor * value[row];
-            }
-        }
+        for (; i + LANES <= inputs; i += LANES) accumulate<Weight, PLACES, ROWS>(x + i, here + i, inputs, each, total);
+        if (i < inputs) accumulate_rest<Weight, PLACES, ROWS>(x + i, here + i, inputs, each, inputs - i, total);
         for (int place = 0; place < PLACES; place++)
-            for (int row = 0; row < ROWS; row++) {
-                float rest = 0.0f;
-                for (long j = i; j < inputs; j++)
-                    rest += read(here + place * each * inputs + j) * x[row * inputs + j];
-                sums[row * BLOCK + place * each + step] = sum(total[place][row]) + rest;
-            }
+            for (int row = 0; row < ROWS; row++) sums[row * BLOCK + place * each + step] = sum(total[place][row]);
     }
 }
 
