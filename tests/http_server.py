@@ -43,7 +43,7 @@ class Served:
 
     def start(self) -> None:
         self._thread.start()
-        self._ready.wait(SECONDS)
+        assert self._ready.wait(SECONDS), "the server does not come up"
         if self._error is not None:
             raise self._error
         key = self.settings.api_keys[:1]
