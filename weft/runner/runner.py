@@ -6,6 +6,7 @@ where the next step finds it without asking the host.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,10 @@ from weft.runner.choices import Choices, draft_choices
 from weft.runner.download import Download
 from weft.runner.sampler import sample, score
 
+log = logging.getLogger("weft")
+
 # Logits of prompt tokens to score are made for so many numbers at a time: 64 MiB.
 SCORE_ELEMENTS = 1 << 24
-USE_NATIVE = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class Runner:
         self.native = False
         if self.device.type == "cpu":
             torch.set_num_threads(threads or available_cores())
-            self.native = USE_NATIVE and library.available() and model_dtype(model) in library.DTYPES
+            self.native = library.available() and model_dtype(model) in library.DTYPES
+            log.info("native kernels: %s", library.describe(model_dtype(model)))
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RunnerFlight:

@@ -28,7 +28,7 @@ COMPILERS = ("g++", "clang++", "c++")
 # NaN and infinity keep their meaning (no -ffast-math): a kernel that reads unused memory must show it.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 COMPILE_SECONDS = 180
-# What `Brain` and `float` are called in the interface.
+# What `float` and `Brain` are called in the interface; there are no kernels for other types.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -49,6 +49,16 @@ def library() -> ctypes.CDLL | None:
 
 def available() -> bool:
     return library() is not None
+
+
+def describe(dtype: torch.dtype) -> str:
+    """What decodes of this dtype use, and why."""
+    found = attempt()
+    if isinstance(found, str):
+        return f"no, torch's operators instead: {found}"
+    if dtype not in DTYPES:
+        return f"no, torch's operators instead: there are none for {dtype}"
+    return f"yes, compiled by {find_compiler()}"
 
 
 @cache

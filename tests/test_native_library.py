@@ -1,0 +1,113 @@
+"""Kernels in C++ are compiled once, kept where nobody else can write, and not missed where they cannot be had."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import pytest
+import torch
+
+from tests import tiny_model
+from weft import LLM, SamplingParams
+from weft.kernels.native import library
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """Nothing compiled yet and nothing remembered of earlier attempts; what a test finds is forgotten after it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(library.SWITCH, raising=False)
+    remembered = (library.library, library.attempt)
+    for function in remembered:
+        function.cache_clear()
+    yield tmp_path / "weft" / "native"
+    for function in remembered:
+        function.cache_clear()
+
+
+needs_compiler = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
+
+
+@needs_compiler
+def test_a_second_start_finds_what_the_first_compiled(fresh, monkeypatch):
+    assert isinstance(library.load(), ctypes.CDLL)
+    kept = list(fresh.iterdir())
+    assert len(kept) == 1, "objects and scratch folders are gone"
+    assert fresh.stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(library, "compile_library", None)
+    assert isinstance(library.load(), ctypes.CDLL)
+
+
+@needs_compiler
+def test_other_flags_and_sources_are_another_library(monkeypatch, tmp_path):
+    compiler, source = library.find_compiler(), tmp_path / "one.cpp"
+    source.write_text("int one() { return 1; }")
+    found = {library.fingerprint(compiler, [source])}
+    source.write_text("int one() { return 2; }")
+    found.add(library.fingerprint(compiler, [source]))
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-g"))
+    found.add(library.fingerprint(compiler, [source]))
+    monkeypatch.setattr(library, "processor", lambda: "another")
+    found.add(library.fingerprint(compiler, [source]))
+    assert len(found) == 4
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(fresh):
+    fresh.mkdir(parents=True)
+    fresh.chmod(0o777)
+    assert library.cache_folder() is None
+    fresh.chmod(0o700)
+    assert library.cache_folder() == fresh
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/nowhere")
+    assert library.cache_folder() is None
+
+
+@pytest.mark.parametrize("broken", ["no compiler", "compile error", "not loadable"])
+def test_without_a_library_one_warning_says_why_and_torch_computes(fresh, monkeypatch, broken):
+    if broken == "no compiler":
+        monkeypatch.setenv("CXX", "no-such-compiler")
+    elif broken == "compile error":
+        monkeypatch.setattr(library, "FLAGS", ("-no-such-flag",))
+    else:
+        monkeypatch.setattr(library, "compile_library", lambda compiler, sources, target: target.write_text("no"))
+    with pytest.warns(UserWarning, match="no native kernels, so one stream is slower"):
+        assert not library.available()
+    assert not library.available(), "told once"
+    assert library.describe(torch.float32).startswith("no, ")
+    if broken == "no compiler":
+        assert "no-such-compiler" in library.describe(torch.float32)
+
+
+@needs_compiler
+def test_answers_are_the_same_without_native_kernels(fresh, monkeypatch):
+    asked = SamplingParams(max_tokens=24, temperature=0.0, logprobs=1)
+    answers = []
+    for switch in ("1", "0"):
+        monkeypatch.setenv(library.SWITCH, switch)
+        for function in (library.library, library.attempt):
+            function.cache_clear()
+        llm = LLM(**tiny_model.OPTIONS, memory="32MiB")
+        assert library.available() == (switch == "1")
+        answers.append(llm.generate([[5, 6, 7], list(range(3, 90))], asked, progress=False))
+    for ours, theirs in zip(*answers):
+        assert ours.token_ids == theirs.token_ids
+        for one, other in zip(ours.logprobs, theirs.logprobs):
+            assert abs(one.logprob - other.logprob) < 1e-4
+
+
+def test_nothing_is_said_where_it_was_switched_off(fresh, monkeypatch, recwarn):
+    monkeypatch.setenv(library.SWITCH, "0")
+    assert not library.available()
+    assert not recwarn.list
+    assert library.SWITCH in library.describe(torch.float32)
+    assert os.environ[library.SWITCH] == "0"
+
+
+@needs_compiler
+def test_dtypes_without_kernels_are_told():
+    assert library.describe(torch.float16).startswith("no, ")
+    assert library.describe(torch.bfloat16).startswith("yes, ")
