@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -16,11 +17,14 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger("weft")
 
 FOLDER = Path(__file__).parent
 SWITCH = "WEFT_NATIVE"
@@ -107,10 +111,14 @@ def find_compiler() -> str:
 
 def compile_library(compiler: str, sources: list[Path], target: Path) -> None:
     """Threads are those of torch: its OpenMP is loaded already, and a second one would fight it for the cores."""
-    objects = []
-    for source in sources:
-        objects.append(target.with_name(source.stem + ".o"))
-        _call([compiler, *FLAGS, "-fopenmp", "-c", str(source), "-o", str(objects[-1])])
+    log.info("compiling kernels for this processor, once")
+    objects = [target.with_name(source.stem + ".o") for source in sources]
+
+    def compile_one(source: Path, result: Path) -> None:
+        _call([compiler, *FLAGS, "-fopenmp", "-c", str(source), "-o", str(result)])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, sources, objects))
     _call([compiler, "-shared", *map(str, objects), "-o", str(target)])
 
 
