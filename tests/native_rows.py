@@ -79,9 +79,8 @@ class Twins:
 
     def compare(self, call: Call, tolerance: float, kept_tolerance: float = 1e-5) -> None:
         """Both ways give the same outputs and leave the same memory behind."""
-        plan = make_plan(self.rows, self.captures)
-        answer = call(self.batch(plan, native=False), self.view(0))
-        found = call(self.batch(plan, native=True), self.view(1))
+        answer = call(self.batch(native=False), self.view(0))
+        found = call(self.batch(native=True), self.view(1))
         assert not found.isnan().any()
         torch.testing.assert_close(found, answer, rtol=tolerance, atol=tolerance)
         for expected, left in ((self.view(0).state, self.view(1).state), (self.view(0).tail, self.view(1).tail)):
@@ -89,7 +88,7 @@ class Twins:
                 same = torch.isclose(left[name], values, kept_tolerance, kept_tolerance, equal_nan=True)
                 assert same.all(), f"{name} differs at {(~same).nonzero()[:5].tolist()}"
 
-    def batch(self, plan, native: bool) -> Batch:
-        board = torch.zeros(99, dtype=torch.int64)
+    def batch(self, native: bool) -> Batch:
+        plan, board = make_plan(self.rows, self.captures), torch.zeros(99, dtype=torch.int64)
         batch = build_batch(plan, self.spec, board, "cpu", lanes=native)
         return replace(batch, lanes=replace(batch.lanes, native=True)) if native else batch

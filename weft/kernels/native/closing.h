@@ -45,8 +45,9 @@ inline void close_lines(const Closing& work, long line) {
     long columns = work.columns;
     for (long i = line; i < line + COUNT; i++)
         for (long c = 0; c < columns; c += LANES) {
-            Vector old = work.before ? load_some(work.before + i * work.stride + c, columns - c) * work.through : Vector{};
-            store_some(work.behind + i * work.stride + c, old, columns - c);
+            long place = i * work.stride + c, count = columns - c;
+            Vector old = work.before ? load_some(work.before + place, count) * work.through : Vector{};
+            store_some(work.behind + place, old, count);
         }
     float* behind = work.behind + line * work.stride;
     work.values.stretches(work.tokens, [&](long first, long count, const float* values) {

@@ -14,8 +14,8 @@ struct Rule {
     const void *q, *k, *v, *decays, *strengths;
     const float *rates, *bias;  // null where decays and strengths come as they are to be used
     void* y;
-    // [value_heads, key_dim, value_dim]; of each tail [key_heads, ring, key_dim], [value_heads, ring, value_dim],
-    // [value_heads, ring]
+    // Each state is [value_heads, key_dim, value_dim], each tail [key_heads, ring, key_dim],
+    // [value_heads, ring, value_dim] and [value_heads, ring].
     float *state, *keys, *corrected, *decay;
     int64_t q_stride, k_stride, v_stride, decays_stride, strengths_stride, state_stride, tail_stride;
     int64_t key_heads, key_dim, value_heads, value_dim, ring, kind, decays_kind, strengths_kind;
@@ -78,7 +78,8 @@ void look_up(Head& own) {
     clear(own.for_key, size);
     clear(own.for_query, size);
     if (own.at.slot >= 0) {
-        add_rows<2>({own.for_key, own.for_query}, {own.key, own.query}, own.state(own.at.slot), size, call.key_dim, size);
+        const float* state = own.state(own.at.slot);
+        add_rows<2>({own.for_key, own.for_query}, {own.key, own.query}, state, size, call.key_dim, size);
         scale(own.for_key, size, own.through);
         scale(own.for_query, size, own.through);
     }

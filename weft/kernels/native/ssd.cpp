@@ -15,7 +15,8 @@ struct Scan {
     const void *x, *dt, *B, *C;
     const float *A, *D, *bias;
     void* y;
-    // [groups, size, heads of a group * head_dim]; of each tail [heads, ring, head_dim], [groups, ring, size], [heads, ring]
+    // Each state is [groups, size, heads of a group * head_dim], each tail [heads, ring, head_dim], [groups, ring, size]
+    // and [heads, ring].
     float *state, *inputs, *keys, *decay;
     int64_t x_stride, dt_stride, B_stride, C_stride, state_stride, tail_stride;
     int64_t heads, head_dim, groups, size, ring, kind, dt_kind;

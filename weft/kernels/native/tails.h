@@ -10,7 +10,7 @@ namespace weft {
 // Limits of the buffers on the stack.
 constexpr long MOST_TOKENS = 256;  // of a cell
 constexpr long MOST_SIZE = 512;    // of a key, or of a value of the delta rule
-// Rows of a matrix that are read at the same time: a core has more loads under way in several places than in one.
+// Rows of a matrix that are read by turns, far apart: a core gets more out of its memory in several places than in one.
 constexpr int TOGETHER = 8;
 
 // The rows of a step, one new token each (`Lanes` says what the arrays hold).
@@ -89,42 +89,40 @@ inline void scale(float* values, long size, float factor) {
 
 template <int SUMS, int ROWS>
 inline void add_lanes(float* const (&sums)[SUMS], const Vector (&factors)[SUMS][ROWS], const float* matrix, long stride,
-                      long ahead, long column, long count) {
+                      long column, long count) {
     Vector totals[SUMS];
     for (int s = 0; s < SUMS; s++) totals[s] = load(sums[s] + column);
     for (int row = 0; row < ROWS; row++) {
-        const float* values = matrix + row * stride + column;
-        // Where rows are short of a page or far apart the processor does not guess what comes next.
-        __builtin_prefetch(values + ahead);
-        Vector value = load_some(values, count);
+        Vector value = load_some(matrix + row * stride + column, count);
         for (int s = 0; s < SUMS; s++) totals[s] += factors[s][row] * value;
     }
     for (int s = 0; s < SUMS; s++) store(sums[s] + column, totals[s]);
 }
 
+// Row `first` and those `apart` from it.
 template <int SUMS, int ROWS>
-inline void add_block(float* const (&sums)[SUMS], const float* const (&weights)[SUMS], long first, const float* matrix,
-                      long stride, long ahead, long columns) {
+inline void add_some(float* const (&sums)[SUMS], const float* const (&weights)[SUMS], const float* matrix, long stride,
+                     long first, long apart, long columns) {
     Vector factors[SUMS][ROWS];
     for (int s = 0; s < SUMS; s++)
-        for (int row = 0; row < ROWS; row++) factors[s][row] = all(weights[s][first + row]);
+        for (int row = 0; row < ROWS; row++) factors[s][row] = all(weights[s][first + row * apart]);
     matrix += first * stride;
+    stride *= apart;
     long column = 0;
     for (; column + LANES <= columns; column += LANES)
-        add_lanes<SUMS, ROWS>(sums, factors, matrix, stride, ahead, column, LANES);
-    if (column < columns) add_lanes<SUMS, ROWS>(sums, factors, matrix, stride, ahead, column, columns - column);
+        add_lanes<SUMS, ROWS>(sums, factors, matrix, stride, column, LANES);
+    if (column < columns) add_lanes<SUMS, ROWS>(sums, factors, matrix, stride, column, columns - column);
 }
 
 // sums[s][c] += weights[s][row] * matrix[row][c] for all `rows`. The sums have room for whole vectors.
 template <int SUMS>
 inline void add_rows(float* const (&sums)[SUMS], const float* const (&weights)[SUMS], const float* matrix, long stride,
                      long rows, long columns) {
-    long row = 0;
-    for (; row + TOGETHER <= rows; row += TOGETHER) {
-        long ahead = row + 2 * TOGETHER <= rows ? TOGETHER * stride : 0;
-        add_block<SUMS, TOGETHER>(sums, weights, row, matrix, stride, ahead, columns);
-    }
-    for (; row < rows; row++) add_block<SUMS, 1>(sums, weights, row, matrix, stride, 0, columns);
+    long apart = rows / TOGETHER;
+    for (long row = 0; row < apart; row++)
+        add_some<SUMS, TOGETHER>(sums, weights, matrix, stride, row, apart, columns);
+    for (long row = apart * TOGETHER; row < rows; row++)
+        add_some<SUMS, 1>(sums, weights, matrix, stride, row, 1, columns);
 }
 
 // products[q][row] = queries[q] . matrix[row] for all `rows`. The queries are filled up with zeros to whole vectors.
