@@ -17,6 +17,7 @@ from tests.engines import Ask, greedy, make_engine, seeded, serve, tokens
 from tests.fences import ROOT, sources
 from weft.engine.request import Request
 from weft.kernels import attention
+from weft.kernels.native import attention as native_attention
 
 WEFT = sources()
 EVERYTHING = WEFT | sources("tests") | sources("benchmarks")
@@ -212,14 +213,19 @@ def masks_are_made_once_a_step() -> None:
     engine = make_engine("gemma3", paranoid=False)
     assert len({memory.window for memory in engine.ledger.spec.memories}) == 2 < len(engine.ledger.spec.memories)
     calls: list[int | None] = []
-    original = attention.plan_reads
+    plan_reads, plan_step = attention.plan_reads, native_attention.plan_step
 
-    def counted(batch, paging, window, cell):
+    def counted_reads(batch, paging, window, cell):
         calls.append(window)
-        return original(batch, paging, window, cell)
+        return plan_reads(batch, paging, window, cell)
+
+    def counted_step(batch, view, heads):
+        calls.append(view.window)
+        return plan_step(batch, view, heads)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "plan_reads", counted)
+        patch.setattr(attention, "plan_reads", counted_reads)
+        patch.setattr(native_attention, "plan_step", counted_step)
         engine.add(Request(np.array(tokens(100, 1), np.int32), greedy(5)))
         while not engine.idle:
             engine.step()

@@ -182,6 +182,18 @@ def test_a_row_comes_out_the_same_bit_by_bit_whoever_is_beside_it(monkeypatch):
         assert found.equal(together[row : row + 1])
 
 
+def test_keys_are_rounded_where_the_reference_rounds():
+    """After the norm, after the product with the cosine and at the end: all but a few are the same bit by bit."""
+    scene = Scene([40] * 9, torch.bfloat16, head_dim=64)
+    projected, weight = scene.random(9, 10, 64), 1 + 0.2 * scene.random(8, 64).float()
+    batch = scene.batch(True)
+    rotation = make_rotation(batch.positions, frequencies(RotaryKind(48)), 1.0, torch.bfloat16)
+    native.mix(projected, 6, weight, EPS, rotation, batch, scene.view(scene.store), SCALE)
+    keys = rotate(rms_norm_heads(projected[:, :8], weight, EPS), rotation)[:, 6:]
+    written = scene.store[batch.lanes.full.write_page, 1, 40 % CELL]
+    assert (written == keys).float().mean() > 0.999
+
+
 @pytest.mark.parametrize("dtype", NAMES)
 def test_cells_longer_than_a_chunk_are_read_to_their_end(dtype):
     Scene([250, 99, 63, 64], dtype, cell=100, window=130).compare()

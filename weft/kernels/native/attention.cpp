@@ -93,7 +93,9 @@ struct Attention {
         return low / step.cell / step.stretch_cells - step.first_stretch;
     }
 
-    long end_stretch(long row) const { return step.start[row] / step.cell / step.stretch_cells + 1 - step.first_stretch; }
+    long end_stretch(long row) const {
+        return step.start[row] / step.cell / step.stretch_cells - step.first_stretch + 1;
+    }
 
     void attend_task(long task) const {
         long head = task % step.kv_heads, stretch = task / step.kv_heads % step.stretches;
@@ -106,10 +108,11 @@ struct Attention {
         for (long cell = first_cell; cell < first_cell + step.stretch_cells; cell++)
             for (long row = first_row; row < end_row;) {
                 Span span = span_of(row, cell);
-                long next = row + 1;
-                while (next < end_row && span_of(next, cell) == span) next++;
-                attend_span(span, row, next - row, head, stretch);
-                row = next;
+                long end = row + 1;
+                while (end < end_row && span_of(end, cell) == span) end++;
+                Span next = end < end_row ? span_of(end, cell) : span_of(first_row, cell + 1);
+                attend_span(span, next, row, end - row, head, stretch);
+                row = end;
             }
     }
 
@@ -122,14 +125,22 @@ struct Attention {
         return {step.pages[step.bounds[row] + cell - step.first_position[row] / step.cell], low - first, high - first};
     }
 
-    // Some rows that see the same.
-    void attend_span(Span span, long row, long rows, long head, long stretch) const {
-        for (long low = span.low; low < span.high; low += CHUNK) {
-            long start = span.page * layer.page_stride + low * token_stride + head * step.head_dim;
-            Tokens<Value> tokens{static_cast<const Value*>(layer.keys) + start,
-                                 static_cast<const Value*>(layer.values) + start, token_stride, step.head_dim,
-                                 std::min(CHUNK, span.high - low)};
+    long place_of(Span span, long head) const {
+        return span.page * layer.page_stride + span.low * token_stride + head * step.head_dim;
+    }
+
+    // Some rows that see the same; meanwhile what is seen next is fetched.
+    void attend_span(Span span, Span next, long row, long rows, long head, long stretch) const {
+        auto keys = static_cast<const Value*>(layer.keys), values = static_cast<const Value*>(layer.values);
+        long at = place_of(span, head), next_at = place_of(next, head), count = span.high - span.low;
+        Tokens<Value> tokens{keys + at, values + at, token_stride, step.head_dim, 0, nullptr, nullptr};
+        if (next.high) tokens.next_keys = keys + next_at, tokens.next_values = values + next_at;
+        for (; count > 0; count -= CHUNK) {
+            tokens.count = std::min(CHUNK, count);
             attend(tokens, rows * group, queries(row, head * group), layer.scoring, seen(stretch, row, head * group));
+            tokens.keys += CHUNK * token_stride;
+            tokens.values += CHUNK * token_stride;
+            tokens.next_keys = tokens.next_values = nullptr;
         }
     }
 

@@ -31,6 +31,22 @@ struct Seen {
     float* top() const { return mixed + padded + LANES; }
 };
 
+// One key head's tokens in memory.
+template <class Value>
+struct Tokens {
+    const Value *keys, *values;
+    long stride;  // from token to token
+    long size;  // values of a head
+    long count;
+    const Value *next_keys, *next_values;  // what will be read after these, to be fetched meanwhile; may be null
+};
+
+// Heads of one token after another lie too far apart for the processor to guess the next.
+template <class Value>
+inline void fetch(const Value* from, long size) {
+    for (long i = 0; i < size; i += 64 / long(sizeof(Value))) __builtin_prefetch(from + i);
+}
+
 inline void forget(Seen seen) {
     for (long i = 0; i < seen.padded + LANES; i += LANES) store(seen.mixed + i, Vector{});
     *seen.top() = -INFINITY;
@@ -118,14 +134,18 @@ inline void products_of(const Value* keys, long stride, const float* queries, lo
         for (long token = 0; token < KEYS; token++) products[query * LANES + token] = part[query][token];
 }
 
-// Scores of up to sixteen tokens; those behind `count` are never the greatest and weigh nothing.
+// Scores of up to sixteen tokens from the first on; those behind the last are never the greatest and weigh nothing.
 template <class Value, long QUERIES>
-inline void score(const Value* keys, long stride, long count, const float* queries, long padded, long size,
-                  Scoring scoring, Vector* scores) {
+inline void score(const Tokens<Value>& tokens, long first, const float* queries, long padded, Scoring scoring,
+                  Vector* scores) {
     constexpr Integers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    // Those of tokens behind `count` stay undefined: each ends in a lane of its own, which is not looked at.
+    // Those of tokens behind the last stay undefined: each ends in a lane of its own, which is not looked at.
     Vector products[QUERIES][LANES];
-    long token = 0;
+    long token = 0, count = tokens.count - first, stride = tokens.stride, size = tokens.size;
+    count = count < LANES ? count : LANES;
+    const Value* keys = tokens.keys + first * stride;
+    if (tokens.next_keys)
+        for (long i = first; i < first + count; i++) fetch(tokens.next_keys + i * stride, size);
     for (; token + TOKENS <= count; token += TOKENS)
         products_of<Value, QUERIES, TOKENS>(keys + token * stride, stride, queries, padded, size, products[0] + token);
     for (; token < count; token++)
@@ -155,17 +175,19 @@ inline float weigh(const Vector* scores, long tiles, Seen seen, float* weights) 
     return shrinking;
 }
 
-// VECTORS of every value, times the weights of QUERIES, onto what was mixed before. Of the last vector only `rest`
-// values are there: LANES, or fewer at the end of a head.
+// VECTORS of every value from `at` on, times the weights of QUERIES, onto what was mixed before. Of the last vector
+// only `rest` values are there: LANES, or fewer at the end of a head.
 template <class Value, long QUERIES, long VECTORS>
-inline void mix(const Value* values, long stride, long count, long rest, const float (*weights)[CHUNK],
-                const float* shrinking, float* mixed, long line) {
+inline void mix(const Tokens<Value>& tokens, long at, long rest, const float (*weights)[CHUNK], const float* shrinking,
+                float* mixed, long line) {
+    const Value *values = tokens.values + at, *next = tokens.next_values ? tokens.next_values + at : nullptr;
     Vector part[QUERIES][VECTORS], value[VECTORS];
     for (long query = 0; query < QUERIES; query++)
         for (long i = 0; i < VECTORS; i++) part[query][i] = load(mixed + query * line + i * LANES) * shrinking[query];
-    for (long token = 0; token < count; token++) {
-        for (long i = 0; i < VECTORS - 1; i++) value[i] = load(values + token * stride + i * LANES);
-        value[VECTORS - 1] = load(values + token * stride + (VECTORS - 1) * LANES, rest);
+    for (long token = 0; token < tokens.count; token++, values += tokens.stride) {
+        if (next) fetch(next + token * tokens.stride, VECTORS * LANES);
+        for (long i = 0; i < VECTORS - 1; i++) value[i] = load(values + i * LANES);
+        value[VECTORS - 1] = load(values + (VECTORS - 1) * LANES, rest);
         for (long query = 0; query < QUERIES; query++)
             for (long i = 0; i < VECTORS; i++) part[query][i] += weights[query][token] * value[i];
     }
@@ -173,47 +195,34 @@ inline void mix(const Value* values, long stride, long count, long rest, const f
         for (long i = 0; i < VECTORS; i++) store(mixed + query * line + i * LANES, part[query][i]);
 }
 
-// One key head's tokens in memory.
-template <class Value>
-struct Tokens {
-    const Value *keys, *values;
-    long stride;  // from token to token
-    long size;  // values of a head
-    long count;
-};
-
 // QUERIES that share their keys over up to CHUNK tokens. `seen` is the first query's; the others' follow it.
 template <class Value, long QUERIES>
-void attend(Tokens<Value> tokens, const float* queries, Scoring scoring, Seen seen) {
+void attend(const Tokens<Value>& tokens, const float* queries, Scoring scoring, Seen seen) {
     long padded = seen.padded, line = padded + 2 * LANES, tiles = (tokens.count + LANES - 1) / LANES;
     Vector scores[QUERIES][CHUNK / LANES] = {};
     float weights[QUERIES][CHUNK], shrinking[QUERIES];
-    for (long tile = 0; tile < tiles; tile++) {
-        long first = tile * LANES, rest = tokens.count - first;
-        score<Value, QUERIES>(tokens.keys + first * tokens.stride, tokens.stride, rest < LANES ? rest : LANES, queries,
-                              padded, tokens.size, scoring, scores[0] + tile);
-    }
+    for (long tile = 0; tile < tiles; tile++)
+        score<Value, QUERIES>(tokens, tile * LANES, queries, padded, scoring, scores[0] + tile);
     for (long query = 0; query < QUERIES; query++)
         shrinking[query] = weigh(scores[query], tiles, {seen.mixed + query * line, padded}, weights[query]);
     long at = 0;
     for (; at + WIDTH * LANES <= tokens.size; at += WIDTH * LANES)
-        mix<Value, QUERIES, WIDTH>(tokens.values + at, tokens.stride, tokens.count, LANES, weights, shrinking,
-                                   seen.mixed + at, line);
+        mix<Value, QUERIES, WIDTH>(tokens, at, LANES, weights, shrinking, seen.mixed + at, line);
     for (; at < tokens.size; at += LANES)
-        mix<Value, QUERIES, 1>(tokens.values + at, tokens.stride, tokens.count, tokens.size - at, weights, shrinking,
-                               seen.mixed + at, line);
+        mix<Value, QUERIES, 1>(tokens, at, tokens.size - at, weights, shrinking, seen.mixed + at, line);
 }
 
 // Any number of queries.
 template <class Value>
 void attend(Tokens<Value> tokens, long count, const float* queries, Scoring scoring, Seen seen) {
-    using Function = void (*)(Tokens<Value>, const float*, Scoring, Seen);
+    using Function = void (*)(const Tokens<Value>&, const float*, Scoring, Seen);
     constexpr Function some[] = {attend<Value, 1>, attend<Value, 2>, attend<Value, 3>,
                                  attend<Value, 4>, attend<Value, 5>, attend<Value, 6>};
     long line = seen.padded + 2 * LANES;
     for (long first = 0; first < count; first += MOST_QUERIES) {
         long these = count - first < MOST_QUERIES ? count - first : MOST_QUERIES;
         some[these - 1](tokens, queries + first * seen.padded, scoring, {seen.mixed + first * line, seen.padded});
+        tokens.next_keys = tokens.next_values = nullptr;
     }
 }
 
