@@ -87,7 +87,7 @@ def test_the_third_of_three_branches_resumes_where_they_part(family: str) -> Non
 def candidates_or_free(engine: Engine) -> bool:
     """Window pages alone are no candidates: without a state, only what is kept for a reason is."""
     ledger = engine.ledger
-    return ledger.candidates or not ledger.cache.point_bytes or 256 % spacing(ledger.spec) == 0
+    return ledger.snapshots.candidates or not ledger.cache.point_bytes or 256 % spacing(ledger.spec) == 0
 
 
 @pytest.mark.parametrize("family", HYBRID)

@@ -25,6 +25,7 @@ from weft.memory import spec as spec_module
 from weft.memory.cache import Cache
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
+from weft.memory.snapshots import Snapshots
 from weft.memory.trie import resume_at_or_above
 
 SEEDS = 400
@@ -94,17 +95,17 @@ def the_host_clears_a_slot_while_older_steps_fly(patch: Patch) -> None:
 
 @plant
 def a_checkpoint_is_advanced_in_place(patch: Patch) -> None:
-    original = Ledger._captures
+    original = Snapshots.on_the_way
 
     def in_place(self, lease, start, end, certain):
         captures = original(self, lease, start, end, certain)
         if captures and captures[-1].own and lease.slot is not None:
             self.cache.release_slot(captures[-1].slot)
-            self.arena.share(Kind.STATE, lease.slot)
+            self.cache.arena.share(Kind.STATE, lease.slot)
             return (*captures[:-1], replace(captures[-1], slot=lease.slot))
         return captures
 
-    patch.setattr(Ledger, "_captures", in_place)
+    patch.setattr(Snapshots, "on_the_way", in_place)
 
 
 # Invariant 3: a slot is read only at the position it was written for.
@@ -211,7 +212,7 @@ def a_snapshot_is_donated_while_the_sequence_still_uses_it(patch: Patch) -> None
 
 @plant
 def a_snapshot_without_room_fails_the_row(patch: Patch) -> None:
-    original = Ledger._optional_captures
+    original = Snapshots._optional
 
     def strict(self, lease, positions):
         skipped = self.cache.counts.captures_skipped
@@ -219,7 +220,7 @@ def a_snapshot_without_room_fails_the_row(patch: Patch) -> None:
         assert self.cache.counts.captures_skipped == skipped, "can not alloc a state"
         return captures
 
-    patch.setattr(Ledger, "_optional_captures", strict)
+    patch.setattr(Snapshots, "_optional", strict)
 
 
 # Invariant 8: publishing uses what the plan recorded.

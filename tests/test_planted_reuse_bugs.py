@@ -18,6 +18,7 @@ from tests.engines import Ask, greedy, make_engine, serve, tokens
 from weft.engine import sequence as sequence_module
 from weft.kernels import cells, cutting, gated_delta, paged_reads
 from weft.memory import ledger as ledger_module
+from weft.memory import snapshots
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Miss
@@ -41,8 +42,8 @@ def plant(check: Callable[[], None]) -> Callable[[Callable[[Patch], None]], None
 
 
 def _choose_without(patch: Patch, **changes: object) -> None:
-    original = ledger_module.positions_to_capture
-    patch.setattr(ledger_module, "positions_to_capture", lambda *args, **known: original(*args, **{**known, **changes}))
+    original = snapshots.positions_to_capture
+    patch.setattr(snapshots, "positions_to_capture", lambda *args, **known: original(*args, **{**known, **changes}))
 
 
 # What is kept.

@@ -17,27 +17,14 @@ from weft.base.grid import cells_covering, first_window_cell, floor_to_grid
 from weft.base.plan import Ints
 from weft.memory.arena import Arena
 from weft.memory.cache import Cache
-from weft.memory.captures import (
-    ALL_CAPTURES,
-    Captures,
-    Origin,
-    candidates,
-    candidates_at_end,
-    density,
-    origin_of,
-    positions_to_capture,
-    spacing,
-)
+from weft.memory.captures import ALL_CAPTURES, Captures, Origin
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind, unit_bytes
-from weft.memory.lease import Capture, Grant, Lease
+from weft.memory.lease import Grant, Lease
 from weft.memory.misses import Miss, Reason
-from weft.memory.popularity import SELDOM, SELDOM_IN_FREE_MEMORY
+from weft.memory.snapshots import Snapshots
 from weft.memory.spec import MemorySpec
 from weft.memory.trie import path
-
-# Memory counts as free while so much of it has never been needed.
-SPARE = 0.1
 
 
 class Ledger:
@@ -63,17 +50,7 @@ class Ledger:
         self.enabled = cache
         self.arena = Arena(unit_bytes(spec), budget_bytes, remember_freed)
         self.cache = Cache(spec, self.arena, eviction, alpha)
-        self.captures = captures
-        self.every = (capture_every or spacing(spec)) if captures.regular else 0
-        # Who says how far apart states are to lie gets them so, and none between.
-        self.candidates = captures.candidates and not capture_every and Kind.STATE in self.arena.unit_bytes
-        # Kept on the chance of being wanted; where states are so light that every cell has one, that costs nothing.
-        self._on_trial = (Origin.RECALLED, Origin.BOUNDARY, Origin.REGULAR) if self.every > self.cell else ()
-        self.learns = captures.popular and eviction == "value" and not capture_every
-        # Only this policy lets them go before anything else.
-        self.candidates = self.candidates and eviction == "value"
-        # Ends of prompts too, but that they are candidates at least.
-        self._ends_on_trial = self.learns and self.candidates and self.every > self.cell
+        self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache)
         self.leases: dict[int, Lease] = {}
         self._promises: dict[Key, Lease] = {}
         cells = cells_covering(max_length, spec.cell) + 1
@@ -133,7 +110,7 @@ class Ledger:
         `asked` are positions that the caller declared, `boundaries` those where messages end.
         """
         assert seat not in self.leases
-        ends = self._on_grid(boundaries) if self.captures.boundaries else frozenset[int]()
+        ends = self._on_grid(boundaries) if self.snapshots.reasons.boundaries else frozenset[int]()
         lease = Lease(seat, keys, prompt, set(self._on_grid(asked)), self.match(keys, limit, plain), ends)
         self._resume(lease, lease.miss.cached)
         if Kind.TAIL in self.arena.unit_bytes:
@@ -143,31 +120,16 @@ class Ledger:
                 return None
             lease.tail = self.tail[seat] = tail
         self.leases[seat] = lease
-        lease.end_counts = not self._ends_on_trial or self._end_is_worth_a_try()
+        lease.end_counts = self.snapshots.end_counts()
         if self.enabled:
             for key in keys[lease.published : prompt // self.cell]:
                 self._promises.setdefault(key, lease)
-            self._notice_junction(lease)
+            self.snapshots.notice_junction(lease)
             self.cache.looked_up(plain, keys, lease.miss)
         return lease
 
-    def _end_is_worth_a_try(self) -> bool:
-        is_free = self.arena.used_slabs < (1 - SPARE) * self.arena.slabs
-        seldom = SELDOM_IN_FREE_MEMORY if is_free else SELDOM
-        return self.cache.popularity.worth_a_try(Origin.PROMPT_END, seldom)
-
     def _on_grid(self, positions: Iterable[int]) -> frozenset[int]:
         return frozenset(floor_to_grid(position, self.cell) for position in positions)
-
-    def _notice_junction(self, lease: Lease) -> None:
-        """Where an earlier sequence parted from this one: by its pages, or by the memory of what was evicted."""
-        if not self.captures.junction:
-            lease.junction = 0
-        elif self.captures.popular and self.cache.point_bytes:
-            seen = self.cache.seen(lease.keys, lease.miss)
-            lease.recalled = seen if seen > lease.miss.kv_matched else 0
-        # That is what candidates are there for.
-        self.cache.unproved = 0 if lease.junction or lease.recalled else self.cache.unproved + 1
 
     def _resume(self, lease: Lease, cached: int) -> None:
         seat, depth = lease.seat, cached // self.cell
@@ -201,7 +163,7 @@ class Ledger:
         assert start < end
         if not self._grow(lease, end):
             return None
-        captures = self._captures(lease, start, end, end if certain is None else certain)
+        captures = self.snapshots.on_the_way(lease, start, end, end if certain is None else certain)
         if captures is None:
             return None
         grant = Grant(start, end, lease.slot, captures)
@@ -241,87 +203,6 @@ class Ledger:
         while len(units) < count and (unit := self.cache.take(kind)) is not None:
             units.append(unit)
         return units
-
-    def _captures(self, lease: Lease, start: int, end: int, certain: int) -> tuple[Capture, ...] | None:
-        """What to write on the way from `start` to `end`. Nothing if the sequence's own checkpoint finds no room."""
-        cell = self.cell
-        if self.cache.point_bytes == 0:
-            return ()
-        chosen: list[int] = []
-        if self.enabled:
-            chosen = positions_to_capture(
-                start,
-                end,
-                prompt=lease.prompt,
-                junction=lease.junction,
-                asked=lease.asked,
-                every=self.every,
-                cell=cell,
-                boundaries=lease.boundaries,
-                recalled=lease.recalled,
-            )
-            if self.candidates and start < lease.prompt:
-                every, last = density(self.cache.unproved), min(end, lease.prompt)
-                found = candidates(start, last, cell, every)
-                found += candidates_at_end(start, last, lease.prompt, cell, every)
-                chosen = sorted({*chosen, *found})
-        # Wherever the step may be settled, the sequence must find its own checkpoint.
-        first = max(floor_to_grid(certain, cell), floor_to_grid(start, cell) + cell)
-        own = self._own_captures(range(first, end + 1, cell), chosen)
-        if own is None:
-            return None
-        captures = self._optional_captures(lease, [p for p in chosen if all(p != c.position for c in own)]) + own
-        for capture in captures:
-            if capture.slot is not None:
-                self.cache.written_for[capture.slot] = capture.position
-        return tuple(captures)
-
-    def _own_captures(self, positions: range, chosen: list[int]) -> list[Capture] | None:
-        captures: list[Capture] = []
-        if Kind.STATE not in self.arena.unit_bytes:
-            return captures
-        for position in positions:
-            slot = self.cache.take(Kind.STATE)
-            if slot is None:
-                for capture in captures:
-                    self.cache.release_slot(capture.slot)
-                return None
-            captures.append(Capture(position, slot, own=True, keep=position in chosen))
-        return captures
-
-    def _optional_captures(self, lease: Lease, positions: list[int]) -> list[Capture]:
-        """Snapshots for others: taken where there is room, else skipped and counted. Candidates come last."""
-        captures, before = [], lease.miss.cached
-        gaps = dict(zip(positions, (p - q for p, q in zip(positions, [lease.miss.cached, *positions]))))
-        with_origin = [(position, self._origin(lease, position)) for position in positions]
-        for position, origin in sorted(with_origin, key=lambda each: each[1] is Origin.CANDIDATE):
-            slot = None
-            if self.learns and origin in self._on_trial and not self.cache.popularity.worth_a_try(origin):
-                continue
-            if Kind.STATE in self.arena.unit_bytes:
-                saved = gaps[position] if origin is Origin.CANDIDATE else position - before
-                slot = self.cache.take_for(origin, max(self.cell, saved))
-                if slot is None:
-                    if origin is not Origin.CANDIDATE:
-                        self.cache.skipped(lease.keys, position)
-                    continue
-            if origin is not Origin.CANDIDATE:
-                before = position
-            captures.append(Capture(position, slot, own=False, keep=True))
-        return sorted(captures, key=lambda capture: capture.position)
-
-    def _origin(self, lease: Lease, position: int) -> Origin:
-        origin = origin_of(
-            position,
-            prompt=lease.prompt,
-            junction=lease.junction,
-            asked=lease.asked,
-            boundaries=lease.boundaries,
-            every=self.every,
-            cell=self.cell,
-            recalled=lease.recalled,
-        )
-        return Origin.CANDIDATE if origin is Origin.PROMPT_END and not lease.end_counts else origin
 
     # settle ---------------------------------------------------------------------------------------------------------
 
@@ -391,7 +272,7 @@ class Ledger:
             window = tuple(self.window_table[lease.seat, first : position // self.cell].tolist())
         key = lease.keys[position // self.cell - 1]
         self.cache.keep(key, slot, window)
-        self.cache.explain(key, self._origin(lease, position))
+        self.cache.explain(key, self.snapshots.origin(lease, position))
 
     def _drop_window(self, lease: Lease) -> None:
         """Give back window pages that neither this sequence nor a resume point at its last grid position can see."""
@@ -409,23 +290,15 @@ class Ledger:
         """The sequence ends or is preempted. What it computed stays, with its last checkpoint as a resume point."""
         assert not lease.pending, "a flight still carries this lease"
         here = floor_to_grid(int(self.computed[lease.seat]), self.cell)
-        if self.enabled and here and self.cache.point_bytes and self._wants_end(lease, here):
+        if self.enabled and here and self.cache.point_bytes and self.snapshots.wants_end(lease, here):
             self._keep(lease, here, lease.slot)
-            if self.captures.answers:
+            if self.snapshots.reasons.answers:
                 self.cache.explain(lease.keys[here // self.cell - 1], Origin.ANSWER_END)
         for key in lease.keys[lease.published : lease.prompt // self.cell]:
             if self._promises.get(key) is lease:
                 del self._promises[key]
         del self.leases[lease.seat]
         self._let_go(lease)
-
-    def _wants_end(self, lease: Lease, here: int) -> bool:
-        """Keep where a sequence ends? One that gave way will be back."""
-        if lease.returns or here < lease.prompt:
-            return True
-        if not self.captures.answers:
-            return False
-        return not self.learns or self.cache.popularity.worth_a_try(Origin.ANSWER_END)
 
     def _let_go(self, lease: Lease) -> None:
         if Kind.PAGE in self.arena.unit_bytes:

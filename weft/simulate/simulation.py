@@ -223,7 +223,7 @@ class Simulation:
         found.stats = memory_stats(self.ledger) | {
             "preemptions": self.planner.preemptions,
             "steps": self.planner.number,
-            "learned": self.ledger.cache.popularity.table(),
+            "learned": self.ledger.cache.worth.popularity.table(),
         }
         if self.oracle:
             found.oracle_tokens, found.distinct_cells = self.oracle.hit_tokens, self.oracle.cells

@@ -1,0 +1,172 @@
+"""What everything that could be given up is worth now, and what is worth least.
+
+Frees nothing; the cache asks and acts. Policies are in `eviction.py`, what is learned of states in `popularity.py`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+from weft.memory.arena import Arena
+from weft.memory.captures import Origin
+from weft.memory.eviction import Candidate, Facts, Flops, Policy, Ranking, by_recency, by_value, cheap
+from weft.memory.kinds import Kind
+from weft.memory.popularity import AGES, Popularity, class_of
+from weft.memory.spec import MemorySpec
+from weft.memory.trie import Node, ResumePoint, Trie, resume_at_or_above
+
+# How many points may be ranked anew in a lookup because they have come of age.
+MOST_RANKED_ANEW = 512
+
+
+class Worth:
+    """`alpha` weighs work against recency where the policy is "flops". `clock` counts lookups."""
+
+    def __init__(self, spec: MemorySpec, arena: Arena, trie: Trie, eviction: str, alpha: float) -> None:
+        self.clock = 0
+        self.popularity = Popularity()
+        self.by_value = eviction == "value"
+        # What a resume point costs beyond the pages; 0: every node is one, for free.
+        self.point_bytes = spec.state_bytes + spec.window_cells * spec.window_page_bytes
+        self.page_bytes = spec.page_bytes
+        self._cell = spec.cell
+        self._nodes = trie.nodes
+        self._owners = arena.owners
+        self._flops = Flops(alpha) if eviction == "flops" else None
+        self._policy: Policy = self._flops or by_recency
+        self._ranking = Ranking(self.score, self._evictable)
+        # Leaves that nobody can start from, longest in disuse first. Other policies rank them like everything else.
+        self._useless: OrderedDict[Node, None] = OrderedDict()
+        self._knows_useless = self.by_value and self.point_bytes > 0
+        # Points and their last use, by the age that they come to next.
+        self._coming_of_age: list[deque[tuple[int, ResumePoint]]] = [deque() for _ in AGES]
+
+    # time -----------------------------------------------------------------------------------------------------------
+
+    def looked_up(self) -> None:
+        self.clock += 1
+        if self.by_value:
+            self.popularity.looked_up()
+            self._rank_anew()
+
+    def _rank_anew(self) -> None:
+        """Points whose last use is so long ago that their chances are others now."""
+        left = MOST_RANKED_ANEW
+        for bucket, (age, due) in enumerate(zip(AGES, self._coming_of_age, strict=True)):
+            while due and left and due[0][0] + age <= self.clock:
+                used, point = due.popleft()
+                if point.used == used and point.node.resume is point:
+                    left -= 1
+                    self.offer(point)
+                    self._await_age(point, bucket + 1)
+
+    def _await_age(self, point: ResumePoint, bucket: int = 1) -> None:
+        if self.by_value and bucket < len(AGES):
+            self._coming_of_age[bucket].append((point.used, point))
+
+    def use(self, point: ResumePoint) -> None:
+        """It is new, or wanted, or computed once more."""
+        point.used = self.clock
+        self._await_age(point)
+
+    # candidates -----------------------------------------------------------------------------------------------------
+
+    def offer(self, candidate: Candidate) -> None:
+        """Consider a candidate (again), if it can be given up: call when that or its worth has changed."""
+        if not self._evictable(candidate):
+            return
+        if self._knows_useless and isinstance(candidate, Node):
+            self._useless[candidate] = None
+        else:
+            self._ranking.offer(candidate)
+
+    def offer_shortened(self, end: Node) -> None:
+        """A path lost its last cell, and ends here now: if nobody can start from it, it follows at once."""
+        if end.resume is not None:
+            if not end.children:
+                # From now on it is all that keeps the path's pages of use.
+                self.offer(end.resume)
+        elif self._knows_useless:
+            if self._evictable(end):
+                self._useless[end] = None
+                self._useless.move_to_end(end, last=False)
+        else:
+            self.offer(end)
+
+    def pop_least(self, bound: float | None = None) -> Candidate | None:
+        """What is worth least, if that is less than the bound."""
+        return self.pop_useless() or self._ranking.pop_below(bound)
+
+    def pop_useless(self) -> Node | None:
+        while self._useless:
+            leaf, _ = self._useless.popitem(last=False)
+            if self._evictable(leaf):
+                return leaf
+        return None
+
+    def _evictable(self, candidate: Candidate) -> bool:
+        if isinstance(candidate, ResumePoint):
+            if candidate.node.resume is not candidate:
+                return False
+            return candidate.slot is None or self._owners[Kind.STATE][candidate.slot] == 1
+        leaf = candidate.children == 0 and candidate.pins == 0 and candidate.resume is None
+        return leaf and self._nodes.get(candidate.key) is candidate
+
+    def gone(self, point: ResumePoint) -> None:
+        """A point was given up. Who would have started there will start at the one above it."""
+        if self._flops:
+            self._flops.evicted(self.clock - point.used)
+        above = resume_at_or_above(point.node.parent)
+        if above is None or point.origin is Origin.CANDIDATE:
+            return
+        wanting = [(point.kind, point.used), point.heir_of, above.heir_of]
+        # It is worth more now: whoever would evict it will notice.
+        above.heir_of = max((each for each in wanting if each), key=lambda each: self._rate(*each))
+
+    # worth ----------------------------------------------------------------------------------------------------------
+
+    def bytes_of(self, candidate: Candidate) -> int:
+        return self.point_bytes if isinstance(candidate, ResumePoint) else self.page_bytes
+
+    def of_new(self, origin: Origin, tokens: int) -> float:
+        """Of a point that would be kept for this reason and save so many tokens."""
+        value = by_value(self.popularity.rate(class_of(origin, 0, 0), 0), tokens, self.point_bytes)
+        return cheap(value) if origin is Origin.CANDIDATE else value
+
+    def score(self, candidate: Candidate) -> float:
+        if isinstance(candidate, ResumePoint):
+            return self._score_point(candidate)
+        return self._policy(self._leaf_facts(candidate))
+
+    def _leaf_facts(self, leaf: Node) -> Facts:
+        # A leaf without a resume point can be no one's start: it only shows where sequences part.
+        tokens = self._cell // 2 if self.point_bytes else self._cell
+        return Facts(tokens, leaf.depth * self._cell, self.page_bytes or self.point_bytes, leaf.used)
+
+    def _score_point(self, point: ResumePoint) -> float:
+        cells, pages = _reach(point.node)
+        tokens, size = cells * self._cell, self.point_bytes + pages * self.page_bytes
+        if not self.by_value:
+            return self._policy(Facts(tokens, point.node.depth * self._cell, size, point.used))
+        rate = self.popularity.rate(point.kind, self.clock - point.used)
+        if point.origin is Origin.CANDIDATE:
+            # Whatever else is there is worth more; of these, those that lie close together go first.
+            return cheap(by_value(rate, tokens, self.point_bytes))
+        if point.heir_of is not None:
+            rate += self._rate(*point.heir_of)
+        return by_value(rate, tokens, size)
+
+    def _rate(self, kind: int, used: int) -> float:
+        return self.popularity.rate(kind, self.clock - used)
+
+
+def _reach(node: Node) -> tuple[int, int]:
+    """Cells between a resume point and the one above it; and how many of their pages only it keeps of use."""
+    cells, pages, own = 1, 1, node.children == 0
+    above = node.parent
+    while above is not None and above.resume is None:
+        cells += 1
+        own = own and above.children == 1 and not above.pins
+        pages += own
+        above = above.parent
+    return cells, pages if node.children == 0 else 0
