@@ -28,12 +28,12 @@ MAY_IMPORT = {
     # The one module of the server that knows tensors, inside a function that only the engine's process calls.
     "weft.server.engine_process": ["weft"],
     "weft.cli": ["weft"],
-    # The offline API: above everything but the command line.
+    # Loading, and the offline API: above everything but the command line.
     "weft": ["weft"],
 }
 # Packages that an allowed one above them does not bring along.
 APART = ["weft.memory.device"]
-WITH_TENSORS = ("weft.memory.device", "weft.kernels", "weft.models", "weft.runner", "weft.loading", "weft.llm")
+WITH_TENSORS = ("weft.memory.device", "weft.kernels", "weft.models", "weft.runner", "weft.loading", "weft.offline.llm")
 HEAVY = {"torch", "transformers", "safetensors", "triton"}
 
 WORDS_AT_HOME = {"mamba", "ssm", "conv", "recurrent", "delta"}
@@ -56,8 +56,8 @@ def project_files(*suffixes: str, under: str = "") -> Iterator[Path]:
 
 def module_of(path: Path) -> str:
     """
-    >>> module_of(ROOT / "weft" / "base" / "__init__.py"), module_of(ROOT / "weft" / "llm.py")
-    ('weft.base', 'weft.llm')
+    >>> module_of(ROOT / "weft" / "base" / "__init__.py"), module_of(ROOT / "weft" / "offline" / "llm.py")
+    ('weft.base', 'weft.offline.llm')
     """
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

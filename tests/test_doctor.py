@@ -7,7 +7,7 @@ import pytest
 from tests import tiny_model
 from weft.cli.main import main
 from weft.cli.selftest import Comparison, SelfTest, can_tell, complaints
-from weft.llm import LLM
+from weft.offline.llm import LLM
 
 SMALL = [*tiny_model.ARGUMENTS, "--memory", "32MiB", "--threads", "1", "--max-length", "1024"]
 

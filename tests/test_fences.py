@@ -39,7 +39,7 @@ def test_imports_go_down():
         ("weft.kernels.ssd", "from weft.memory.ledger import Ledger"),
         ("weft.models.lfm2", "from weft.runner.batching import build_batch"),
         ("weft.runner.runner", "import weft.engine.planner"),
-        ("weft.llm", "from weft.cli.main import main"),
+        ("weft.offline.llm", "from weft.cli.main import main"),
         ("weft.server.desk", "def late():\n    from weft.loading import load"),
         ("weft.server.codec", "from weft.memory.ledger import Ledger"),
         ("weft.engine.service", "from weft.server.codec import frame"),
@@ -75,7 +75,7 @@ def test_words_of_recurrent_layers_stay_home():
     for line in ("slot = request.mamba_index", "class ConvState: ...", "# copy the SSM state", "x = delta_of(y)"):
         assert fences.words_away_from_home({"weft.engine.loop": line}), line
         assert not fences.words_away_from_home({"weft.kernels.ssd": line})
-    assert not fences.words_away_from_home({"weft.llm": "class Conversation: ...  # converts a classmethod"})
+    assert not fences.words_away_from_home({"weft.offline.llm": "class Conversation: ...  # converts a classmethod"})
 
 
 def test_files_and_functions_stay_small():

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from weft.base.errors import EngineStopped, ModelError, OptionError, RequestError, WeftError
     from weft.base.sampling import SamplingParams
-    from weft.llm import LLM
-    from weft.result import Chunk, Result
+    from weft.offline.llm import LLM
+    from weft.offline.result import Chunk, Result
 
 __version__ = "0.1.0"
 __all__ = [
@@ -28,9 +28,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "weft.llm",
-    "Chunk": "weft.result",
-    "Result": "weft.result",
+    "LLM": "weft.offline.llm",
+    "Chunk": "weft.offline.result",
+    "Result": "weft.offline.result",
     "SamplingParams": "weft.base.sampling",
 }
 

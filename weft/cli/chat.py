@@ -17,7 +17,7 @@ from weft.cli.generate import params_of
 from weft.cli.options import argument
 
 if TYPE_CHECKING:
-    from weft.llm import LLM
+    from weft.offline.llm import LLM
 
 ABOUT = "talk with a model in the terminal"
 HELP = "/reset forgets the conversation, /exit ends it; Ctrl-C cuts an answer short"
@@ -68,7 +68,7 @@ class Local:
     """A model in this process."""
 
     def __init__(self, options: ChatOptions) -> None:
-        from weft.llm import LLM
+        from weft.offline.llm import LLM
 
         self._llm: LLM = LLM.from_options(options)
         self._params = params_of(self._llm.suggested, options.max_tokens, options.temperature)

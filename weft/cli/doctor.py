@@ -16,7 +16,7 @@ from weft.base.options import Options, option
 from weft.cli.options import argument
 
 if TYPE_CHECKING:
-    from weft.llm import LLM
+    from weft.offline.llm import LLM
 
 ABOUT = "tell what would be used here and why, and test the cache on the model at hand"
 LIBRARIES = (
@@ -114,7 +114,7 @@ class Heard(logging.Handler):
 
 def examine(options: DoctorOptions) -> list[str]:
     """Load the model as the server would, tell about it, and what is wrong."""
-    from weft.llm import LLM
+    from weft.offline.llm import LLM
 
     log, heard = logging.getLogger("weft"), Heard()
     before = log.level

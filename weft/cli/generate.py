@@ -13,8 +13,8 @@ from weft.base.sampling import SamplingParams
 from weft.cli.options import argument
 
 if TYPE_CHECKING:
-    from weft.llm import LLM
-    from weft.result import Result
+    from weft.offline.llm import LLM
+    from weft.offline.result import Result
 
 ABOUT = "answer prompts with a model in this process"
 
@@ -50,7 +50,7 @@ def run(options: GenerateOptions) -> None:
 
 
 def start(options: Options) -> LLM:
-    from weft.llm import LLM
+    from weft.offline.llm import LLM
 
     return LLM.from_options(options)
 

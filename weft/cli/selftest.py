@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from weft.base.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from weft.llm import LLM
-    from weft.result import Result
+    from weft.offline.llm import LLM
+    from weft.offline.result import Result
 
 ANSWER = 24
 # Prefilling and decoding round differently; these are the largest differences that this explains.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from weft.result import Result
+from weft.offline.result import Result
 
 SECONDS_BETWEEN = 0.2
 

@@ -21,12 +21,12 @@ from weft.engine.events import Output
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.loading import load
-from weft.result import Chunk, Result
+from weft.offline.result import Chunk, Result
+from weft.offline.tracking import InterruptLater, Track
 from weft.text.answer import Answer
 from weft.text.conversation import render
 from weft.text.prompts import Prompt, as_list, check_request, check_snapshots, encode_prompts
 from weft.text.template import Message, check_messages
-from weft.tracking import InterruptLater, Track
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Conversation = Sequence[Message]
@@ -198,7 +198,7 @@ class LLM:
     # running ----------------------------------------------------------------------------------------------------------
 
     def _run(self, requests: list[Request], progress: bool) -> list[Result]:
-        from weft.progress import Progress
+        from weft.offline.progress import Progress
 
         tracks: list[Track] = []
         with Progress(len(requests), shown=progress) as bar:

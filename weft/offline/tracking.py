@@ -12,7 +12,7 @@ from typing import Any
 from weft.engine.events import FinishReason, Output
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.result import Chunk, Result, TokenScore
+from weft.offline.result import Chunk, Result, TokenScore
 from weft.text.answer import Answer
 
 

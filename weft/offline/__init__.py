@@ -1,0 +1,1 @@
+"""Offline generation: a model in the caller's process. Above everything but the command line."""
