@@ -9,6 +9,7 @@
 
 #include "attention_cell.h"
 #include "attention_heads.h"
+#include "pool.h"
 
 namespace weft {
 namespace {
@@ -177,15 +178,9 @@ struct Attention {
 
     void run() const {
         long tasks = step.blocks * step.stretches * step.kv_heads;
-#pragma omp parallel num_threads(step.threads) if (step.threads > 1)
-        {
-#pragma omp for schedule(static)
-            for (long row = 0; row < step.rows; row++) prepare(row);
-#pragma omp for schedule(dynamic)
-            for (long task = 0; task < tasks; task++) attend_task(task);
-#pragma omp for schedule(static)
-            for (long row = 0; row < step.rows; row++) finish(row);
-        }
+        share(step.rows, step.threads, [&](long row) { prepare(row); });
+        share(tasks, step.threads, [&](long task) { attend_task(task); });
+        share(step.rows, step.threads, [&](long row) { finish(row); });
     }
 };
 

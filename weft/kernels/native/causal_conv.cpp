@@ -98,11 +98,10 @@ void convolve(const Convolution& call, long row) {
 
 extern "C" void weft_causal_conv(const Convolution* call) {
     long rows = call->step.rows;
-#pragma omp parallel for num_threads(call->step.threads) if (rows > 1 && rows * call->channels > FEW)
-    for (long row = 0; row < rows; row++) {
+    share(rows, rows * call->channels > FEW ? call->step.threads : 1, [&](long row) {
         if (call->kind)
             convolve<Brain>(*call, row);
         else
             convolve<float>(*call, row);
-    }
+    });
 }

@@ -133,13 +133,12 @@ void decode(Head& own) {
 extern "C" void weft_gated_delta(const Rule* call) {
     long heads = call->value_heads, all_heads = call->step.rows * heads;
     bool few = all_heads * call->key_dim * call->value_dim < FEW;
-#pragma omp parallel for num_threads(call->step.threads) if (!few)
-    for (long index = 0; index < all_heads; index++) {
+    share(all_heads, few ? 1 : call->step.threads, [&](long index) {
         long row = index / heads, head = index % heads;
         Head own{*call, place(call->step, row), row, head, head / (heads / call->key_heads)};
         if (call->kind)
             decode<Brain>(own);
         else
             decode<float>(own);
-    }
+    });
 }

@@ -30,7 +30,16 @@ FOLDER = Path(__file__).parent
 SWITCH = "WEFT_NATIVE"
 COMPILERS = ("g++", "clang++", "c++")
 # NaN and infinity keep their meaning (no -ffast-math): a kernel that reads unused memory must show it.
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fPIC",
+    "-pthread",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",
+)
 COMPILE_SECONDS = 180
 # What `float` and `Brain` are called in the interface; there are no kernels for other types.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -110,16 +119,15 @@ def find_compiler() -> str:
 
 
 def compile_library(compiler: str, sources: list[Path], target: Path) -> None:
-    """Threads are those of torch: its OpenMP is loaded already, and a second one would fight it for the cores."""
     log.info("compiling kernels for this processor, once")
     objects = [target.with_name(source.stem + ".o") for source in sources]
 
     def compile_one(source: Path, result: Path) -> None:
-        _call([compiler, *FLAGS, "-fopenmp", "-c", str(source), "-o", str(result)])
+        _call([compiler, *FLAGS, "-c", str(source), "-o", str(result)])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, sources, objects))
-    _call([compiler, "-shared", *map(str, objects), "-o", str(target)])
+    _call([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(target)])
 
 
 def _call(command: list[str]) -> None:

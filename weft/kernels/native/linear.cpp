@@ -1,20 +1,20 @@
 // A few rows times a matrix whose rows lie as checkpoints store them: as fast as memory gives the weights.
 //
-// Threads take blocks of outputs by turns, so that a core which others keep busy does not hold up the rest. Inside a
-// block a core reads several places by turns, each of them straight ahead from one output's weights to the next ones':
+// Threads take blocks of outputs by turns. Inside a block a core reads several places by turns, each of them straight ahead from one output's weights to the next ones':
 // reading one place after the other it gets a quarter less out of its memory.
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 
 #include "activation.h"
+#include "pool.h"
 
 namespace weft {
 namespace {
 
 // Outputs of a block at most; weights of a block stay in a core's cache while further rows are multiplied.
 constexpr long BLOCK = 64;
+constexpr long MOST_ROWS = 16;
 
 struct Product {
     const float* x;  // [rows, inputs]
@@ -133,17 +133,11 @@ long block_size(long outputs, long threads) {
 template <class Weight, class Value>
 void compute(const Product& product, long threads) {
     long outputs = product.outputs / product.parts, block = block_size(outputs, threads);
-    std::atomic<long> next{0};
-#pragma omp parallel num_threads(threads)
-    {
-        float* sums = static_cast<float*>(std::calloc(product.parts * product.rows * BLOCK, sizeof(float)));
-        for (;;) {
-            long first = next.fetch_add(block, std::memory_order_relaxed);
-            if (first >= outputs) break;
-            compute_block<Weight, Value>(product, first, std::min(block, outputs - first), sums);
-        }
-        std::free(sums);
-    }
+    share((outputs + block - 1) / block, threads, [&](long number) {
+        float sums[2 * MOST_ROWS * BLOCK] = {};
+        long first = number * block;
+        compute_block<Weight, Value>(product, first, std::min(block, outputs - first), sums);
+    });
 }
 
 template <class Input>

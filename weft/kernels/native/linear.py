@@ -15,6 +15,10 @@ from weft.kernels.native.library import DTYPES, address, kernel
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
 
 
+# As many as linear.cpp has room for.
+MOST_ROWS = 16
+
+
 def few_rows(
     x: Float[Tensor, "n inputs"],
     weight: Float[Tensor, "outputs inputs"],
@@ -28,6 +32,7 @@ def few_rows(
     """
     rows, inputs = x.shape
     outputs = weight.shape[0]
+    assert rows <= MOST_ROWS, rows
     y = torch.empty((rows, outputs // parts), dtype=x.dtype)
     kind = 0 if activation is None else ACTIVATIONS.index(KERNELS[activation])
     kernel("weft_linear", "ppppnnnnnnnnn")(

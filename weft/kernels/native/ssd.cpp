@@ -151,8 +151,7 @@ extern "C" void weft_ssd(const Scan* call) {
     long shared = call->heads / call->groups, blocks = cuts(*call);
     long all_blocks = call->step.rows * call->groups * blocks;
     bool few = call->step.rows * call->heads * call->head_dim * call->size < FEW;
-#pragma omp parallel for num_threads(call->step.threads) if (!few)
-    for (long index = 0; index < all_blocks; index++) {
+    share(all_blocks, few ? 1 : call->step.threads, [&](long index) {
         long cut = index % blocks, group = index / blocks % call->groups, row = index / blocks / call->groups;
         long first = shared * cut / blocks, last = shared * (cut + 1) / blocks;
         Block block{*call, place(call->step, row), row, group, group * shared + first, last - first};
@@ -160,5 +159,5 @@ extern "C" void weft_ssd(const Scan* call) {
             decode<Brain>(block);
         else
             decode<float>(block);
-    }
+    });
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "pool.h"
 #include "vector.h"
 
 namespace weft {

@@ -1,0 +1,121 @@
+// Threads that share the pieces of a kernel.
+//
+// Pieces are taken by turns, and whoever asked takes part and never waits for a thread that has not begun: where other
+// programs keep a core busy, the rest of the cores do the work. (OpenMP waits for every thread at the end of a loop, and
+// a step of some hundred loops then takes a second.) Threads look out for work for a while before they go to sleep, as
+// the next kernel of a step is only microseconds away.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+namespace weft {
+
+class Pool {
+   public:
+    using Piece = void (*)(const void* work, long index);
+
+    // Never destroyed: its threads may outlive whatever the end of a process destroys.
+    static Pool& shared() {
+        static Pool* pool = new Pool;
+        return *pool;
+    }
+
+    void run(long pieces, long threads, Piece piece, const void* work) {
+        std::unique_lock<std::mutex> alone(busy_, std::try_to_lock);
+        if (!alone.owns_lock()) {
+            for (long index = 0; index < pieces; index++) piece(work, index);
+            return;
+        }
+        grow(threads - 1);
+        piece_ = piece;
+        work_ = work;
+        done_.store(0, std::memory_order_relaxed);
+        helpers_.store(threads - 1, std::memory_order_relaxed);
+        left_.store(pieces, std::memory_order_seq_cst);
+        if (asleep_.load(std::memory_order_seq_cst)) {
+            std::lock_guard<std::mutex> held(sleep_);
+            wake_.notify_all();
+        }
+        while (take()) {
+        }
+        for (long spins = 0; done_.load(std::memory_order_acquire) < pieces; spins++)
+            spins < PATIENCE ? pause() : std::this_thread::yield();
+    }
+
+   private:
+    static constexpr long PATIENCE = 1000;
+    static constexpr auto LOOKOUT = std::chrono::milliseconds(2);
+
+    // One piece, if there is one left. What it is may be read after it was taken: the next work begins only when all
+    // pieces of this one are done.
+    bool take() {
+        long left = left_.load(std::memory_order_acquire);
+        while (left > 0)
+            if (left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) {
+                piece_(work_, left - 1);
+                done_.fetch_add(1, std::memory_order_release);
+                return true;
+            }
+        return false;
+    }
+
+    void grow(long wanted) {
+        for (; size_ < wanted; size_++) std::thread([this, number = size_] { help(number); }).detach();
+    }
+
+    void help(long number) {
+        for (;;) {
+            auto until = std::chrono::steady_clock::now() + LOOKOUT;
+            while (std::chrono::steady_clock::now() < until)
+                for (long spins = 0; spins < 64; spins++) {
+                    if (number < helpers_.load(std::memory_order_relaxed) && take())
+                        until = std::chrono::steady_clock::now() + LOOKOUT;
+                    else
+                        pause();
+                }
+            sleep();
+        }
+    }
+
+    void sleep() {
+        std::unique_lock<std::mutex> held(sleep_);
+        asleep_.fetch_add(1, std::memory_order_seq_cst);
+        wake_.wait(held, [this] { return left_.load(std::memory_order_seq_cst) > 0; });
+        asleep_.fetch_sub(1, std::memory_order_seq_cst);
+    }
+
+    static void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        asm volatile("yield");
+#endif
+    }
+
+    std::mutex busy_, sleep_;
+    std::condition_variable wake_;
+    long size_ = 0;
+    Piece piece_ = nullptr;
+    const void* work_ = nullptr;
+    alignas(64) std::atomic<long> left_{0};
+    alignas(64) std::atomic<long> done_{0};
+    alignas(64) std::atomic<long> helpers_{0};
+    std::atomic<long> asleep_{0};
+};
+
+// body(index) for every index below `pieces`, on up to `threads` threads.
+template <class Body>
+void share(long pieces, long threads, const Body& body) {
+    if (threads < 2 || pieces < 2) {
+        for (long index = 0; index < pieces; index++) body(index);
+        return;
+    }
+    Pool::shared().run(
+        pieces, threads, [](const void* work, long index) { (*static_cast<const Body*>(work))(index); }, &body);
+}
+
+}  // namespace weft
