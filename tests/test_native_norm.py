@@ -12,7 +12,7 @@ from weft.kernels.norm import Change, add_and_norm, gated_rms_norm, rms_norm
 pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
 
 PAIRS = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
-SIZES = [(1, 768), (3, 33), (5, 1), (norm.FEW_ROWS, 16)]
+SIZES = [(1, 768), (3, 33), (5, 1), (library.FEW_ROWS, 16)]
 
 
 def random(*shape, dtype=torch.float32, seed=0):

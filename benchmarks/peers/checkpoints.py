@@ -86,16 +86,18 @@ FAMILIES = {
 }
 
 
-def checkpoint(name: str, cache: Path) -> Path:
-    """The folder of a family's random model, made if it is not there yet."""
-    folder = cache / "checkpoints" / name
+def checkpoint(name: str, cache: Path, stored: str = "float32") -> Path:
+    """The folder of a family's random model with weights of dtype `stored`, made if it is not there yet."""
+    folder = cache / "checkpoints" / (name if stored == "float32" else f"{name}-{stored}")
     recipe = {"vocab_size": VOCAB, **SIZES, **FAMILIES[name].values}
     done = folder / FINISHED
     if done.exists() and json.loads(done.read_text())["recipe"] == recipe:
         return folder
+    import torch
+
     shutil.rmtree(folder, ignore_errors=True)
     model = _build(FAMILIES[name], recipe)
-    model.save_pretrained(folder)
+    model.to(getattr(torch, stored)).save_pretrained(folder)
     _save_tokenizer(folder)
     parameters = sum(p.numel() for p in model.parameters())
     done.write_text(json.dumps({"recipe": recipe, "parameters": parameters}))

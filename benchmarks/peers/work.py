@@ -27,7 +27,7 @@ class Work:
 
     single_prompt: int = 128
     single_answer: int = 96
-    single_repeats: int = 4
+    single_repeats: int = 2
     requests: int = 16
     shared: int = 1000
     own: int = 30  # on average; requests differ by up to a quarter

@@ -160,8 +160,8 @@ class Batch:
     decode_rows: int  # the leading rows of one token each
     token_ids: Tensor  # [tokens]
     positions: Tensor  # [tokens]
-    start: Tensor  # [rows]
-    end: Tensor  # [rows]
+    start: Tensor | None  # [rows]; None where there are lanes
+    end: Tensor | None  # [rows]; likewise
     # The same on the host, for references that walk over rows.
     host_start: tuple[int, ...]
     host_end: tuple[int, ...]
@@ -172,7 +172,7 @@ class Batch:
     decodes: Decodes | None
     groups: tuple[Group, ...]
     convolution: Convolution | None
-    # The rows for kernels on a GPU, in place of the three above and of both pagings; tensors are then int32.
+    # The rows for compiled kernels, in place of the three above and of both pagings; tensors are then int32.
     lanes: Lanes | None = None
     # What kernels derive from a step once and share among its layers, each under a key of its own.
     derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)

@@ -15,9 +15,6 @@ from torch import Tensor
 
 from weft.kernels.native import library as native
 
-# Up to so many rows our own kernels on a CPU are faster than some operators of torch, which use all cores.
-FEW_ROWS = 64
-
 
 def rms_norm(x: Float[Tensor, "*n size"], weight: Float[Tensor, " size"], eps: float) -> Float[Tensor, "*n size"]:
     if x.is_cuda and x.ndim == 2:
@@ -69,7 +66,13 @@ def add_and_norm(
 def are_few(x: Tensor, weight: Tensor) -> bool:
     """Whether our own kernels are to norm them."""
     known = native.DTYPES
-    return x.is_cpu and 0 < x.shape[0] <= FEW_ROWS and native.available() and x.dtype in known and weight.dtype in known
+    return (
+        x.is_cpu
+        and 0 < x.shape[0] <= native.FEW_ROWS
+        and native.available()
+        and x.dtype in known
+        and weight.dtype in known
+    )
 
 
 def rows_are_lines(x: Tensor) -> bool:

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.kernels.native import library as native
+
 VARIANTS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
@@ -107,6 +109,10 @@ def make_rotation(
         from weft.kernels.cuda import rotary as kernels
 
         return kernels.make_rotation(positions, frequency, scale, dtype)
+    if native.suits(positions) and dtype in native.DTYPES:
+        from weft.kernels.native import embedding as kernels
+
+        return Rotation(*kernels.turn(positions, frequency, scale, dtype))
     angle = positions.float().unsqueeze(1) * frequency
     cosine, sine = angle.cos(), angle.sin()
     if scale != 1.0:

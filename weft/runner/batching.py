@@ -77,7 +77,7 @@ def draft_batch(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
     )
 
 
-def draft_lane_batch(plan: Plan, rows: Rows, spec: MemorySpec, native: bool) -> Draft:
+def draft_lane_batch(plan: Plan, rows: Rows, spec: MemorySpec, native: bool = False) -> Draft:
     positions, _ = ranges(rows.start, rows.length)
     return Draft(
         Batch,

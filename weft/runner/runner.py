@@ -23,6 +23,7 @@ from weft.models.model import CausalModel
 from weft.runner.batching import build_step
 from weft.runner.choices import Choices, draft_choices
 from weft.runner.download import Download
+from weft.runner.replay import Replays
 from weft.runner.sampler import sample, score
 
 log = logging.getLogger("weft")
@@ -67,6 +68,7 @@ class Runner:
         self.store = Store(spec, budget_bytes, self.device)
         self.board = torch.zeros(seats, dtype=torch.int64, device=self.device)
         self.native = False
+        self.replays = Replays(model, self.store.views)
         if self.device.type == "cpu":
             torch.set_num_threads(threads or available_cores())
             self.native = library.available() and model_dtype(model) in library.DTYPES
@@ -84,7 +86,7 @@ class Runner:
         """Upload, forward, sample. `lanes`: with kernels that walk over rows, of a GPU or `native` ones."""
         wishes = draft_choices(plan, self.model.vocab_size)
         batch, choices = build_step(plan, self.spec, self.board, self.device, wishes, lanes, native)
-        hidden = self.model(batch, self.store.views)
+        hidden = self.replays.run(batch) if native else self.model(batch, self.store.views)
         prompt_scores = self._score_prompt(hidden, choices, plan.score_top) if len(plan.score_index) else None
         if not len(plan.sampled):
             return fly(choices.seat, None, prompt_scores)

@@ -26,13 +26,15 @@ struct Step {
     long threads;
 };
 
+// attention.py packs the same fields. Kinds: 0 float, 1 bfloat16. The projection holds heads of queries, keys, values
+// and, if `gated`, of gates. Null: no norm, no rotation (`half` is 0 then), no sinks. A softcap of 0 is none.
 struct Layer {
+    const Step* step;
     const void *projected, *weight, *cosine, *sine;
     void *keys, *values;
     const void* sinks;
     void* out;
-    long projected_row, half, page_stride;
-    bool gated;
+    int64_t projected_row, half, page_stride, gated, kind, weight_kind;
     float eps;
     Scoring scoring;
 };
@@ -187,19 +189,12 @@ struct Attention {
 }  // namespace
 }  // namespace weft
 
-// Kinds: 0 float, 1 bfloat16. The projection holds heads of queries, keys, values and, if `gated`, of gates. Null:
-// no norm, no rotation (`half` is 0 then), no sinks. A softcap of 0 is none.
-extern "C" void weft_attention(const weft::Step* step, const void* projected, const void* weight, const void* cosine,
-                               const void* sine, void* keys, void* values, const void* sinks, void* out,
-                               long projected_row, long half, long page_stride, long gated, long kind,
-                               long weight_kind, float eps, float scale, float softcap) {
+extern "C" void weft_attention(const weft::Layer* call) {
     using namespace weft;
-    Layer layer{projected,     weight, cosine,      sine,       keys, values,          sinks, out,
-                projected_row, half,   page_stride, gated != 0, eps,  {scale, softcap}};
-    if (kind == 0)
-        Attention<float, float>{*step, layer}.run();
-    else if (weight_kind == 0)
-        Attention<Brain, float>{*step, layer}.run();
+    if (call->kind == 0)
+        Attention<float, float>{*call->step, *call}.run();
+    else if (call->weight_kind == 0)
+        Attention<Brain, float>{*call->step, *call}.run();
     else
-        Attention<Brain, Brain>{*step, layer}.run();
+        Attention<Brain, Brain>{*call->step, *call}.run();
 }

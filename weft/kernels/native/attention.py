@@ -7,6 +7,7 @@ and kept with the batch.
 from __future__ import annotations
 
 import ctypes
+from struct import Struct
 
 import numpy as np
 import torch
@@ -14,11 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
-from weft.kernels.lanes import PageList
-from weft.kernels.native.library import DTYPES, address, kernel
+from weft.kernels.lanes import Lanes
+from weft.kernels.native.calls import call, room
+from weft.kernels.native.library import DTYPES, address
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 
+LAYER = Struct("9P6q3f")
 # Floats of a vector: lines of sums are whole vectors.
 VECTOR = 16
 # Values of the largest head that a kernel has room for.
@@ -69,36 +72,39 @@ def mix(
     """`projected` holds the heads of queries, then of keys, then of values and, if `gated`, of gates."""
     rows, _, head_dim = projected.shape
     key = ("native attention", view.window, heads, head_dim)
-    kept = batch.derived.get(key)
-    if kept is None:
-        kept = batch.derived[key] = plan_step(batch, view, heads)
+    step: AttentionStep | None = batch.derived.get(key)
+    if step is None:
+        step = batch.derived[key] = AttentionStep(batch, view, heads)
     assert sinks is None or sinks.dtype == projected.dtype
-    out = torch.empty((rows, heads, head_dim), dtype=projected.dtype)
-    kernel("weft_attention", "pppppppppnnnnnnfff")(
-        kept[0],
-        projected.data_ptr(),
-        address(weight),
-        0 if rotation is None else rotation.cosine.data_ptr(),
-        0 if rotation is None else rotation.sine.data_ptr(),
-        view.keys.data_ptr(),
-        view.values.data_ptr(),
-        address(sinks),
-        out.data_ptr(),
-        projected.stride(0),
-        0 if rotation is None else rotation.cosine.shape[-1] // 2,
-        view.keys.stride(0),
-        gated,
-        DTYPES[projected.dtype],
-        0 if weight is None else DTYPES[weight.dtype],
-        eps,
-        scale,
-        softcap or 0.0,
-    )
+    out = room((rows, heads, head_dim), projected.dtype)
+    cosine, sine = (None, None) if rotation is None else (rotation.cosine, rotation.sine)
+    values = LAYER.pack(
+        ctypes.addressof(step.values), projected.data_ptr(), address(weight), address(cosine), address(sine),
+        view.keys.data_ptr(), view.values.data_ptr(), address(sinks), out.data_ptr(),
+        projected.stride(0), 0 if cosine is None else cosine.shape[-1] // 2, view.keys.stride(0),
+        gated, DTYPES[projected.dtype], 0 if weight is None else DTYPES[weight.dtype], eps, scale, softcap or 0.0,
+    )  # fmt: skip
+    call("weft_attention", values)
     return out
 
 
-def plan_step(batch: Batch, view: AttentionView, heads: int) -> tuple[int, Step, Tensor, PageList]:
-    """Where the step's `Step` lies, and all that must live as long as it."""
+class AttentionStep:
+    """Which pages a step's rows read, and how the work is shared out, for all layers that read the same pages."""
+
+    def __init__(self, batch: Batch, view: AttentionView, heads: int) -> None:
+        self.view = view
+        self.heads = heads
+        self.values = Step()
+        self.renew(batch)
+
+    def renew(self, batch: Batch) -> None:
+        # What the step points to lives as long as it does.
+        step, *self.kept = plan_step(batch, self.view, self.heads)
+        ctypes.memmove(ctypes.addressof(self.values), ctypes.addressof(step), ctypes.sizeof(step))
+
+
+def plan_step(batch: Batch, view: AttentionView, heads: int) -> tuple[Step, Tensor, Lanes]:
+    """A step's `Step`, and all that it points to."""
     lanes = batch.lanes
     assert lanes is not None
     assert lanes.native
@@ -123,4 +129,4 @@ def plan_step(batch: Batch, view: AttentionView, heads: int) -> tuple[int, Step,
     pointers = (lanes.start, listed.write_page, listed.first_position, listed.bounds, listed.pages, scratch)
     sizes = (lanes.rows, heads, kv_heads, head_dim, cell, view.window or 0)
     step = Step(*map(address, pointers), *sizes, first, stretches, stretch_cells, blocks, threads)
-    return ctypes.addressof(step), step, scratch, listed
+    return step, scratch, lanes

@@ -10,7 +10,7 @@ constexpr long MOST_WIDTH = 8;
 constexpr long FEW = 16384;
 
 struct Convolution {
-    Step step;
+    const Step* step;
     const void* x;
     const float *taps, *bias;  // [width, channels], [channels]
     void *y, *state, *tail;
@@ -73,7 +73,7 @@ void capture(const Convolution& call, const Place& place, const History<T>& hist
 
 template <class T>
 void convolve(const Convolution& call, long row) {
-    Place at = place(call.step, row);
+    Place at = place(*call.step, row);
     History<T> history = look_back<T>(call, at);
     long back = call.width - 1;
     const T* x = static_cast<const T*>(call.x) + row * call.x_stride;
@@ -97,8 +97,8 @@ void convolve(const Convolution& call, long row) {
 }  // namespace
 
 extern "C" void weft_causal_conv(const Convolution* call) {
-    long rows = call->step.rows;
-    share(rows, rows * call->channels > FEW ? call->step.threads : 1, [&](long row) {
+    long rows = call->step->rows;
+    share(rows, rows * call->channels > FEW ? call->step->threads : 1, [&](long row) {
         if (call->kind)
             convolve<Brain>(*call, row);
         else

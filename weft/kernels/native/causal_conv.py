@@ -9,11 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
-from weft.kernels.native.library import DTYPES, address, kernel
-from weft.kernels.native.steps import packed_step
+from weft.kernels.native.calls import call, room
+from weft.kernels.native.library import DTYPES, address
+from weft.kernels.native.steps import step_address
 from weft.memory.device.store import RecurrentView
 
-CONVOLUTION = Struct("6P9q")
+CONVOLUTION = Struct("7P9q")
 MOST_WIDTH = 8
 
 
@@ -36,11 +37,12 @@ def causal_conv(
         weight = weight.float().t().contiguous().t()
     if bias is not None and bias.dtype != torch.float32:
         bias = bias.float()
-    y = torch.empty(x.shape[0], channels, dtype=dtype)
-    call = CONVOLUTION.pack(
+    y = room((x.shape[0], channels), dtype)
+    values = CONVOLUTION.pack(
+        step_address(batch),
         x.data_ptr(), weight.data_ptr(), address(bias), y.data_ptr(), state.data_ptr(), tail.data_ptr(),
         x_stride, state.stride()[0], tail.stride()[0], channels, width, tail.shape[1],
         DTYPES[dtype], activation, gated,
     )  # fmt: skip
-    kernel("weft_causal_conv", "p")(packed_step(batch) + call)
+    call("weft_causal_conv", values)
     return y

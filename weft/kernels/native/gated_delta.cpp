@@ -10,7 +10,7 @@ constexpr float EPSILON = 1e-6f;
 constexpr long FEW = 32768;
 
 struct Rule {
-    Step step;
+    const Step* step;
     const void *q, *k, *v, *decays, *strengths;
     const float *rates, *bias;  // null where decays and strengths come as they are to be used
     void* y;
@@ -131,11 +131,11 @@ void decode(Head& own) {
 }  // namespace
 
 extern "C" void weft_gated_delta(const Rule* call) {
-    long heads = call->value_heads, all_heads = call->step.rows * heads;
+    long heads = call->value_heads, all_heads = call->step->rows * heads;
     bool few = all_heads * call->key_dim * call->value_dim < FEW;
-    share(all_heads, few ? 1 : call->step.threads, [&](long index) {
+    share(all_heads, few ? 1 : call->step->threads, [&](long index) {
         long row = index / heads, head = index % heads;
-        Head own{*call, place(call->step, row), row, head, head / (heads / call->key_heads)};
+        Head own{*call, place(*call->step, row), row, head, head / (heads / call->key_heads)};
         if (call->kind)
             decode<Brain>(own);
         else

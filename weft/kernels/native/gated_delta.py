@@ -9,11 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
-from weft.kernels.native.library import DTYPES, address, kernel
-from weft.kernels.native.steps import MOST_SIZE, packed_step
+from weft.kernels.native.calls import call, room
+from weft.kernels.native.library import DTYPES, address
+from weft.kernels.native.steps import MOST_SIZE, step_address
 from weft.memory.device.store import RecurrentView
 
-RULE = Struct("12P15q")
+RULE = Struct("13P15q")
 
 
 def gated_delta(
@@ -36,8 +37,9 @@ def gated_delta(
     tail_stride, token_stride = keys.stride()[:2]
     assert keys.dtype == torch.float32
     assert token_stride == key_dim
-    y = torch.empty(rows, value_heads, value_dim, dtype=v.dtype)
-    call = RULE.pack(
+    y = room((rows, value_heads, value_dim), v.dtype)
+    values = RULE.pack(
+        step_address(batch),
         q.data_ptr(), k.data_ptr(), v.data_ptr(), decays.data_ptr(), strengths.data_ptr(), address(rates),
         address(bias), y.data_ptr(), state.data_ptr(), keys.data_ptr(), corrected.data_ptr(), decay.data_ptr(),
         q.stride()[0], k.stride()[0], v.stride()[0], decays.stride()[0], strengths.stride()[0], state.stride()[0],
@@ -45,5 +47,5 @@ def gated_delta(
         key_heads, key_dim, value_heads, value_dim, keys.shape[1],
         DTYPES[v.dtype], DTYPES[decays.dtype], DTYPES[strengths.dtype],
     )  # fmt: skip
-    kernel("weft_gated_delta", "p")(packed_step(batch) + call)
+    call("weft_gated_delta", values)
     return y

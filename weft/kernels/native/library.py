@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -62,6 +61,16 @@ def library() -> ctypes.CDLL | None:
 
 def available() -> bool:
     return library() is not None
+
+
+# Rows of a step up to which kernels are used where nothing else says so.
+FEW_ROWS = 64
+
+
+def suits(numbers: Tensor) -> bool:
+    """Whether these are tokens or positions of a step for native kernels: few, of 32 bits, on a CPU."""
+    few = numbers.is_cpu and numbers.dtype == torch.int32 and numbers.ndim == 1 and 0 < numbers.shape[0] <= FEW_ROWS
+    return few and available()
 
 
 def describe(dtype: torch.dtype) -> str:
@@ -173,17 +182,3 @@ def cache_folder() -> Path | None:
 def address(tensor: Tensor | None) -> int:
     """Where a tensor's values begin; 0 for none."""
     return 0 if tensor is None else tensor.data_ptr()
-
-
-# Letters of a signature: a pointer, a whole number, a float.
-ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_long, "f": ctypes.c_float}
-
-
-@cache
-def kernel(name: str, signature: str) -> Callable[..., None]:
-    """A function of the library by its C name; `signature` has a letter for every argument."""
-    loaded = library()
-    assert loaded is not None, "ask `available` first"
-    found = getattr(loaded, name)
-    found.argtypes, found.restype = [ARGUMENTS[letter] for letter in signature], None
-    return found

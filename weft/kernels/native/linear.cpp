@@ -16,13 +16,16 @@ namespace {
 constexpr long BLOCK = 64;
 constexpr long MOST_ROWS = 16;
 
+// linear.py packs the same fields. Kinds: 0 float, 1 bfloat16. Inputs, bias and outputs are of one kind; weights may be
+// bfloat16 where these are float.
 struct Product {
-    const float* x;  // [rows, inputs]
+    const void* x;
     const void* weight;
     const void* bias;  // may be null
     void* y;
-    long rows, inputs, outputs, activation;
-    long parts;  // 2: the activation of the first half of the outputs times the second half
+    int64_t rows, stride, inputs, outputs, activation;
+    int64_t parts;  // 2: the activation of the first half of the outputs times the second half
+    int64_t kind, weight_kind, threads;
 };
 
 template <class Weight, int PLACES, int ROWS>
@@ -70,13 +73,13 @@ void multiply_block(const float* x, const Weight* weight, long inputs, long outp
     if (done < outputs) multiply<Weight, 1, ROWS>(x, weight + done * inputs, inputs, outputs - done, sums + done);
 }
 
-// All rows with a block of outputs, some rows at a time.
+// All rows with a block of outputs, some rows at a time. `wide` are the inputs, [rows, inputs].
 template <class Weight>
-void multiply_rows(const Product& product, long first, long outputs, float* sums) {
+void multiply_rows(const Product& product, const float* wide, long first, long outputs, float* sums) {
     const Weight* weight = static_cast<const Weight*>(product.weight) + first * product.inputs;
     long inputs = product.inputs;
     for (long row = 0; row < product.rows;) {
-        const float* x = product.x + row * inputs;
+        const float* x = wide + row * inputs;
         float* here = sums + row * BLOCK;
         long left = product.rows - row, some = left > 6 ? 4 : left > 4 ? 3 : left;
         switch (some) {
@@ -108,14 +111,14 @@ void activate(const Product& product, long outputs, float* sums, const float* ot
 }
 
 template <class Weight, class Value>
-void compute_block(const Product& product, long first, long outputs, float* sums) {
+void compute_block(const Product& product, const float* wide, long first, long outputs, float* sums) {
     long width = product.outputs / product.parts;
-    multiply_rows<Weight>(product, first, outputs, sums);
+    multiply_rows<Weight>(product, wide, first, outputs, sums);
     add_bias<Value>(product, first, outputs, sums);
     float* others = nullptr;
     if (product.parts == 2) {
         others = sums + product.rows * BLOCK;
-        multiply_rows<Weight>(product, first + width, outputs, others);
+        multiply_rows<Weight>(product, wide, first + width, outputs, others);
         add_bias<Value>(product, first + width, outputs, others);
     }
     if (product.activation || others) activate(product, outputs, sums, others);
@@ -131,12 +134,12 @@ long block_size(long outputs, long threads) {
 }
 
 template <class Weight, class Value>
-void compute(const Product& product, long threads) {
-    long outputs = product.outputs / product.parts, block = block_size(outputs, threads);
-    share((outputs + block - 1) / block, threads, [&](long number) {
+void compute(const Product& product, const float* wide) {
+    long outputs = product.outputs / product.parts, block = block_size(outputs, product.threads);
+    share((outputs + block - 1) / block, product.threads, [&](long number) {
         float sums[2 * MOST_ROWS * BLOCK] = {};
         long first = number * block;
-        compute_block<Weight, Value>(product, first, std::min(block, outputs - first), sums);
+        compute_block<Weight, Value>(product, wide, first, std::min(block, outputs - first), sums);
     });
 }
 
@@ -149,26 +152,24 @@ void widen(const Input* x, long stride, long rows, long inputs, float* wide) {
 }  // namespace
 }  // namespace weft
 
-// Kinds: 0 float, 1 bfloat16. Inputs, bias and outputs are of one kind; weights may be bfloat16 where these are float.
-extern "C" void weft_linear(const void* x, const void* weight, const void* bias, void* y, long rows, long stride,
-                            long inputs, long outputs, long activation, long parts, long kind, long weight_kind,
-                            long threads) {
+extern "C" void weft_linear(const weft::Product* call) {
     using namespace weft;
-    Product product{static_cast<const float*>(x), weight, bias, y, rows, inputs, outputs, activation, parts};
-    float* wide = nullptr;
-    if (kind != 0 || (rows > 1 && stride != inputs)) {
-        wide = static_cast<float*>(std::malloc(rows * inputs * sizeof(float)));
-        product.x = wide;
-        if (kind == 0)
-            widen(static_cast<const float*>(x), stride, rows, inputs, wide);
+    const Product& product = *call;
+    auto wide = static_cast<const float*>(product.x);
+    float* room = nullptr;
+    if (product.kind != 0 || (product.rows > 1 && product.stride != product.inputs)) {
+        room = static_cast<float*>(std::malloc(product.rows * product.inputs * sizeof(float)));
+        wide = room;
+        if (product.kind == 0)
+            widen(static_cast<const float*>(product.x), product.stride, product.rows, product.inputs, room);
         else
-            widen(static_cast<const Brain*>(x), stride, rows, inputs, wide);
+            widen(static_cast<const Brain*>(product.x), product.stride, product.rows, product.inputs, room);
     }
-    if (kind != 0)
-        compute<Brain, Brain>(product, threads);
-    else if (weight_kind != 0)
-        compute<Brain, float>(product, threads);
+    if (product.kind != 0)
+        compute<Brain, Brain>(product, wide);
+    else if (product.weight_kind != 0)
+        compute<Brain, float>(product, wide);
     else
-        compute<float, float>(product, threads);
-    std::free(wide);
+        compute<float, float>(product, wide);
+    std::free(room);
 }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from struct import Struct
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.activation import KERNELS
-from weft.kernels.native.library import DTYPES, address, kernel
+from weft.kernels.native.calls import call, room
+from weft.kernels.native.library import DTYPES, address
 
+PRODUCT = Struct("4P9q")
 # By the names of `KERNELS`; activation.h counts them the same way.
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
 
@@ -33,21 +36,11 @@ def few_rows(
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert rows <= MOST_ROWS, rows
-    y = torch.empty((rows, outputs // parts), dtype=x.dtype)
+    y = room((rows, outputs // parts), x.dtype)
     kind = 0 if activation is None else ACTIVATIONS.index(KERNELS[activation])
-    kernel("weft_linear", "ppppnnnnnnnnn")(
-        x.data_ptr(),
-        weight.data_ptr(),
-        address(bias),
-        y.data_ptr(),
-        rows,
-        x.stride(0),
-        inputs,
-        outputs,
-        kind,
-        parts,
-        DTYPES[x.dtype],
-        DTYPES[weight.dtype],
-        torch.get_num_threads(),
-    )
+    values = PRODUCT.pack(
+        x.data_ptr(), weight.data_ptr(), address(bias), y.data_ptr(),
+        rows, x.stride(0), inputs, outputs, kind, parts, DTYPES[x.dtype], DTYPES[weight.dtype], torch.get_num_threads(),
+    )  # fmt: skip
+    call("weft_linear", values)
     return y

@@ -29,11 +29,15 @@ void add(const Value* x, const Value* change, float factor, long size, Value* y)
         store(y + i, load(x + i, size - i) + factor * load(change + i, size - i), size - i);
 }
 
+// norm.py packs the same fields, here and below. Kinds: 0 float, 1 bfloat16. Rows are contiguous.
 struct Join {
-    const void *x, *change, *change_weight, *weight;
+    const void* x;
+    const void* change;  // may be null
+    const void* change_weight;
+    const void* weight;
     void *joined, *normed;
+    int64_t rows, size, kind, weight_kind;
     float factor, change_eps, eps;
-    long rows, size;
 };
 
 // joined = x + factor * change, where the change may have a norm of its own; normed = the norm of that.
@@ -63,15 +67,17 @@ void join(const Join& given) {
 struct Gated {
     const void *x, *gate, *weight;
     void* y;
+    float* line;  // room for `size` floats, rounded up to a whole vector
+    int64_t rows, parts, size, x_row, gate_row;
+    int64_t weight_part;  // 0 if all parts share their weights
+    int64_t gate_first, x_kind, kind, weight_kind;
     float eps;
-    long rows, parts, size, x_row, gate_row;
-    long weight_part;  // 0 if all parts share their weights
-    bool gate_first;
 };
 
 template <class Input, class Gate, class Weight>
-void gated_part(const Input* x, const Gate* gate, const Weight* weight, const Gated& given, Gate* y, float* line) {
+void gated_part(const Input* x, const Gate* gate, const Weight* weight, const Gated& given, Gate* y) {
     long size = given.size;
+    float* line = given.line;
     for (long i = 0; i < size; i += LANES) {
         Vector value = load(x + i, size - i);
         store(line + i, given.gate_first ? value * activated(load(gate + i, size - i), SILU) : value);
@@ -84,44 +90,37 @@ void gated_part(const Input* x, const Gate* gate, const Weight* weight, const Ga
 }
 
 template <class Input, class Gate, class Weight>
-void gated(const Gated& given, float* line) {
+void gated(const Gated& given) {
     for (long row = 0; row < given.rows; row++)
         for (long part = 0; part < given.parts; part++) {
             long first = part * given.size;
             gated_part(static_cast<const Input*>(given.x) + row * given.x_row + first,
                        static_cast<const Gate*>(given.gate) + row * given.gate_row + first,
                        static_cast<const Weight*>(given.weight) + part * given.weight_part, given,
-                       static_cast<Gate*>(given.y) + row * given.parts * given.size + first, line);
+                       static_cast<Gate*>(given.y) + row * given.parts * given.size + first);
         }
 }
 
 }  // namespace
 }  // namespace weft
 
-// Kinds: 0 float, 1 bfloat16. Rows are contiguous; a change of null leaves x as it is.
-extern "C" void weft_join(const void* x, const void* change, const void* change_weight, const void* weight,
-                          void* joined, void* normed, float factor, float change_eps, float eps, long rows, long size,
-                          long kind, long weight_kind) {
+extern "C" void weft_join(const weft::Join* call) {
     using namespace weft;
-    Join given{x, change, change_weight, weight, joined, normed, factor, change_eps, eps, rows, size};
-    if (kind == 0)
-        join<float, float>(given);
-    else if (weight_kind == 0)
-        join<Brain, float>(given);
+    if (call->kind == 0)
+        join<float, float>(*call);
+    else if (call->weight_kind == 0)
+        join<Brain, float>(*call);
     else
-        join<Brain, Brain>(given);
+        join<Brain, Brain>(*call);
 }
 
-// `line`: room for `size` floats, rounded up to a whole vector.
-extern "C" void weft_gated_norm(const void* x, const void* gate, const void* weight, void* y, float* line, float eps,
-                                long rows, long parts, long size, long x_row, long gate_row, long weight_part,
-                                long gate_first, long x_kind, long kind, long weight_kind) {
+extern "C" void weft_gated_norm(const weft::Gated* call) {
     using namespace weft;
-    Gated given{x, gate, weight, y, eps, rows, parts, size, x_row, gate_row, weight_part, gate_first != 0};
-    if (kind == 0)
-        gated<float, float, float>(given, line);
-    else if (x_kind == 0)
-        weight_kind == 0 ? gated<float, Brain, float>(given, line) : gated<float, Brain, Brain>(given, line);
+    bool short_weights = call->weight_kind != 0;
+    if (call->kind == 0)
+        gated<float, float, float>(*call);
+    else if (call->x_kind == 0)
+        short_weights ? gated<float, Brain, Brain>(*call) : gated<float, Brain, float>(*call);
     else
-        weight_kind == 0 ? gated<Brain, Brain, float>(given, line) : gated<Brain, Brain, Brain>(given, line);
+        short_weights ? gated<Brain, Brain, Brain>(*call) : gated<Brain, Brain, float>(*call);
 }

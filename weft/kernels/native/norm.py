@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.native.library import DTYPES, address, kernel
+from weft.kernels.native.calls import call, room
+from weft.kernels.native.library import DTYPES, address
 from weft.kernels.norm import Change
 
+JOIN, GATED = Struct("6P4q3f"), Struct("5P10qf")
 # A gated norm keeps a line of floats, whole vectors of them.
 LANES = 16
 NOTHING = (None, 1.0, None, 0.0)
@@ -18,27 +22,17 @@ def join(
     x: Float[Tensor, "n size"], change: Change | None, weight: Float[Tensor, " size"], eps: float
 ) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:
     """x with the change, and the norm of that."""
-    rows, size = x.shape
-    normed = torch.empty_like(x)
-    joined = x if change is None else torch.empty_like(x)
+    (rows, size), dtype = x.shape, x.dtype
+    normed = room((rows, size), dtype)
+    joined = x if change is None else room((rows, size), dtype)
     value, factor, own, own_eps = (
         NOTHING if change is None else (change.value, change.factor, change.weight, change.eps)
     )
-    kernel("weft_join", "ppppppfffnnnn")(
-        x.data_ptr(),
-        address(value),
-        address(own),
-        weight.data_ptr(),
-        joined.data_ptr(),
-        normed.data_ptr(),
-        factor,
-        own_eps,
-        eps,
-        rows,
-        size,
-        DTYPES[x.dtype],
-        DTYPES[weight.dtype],
-    )
+    values = JOIN.pack(
+        x.data_ptr(), address(value), address(own), weight.data_ptr(), joined.data_ptr(), normed.data_ptr(),
+        rows, size, DTYPES[dtype], DTYPES[weight.dtype], factor, own_eps, eps,
+    )  # fmt: skip
+    call("weft_join", values)
     return joined, normed
 
 
@@ -53,23 +47,11 @@ def gated_norm(
     """norm(x) * silu(gate) or norm(x * silu(gate)), with parts of rows that are normed each for itself."""
     size = x.shape[-1] // groups
     parts = groups if x.ndim == 2 else x.shape[1] * groups
-    y, line = torch.empty(gate.shape, dtype=gate.dtype), torch.empty(size + LANES)
-    kernel("weft_gated_norm", "pppppfnnnnnnnnnn")(
-        x.data_ptr(),
-        gate.data_ptr(),
-        weight.data_ptr(),
-        y.data_ptr(),
-        line.data_ptr(),
-        eps,
-        x.shape[0],
-        parts,
-        size,
-        x.stride(0),
-        gate.stride(0),
-        size if x.ndim == 2 else 0,
-        gate_first,
-        DTYPES[x.dtype],
-        DTYPES[gate.dtype],
-        DTYPES[weight.dtype],
-    )
+    y, line = room(gate.shape, gate.dtype), room((size + LANES,), torch.float32)
+    values = GATED.pack(
+        x.data_ptr(), gate.data_ptr(), weight.data_ptr(), y.data_ptr(), line.data_ptr(),
+        x.shape[0], parts, size, x.stride(0), gate.stride(0), size if x.ndim == 2 else 0,
+        gate_first, DTYPES[x.dtype], DTYPES[gate.dtype], DTYPES[weight.dtype], eps,
+    )  # fmt: skip
+    call("weft_gated_norm", values)
     return y

@@ -11,7 +11,7 @@ constexpr long MOST_COLUMNS = 1024;
 constexpr long FEW = 32768, MANY_ROWS = 4;
 
 struct Scan {
-    Step step;
+    const Step* step;
     const void *x, *dt, *B, *C;
     const float *A, *D, *bias;
     void* y;
@@ -138,10 +138,10 @@ void decode(Block& block) {
 
 // Into how many blocks the heads of a group are cut.
 long cuts(const Scan& call) {
-    long shared = call.heads / call.groups, threads = call.step.threads;
+    long shared = call.heads / call.groups, threads = call.step->threads;
     long most = std::max(1L, MOST_COLUMNS / call.head_dim);
     long cuts = (shared + most - 1) / most;
-    if (call.step.rows < MANY_ROWS * threads) cuts = std::max(cuts, (threads + call.groups - 1) / call.groups);
+    if (call.step->rows < MANY_ROWS * threads) cuts = std::max(cuts, (threads + call.groups - 1) / call.groups);
     return std::min(cuts, shared);
 }
 
@@ -149,12 +149,12 @@ long cuts(const Scan& call) {
 
 extern "C" void weft_ssd(const Scan* call) {
     long shared = call->heads / call->groups, blocks = cuts(*call);
-    long all_blocks = call->step.rows * call->groups * blocks;
-    bool few = call->step.rows * call->heads * call->head_dim * call->size < FEW;
-    share(all_blocks, few ? 1 : call->step.threads, [&](long index) {
+    long all_blocks = call->step->rows * call->groups * blocks;
+    bool few = call->step->rows * call->heads * call->head_dim * call->size < FEW;
+    share(all_blocks, few ? 1 : call->step->threads, [&](long index) {
         long cut = index % blocks, group = index / blocks % call->groups, row = index / blocks / call->groups;
         long first = shared * cut / blocks, last = shared * (cut + 1) / blocks;
-        Block block{*call, place(call->step, row), row, group, group * shared + first, last - first};
+        Block block{*call, place(*call->step, row), row, group, group * shared + first, last - first};
         if (call->kind)
             decode<Brain>(block);
         else

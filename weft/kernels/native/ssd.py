@@ -9,11 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
-from weft.kernels.native.library import DTYPES, address, kernel
-from weft.kernels.native.steps import MOST_SIZE, packed_step
+from weft.kernels.native.calls import call, room
+from weft.kernels.native.library import DTYPES, address
+from weft.kernels.native.steps import MOST_SIZE, step_address
 from weft.memory.device.store import RecurrentView
 
-SCAN = Struct("12P13q2f")
+SCAN = Struct("13P13q2f")
 MOST_HEAD_DIM = 1024
 
 
@@ -39,12 +40,13 @@ def ssd(
     tail_stride, token_stride = inputs.stride()[:2]
     assert inputs.dtype == torch.float32
     assert token_stride == head_dim
-    y = torch.empty(rows, heads, head_dim, dtype=x.dtype)
-    call = SCAN.pack(
+    y = room((rows, heads, head_dim), x.dtype)
+    values = SCAN.pack(
+        step_address(batch),
         x.data_ptr(), dt.data_ptr(), B.data_ptr(), C.data_ptr(), A.data_ptr(), address(D), address(dt_bias),
         y.data_ptr(), state.data_ptr(), inputs.data_ptr(), keys.data_ptr(), decay.data_ptr(),
         x.stride()[0], dt.stride()[0], B.stride()[0], C.stride()[0], state.stride()[0], tail_stride,
         heads, head_dim, groups, size, inputs.shape[1], DTYPES[x.dtype], DTYPES[dt.dtype], *limit,
     )  # fmt: skip
-    kernel("weft_ssd", "p")(packed_step(batch) + call)
+    call("weft_ssd", values)
     return y

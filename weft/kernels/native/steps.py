@@ -1,10 +1,8 @@
-"""How a step's rows, and whatever a layer adds to them, reach a recurrent kernel: as the bytes of one C structure.
-
-One argument is converted per call instead of thirty. What a structure holds is said in C++, beside the kernel.
-"""
+"""The rows of a step as recurrent kernels find them: a C structure that all layers point to."""
 
 from __future__ import annotations
 
+import ctypes
 from struct import Struct
 
 import torch
@@ -17,14 +15,27 @@ STEP = Struct("4P3q")
 MOST_TOKENS, MOST_SIZE = 256, 512
 
 
-def packed_step(batch: Batch) -> bytes:
-    """The rows of a step, made once for all of its layers."""
-    found: bytes | None = batch.derived.get(STEP)
-    if found is None:
+class StepRows:
+    """Where a step's rows lie in memory, as tails.h reads it."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.values = ctypes.create_string_buffer(STEP.size)
+        self.renew(batch)
+
+    def renew(self, batch: Batch) -> None:
         lanes = batch.lanes
         assert lanes is not None
         assert lanes.decodes == lanes.rows
         assert lanes.cell <= MOST_TOKENS
+        # Lives as long as what points to it.
+        self.lanes = lanes
         rows = (tensor.data_ptr() for tensor in (lanes.start, lanes.slot, lanes.tail, lanes.closing))
-        found = batch.derived[STEP] = STEP.pack(*rows, lanes.rows, lanes.cell, torch.get_num_threads())
-    return found
+        STEP.pack_into(self.values, 0, *rows, lanes.rows, lanes.cell, torch.get_num_threads())
+
+
+def step_address(batch: Batch) -> int:
+    """Of the rows of a step, made once for all of its layers."""
+    found: StepRows | None = batch.derived.get(STEP)
+    if found is None:
+        found = batch.derived[STEP] = StepRows(batch)
+    return ctypes.addressof(found.values)

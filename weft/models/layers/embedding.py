@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from weft.kernels.embedding import look_up
 from weft.kernels.linear import for_few_rows, linear, pack
 from weft.models.model import Layer
 
@@ -23,8 +23,7 @@ class Embedding(Layer):
         self.scale = float(torch.tensor(scale, dtype=self.weight.dtype, device="cpu"))
 
     def forward(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n size"]:
-        vectors = F.embedding(tokens, self.weight)
-        return vectors if self.scale == 1.0 else vectors * self.scale
+        return look_up(tokens, self.weight, self.scale)
 
     def scores(self, hidden: Float[Tensor, "n size"]) -> Float[Tensor, "n vocab"]:
         """What a tied model has for a head."""

@@ -1,0 +1,117 @@
+"""How kernels are called: with the bytes of one C structure, at once, and perhaps recorded to be made again.
+
+What a structure holds is said in C++, beside its kernel, and packed in Python in the same order. A step of decodes is
+some hundred calls with Python in between, whose data the weights have swept out of the caches each time. A recording
+holds all of a step's calls with everything that they point to, and makes them again without Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft.kernels.batch import Batch
+from weft.kernels.native.library import library
+
+
+class Prepared(Protocol):
+    """What kernels derive from a step once and point to in their calls. Kept in `Batch.derived`."""
+
+    def renew(self, batch: Batch) -> None:
+        """Hold in the same place what `batch` would have given."""
+
+
+class Recording:
+    """The calls of a step. It may be made again for another step of as many rows, with the same model and memory."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, ctypes.Array[ctypes.c_char]]] = []
+        self.kept: list[Tensor] = []
+        self.pure = True  # nothing was computed but by calls
+
+    def add(self, name: str, values: bytes) -> None:
+        function = ctypes.cast(kernel(name), ctypes.c_void_p).value
+        assert function is not None
+        self.calls.append((function, ctypes.create_string_buffer(values, len(values))))
+
+    def program(self) -> ctypes.Array[ctypes.c_void_p]:
+        """As `weft_replay` reads it. Lives no longer than the recording."""
+        flat = [number for function, values in self.calls for number in (function, ctypes.addressof(values))]
+        return (ctypes.c_void_p * len(flat))(*flat)
+
+
+_here = threading.local()
+
+
+@cache
+def kernel(name: str) -> Any:
+    """A function of the library by its C name, which takes a structure."""
+    loaded = library()
+    assert loaded is not None, "ask `available` first"
+    found = getattr(loaded, name)
+    found.argtypes, found.restype = [ctypes.c_char_p], None
+    return found
+
+
+def call(name: str, values: bytes) -> None:
+    recording = getattr(_here, "recording", None)
+    if recording is not None:
+        recording.add(name, values)
+    kernel(name)(values)
+
+
+def room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory that a call writes to; it lives as long as a recording of the call."""
+    made = torch.empty(shape, dtype=dtype)
+    recording = getattr(_here, "recording", None)
+    if recording is not None:
+        recording.kept.append(made)
+    return made
+
+
+@contextmanager
+def record() -> Iterator[Recording]:
+    """Calls that this thread makes inside are made, and noted."""
+    recording = _here.recording = Recording()
+    try:
+        with Watch(recording):
+            yield recording
+    finally:
+        _here.recording = None
+
+
+class Watch(TorchDispatchMode):
+    """Notices operators that compute: a recording would leave them out."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self.recording = recording
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace != "aten" or not func.__name__.startswith(("empty", "new_empty")):
+            given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor)}
+            made = [x for x in (result if isinstance(result, (list, tuple)) else [result]) if isinstance(x, Tensor)]
+            is_view = not func._schema.is_mutable and all(x.untyped_storage().data_ptr() in given for x in made)
+            self.recording.pure &= is_view and bool(made)
+        return result
+
+
+def replay(program: ctypes.Array[ctypes.c_void_p]) -> None:
+    _replay()(program, len(program) // 2)
+
+
+@cache
+def _replay() -> Any:
+    loaded = library()
+    assert loaded is not None
+    loaded.weft_replay.argtypes, loaded.weft_replay.restype = [ctypes.c_void_p, ctypes.c_long], None
+    return loaded.weft_replay
