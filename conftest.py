@@ -15,6 +15,14 @@ if not Path("/dev/nvidiactl").exists():
 collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "tests/*_cuda*.py"]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the native kernels once, before the first test and not in each of the processes at the same time."""
+    if not hasattr(config, "workerinput"):
+        from weft.kernels.native import library
+
+        library.available()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Random numbers of a test do not depend on which tests the same process has run before."""

@@ -203,7 +203,8 @@ def test_nothing_asks_the_device_while_a_plan_is_launched(family, monkeypatch):
 
 @pytest.mark.parametrize("family", ["granite_moe_hybrid", "gpt_oss"])
 def test_only_the_reference_of_experts_asks_for_their_numbers(family, monkeypatch):
-    found = launches(family, monkeypatch).found
+    # What is watched while a step is recorded is handed on by the watch.
+    found = launches(family, monkeypatch).found - {("weft.kernels.native.calls", "__torch_dispatch__")}
     assert {(module, name.strip("<>")) for module, name in found} <= {("weft.kernels.moe", "_routed")}
     assert found, "no longer so: take the exception out"
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from weft.kernels import norm
+from weft.kernels.activation import KERNELS, gated_product
 from weft.kernels.native import library
 from weft.kernels.norm import Change, add_and_norm, gated_rms_norm, rms_norm
 
@@ -69,3 +70,11 @@ def test_nothing_of_the_input_is_changed():
     assert torch.equal(x, before[0])
     assert torch.equal(change, before[1])
     torch.testing.assert_close(joined, x + change)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", KERNELS)
+def test_gates_open_as_torch_opens_them(monkeypatch, dtype, activation):
+    wide, x = random(5, 200, dtype=dtype), random(5, 90, dtype=dtype, seed=1)
+    for gate, values in ((wide[:, 70:131], x[:, :61]), (wide[:1, :16], x[:1, 9:25])):
+        assert_close(*both(monkeypatch, gated_product, gate, values, activation))

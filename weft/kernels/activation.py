@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels.native import library as native
+
 
 def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
@@ -45,4 +47,21 @@ def gated_product(
         from weft.kernels.cuda.activation import activate
 
         return activate(KERNELS[activation], gate, x)
+    if _are_few(gate, x) and activation in KERNELS:
+        from weft.kernels.native import activation as kernels
+
+        return kernels.gate(KERNELS[activation], gate, x)
     return activation(gate).mul_(x)
+
+
+def _are_few(gate: Tensor, x: Tensor) -> bool:
+    """Whether our own kernel on a CPU is to multiply them."""
+    return (
+        x.is_cpu
+        and x.ndim == 2
+        and 0 < x.shape[0] <= native.FEW_ROWS
+        and x.dtype == gate.dtype
+        and x.dtype in native.DTYPES
+        and x.stride(1) == gate.stride(1) == 1
+        and native.available()
+    )

@@ -51,16 +51,19 @@ def add_and_norm(
         from weft.kernels.cuda.norm import join
 
         return join(x, changes, weight, eps)
-    *earlier, last = changes
-    for change in earlier:
-        x = add(x, change)
-    same = last.weight is None or last.weight.dtype == weight.dtype
-    if same and are_few(x, weight) and x.is_contiguous() and last.value.is_contiguous():
+    if changes and are_few(x, weight) and x.is_contiguous() and all(_is_plain(change, weight) for change in changes):
         from weft.kernels.native import norm as kernels
 
-        return kernels.join(x, last, weight, eps)
-    x = add(x, last)
+        for change in changes:
+            x, normed = kernels.join(x, change, weight, eps)
+        return x, normed
+    for change in changes:
+        x = add(x, change)
     return x, rms_norm(x, weight, eps)
+
+
+def _is_plain(change: Change, weight: Tensor) -> bool:
+    return change.value.is_contiguous() and (change.weight is None or change.weight.dtype == weight.dtype)
 
 
 def are_few(x: Tensor, weight: Tensor) -> bool:

@@ -10,12 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.activation import KERNELS
+from weft.kernels.native.activation import ACTIVATIONS
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
 
 PRODUCT = Struct("4P9q")
-# By the names of `KERNELS`; activation.h counts them the same way.
-ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
 
 
 # As many as linear.cpp has room for.

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.base.errors import ModelError
+from weft.kernels.activation import gated_product
 from weft.kernels.batch import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.ssd import UNLIMITED, ssd, ssd_memory
@@ -115,7 +116,7 @@ class Mamba2(Mixer):
             self.dt_bias,
             shape.time_step_limit,
         ).flatten(-2)
-        return self.out_proj(y * F.silu(gate) if self.norm is None else self.norm(y, gate))
+        return self.out_proj(gated_product(gate, y, F.silu) if self.norm is None else self.norm(y, gate))
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp())

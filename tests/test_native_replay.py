@@ -1,0 +1,96 @@
+"""Recorded decodes answer as those that are run call by call, whatever their rows were when they were recorded."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from tests.engines import FAMILIES, Ask, greedy, make_engine, serve, tokens
+from weft.kernels.native import calls, library
+from weft.kernels.native.calls import record
+from weft.kernels.native.linear import few_rows
+from weft.runner import replay
+
+pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
+
+# Experts are chosen and called by torch.
+COMPUTED = {name for name in FAMILIES if "moe" in name} | {"gpt_oss", "nemotron_h", "qwen3_next"}
+
+
+def crowd(seed):
+    """Requests that come, cross cells and end at different times: rows change their number, tails, slots and pages."""
+    return [
+        Ask(tokens(40 + 23 * index, seed * 10 + index), greedy(30 + 25 * index), step=9 * index) for index in range(4)
+    ]
+
+
+def answers(family, seed=1):
+    engine = make_engine(family)
+    return [answer.tokens for answer in serve(engine, crowd(seed))], engine._device.replays
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_answers_are_the_same_recorded_or_not(monkeypatch, family):
+    found, replays = answers(family)
+    assert replays.steps
+    recorded = [step for step in replays.steps.values() if step is not None]
+    assert bool(recorded) == (family not in COMPUTED), "who is recorded is known"
+    monkeypatch.setattr(replay.Replays, "run", lambda self, batch: self.model(batch, self.views))
+    assert answers(family)[0] == found
+
+
+def test_a_step_that_is_not_renewed_would_show(monkeypatch):
+    found, _ = answers("qwen3_5")
+
+    def run(self, batch):
+        self.batch.token_ids.copy_(batch.token_ids)
+        self.batch.positions.copy_(batch.positions)
+        calls.replay(self.program)
+        return self.hidden
+
+    monkeypatch.setattr(replay.RecordedStep, "run", run)
+    assert answers("qwen3_5")[0] != found
+
+
+def test_whoever_computes_by_torch_is_noticed():
+    x, weight = torch.randn(2, 32), torch.randn(8, 32)
+    with record() as pure:
+        few_rows(x.view(2, 32)[:, :32].unflatten(-1, (2, 16)).flatten(-2), weight).chunk(2, -1)
+    assert pure.pure
+    assert len(pure.calls) == 1
+    for compute in (
+        lambda: x + 1,
+        lambda: x.clone(),
+        lambda: x.add_(0),
+        lambda: x[:, ::2].contiguous(),
+        lambda: x.sum(),
+    ):
+        with record() as impure:
+            compute()
+        assert not impure.pure
+
+
+def test_calls_of_other_threads_are_not_recorded():
+    x, weight = torch.randn(1, 32), torch.randn(8, 32)
+    with record() as recording:
+        other = threading.Thread(target=few_rows, args=(x, weight))
+        other.start()
+        other.join()
+    assert not recording.calls
+
+
+def test_recordings_keep_to_their_memory(monkeypatch):
+    monkeypatch.setattr(replay, "MOST_BYTES", 20_000)
+    found, replays = answers("lfm2")
+    assert any(step is None for step in replays.steps.values())
+    assert replays.bytes_left >= 0
+    monkeypatch.undo()
+    assert answers("lfm2")[0] == found
+
+
+def test_an_error_while_recording_ends_the_recording():
+    with pytest.raises(ValueError, match="stop"), record():
+        raise ValueError("stop")
+    assert getattr(calls._here, "recording", None) is None

@@ -1,0 +1,35 @@
+// An activation of a gate, times what it gates.
+
+#include "activation.h"
+
+namespace weft {
+namespace {
+
+// activation.py packs the same fields. Kinds: 0 float, 1 bfloat16. A row of gates or values begins every so many.
+struct Gating {
+    const void *gate, *x;
+    void* y;
+    int64_t rows, size, gate_row, x_row, activation, kind;
+};
+
+// What the gate opens is rounded before it is multiplied, as torch does it.
+template <class Value>
+void open(const Gating& given) {
+    for (long row = 0; row < given.rows; row++) {
+        auto gate = static_cast<const Value*>(given.gate) + row * given.gate_row;
+        auto x = static_cast<const Value*>(given.x) + row * given.x_row;
+        auto y = static_cast<Value*>(given.y) + row * given.size;
+        for (long i = 0; i < given.size; i += LANES) {
+            long count = given.size - i;
+            store(y + i, activated(load(gate + i, count), given.activation), count);
+            store(y + i, load(y + i, count) * load(x + i, count), count);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace weft
+
+extern "C" void weft_gate(const weft::Gating* call) {
+    call->kind == 0 ? weft::open<float>(*call) : weft::open<weft::Brain>(*call);
+}

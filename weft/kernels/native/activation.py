@@ -1,0 +1,27 @@
+"""An activation of a gate times what it gates, for few rows."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.native.calls import call, room
+from weft.kernels.native.library import DTYPES
+
+# By the names of `kernels.activation.KERNELS`; activation.h counts them the same way.
+ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
+GATING = Struct("3P6q")
+
+
+def gate(name: str, gates: Float[Tensor, "rows size"], x: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
+    """activation(gates) * x."""
+    rows, size = x.shape
+    y = room((rows, size), x.dtype)
+    values = GATING.pack(
+        gates.data_ptr(), x.data_ptr(), y.data_ptr(),
+        rows, size, gates.stride(0), x.stride(0), ACTIVATIONS.index(name), DTYPES[x.dtype],
+    )  # fmt: skip
+    call("weft_gate", values)
+    return y
