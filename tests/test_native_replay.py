@@ -7,7 +7,10 @@ import threading
 import pytest
 import torch
 
+from tests import tiny_model
 from tests.engines import FAMILIES, Ask, greedy, make_engine, serve, tokens
+from weft import LLM, SamplingParams
+from weft.kernels.linear import linear, pack
 from weft.kernels.native import calls, library
 from weft.kernels.native.calls import record
 from weft.kernels.native.linear import few_rows
@@ -72,6 +75,13 @@ def test_whoever_computes_by_torch_is_noticed():
         assert not impure.pure
 
 
+def test_packed_weights_are_noticed_too():
+    weight = (torch.randn(24, 16) / 4).bfloat16()
+    with record() as recording:
+        linear(torch.randn(40, 16).bfloat16(), pack(weight))
+    assert not recording.pure
+
+
 def test_calls_of_other_threads_are_not_recorded():
     x, weight = torch.randn(1, 32), torch.randn(8, 32)
     with record() as recording:
@@ -94,3 +104,16 @@ def test_an_error_while_recording_ends_the_recording():
     with pytest.raises(ValueError, match="stop"), record():
         raise ValueError("stop")
     assert getattr(calls._here, "recording", None) is None
+
+
+def test_many_rows_of_16_bits_are_not_recorded_and_few_are():
+    llm = LLM(**tiny_model.OPTIONS, dtype="bfloat16", memory="32MiB")
+    asked = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    for count in (9, 2):
+        prompts = [[5 + index, 6, 7, 8] for index in range(count)]
+        found = llm.generate(prompts, asked, progress=False)
+        alone = [llm.generate([prompt], asked, progress=False)[0] for prompt in prompts]
+        assert [answer.token_ids[0] for answer in found] == [answer.token_ids[0] for answer in alone]
+    steps = {rows: step for (rows, _), step in llm.engine._device.replays.steps.items()}
+    assert steps[2] is not None
+    assert (steps[9] is None) == pack(torch.ones(16, 16).bfloat16()).is_mkldnn

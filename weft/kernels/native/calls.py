@@ -97,12 +97,22 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.namespace != "aten" or not func.__name__.startswith(("empty", "new_empty")):
-            given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor)}
-            made = [x for x in (result if isinstance(result, (list, tuple)) else [result]) if isinstance(x, Tensor)]
-            is_view = not func._schema.is_mutable and all(x.untyped_storage().data_ptr() in given for x in made)
-            self.recording.pure &= is_view and bool(made)
+        self.recording.pure &= computes_nothing(func, args, result)
         return result
+
+
+def computes_nothing(func: Any, args: Any, result: Any) -> bool:
+    """Whether an operator only gave new memory, or another view of what it was given."""
+    if func.namespace != "aten" or func._schema.is_mutable:
+        return False
+    if func.__name__.startswith(("empty", "new_empty")):
+        return True
+    made = [x for x in (result if isinstance(result, (list, tuple)) else [result]) if isinstance(x, Tensor)]
+    given = [x for x in args if isinstance(x, Tensor)]
+    if any(x.is_mkldnn for x in (*made, *given)):
+        return False
+    places = {x.untyped_storage().data_ptr() for x in given}
+    return bool(made) and all(x.untyped_storage().data_ptr() in places for x in made)
 
 
 def replay(program: ctypes.Array[ctypes.c_void_p]) -> None:
