@@ -300,7 +300,15 @@ def test_wrong_arguments_raise_at_once_and_lose_nothing_that_is_running(llm, fau
     assert [*stream][-1].result.token_ids == llm.generate("Hello", greedy())[0].token_ids
 
 
-def test_an_interrupt_ends_a_generation_and_leaves_the_model_usable(llm, monkeypatch):
+@pytest.fixture
+def interruptible():
+    """Whoever starts tests in the background may have them ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_ends_a_generation_and_leaves_the_model_usable(llm, monkeypatch, interruptible):
     expected = llm.generate("Hello", greedy())[0].token_ids
     other = llm.stream("Hello", greedy())
     next(other)
