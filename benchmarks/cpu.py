@@ -79,7 +79,7 @@ def _by_turns(
             found = _run(name, folder, precision, arguments, work if not number else replace(work, crowd_repeats=0))
             if name not in rows:
                 rows[name] = found
-            elif "skipped" not in found:
+            elif "skipped" not in found and "skipped" not in rows[name]:
                 rows[name]["single"] += found["single"]
     return rows
 

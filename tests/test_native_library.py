@@ -10,7 +10,12 @@ import torch
 
 from tests import tiny_model
 from weft import LLM, SamplingParams
+from weft.kernels.causal_conv import short_conv_memory
+from weft.kernels.gated_delta import gated_delta_memory
 from weft.kernels.native import library
+from weft.kernels.native.limits import fits
+from weft.kernels.ssd import ssd_memory
+from weft.memory.spec import AttentionMemory, MemorySpec
 
 
 @pytest.fixture
@@ -66,10 +71,14 @@ def test_without_a_home_nothing_is_kept(monkeypatch):
     assert library.cache_folder() is None
 
 
-@pytest.mark.parametrize("broken", ["no compiler", "compile error", "not loadable"])
-def test_without_a_library_one_warning_says_why_and_torch_computes(fresh, monkeypatch, broken):
+@pytest.mark.parametrize("broken", ["no compiler", "rubbish", "compile error", "not loadable"])
+def test_without_a_library_one_warning_says_why_and_torch_computes(fresh, monkeypatch, tmp_path, broken):
     if broken == "no compiler":
         monkeypatch.setenv("CXX", "no-such-compiler")
+    elif broken == "rubbish":
+        (tmp_path / "compiler").write_bytes(b"rubbish")
+        (tmp_path / "compiler").chmod(0o700)
+        monkeypatch.setenv("CXX", str(tmp_path / "compiler"))
     elif broken == "compile error":
         monkeypatch.setattr(library, "FLAGS", ("-no-such-flag",))
     else:
@@ -111,3 +120,37 @@ def test_nothing_is_said_where_it_was_switched_off(fresh, monkeypatch, recwarn):
 def test_dtypes_without_kernels_are_told():
     assert library.describe(torch.float16).startswith("no, ")
     assert library.describe(torch.bfloat16).startswith("yes, ")
+
+
+def test_models_that_the_kernels_have_no_room_for_are_left_to_torch():
+    def spec(*memories):
+        return MemorySpec(memories)
+
+    assert fits(spec(AttentionMemory(2, 256, "float32"), ssd_memory(4, 64, 256, 2, 99999, 4, "float32")))
+    assert fits(spec(gated_delta_memory(2, 128, 4, 512, 64, 8, "bfloat16"), short_conv_memory(4096, 3, "float32")))
+    for large in (
+        AttentionMemory(2, 513, "float32"),
+        ssd_memory(4, 64, 513, 2, 64, 4, "float32"),
+        ssd_memory(4, 513, 64, 2, 64, 4, "float32"),
+        gated_delta_memory(2, 128, 4, 513, 64, 4, "float32"),
+        short_conv_memory(64, 9, "float32"),
+    ):
+        assert not fits(spec(large))
+    assert not fits(MemorySpec((), cell=512))
+
+
+@needs_compiler
+def test_the_default_dtype_of_torch_is_nobodys_business():
+    asked = SamplingParams(max_tokens=8, temperature=0.0)
+    llm = LLM(**tiny_model.OPTIONS, memory="32MiB")
+    expected = llm.generate([[5, 6, 7]], asked, progress=False)[0].token_ids
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert llm.generate([[5, 6, 7]], asked, progress=False)[0].token_ids == expected
+        for step in llm.engine._device.replays.steps.values():
+            for prepared in step.batch.derived.values():
+                prepared.renew(step.batch)
+                kept = [x for x in getattr(prepared, "kept", []) if isinstance(x, torch.Tensor)]
+                assert all(x.dtype == torch.float32 for x in kept)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -78,3 +78,14 @@ def test_gates_open_as_torch_opens_them(monkeypatch, dtype, activation):
     wide, x = random(5, 200, dtype=dtype), random(5, 90, dtype=dtype, seed=1)
     for gate, values in ((wide[:, 70:131], x[:, :61]), (wide[:1, :16], x[:1, 9:25])):
         assert_close(*both(monkeypatch, gated_product, gate, values, activation))
+
+
+def test_mixed_dtypes_that_no_kernel_knows_are_left_to_torch(monkeypatch):
+    x, weight = random(2, 40), random(40, dtype=torch.bfloat16, seed=1)
+    assert_close(*both(monkeypatch, rms_norm, x, weight, 1e-5))
+    changes = [Change(random(2, 40, seed=2))]
+    found, expected = both(monkeypatch, add_and_norm, x.bfloat16(), changes, weight, 1e-5)
+    assert found[0].dtype == expected[0].dtype
+    for ours, theirs in zip(found, expected):
+        assert_close(ours, theirs)
+    assert_close(*both(monkeypatch, gated_rms_norm, x.bfloat16(), random(2, 40, seed=3), weight, 1e-5, 1, True))

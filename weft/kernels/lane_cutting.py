@@ -1,4 +1,4 @@
-"""The rows of a plan, cut at the grid for kernels that walk over them on a GPU. Host only: nothing is uploaded here."""
+"""The rows of a plan, cut at the grid for kernels that walk over them. Host only: nothing is uploaded here."""
 
 from __future__ import annotations
 

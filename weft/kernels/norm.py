@@ -21,7 +21,7 @@ def rms_norm(x: Float[Tensor, "*n size"], weight: Float[Tensor, " size"], eps: f
         from weft.kernels.cuda.norm import join
 
         return join(x, [], weight, eps)[1]
-    if x.ndim == 2 and are_few(x, weight) and x.is_contiguous():
+    if x.ndim == 2 and are_few(x, weight, x) and x.is_contiguous():
         from weft.kernels.native import norm as kernels
 
         return kernels.join(x, None, weight, eps)[1]
@@ -51,7 +51,8 @@ def add_and_norm(
         from weft.kernels.cuda.norm import join
 
         return join(x, changes, weight, eps)
-    if changes and are_few(x, weight) and x.is_contiguous() and all(_is_plain(change, weight) for change in changes):
+    plain = x.is_contiguous() and all(_is_plain(change, x, weight) for change in changes)
+    if changes and plain and are_few(x, weight, x):
         from weft.kernels.native import norm as kernels
 
         for change in changes:
@@ -62,19 +63,21 @@ def add_and_norm(
     return x, rms_norm(x, weight, eps)
 
 
-def _is_plain(change: Change, weight: Tensor) -> bool:
-    return change.value.is_contiguous() and (change.weight is None or change.weight.dtype == weight.dtype)
+def _is_plain(change: Change, x: Tensor, weight: Tensor) -> bool:
+    same = change.value.dtype == x.dtype and (change.weight is None or change.weight.dtype == weight.dtype)
+    return same and change.value.is_contiguous()
 
 
-def are_few(x: Tensor, weight: Tensor) -> bool:
-    """Whether our own kernels are to norm them."""
-    known = native.DTYPES
+def are_few(x: Tensor, weight: Tensor, result: Tensor) -> bool:
+    """Whether our own kernels are to norm them. Nothing may be shorter than the result, which has a dtype we know."""
+    kind = result.dtype
     return (
         x.is_cpu
         and 0 < x.shape[0] <= native.FEW_ROWS
         and native.available()
-        and x.dtype in known
-        and weight.dtype in known
+        and kind in native.DTYPES
+        and x.dtype in (kind, torch.float32)
+        and weight.dtype in (kind, torch.float32)
     )
 
 
@@ -106,7 +109,7 @@ def gated_rms_norm(
         from weft.kernels.cuda import norm as kernels
 
         return kernels.gated_rms_norm(x, gate, weight, eps, groups, gate_first)
-    if are_few(x, weight) and gate.dtype in native.DTYPES and rows_are_lines(x) and rows_are_lines(gate):
+    if are_few(x, weight, gate) and rows_are_lines(x) and rows_are_lines(gate):
         from weft.kernels.native import norm as kernels
 
         return kernels.gated_norm(x, gate, weight, eps, groups, gate_first)

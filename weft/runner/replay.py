@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
-from weft.kernels.native.calls import Recording, record, replay
+from weft.kernels.native.calls import Prepared, Recording, record, replay
 from weft.memory.device.store import View
 from weft.models.model import CausalModel
 
@@ -38,6 +38,8 @@ class RecordedStep:
         for prepared in self.batch.derived.values():
             prepared.renew(batch)
         replay(self.program)
+        for prepared in self.batch.derived.values():
+            prepared.release()
         return self.hidden
 
 
@@ -63,7 +65,7 @@ class Replays:
         with record() as recording:
             hidden = self.model(own, self.views)
         size = sum(tensor.nbytes for tensor in recording.kept)
-        whole = recording.pure and all(hasattr(value, "renew") for value in own.derived.values())
+        whole = recording.pure and all(isinstance(value, Prepared) for value in own.derived.values())
         fits = size <= self.bytes_left
         self.steps[key] = RecordedStep(own, recording, hidden) if whole and fits else None
         if self.steps[key] is not None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.base.plan import Landing, Plan, Scores
 from weft.kernels.native import library
+from weft.kernels.native.limits import fits
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
@@ -71,8 +72,9 @@ class Runner:
         self.replays = Replays(model, self.store.views)
         if self.device.type == "cpu":
             torch.set_num_threads(threads or available_cores())
-            self.native = library.available() and model_dtype(model) in library.DTYPES
-            log.info("native kernels: %s", library.describe(model_dtype(model)))
+            dtype = model_dtype(model)
+            self.native = library.available() and dtype in library.DTYPES and fits(spec)
+            log.info("native kernels: %s", library.describe(dtype) if fits(spec) else "no, some layer is too large")
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RunnerFlight:

@@ -1,4 +1,4 @@
-// Activation functions by the number that Python gives them (linear.py).
+// Activation functions by the number that Python gives them (activation.py).
 #pragma once
 
 #include "vector.h"
@@ -6,8 +6,6 @@
 namespace weft {
 
 enum Activation { NONE, SILU, GELU, GELU_TANH, RELU, SQUARED_RELU, SIGMOID };
-
-inline Vector tangent(Vector x) { return 1.0f - 2.0f / (1.0f + exponential(2.0f * x)); }
 
 inline Vector error_function(Vector x) {
     for (long i = 0; i < LANES; i++) x[i] = std::erf(x[i]);

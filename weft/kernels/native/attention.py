@@ -18,14 +18,13 @@ from weft.kernels.batch import Batch
 from weft.kernels.lanes import Lanes
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
+from weft.kernels.native.limits import MOST_SIZE
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 
 LAYER = Struct("9P6q3f")
 # Floats of a vector: lines of sums are whole vectors.
 VECTOR = 16
-# Values of the largest head that a kernel has room for.
-MOST_HEAD_DIM = 512
 # Positions whose sums are kept apart, so that several threads can read one long row.
 STRETCH = 512
 # Tokens seen times values of all heads below which waking other threads costs more than it brings.
@@ -71,7 +70,7 @@ def mix(
 ) -> Float[Tensor, "rows heads head_dim"]:
     """`projected` holds the heads of queries, then of keys, then of values and, if `gated`, of gates."""
     rows, _, head_dim = projected.shape
-    key = ("native attention", view.window, heads, head_dim)
+    key = ("native attention", view.window, heads, *view.keys.shape[2:])
     step: AttentionStep | None = batch.derived.get(key)
     if step is None:
         step = batch.derived[key] = AttentionStep(batch, view, heads)
@@ -102,6 +101,9 @@ class AttentionStep:
         step, *self.kept = plan_step(batch, self.view, self.heads)
         ctypes.memmove(ctypes.addressof(self.values), ctypes.addressof(step), ctypes.sizeof(step))
 
+    def release(self) -> None:
+        self.kept = []
+
 
 def plan_step(batch: Batch, view: AttentionView, heads: int) -> tuple[Step, Tensor, Lanes]:
     """A step's `Step`, and all that it points to."""
@@ -113,7 +115,7 @@ def plan_step(batch: Batch, view: AttentionView, heads: int) -> tuple[Step, Tens
     assert listed is not None
     assert view.keys.stride() == view.values.stride()
     _, cell, kv_heads, head_dim = view.keys.shape
-    assert head_dim <= MOST_HEAD_DIM
+    assert head_dim <= MOST_SIZE
     stretch_cells = max(1, STRETCH // cell)
     # All on the host: nothing here waits.
     high = lanes.start.numpy() + 1
@@ -125,7 +127,8 @@ def plan_step(batch: Batch, view: AttentionView, heads: int) -> tuple[Step, Tens
     # Two tasks for every thread, so that one that is held up does not hold up all.
     blocks = min(lanes.rows, -(-2 * threads // (stretches * kv_heads)))
     padded = -(-head_dim // VECTOR) * VECTOR
-    scratch = torch.empty(lanes.rows * heads * (padded + stretches * (padded + 2 * VECTOR)))
+    size = lanes.rows * heads * (padded + stretches * (padded + 2 * VECTOR))
+    scratch = torch.empty(size, dtype=torch.float32, device="cpu")
     pointers = (lanes.start, listed.write_page, listed.first_position, listed.bounds, listed.pages, scratch)
     sizes = (lanes.rows, heads, kv_heads, head_dim, cell, view.window or 0)
     step = Step(*map(address, pointers), *sizes, first, stretches, stretch_cells, blocks, threads)

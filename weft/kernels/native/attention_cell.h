@@ -100,13 +100,6 @@ inline float top_of(Vector value) {
     return greater_half<1>(greater_half<2>(greater_half<4>(greater_half<8>(value))))[0];
 }
 
-// Near zero by its series, as there the exponentials cancel each other.
-inline Vector hyperbolic_tangent(Vector x) {
-    Vector square = x * x;
-    Vector series = x * (1.0f - square * (1.0f / 3.0f - square * (2.0f / 15.0f)));
-    return square < 0.01f ? series : 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
-}
-
 // One vector of every query times one of every token, onto what is there.
 template <long QUERIES, long KEYS>
 inline void multiply(const Vector* keys, const float* queries, long padded, Vector (&part)[QUERIES][KEYS]) {
@@ -152,7 +145,7 @@ inline void score(const Tokens<Value>& tokens, long first, const float* queries,
         products_of<Value, QUERIES, 1>(keys + token * stride, stride, queries, padded, size, products[0] + token);
     for (long query = 0; query < QUERIES; query++) {
         Vector value = sums(products[query]) * scoring.scale;
-        if (scoring.softcap != 0) value = scoring.softcap * hyperbolic_tangent(value / scoring.softcap);
+        if (scoring.softcap != 0) value = scoring.softcap * tangent(value / scoring.softcap);
         scores[query * (CHUNK / LANES)] = lane < int(count) ? value : all(-INFINITY);
     }
 }

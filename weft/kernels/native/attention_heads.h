@@ -10,14 +10,6 @@ constexpr long MOST = 512;
 // Vectors are written whole, so lines have room behind their end.
 using Line = float[MOST + 2 * LANES];
 
-// What a value is after it was kept in the model's dtype.
-template <class Value>
-inline Vector rounded(Vector value) {
-    Value kept[LANES];
-    store(kept, value);
-    return load(kept);
-}
-
 // Cosines and sines of one position.
 struct Angles {
     long half;  // pairs that turn; 0: none

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,11 +22,15 @@ from weft.kernels.batch import Batch
 from weft.kernels.native.library import library
 
 
+@runtime_checkable
 class Prepared(Protocol):
     """What kernels derive from a step once and point to in their calls. Kept in `Batch.derived`."""
 
     def renew(self, batch: Batch) -> None:
         """Hold in the same place what `batch` would have given."""
+
+    def release(self) -> None:
+        """Give up what is only needed while calls are made."""
 
 
 class Recording:
@@ -70,7 +74,7 @@ def call(name: str, values: bytes) -> None:
 
 def room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Memory that a call writes to; it lives as long as a recording of the call."""
-    made = torch.empty(shape, dtype=dtype)
+    made = torch.empty(shape, dtype=dtype, device="cpu")
     recording = getattr(_here, "recording", None)
     if recording is not None:
         recording.kept.append(made)

@@ -39,26 +39,18 @@ History<T> look_back(const Convolution& call, const Place& place) {
     return history;
 }
 
-// To the kind's own precision and back.
-template <class T>
-Vector rounded(Vector value) {
-    T part[LANES];
-    store(part, value);
-    return load(part);
-}
-
 // The new input of some channels: of a gated convolution the product of what stands first and last in the row.
 template <class T>
 Vector new_input(const Convolution& call, const T* x, long channel, long count) {
-    if (!call.gated) return load_some(x + channel, count);
-    return rounded<T>(load_some(x + channel, count) * load_some(x + 2 * call.channels + channel, count));
+    if (!call.gated) return load(x + channel, count);
+    return rounded<T>(load(x + channel, count) * load(x + 2 * call.channels + channel, count));
 }
 
 template <class T>
 Vector finish(const Convolution& call, const T* x, Vector total, long channel, long count) {
-    if (call.bias) total += load_some(call.bias + channel, count);
+    if (call.bias) total += load(call.bias + channel, count);
     if (call.activation) total *= sigmoid(total);
-    return call.gated ? rounded<T>(total) * load_some(x + call.channels + channel, count) : total;
+    return call.gated ? rounded<T>(total) * load(x + call.channels + channel, count) : total;
 }
 
 // The inputs before the next position, for the state there.
@@ -67,8 +59,8 @@ void capture(const Convolution& call, const Place& place, const History<T>& hist
              long count) {
     T* window = static_cast<T*>(call.state) + place.closing * call.state_stride + channel;
     for (long i = 1; i < call.width - 1; i++, window += call.channels)
-        store_some(window, history.inputs[i] ? load_some(history.inputs[i] + channel, count) : Vector{}, count);
-    store_some(window, input, count);
+        store(window, history.inputs[i] ? load(history.inputs[i] + channel, count) : Vector{}, count);
+    store(window, input, count);
 }
 
 template <class T>
@@ -80,17 +72,17 @@ void convolve(const Convolution& call, long row) {
     T* y = static_cast<T*>(call.y) + row * call.channels;
     T* kept = static_cast<T*>(call.tail) + at.tail * call.tail_stride + at.start % call.ring * call.channels;
     for (long channel = 0; channel < call.channels; channel += LANES) {
-        long count = std::min(LANES, call.channels - channel);
+        long count = std::min<long>(LANES, call.channels - channel);
         Vector input = new_input(call, x, channel, count), total = {};
         for (long i = 0; i < back; i++)
             if (history.inputs[i])
-                total += load_some(history.inputs[i] + channel, count) *
-                         load_some(call.taps + i * call.channels + channel, count);
-        total += input * load_some(call.taps + back * call.channels + channel, count);
-        store_some(y + channel, finish(call, x, total, channel, count), count);
+                total += load(history.inputs[i] + channel, count) *
+                         load(call.taps + i * call.channels + channel, count);
+        total += input * load(call.taps + back * call.channels + channel, count);
+        store(y + channel, finish(call, x, total, channel, count), count);
         if (at.closing >= 0) capture(call, at, history, input, channel, count);
         // The ring may be no longer than what was just read: the new input takes the place of the oldest.
-        store_some(kept + channel, input, count);
+        store(kept + channel, input, count);
     }
 }
 

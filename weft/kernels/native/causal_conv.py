@@ -11,11 +11,11 @@ from torch import Tensor
 from weft.kernels.batch import Batch
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
+from weft.kernels.native.limits import MOST_WIDTH
 from weft.kernels.native.steps import step_address
 from weft.memory.device.store import RecurrentView
 
 CONVOLUTION = Struct("7P9q")
-MOST_WIDTH = 8
 
 
 def causal_conv(

@@ -25,14 +25,14 @@ inline void add_tile(float* behind, long stride, const float (*weights)[LINES], 
                      long size, long count) {
     Vector totals[COUNT][VECTORS];
     for (int line = 0; line < COUNT; line++)
-        for (int v = 0; v < VECTORS; v++) totals[line][v] = load_some(behind + line * stride + v * LANES, count);
+        for (int v = 0; v < VECTORS; v++) totals[line][v] = load(behind + line * stride + v * LANES, count);
     for (long token = 0; token < tokens; token++)
         for (int v = 0; v < VECTORS; v++) {
-            Vector value = load_some(values + token * size + v * LANES, count);
+            Vector value = load(values + token * size + v * LANES, count);
             for (int line = 0; line < COUNT; line++) totals[line][v] += weights[token][line] * value;
         }
     for (int line = 0; line < COUNT; line++)
-        for (int v = 0; v < VECTORS; v++) store_some(behind + line * stride + v * LANES, totals[line][v], count);
+        for (int v = 0; v < VECTORS; v++) store(behind + line * stride + v * LANES, totals[line][v], count);
 }
 
 template <int COUNT>
@@ -46,8 +46,8 @@ inline void close_lines(const Closing& work, long line) {
     for (long i = line; i < line + COUNT; i++)
         for (long c = 0; c < columns; c += LANES) {
             long place = i * work.stride + c, count = columns - c;
-            Vector old = work.before ? load_some(work.before + place, count) * work.through : Vector{};
-            store_some(work.behind + place, old, count);
+            Vector old = work.before ? load(work.before + place, count) * work.through : Vector{};
+            store(work.behind + place, old, count);
         }
     float* behind = work.behind + line * work.stride;
     work.values.stretches(work.tokens, [&](long first, long count, const float* values) {

@@ -105,9 +105,9 @@ void correct(Head& own) {
     if (call.rates) rate = sigmoid(rate);
     multiply_rows<1>({&score}, {own.query}, own.key, 1, call.key_dim);
     for (long i = 0; i < size; i += LANES) {
-        Vector corrected = (load_some(v + i, size - i) - load(own.for_key + i)) * rate;
-        store_some(kept + i, corrected, size - i);
-        store_some(y + i, load(own.for_query + i) + score * corrected, size - i);
+        Vector corrected = (load(v + i, size - i) - load(own.for_key + i)) * rate;
+        store(kept + i, corrected, size - i);
+        store(y + i, load(own.for_query + i) + score * corrected, size - i);
     }
 }
 

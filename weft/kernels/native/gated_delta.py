@@ -11,7 +11,8 @@ from torch import Tensor
 from weft.kernels.batch import Batch
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
-from weft.kernels.native.steps import MOST_SIZE, step_address
+from weft.kernels.native.limits import MOST_SIZE
+from weft.kernels.native.steps import step_address
 from weft.memory.device.store import RecurrentView
 
 RULE = Struct("13P15q")
@@ -36,6 +37,7 @@ def gated_delta(
     assert q.dtype == k.dtype == v.dtype
     tail_stride, token_stride = keys.stride()[:2]
     assert keys.dtype == torch.float32
+    assert all(part is None or part.dtype == torch.float32 for part in (rates, bias))
     assert token_stride == key_dim
     y = room((rows, value_heads, value_dim), v.dtype)
     values = RULE.pack(

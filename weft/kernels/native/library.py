@@ -90,7 +90,7 @@ def attempt() -> ctypes.CDLL | str:
         return f"{SWITCH}=0"
     try:
         return load()
-    except Unavailable as reason:
+    except (Unavailable, OSError) as reason:
         return str(reason)
 
 

@@ -1,7 +1,8 @@
 // A few rows times a matrix whose rows lie as checkpoints store them: as fast as memory gives the weights.
 //
-// Threads take blocks of outputs by turns. Inside a block a core reads several places by turns, each of them straight ahead from one output's weights to the next ones':
-// reading one place after the other it gets a quarter less out of its memory.
+// Threads take blocks of outputs by turns. Inside a block a core reads several places by turns, each of them straight
+// ahead from one output's weights to the next ones': reading one place after the other it gets a quarter less out of
+// its memory.
 
 #include <algorithm>
 #include <cstdlib>

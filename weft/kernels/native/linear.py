@@ -35,6 +35,7 @@ def few_rows(
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert rows <= MOST_ROWS, rows
+    assert bias is None or bias.dtype == x.dtype
     y = room((rows, outputs // parts), x.dtype)
     kind = 0 if activation is None else ACTIVATIONS.index(KERNELS[activation])
     values = PRODUCT.pack(

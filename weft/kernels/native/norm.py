@@ -45,6 +45,7 @@ def gated_norm(
     gate_first: bool,
 ) -> Float[Tensor, "*n size"]:
     """norm(x) * silu(gate) or norm(x * silu(gate)), with parts of rows that are normed each for itself."""
+    assert gate.dtype != torch.float32 or x.dtype == weight.dtype == torch.float32
     size = x.shape[-1] // groups
     parts = groups if x.ndim == 2 else x.shape[1] * groups
     y, line = room(gate.shape, gate.dtype), room((size + LANES,), torch.float32)

@@ -1,15 +1,16 @@
 // Threads that share the pieces of a kernel.
 //
 // Pieces are taken by turns, and whoever asked takes part and never waits for a thread that has not begun: where other
-// programs keep a core busy, the rest of the cores do the work. (OpenMP waits for every thread at the end of a loop, and
-// a step of some hundred loops then takes a second.) Threads look out for work for a while before they go to sleep, as
-// the next kernel of a step is only microseconds away.
+// programs keep a core busy, the rest of the cores do the work. (OpenMP waits for every thread at the end of a loop,
+// and a step of some hundred loops then takes a second.) Threads look out for work for a while before they go to
+// sleep, as the next kernel of a step is only microseconds away.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace weft {
@@ -64,7 +65,11 @@ class Pool {
     }
 
     void grow(long wanted) {
-        for (; size_ < wanted; size_++) std::thread([this, number = size_] { help(number); }).detach();
+        try {
+            for (; size_ < wanted; size_++) std::thread([this, number = size_] { help(number); }).detach();
+        } catch (const std::system_error&) {
+            // The system gives no more threads: whoever asked does the rest.
+        }
     }
 
     void help(long number) {

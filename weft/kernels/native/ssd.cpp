@@ -15,8 +15,8 @@ struct Scan {
     const void *x, *dt, *B, *C;
     const float *A, *D, *bias;
     void* y;
-    // Each state is [groups, size, heads of a group * head_dim], each tail [heads, ring, head_dim], [groups, ring, size]
-    // and [heads, ring].
+    // Each state is [groups, size, heads of a group * head_dim], each tail [heads, ring, head_dim],
+    // [groups, ring, size] and [heads, ring].
     float *state, *inputs, *keys, *decay;
     int64_t x_stride, dt_stride, B_stride, C_stride, state_stride, tail_stride;
     int64_t heads, head_dim, groups, size, ring, kind, dt_kind;
@@ -84,10 +84,10 @@ void finish(Block& block, long head, float dt, float* sums) {
     float* kept = block.cell(call.inputs, head, size).token(block.at.offset);
     float score = block.scores[block.at.offset], skip = call.D ? call.D[head] : 0.0f;
     for (long i = 0; i < size; i += LANES) {
-        Vector value = load_some(x + i, size - i), input = value * dt, total = load(sums + i) + score * input;
+        Vector value = load(x + i, size - i), input = value * dt, total = load(sums + i) + score * input;
         if (call.D) total += value * skip;
-        store_some(kept + i, input, size - i);
-        store_some(y + i, total, size - i);
+        store(kept + i, input, size - i);
+        store(y + i, total, size - i);
     }
 }
 
@@ -139,9 +139,9 @@ void decode(Block& block) {
 // Into how many blocks the heads of a group are cut.
 long cuts(const Scan& call) {
     long shared = call.heads / call.groups, threads = call.step->threads;
-    long most = std::max(1L, MOST_COLUMNS / call.head_dim);
+    long most = std::max<long>(1, MOST_COLUMNS / call.head_dim);
     long cuts = (shared + most - 1) / most;
-    if (call.step->rows < MANY_ROWS * threads) cuts = std::max(cuts, (threads + call.groups - 1) / call.groups);
+    if (call.step->rows < MANY_ROWS * threads) cuts = std::max<long>(cuts, (threads + call.groups - 1) / call.groups);
     return std::min(cuts, shared);
 }
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from weft.kernels.batch import Batch
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
-from weft.kernels.native.steps import MOST_SIZE, step_address
+from weft.kernels.native.limits import MOST_SIZE
+from weft.kernels.native.steps import step_address
 from weft.memory.device.store import RecurrentView
 
 SCAN = Struct("13P13q2f")
-MOST_HEAD_DIM = 1024
 
 
 def ssd(
@@ -34,11 +34,11 @@ def ssd(
     rows, heads, head_dim = x.shape
     groups, size = B.shape[1:]
     state, inputs, keys, decay = view.state["ssm"], view.tail["input"], view.tail["B"], view.tail["decay"]
-    assert size <= MOST_SIZE
-    assert head_dim <= MOST_HEAD_DIM
+    assert max(size, head_dim) <= MOST_SIZE
     assert x.dtype == B.dtype == C.dtype
     tail_stride, token_stride = inputs.stride()[:2]
-    assert inputs.dtype == torch.float32
+    assert inputs.dtype == A.dtype == torch.float32
+    assert all(part is None or part.dtype == torch.float32 for part in (D, dt_bias))
     assert token_stride == head_dim
     y = room((rows, heads, head_dim), x.dtype)
     values = SCAN.pack(

@@ -8,11 +8,11 @@ from struct import Struct
 import torch
 
 from weft.kernels.batch import Batch
+from weft.kernels.lanes import Lanes
+from weft.kernels.native.limits import MOST_TOKENS
 
 # Where positions, checkpoints, tails and slots for new states lie; rows, tokens of a cell, threads.
 STEP = Struct("4P3q")
-# Of the buffers that kernels have on the stack.
-MOST_TOKENS, MOST_SIZE = 256, 512
 
 
 class StepRows:
@@ -28,9 +28,12 @@ class StepRows:
         assert lanes.decodes == lanes.rows
         assert lanes.cell <= MOST_TOKENS
         # Lives as long as what points to it.
-        self.lanes = lanes
+        self.lanes: Lanes | None = lanes
         rows = (tensor.data_ptr() for tensor in (lanes.start, lanes.slot, lanes.tail, lanes.closing))
         STEP.pack_into(self.values, 0, *rows, lanes.rows, lanes.cell, torch.get_num_threads())
+
+    def release(self) -> None:
+        self.lanes = None
 
 
 def step_address(batch: Batch) -> int:

@@ -53,22 +53,6 @@ struct OpenCell {
     }
 };
 
-template <class T>
-inline Vector load_some(const T* from, long count) {
-    if (count >= LANES) return load(from);
-    T part[LANES] = {};
-    std::memcpy(part, from, count * sizeof(T));
-    return load(part);
-}
-
-template <class T>
-inline void store_some(T* to, Vector value, long count) {
-    if (count >= LANES) return store(to, value);
-    T part[LANES];
-    store(part, value);
-    std::memcpy(to, part, count * sizeof(T));
-}
-
 // Small values come in whichever of the two kinds.
 inline float read_kind(const void* from, long index, long kind) {
     return kind ? read(static_cast<const Brain*>(from) + index) : read(static_cast<const float*>(from) + index);
@@ -77,7 +61,7 @@ inline float read_kind(const void* from, long index, long kind) {
 // As floats, filled up with zeros to whole vectors.
 template <class T>
 inline void widen(const T* from, long size, float* to) {
-    for (long i = 0; i < size; i += LANES) store(to + i, load_some(from + i, size - i));
+    for (long i = 0; i < size; i += LANES) store(to + i, load(from + i, size - i));
 }
 
 inline void clear(float* values, long size) {
@@ -94,7 +78,7 @@ inline void add_lanes(float* const (&sums)[SUMS], const Vector (&factors)[SUMS][
     Vector totals[SUMS];
     for (int s = 0; s < SUMS; s++) totals[s] = load(sums[s] + column);
     for (int row = 0; row < ROWS; row++) {
-        Vector value = load_some(matrix + row * stride + column, count);
+        Vector value = load(matrix + row * stride + column, count);
         for (int s = 0; s < SUMS; s++) totals[s] += factors[s][row] * value;
     }
     for (int s = 0; s < SUMS; s++) store(sums[s] + column, totals[s]);
@@ -133,7 +117,7 @@ inline void multiply_rows(float* const (&products)[QUERIES], const float* const 
     for (long row = 0; row < rows; row++) {
         Vector totals[QUERIES] = {};
         for (long i = 0; i < size; i += LANES) {
-            Vector value = load_some(matrix + row * size + i, size - i);
+            Vector value = load(matrix + row * size + i, size - i);
             for (int q = 0; q < QUERIES; q++) totals[q] += value * load(queries[q] + i);
         }
         for (int q = 0; q < QUERIES; q++) products[q][row] = sum(totals[q]);
@@ -144,7 +128,7 @@ inline void multiply_rows(float* const (&products)[QUERIES], const float* const 
 inline void decays_since(const OpenCell& decay, long tokens, float total, float* since) {
     decay.stretches(tokens, [&](long first, long count, const float* values) {
         for (long i = 0; i < count; i += LANES)
-            store(since + first + i, exponential(total - load_some(values + i, count - i)));
+            store(since + first + i, exponential(total - load(values + i, count - i)));
     });
 }
 

@@ -8,6 +8,8 @@
 
 namespace weft {
 
+static_assert(sizeof(long) == 8, "indices are long; without 64 bits the references run");
+
 constexpr long LANES = 16;
 using Vector = float __attribute__((vector_size(64)));
 using Integers = int32_t __attribute__((vector_size(64)));
@@ -64,15 +66,25 @@ inline void store(Brain* to, Vector value) {
 template <class Value>
 inline Vector load(const Value* from, long count) {
     if (count >= LANES) return load(from);
-    Vector value = {};
-    for (long i = 0; i < count; i++) value[i] = read(from + i);
-    return value;
+    Value part[LANES] = {};
+    std::memcpy(part, from, count * sizeof(Value));
+    return load(part);
 }
 
 template <class Value>
 inline void store(Value* to, Vector value, long count) {
     if (count >= LANES) return store(to, value);
-    for (long i = 0; i < count; i++) write(to + i, value[i]);
+    Value part[LANES];
+    store(part, value);
+    std::memcpy(to, part, count * sizeof(Value));
+}
+
+// As it would come back from memory.
+template <class Value>
+inline Vector rounded(Vector value) {
+    Value kept[LANES];
+    store(kept, value);
+    return load(kept);
 }
 
 inline Vector all(float value) { return Vector{} + value; }
@@ -83,14 +95,6 @@ inline float sum(Vector value) {
     for (long width = LANES / 2; width; width /= 2)
         for (long i = 0; i < width; i++) part[i] += part[i + width];
     return part[0];
-}
-
-inline float greatest(Vector value) {
-    float part[LANES], found;
-    std::memcpy(part, &value, sizeof(value));
-    found = part[0];
-    for (long i = 1; i < LANES; i++) found = part[i] > found ? part[i] : found;
-    return found;
 }
 
 // e^x within two units in the last place; 0 below -87.3, infinity above 88.7, NaN stays NaN.
@@ -114,6 +118,13 @@ inline Vector exponential(Vector x) {
     power = x > -87.33f ? power : Vector{};
     power = x < 88.72f ? power : all(INFINITY);
     return x == x ? power : x;
+}
+
+// Near zero by its series, as there the exponentials cancel each other.
+inline Vector tangent(Vector x) {
+    Vector square = x * x;
+    Vector series = x * (1.0f - square * (1.0f / 3.0f - square * (2.0f / 15.0f)));
+    return square < 0.01f ? series : 1.0f - 2.0f / (1.0f + exponential(2.0f * x));
 }
 
 inline Vector sigmoid(Vector x) { return 1.0f / (1.0f + exponential(-x)); }
