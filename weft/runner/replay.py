@@ -7,6 +7,7 @@ run as it is, every time.
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import replace
 
 import torch
@@ -50,13 +51,15 @@ class Replays:
         # By rows and threads; None: not to be recorded.
         self.steps: dict[tuple[int, int], RecordedStep | None] = {}
         self.bytes_left = MOST_BYTES
+        # As many rows, and all above, are computed by torch: no need to try again.
+        self.too_many: float = math.inf
 
     def run(self, batch: Batch) -> Float[Tensor, "rows hidden"]:
         """The final hidden states of a step of decodes with lanes."""
         key = (batch.rows, torch.get_num_threads())
-        if key not in self.steps:
+        if key not in self.steps and batch.rows < self.too_many:
             return self._first(key, batch)
-        step = self.steps[key]
+        step = self.steps.get(key)
         return self.model(batch, self.views) if step is None else step.run(batch)
 
     def _first(self, key: tuple[int, int], batch: Batch) -> Float[Tensor, "rows hidden"]:
@@ -68,6 +71,8 @@ class Replays:
         whole = recording.pure and all(isinstance(value, Prepared) for value in own.derived.values())
         fits = size <= self.bytes_left
         self.steps[key] = RecordedStep(own, recording, hidden) if whole and fits else None
-        if self.steps[key] is not None:
+        if not whole:
+            self.too_many = min(self.too_many, batch.rows)
+        elif fits:
             self.bytes_left -= size
         return hidden

@@ -81,6 +81,8 @@ class Pool {
                         until = std::chrono::steady_clock::now() + LOOKOUT;
                     else
                         pause();
+                    // Whoever has work for this core goes first: torch's own threads do, in steps of many rows.
+                    if (spins % 16 == 15) std::this_thread::yield();
                 }
             sleep();
         }
