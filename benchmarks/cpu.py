@@ -1,6 +1,6 @@
 """Weft beside transformers and llama.cpp on the CPU: the same weights, the same prompts, greedy, one engine at a time.
 
-    python -m benchmarks.cpu                                    about a quarter of an hour on two quiet cores
+    python -m benchmarks.cpu                                    about half an hour on two quiet cores
     python -m benchmarks.cpu --quick                            some minutes: float32 only, less of everything
     python -m benchmarks.cpu --only weft,transformers --models lfm2,granite
     python -m benchmarks.cpu --single --precisions float32 --stored bfloat16     float32 from checkpoints of 16 bits
@@ -74,13 +74,14 @@ def _by_turns(
 ) -> dict[str, dict[str, Any]]:
     """All engines, several times in turn: a machine that others use as well is not equally fast all the time."""
     rows: dict[str, dict[str, Any]] = {}
-    for number in range(arguments.rounds):
+    for _ in range(arguments.rounds):
         for name in engines:
-            found = _run(name, folder, precision, arguments, work if not number else replace(work, crowd_repeats=0))
+            found = _run(name, folder, precision, arguments, work)
             if name not in rows:
                 rows[name] = found
             elif "skipped" not in found and "skipped" not in rows[name]:
                 rows[name]["single"] += found["single"]
+                rows[name]["crowd"] += found["crowd"]
     return rows
 
 
@@ -98,9 +99,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=_choice(ENGINES), default=list(ENGINES), help=f"of {','.join(ENGINES)}")
     parser.add_argument("--models", type=_choice(FAMILIES), default=list(FAMILIES), help=f"of {','.join(FAMILIES)}")
     parser.add_argument("--precisions", type=_choice(PRECISIONS), help=f"of {','.join(PRECISIONS)}")
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="how often the engines take turns, alone with the machine"
-    )
+    parser.add_argument("--rounds", type=int, default=2, help="how often the engines take turns")
     parser.add_argument(
         "--stored", choices=list(PRECISIONS), default="float32", help="what checkpoints hold, whatever is computed in"
     )

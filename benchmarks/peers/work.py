@@ -32,7 +32,7 @@ class Work:
     shared: int = 1000
     own: int = 30  # on average; requests differ by up to a quarter
     answer: int = 64
-    crowd_repeats: int = 3
+    crowd_repeats: int = 2
     crowd_seconds: float = 12.0  # no further repetition is begun after this
 
     @property
