@@ -15,8 +15,6 @@ from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
 
 PRODUCT = Struct("4P9q")
-
-
 # As many as linear.cpp has room for.
 MOST_ROWS = 16
 
