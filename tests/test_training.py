@@ -12,8 +12,9 @@ import pytest
 
 from training import calls
 from training.dialogues import is_good, rendered
-from training.facts import FUNCTIONS
-from training.made import MAKERS, conversation, counting, sums, told_and_asked
+from training.made import MAKERS, conversation
+from training.made.basics import counting, sums, told_and_asked
+from training.made.facts import FUNCTIONS
 from training.questions import question
 from training.sources import plain
 from training.template import JINJA, SPECIALS, written

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from training.facts import CAPITALS, NAMES
+from training.made.facts import CAPITALS, NAMES
 
 Maker = Callable[[Random], tuple[str, dict[str, Any], Any, str]]
 

@@ -22,7 +22,8 @@ from typing import Any
 from tqdm import tqdm
 
 from training import calls
-from training.made import Exchange, conversation
+from training.made import conversation
+from training.made.exchange import Exchange
 from training.questions import GO_ON, Question, question
 from training.template import JINJA
 from weft.text.template import ChatTemplate

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from training.facts import NAMES
+from training.made.facts import NAMES
 
 COUNTED = """
 apple banana cake carrot egg grape lemon mushroom nut onion orange pancake pear pizza potato salad sandwich tomato

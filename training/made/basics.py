@@ -1,16 +1,12 @@
-"""Dialogues made by rule: greetings, counting, sums, simple questions, small functions. Exact, and without end.
-
-Every maker draws from a `random.Random` and returns one exchange, (what the user says, what the assistant answers);
-`conversation` strings some together.
-"""
+"""Greetings, counting, sums, simple questions, small functions: one exchange each."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from random import Random
 
-from training.facts import (
+from training.made.exchange import Exchange, Maker, one
+from training.made.facts import (
     ANIMALS,
     CAPITALS,
     COLOURS,
@@ -23,7 +19,6 @@ from training.facts import (
     USES,
 )
 
-Exchange = tuple[str, str]
 WORDS = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
@@ -275,26 +270,6 @@ def as_json(random: Random) -> Exchange:
     return said, json.dumps(value)
 
 
-MAKERS: dict[Callable[[Random], Exchange], float] = {
-    greeting: 2, farewell: 0.7, thanks: 0.7, about_itself: 0.7, counting: 2, sums: 2, neighbours: 1, lists: 1,
-    animal: 1.5, colour: 1, capital: 1.5, opposite: 1, use: 1.5, season: 0.5, spelling: 0.7, function: 3, story: 2,
-    unknown: 0.6, recall: 1, as_json: 0.7,
-}  # fmt: skip
-
-
-def conversation(random: Random) -> list[Exchange]:
-    """One to four exchanges; greetings come first and farewells last. Some ask at the end what was said at first."""
-    makers, weights = list(MAKERS), list(MAKERS.values())
-    chosen = random.choices(makers, weights, k=random.choice([1, 1, 2, 2, 3, 4]))
-    order = {greeting: -1, farewell: 1, thanks: 1}
-    chosen.sort(key=lambda maker: order.get(maker, 0))
-    exchanges = [maker(random) for maker in chosen]
-    if random.random() < 0.12:
-        first, last = told_and_asked(random)
-        exchanges = [first, *(each for each in exchanges if "name" not in each[0]), last]
-    return exchanges
-
-
 def told_and_asked(random: Random) -> tuple[Exchange, Exchange]:
     """What somebody says of himself, and the question that needs it, for the two ends of a conversation."""
     name, friend = random.sample(NAMES, 2)
@@ -311,3 +286,8 @@ def told_and_asked(random: Random) -> tuple[Exchange, Exchange]:
              ("Where do I live?", f"You live in {city}.")),
         ]
     )  # fmt: skip
+
+
+MAKERS: dict[Maker, float] = {
+    one(about_itself): 0.7, one(counting): 2, one(sums): 2, one(neighbours): 1, one(lists): 1, one(animal): 1.5, one(colour): 1, one(capital): 1.5, one(opposite): 1, one(use): 1.5, one(season): 0.5, one(spelling): 0.7, one(function): 3, one(story): 2, one(unknown): 0.6, one(recall): 1, one(as_json): 0.7,
+}  # fmt: skip
