@@ -9,12 +9,15 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from training import calls
 from training.dialogues import is_good, rendered
 from training.made import MAKERS, conversation
 from training.made.basics import counting, sums, told_and_asked
 from training.made.facts import FUNCTIONS
+from training.muon import Muon
 from training.questions import question
 from training.sources import plain
 from training.template import JINJA, SPECIALS, written
@@ -70,7 +73,7 @@ def test_everything_is_drawn_from_the_seed_alone():
 
 def test_every_maker_asks_and_answers():
     for maker in MAKERS:
-        said, answer = maker(Random(1))
+        [*_, (said, answer)] = maker(Random(1))
         assert said
         assert answer
         assert not any(special in said + answer for special in SPECIALS)
@@ -183,3 +186,20 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
     steps(second, 3)
     for a, b in zip(whole.model.parameters(), second.model.parameters()):
         torch.testing.assert_close(a, b)
+
+
+def test_matrices_of_one_shape_are_moved_together_as_pytorch_moves_them_one_by_one():
+    shapes = [(24, 40), (40, 24), (24, 40), (32, 32)]
+    ours, theirs = ([nn.Parameter(torch.randn(shape)) for shape in shapes] for _ in range(2))
+    for mine, other in zip(ours, theirs):
+        mine.data.copy_(other)
+    settings = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.1}
+    moving = [Muon(ours, **settings), torch.optim.Muon(theirs, adjust_lr_fn="match_rms_adamw", **settings)]
+    for _ in range(3):
+        for mine, other in zip(ours, theirs):
+            mine.grad = torch.randn_like(mine)
+            other.grad = mine.grad.clone()
+        for each in moving:
+            each.step()
+    for mine, other in zip(ours, theirs):
+        torch.testing.assert_close(mine, other, atol=2e-3, rtol=0)

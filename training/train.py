@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from training.architecture import configuration
 from training.delta import gated_delta_rule
+from training.muon import Muon
 from training.template import END, OVER
 
 # How often each source is drawn, whatever its size: talking first.
@@ -144,7 +145,7 @@ def make_optimisers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer
     inside, others = [], []
     for name, parameter in model.named_parameters():
         (inside if parameter.ndim == 2 and "embed" not in name else others).append(parameter)
-    muon = torch.optim.Muon(inside, lr=rate, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    muon = Muon(inside, lr=rate)
     adam = torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     for optimiser in (muon, adam):
         for group in optimiser.param_groups:
@@ -152,19 +153,22 @@ def make_optimisers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer
     return [muon, adam]
 
 
-def loss_of(model: nn.Module, window: Tensor, chunk: int = 16) -> Tensor:
-    """Mean cross-entropy in nats. Logits are made some rows at a time: all at once would take gigabytes."""
+def compile_parts(model: nn.Module) -> None:
+    """Layers of one kind are compiled once: most of their time goes into passes over memory that can be joined."""
+    global _mean_loss
+    for layer in model.model.layers:
+        layer.compile(dynamic=False)
+    _mean_loss = torch.compile(_mean_loss, dynamic=False)
+
+
+def loss_of(model: nn.Module, window: Tensor) -> Tensor:
+    """Mean cross-entropy in nats."""
     hidden = model.model(window[:, :-1], use_cache=False).last_hidden_state
-    total = hidden.new_zeros((), dtype=torch.float32)
-    for states, targets in zip(hidden.split(chunk), window[:, 1:].split(chunk)):
-        total = total + torch.utils.checkpoint.checkpoint(
-            _sum_of_losses, model.lm_head, states, targets, use_reentrant=False
-        )
-    return total / window[:, 1:].numel()
+    return _mean_loss(model.lm_head, hidden, window[:, 1:])
 
 
-def _sum_of_losses(head: nn.Module, states: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(head(states).float().flatten(0, 1), targets.flatten(), reduction="sum")
+def _mean_loss(head: nn.Module, states: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(head(states).float().flatten(0, 1), targets.flatten())
 
 
 @torch.no_grad()
@@ -176,7 +180,8 @@ def bits_per_byte(model: nn.Module, held: Packed, device: str, windows: int = 16
         tokens, counts = held.tokens[name], held.counts[name]["held"]
         count = max(1, min(windows, len(tokens) // 1025))
         lines = np.stack([np.resize(tokens[i * 1025 : (i + 1) * 1025], 1025) for i in range(count)]).astype(np.int64)
-        with torch.autocast(device, torch.bfloat16):
+        # Few windows, of other shapes than those that are trained on: compiling for them would take longer.
+        with torch.autocast(device, torch.bfloat16), torch.compiler.set_stance("force_eager"):
             nats = loss_of(model, torch.from_numpy(lines).to(device)).item()
         found[name] = nats / math.log(2) * counts["tokens"] / counts["bytes"]
     model.train()
@@ -234,9 +239,7 @@ def train(run: Run, data: Packed, held: Packed, schedule: Schedule, seed: int, d
                 loss = loss_of(run.model, part) / len(parts)
             loss.backward()
             total = total + loss.detach()
-        norm = nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
-        if not math.isfinite(norm):
-            raise FloatingPointError(f"step {run.step}: the gradient is {float(norm)}")
+        nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
         for optimiser in run.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = group["highest"] * schedule.rate(run.step + 1)
@@ -246,6 +249,8 @@ def train(run: Run, data: Packed, held: Packed, schedule: Schedule, seed: int, d
         if run.step % 20 == 0 or run.step == 1:
             now = time.monotonic()
             rate = (run.step - noted) * schedule.batch_tokens / (now - last)
+            if not math.isfinite(total):
+                raise FloatingPointError(f"step {run.step}: the loss is {float(total)}")
             run.note(loss=float(total), tokens_per_second=rate, of=schedule.steps)
             last, noted = now, run.step
         if run.step % 200 == 0:
@@ -269,6 +274,8 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     model = make_model(asked.data / "tokenizer", asked.device, asked.seed)
     use_faster_parts()
+    if asked.device == "cuda":
+        compile_parts(model)
     run = Run(asked.run, model, make_optimisers(model, asked.rate))
     data, held = (Packed(asked.data / "packed", part, model.config.pad_token_id) for part in ("train", "held"))
     schedule = Schedule(asked.steps, batch_tokens=asked.batch_tokens)

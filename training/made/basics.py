@@ -289,5 +289,7 @@ def told_and_asked(random: Random) -> tuple[Exchange, Exchange]:
 
 
 MAKERS: dict[Maker, float] = {
-    one(about_itself): 0.7, one(counting): 2, one(sums): 2, one(neighbours): 1, one(lists): 1, one(animal): 1.5, one(colour): 1, one(capital): 1.5, one(opposite): 1, one(use): 1.5, one(season): 0.5, one(spelling): 0.7, one(function): 3, one(story): 2, one(unknown): 0.6, one(recall): 1, one(as_json): 0.7,
+    one(about_itself): 0.7, one(counting): 2, one(sums): 2, one(neighbours): 1, one(lists): 1, one(animal): 1.5,
+    one(colour): 1, one(capital): 1.5, one(opposite): 1, one(use): 1.5, one(season): 0.5, one(spelling): 0.7,
+    one(function): 3, one(story): 2, one(unknown): 0.6, one(recall): 1, one(as_json): 0.7,
 }  # fmt: skip
