@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from random import Random
+from typing import Any
 
+SMALL = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 KEPT = ("I ", "I'", "I,")
 
 
@@ -58,3 +67,22 @@ def article(word: str) -> str:
     """
     vowel = word[0] in "aeiou" and not word.startswith(("uni", "use", "eu", "one", "ukulele"))
     return ("an " if vowel or word.startswith("hour") else "a ") + word
+
+
+def in_words(n: int) -> str:
+    """
+    >>> in_words(0), in_words(42), in_words(100), in_words(215)
+    ('zero', 'forty-two', 'one hundred', 'two hundred and fifteen')
+    """
+    if n < 20:
+        return SMALL[n]
+    if n < 100:
+        return TENS[n // 10] + (f"-{SMALL[n % 10]}" if n % 10 else "")
+    rest = f" and {in_words(n % 100)}" if n % 100 else ""
+    return f"{SMALL[n // 100]} hundred{rest}"
+
+
+@cache
+def table(name: str) -> dict[str, Any]:
+    """One of the tables beside this file."""
+    return tomllib.loads((Path(__file__).parent / "tables" / f"{name}.toml").read_text())

@@ -4,48 +4,16 @@ from __future__ import annotations
 
 from random import Random
 
-from training.made.asking import asked, capital, listed, ordered
+from training.made import amounts
+from training.made.asking import asked, capital, in_words, listed, ordered
 from training.made.exchange import Exchange, Maker, one
-from training.made.facts import MONTHS, NAMES
+from training.made.facts import NAMES
 
-SMALL = [
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-]  # fmt: skip
-TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 SIGNS = {"plus": "+", "minus": "-", "times": "*", "divided by": "/"}
-SHAPES = {
-    "triangle": 3, "square": 4, "rectangle": 4, "pentagon": 5, "hexagon": 6, "heptagon": 7, "octagon": 8, "rhombus": 4,
-    "parallelogram": 4, "trapezoid": 4, "nonagon": 9, "decagon": 10,
-}  # fmt: skip
 THINGS = (
     "apples", "books", "pencils", "marbles", "cookies", "eggs", "stickers", "balloons", "flowers", "coins", "cards",
     "oranges", "shells", "sweets", "toys", "stamps", "buttons", "nuts", "candles", "cups", "stones", "pears", "keys",
 )  # fmt: skip
-UNITS = (
-    ("minutes", "an hour", 60), ("seconds", "a minute", 60), ("hours", "a day", 24), ("days", "a week", 7),
-    ("months", "a year", 12), ("weeks", "a year", 52), ("years", "a decade", 10), ("years", "a century", 100),
-    ("centimetres", "a metre", 100), ("metres", "a kilometre", 1000), ("grams", "a kilogram", 1000),
-    ("cents", "a dollar", 100), ("cents", "a euro", 100), ("eggs", "a dozen", 12), ("seasons", "a year", 4),
-    ("minutes", "half an hour", 30), ("minutes", "a quarter of an hour", 15), ("millimetres", "a centimetre", 10),
-    ("inches", "a foot", 12), ("days", "a leap year", 366), ("days", "a normal year", 365), ("feet", "a yard", 3),
-    ("letters", "the English alphabet", 26), ("players", "a football team", 11), ("strings", "a violin", 4),
-    ("wheels", "a car", 4), ("wheels", "a bicycle", 2), ("planets", "our solar system", 8), ("millilitres", "a litre", 1000),
-)  # fmt: skip
-LENGTHS = dict(zip(MONTHS, (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)))
-
-
-def in_words(n: int) -> str:
-    """
-    >>> in_words(0), in_words(42), in_words(100), in_words(215)
-    ('zero', 'forty-two', 'one hundred', 'two hundred and fifteen')
-    """
-    if n < 20:
-        return SMALL[n]
-    if n < 100:
-        return TENS[n // 10] + (f"-{SMALL[n % 10]}" if n % 10 else "")
-    rest = f" and {in_words(n % 100)}" if n % 100 else ""
-    return f"{SMALL[n // 100]} hundred{rest}"
 
 
 def drawn(random: Random) -> tuple[int, str, int, int]:
@@ -78,7 +46,8 @@ def sum_asked(random: Random, a: int, name: str, b: int) -> str:
     forms = [
         f"What is {written}?", f"What is {written}?", f"How much is {written}?", f"{written}?", f"{written} = ?",
         f"Can you calculate {written}?", f"Calculate {written}.", f"What's {written}?", f"What does {written} make?",
-        f"Please work out {written}.", f"{written}", f"Do you know what {written} is?", f"What do you get for {written}?",
+        f"Please work out {written}.", f"{written}", f"Do you know what {written} is?",
+        f"What do you get for {written}?",
     ]  # fmt: skip
     special = {
         "plus": [f"Add {a} and {b}.", f"What is the sum of {a} and {b}?", f"What do {a} and {b} make together?"],
@@ -108,8 +77,15 @@ def sums(random: Random) -> list[Exchange]:
     while random.random() < 0.35 and len(exchanges) < 4:
         if random.random() < 0.6:
             a, (name, b) = result, onward(random, result)
-            said = asked(random, f"And {name} {b}?", f"And {name} {b}?", f"Now {name} {b}.", f"And that {name} {b}?",
-                         f"What is that {name} {b}?", f"And then {name} {b}?")  # fmt: skip
+            said = asked(
+                random,
+                f"And {name} {b}?",
+                f"And {name} {b}?",
+                f"Now {name} {b}.",
+                f"And that {name} {b}?",
+                f"What is that {name} {b}?",
+                f"And then {name} {b}?",
+            )
         else:
             a, name, b, _ = drawn(random)
             said = asked(random, f"And {a} {name} {b}?", f"And what is {a} {name} {b}?", f"And {a} {SIGNS[name]} {b}?")
@@ -210,8 +186,14 @@ def sorting(random: Random) -> Exchange:
     if kind == "down":
         said = ordered(random, f"Sort {shown} from largest to smallest", f"Put {shown} in order from high to low")
         return said, told(sorted(numbers, reverse=True))
-    said = ordered(random, f"Sort {shown}", f"Sort these numbers: {shown}", f"Put {shown} in order", f"Sort {shown} from smallest to largest",
-                   f"Sort the numbers {shown} from small to large")  # fmt: skip
+    said = ordered(
+        random,
+        f"Sort {shown}",
+        f"Sort these numbers: {shown}",
+        f"Put {shown} in order",
+        f"Sort {shown} from smallest to largest",
+        f"Sort the numbers {shown} from small to large",
+    )
     return said, told(sorted(numbers))
 
 
@@ -220,7 +202,8 @@ def parity(random: Random) -> list[Exchange]:
     kind = "even" if n % 2 == 0 else "odd"
     guess = random.choice(["even", "odd"])
     first = random.choice(
-        [(asked(random, f"Is {n} even or odd?", f"Is {n} an even or an odd number?", f"{n}: even or odd?"), f"{n} is {kind}."),
+        [(asked(random, f"Is {n} even or odd?", f"Is {n} an even or an odd number?", f"{n}: even or odd?"),
+          f"{n} is {kind}."),
          (asked(random, f"Is {n} {guess}?", f"Is {n} an {guess} number?"),
           f"Yes, {n} is {kind}." if kind == guess else f"No, {n} is {kind}.")]
     )  # fmt: skip
@@ -235,8 +218,13 @@ def parity(random: Random) -> list[Exchange]:
 def neighbour(random: Random) -> list[Exchange]:
     n, after = random.randint(1, 199), random.random() < 0.5
     word, found = ("after", n + 1) if after else ("before", n - 1)
-    said = asked(random, f"Which number comes {word} {n}?", f"What number comes {word} {n}?", f"What comes {word} {n}?",
-                 f"Which number is {'one more' if after else 'one less'} than {n}?")  # fmt: skip
+    said = asked(
+        random,
+        f"Which number comes {word} {n}?",
+        f"What number comes {word} {n}?",
+        f"What comes {word} {n}?",
+        f"Which number is {'one more' if after else 'one less'} than {n}?",
+    )
     exchanges = [
         (said, random.choice([f"{found} comes {word} {n}.", f"The number {word} {n} is {found}.", f"{found}."]))
     ]
@@ -252,50 +240,59 @@ def neighbour(random: Random) -> list[Exchange]:
 
 def problem(random: Random) -> list[Exchange]:
     """A word problem of one step, and how it is solved."""
-    name, friend = random.sample(NAMES, 2)
-    thing = random.choice(THINGS)
-    a, b = random.randint(2, 20), random.randint(2, 12)
-    kind = random.choice(["more", "more", "less", "less", "groups", "share", "together"])
-    if kind == "more":
-        text = random.choice([f"{name} has {a} {thing} and gets {b} more.", f"{name} has {a} {thing}. {friend} gives {name} {b} more.",
-                              f"{name} had {a} {thing} and found {b} more."])  # fmt: skip
-        question, way, result = f"How many {thing} does {name} have now?", f"{a} + {b}", a + b
-    elif kind == "less":
-        a += b
-        text = random.choice([f"{name} has {a} {thing} and gives {b} to {friend}.", f"{name} has {a} {thing} and loses {b}.",
-                              f"{name} had {a} {thing}. {friend} took {b} of them."])  # fmt: skip
-        question, way, result = f"How many {thing} does {name} have left?", f"{a} - {b}", a - b
-    elif kind == "groups":
-        a = random.randint(2, 10)
-        text = random.choice(
-            [f"{name} has {a} boxes with {b} {thing} each.", f"There are {a} bags. Each bag has {b} {thing}."]
-        )
-        question, way, result = f"How many {thing} are there?", f"{a} * {b}", a * b
-    elif kind == "share":
-        b, result = random.randint(2, 6), random.randint(2, 10)
-        a = b * result
-        text = f"{name} shares {a} {thing} among {b} friends."
-        question, way = f"How many {thing} does each friend get?", f"{a} / {b}"
-    else:
-        text = f"{name} has {a} {thing} and {friend} has {b}."
-        question, way, result = f"How many {thing} do they have together?", f"{a} + {b}", a + b
-    start = {"each": "Each friend gets", "there": f"There are {result}"}
-    full = {
-        "more": f"{name} has {result} {thing} now.", "less": f"{name} has {result} {thing} left.",
-        "groups": f"{start['there']} {thing}.", "share": f"{start['each']} {result} {thing}.",
-        "together": f"They have {result} {thing} together.",
-    }[kind]  # fmt: skip
-    exchanges = [
-        (
-            f"{text} {question}",
-            random.choice([full, full, f"{full[:-1]}, because {way} = {result}.", f"{way} = {result}. {full}"]),
-        )
-    ]
+    text, way, result, full = random.choice([more, more, less, less, groups, shared, together])(random)
+    because = f"{full[:-1]}, because {way} = {result}."
+    exchanges = [(text, random.choice([full, full, because, f"{way} = {result}. {full}"]))]
     if random.random() < 0.25:
-        exchanges.append(
-            (asked(random, "How did you get that?", "Why?", "How do you know?"), f"Because {way} = {result}.")
-        )
+        said = asked(random, "How did you get that?", "Why?", "How do you know?")
+        exchanges.append((said, f"Because {way} = {result}."))
     return exchanges
+
+
+Problem = tuple[str, str, int, str]  # what is asked, the sum, its result, and the answer
+
+
+def more(random: Random) -> Problem:
+    (name, friend), thing = random.sample(NAMES, 2), random.choice(THINGS)
+    a, b = random.randint(1, 30), random.randint(1, 20)
+    text = random.choice(
+        [f"{name} has {a} {thing} and gets {b} more.", f"{name} has {a} {thing}. {friend} gives {name} {b} more.",
+         f"{name} had {a} {thing} and found {b} more.", f"{name} has {a} {thing} and buys {b} more."]
+    )  # fmt: skip
+    question = random.choice([f"How many {thing} does {name} have now?", f"How many {thing} does {name} have?"])
+    return f"{text} {question}", f"{a} + {b}", a + b, f"{name} has {a + b} {thing} now."
+
+
+def less(random: Random) -> Problem:
+    (name, friend), thing = random.sample(NAMES, 2), random.choice(THINGS)
+    b, rest = random.randint(1, 12), random.randint(2, 20)
+    a = b + rest
+    text = random.choice(
+        [f"{name} has {a} {thing} and gives {b} to {friend}.", f"{name} has {a} {thing} and loses {b}.",
+         f"{name} had {a} {thing}. {friend} took {b} of them."]
+    )  # fmt: skip
+    return f"{text} How many {thing} does {name} have left?", f"{a} - {b}", rest, f"{name} has {rest} {thing} left."
+
+
+def groups(random: Random) -> Problem:
+    name, thing = random.choice(NAMES), random.choice(THINGS)
+    a, b = random.randint(2, 10), random.randint(2, 12)
+    text = random.choice([f"{name} has {a} boxes with {b} {thing} each.", f"There are {a} bags with {b} {thing} each."])
+    return f"{text} How many {thing} are there?", f"{a} * {b}", a * b, f"There are {a * b} {thing}."
+
+
+def shared(random: Random) -> Problem:
+    name, thing = random.choice(NAMES), random.choice(THINGS)
+    b, each = random.randint(2, 6), random.randint(2, 10)
+    text = f"{name} shares {b * each} {thing} among {b} friends. How many {thing} does each friend get?"
+    return text, f"{b * each} / {b}", each, f"Each friend gets {each} {thing}."
+
+
+def together(random: Random) -> Problem:
+    (name, friend), thing = random.sample(NAMES, 2), random.choice(THINGS)
+    a, b = random.randint(1, 30), random.randint(1, 20)
+    text = f"{name} has {a} {thing} and {friend} has {b}. How many {thing} do they have together?"
+    return text, f"{a} + {b}", a + b, f"They have {a + b} {thing} together."
 
 
 def doubling(random: Random) -> list[Exchange]:
@@ -340,97 +337,6 @@ def worded(random: Random) -> Exchange:
     return said, random.choice([f"{n}.", f"{capital(word)} is {n}.", f"That is {n}."])
 
 
-def hour(random: Random) -> Exchange:
-    h, later = random.randint(1, 12), random.randint(1, 6)
-    ends = (h + later - 1) % 12 + 1
-    many = f"{later} hour{'s' * (later > 1)}"
-    m = random.choice([5, 10, 15, 20, 25, 30, 40, 45])
-    return random.choice(
-        [(asked(random, f"It is {h} o'clock. What time is it in {many}?", f"What time is it {many} after {h} o'clock?"),
-          f"It is {ends} o'clock then."),
-         (asked(random, f"How many minutes are {later} hours?") if later > 1 else "How many minutes are in one hour?",
-          f"{capital(in_words(later))} hour{'s are' if later > 1 else ' is'} {60 * later} minutes."),
-         (asked(random, f"The train leaves at {h}:00 and takes {m} minutes. When does it arrive?"),
-          f"It arrives at {h}:{m:02}."),
-         (asked(random, f"A film starts at {h} o'clock and lasts {many}. When does it end?"), f"The film ends at {ends} o'clock.")]
-    )  # fmt: skip
-
-
-def money(random: Random) -> Exchange:
-    price, count, unit = (
-        random.randint(1, 12),
-        random.randint(2, 9),
-        random.choice(["dollars", "euros", "pounds", "coins"]),
-    )
-    thing = random.choice(["book", "ticket", "pen", "cake", "ball", "hat", "cup", "sandwich", "toy", "pizza"])
-    paid = price + random.randint(1, 20)
-    cost = f"{price} {unit if price > 1 else unit[:-1]}"
-    left = f"{paid - price} {unit if paid - price > 1 else unit[:-1]}"
-    return random.choice(
-        [(asked(random, f"A {thing} costs {cost}. How much do {count} cost?"), f"They cost {price * count} {unit}."),
-         (asked(random, f"A {thing} costs {cost}. I pay with {paid} {unit}. How much do I get back?"), f"You get {left} back."),
-         (asked(random, f"I have {paid} {unit} and spend {price}. How much is left?"), f"You have {left} left.")]
-    )  # fmt: skip
-
-
-def shape(random: Random) -> list[Exchange]:
-    name, sides = random.choice(list(SHAPES.items()))
-    word = random.choice(["sides", "corners"])
-    one_of_it = ("an " if name[0] in "aeiou" else "a ") + name
-    exchanges = [(asked(random, f"How many {word} does {one_of_it} have?", f"How many {word} are in {one_of_it}?"),
-                  random.choice([f"{capital(one_of_it)} has {in_words(sides)} {word}.", f"It has {sides} {word}."]))]  # fmt: skip
-    if random.random() < 0.2:
-        return [
-            (
-                asked(random, "How many sides does a circle have?", "How many corners does a circle have?"),
-                "A circle is round. It has no corners.",
-            )
-        ]
-    if random.random() < 0.35:
-        other, count = random.choice(list(SHAPES.items()))
-        one_of_it = ("an " if other[0] in "aeiou" else "a ") + other
-        exchanges.append(
-            (
-                asked(random, f"And {one_of_it}?", f"What about {one_of_it}?"),
-                f"{capital(one_of_it)} has {in_words(count)} {word}.",
-            )
-        )
-    return exchanges
-
-
-def month_length(random: Random) -> list[Exchange]:
-    month, other = random.sample(MONTHS, 2)
-
-    def days(of: str) -> str:
-        return f"{of} has {LENGTHS[of]} days" + (", or 29 in a leap year." if of == "February" else ".")
-
-    first = (
-        asked(random, f"How many days does {month} have?", f"How many days are in {month}?", f"How long is {month}?"),
-        days(month),
-    )
-    if random.random() < 0.4:
-        return [
-            first,
-            (asked(random, f"And {other}?", f"What about {other}?", f"And how many does {other} have?"), days(other)),
-        ]
-    return [first]
-
-
-def unit(random: Random) -> list[Exchange]:
-    part, whole, count = random.choice(UNITS)
-    verb = "There are"
-    first = (asked(random, f"How many {part} are in {whole}?", f"How many {part} are there in {whole}?", f"How many {part} does {whole} have?"),
-             random.choice([f"{verb} {count} {part} in {whole}.", f"{capital(whole)} has {count} {part}."]))  # fmt: skip
-    others = [each for each in UNITS if each[0] == part and each[1] != whole]
-    if others and random.random() < 0.4:
-        _, whole, count = random.choice(others)
-        return [
-            first,
-            (asked(random, f"And in {whole}?", f"And how many are in {whole}?"), f"{verb} {count} {part} in {whole}."),
-        ]
-    return [first]
-
-
 def table(random: Random) -> Exchange:
     n = random.randint(1, 12)
     said = ordered(
@@ -456,12 +362,16 @@ def sequence(random: Random) -> Exchange:
 
 def summed(random: Random) -> Exchange:
     numbers = [random.randint(1, 20) for _ in range(random.randint(3, 4))]
-    said = asked(random, f"Add {listed([str(n) for n in numbers])}.", f"What is {' + '.join(map(str, numbers))}?",
-                 f"What is {' plus '.join(map(str, numbers))}?")  # fmt: skip
+    said = asked(
+        random,
+        f"Add {listed([str(n) for n in numbers])}.",
+        f"What is {' + '.join(map(str, numbers))}?",
+        f"What is {' plus '.join(map(str, numbers))}?",
+    )
     return said, f"{' + '.join(map(str, numbers))} = {sum(numbers)}."
 
 
 MAKERS: dict[Maker, float] = {
-    sums: 3, counting: 2, one(comparing): 0.5, one(sorting): 0.6, parity: 0.4, neighbour: 0.4, problem: 0.9, doubling: 0.5, one(worded): 0.5,
-    one(hour): 0.25, one(money): 0.3, shape: 0.25, month_length: 0.25, unit: 0.35, one(table): 0.1, one(sequence): 0.35, one(summed): 0.25,
+    sums: 3, counting: 2, one(comparing): 0.5, one(sorting): 0.6, parity: 0.4, neighbour: 0.4, problem: 0.9,
+    doubling: 0.5, one(worded): 0.5, one(table): 0.1, one(sequence): 0.35, one(summed): 0.25, **amounts.MAKERS,
 }  # fmt: skip
