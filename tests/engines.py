@@ -55,9 +55,9 @@ def make_engine(family: str, memory_bytes: int = 64 << 20, **settings: object) -
     return Engine(spec, Runner(model_of(family), spec, memory_bytes, config.max_sequences, threads=1), config)
 
 
-def smallest_memory(family: str, length: int, max_sequences: int = 8) -> int:
-    """Bytes in which one sequence of this length just fits."""
-    spec, size = spec_of(family), 1 << 12
+def smallest_memory(family: str, length: int, max_sequences: int = 8, spec: MemorySpec | None = None) -> int:
+    """Bytes in which one sequence of this length just fits; `spec` of a device that keeps things in another form."""
+    spec, size = spec or spec_of(family), 1 << 12
     while True:
         try:
             if Ledger(spec, size, max_sequences, length).fits_alone(length):

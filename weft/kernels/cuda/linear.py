@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between
-from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.overlap import early, prefetch, wait
 
 # Measured on an H200, on whole steps of a 1.2B model: up to so many rows faster than the library.
 MOST_ROWS = 32
@@ -25,6 +25,14 @@ INPUTS = 128
 PROGRAMS = 128
 # Outputs from which on the library does so as well. By rows, up to so many.
 MANY_OUTPUTS = {16: 24576, 32: 4096}
+# Outputs from which on a program takes twice as many: it reads the inputs half as often. By rows, up to so many.
+WIDE_FROM = {16: 1 << 30, 32: 1 << 30}
+WIDE_WARPS = 8
+WIDE_STAGES = 4
+# Steps of a program's inputs whose weights are sent for before its turn has come.
+AHEAD = {16: 1, 32: 1}
+# Elements of 16 bits that a cache fetches at a time.
+LINE = tl.constexpr(64)
 # More outputs than any layer has, by blocks.
 COUNTERS = 1 << 16
 
@@ -46,8 +54,10 @@ def few_rows(
     """With an activation, by name: that of the product or, of two parts side by side, of the first times the second."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
-    blocks = -(-results // (OUTPUTS // parts))
     compiled = rows_compiled(rows)
+    wide = outputs >= WIDE_FROM[compiled]
+    width = 2 * OUTPUTS if wide else OUTPUTS
+    blocks = -(-results // (width // parts))
     shares = shares_of(blocks, inputs, PROGRAMS)
     share = -(-inputs // (shares * INPUTS)) * INPUTS
     y = torch.empty(rows, results, dtype=x.dtype, device=x.device)
@@ -56,8 +66,9 @@ def few_rows(
     found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else y
     few_rows_kernel[(blocks, shares)](
         x, weight, bias, y, found, counters(x.device), rows, outputs, inputs, share, x.stride(0),
-        ROWS=compiled, OUTPUTS=OUTPUTS, INPUTS=INPUTS, SHARES=shares,
-        EVEN=inputs % share == 0, NAME=activation or "", PARTS=parts, num_warps=4, num_stages=stages, **early(x),
+        ROWS=compiled, OUTPUTS=width, INPUTS=INPUTS, SHARES=shares,
+        EVEN=inputs % share == 0, NAME=activation or "", PARTS=parts, AHEAD=AHEAD[compiled],
+        num_warps=WIDE_WARPS if wide else 4, num_stages=WIDE_STAGES if wide else stages, **early(x),
     )  # fmt: skip
     return y
 
@@ -92,7 +103,7 @@ def counters(device: torch.device) -> Tensor:
 def few_rows_kernel(
     x, weight, bias, y, found, come, rows, outputs, inputs, share, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr, EVEN: tl.constexpr,
-    NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    NAME: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
     # Of two parts a program takes the same outputs, in turns: each gate lies beside what it gates.
@@ -112,6 +123,11 @@ def few_rows_kernel(
     seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
     there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
     w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
+    # More of them are on their way into the cache.
+    lines = weight + tl.where(is_output, output, 0)[:, None].to(tl.int64) * inputs
+    lines += part * share + (tl.arange(0, INPUTS // LINE) * LINE)[None, :]
+    for step in range(1, tl.minimum(AHEAD, tl.cdiv(end - part * share, INPUTS))):
+        prefetch(lines + step * INPUTS, EARLY)
     wait(EARLY)
     total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
     for first in range(part * share + INPUTS, end, INPUTS):
