@@ -14,10 +14,13 @@ AT_ONCE = 132
 
 
 class DecodeChoice(NamedTuple):
-    block: int  # columns that are computed at a time
+    block: int  # columns of the state that are read at a time
     blocks: int  # of a program
     stages: int
     warps: int
+    recall_block: int = 64  # the same of programs that read tails
+    recall_blocks: int = 1
+    recall_warps: int = 4
 
 
 class CellsChoice(NamedTuple):
@@ -27,15 +30,15 @@ class CellsChoice(NamedTuple):
 
 
 def decode_choice(rows: int, groups: int, width: int) -> DecodeChoice:
-    """For groups of `width` columns: long programs once there are many, or a block each to keep all of the GPU busy.
+    """For groups of `width` columns: programs that recall are long once there are many, for each weighs its tokens anew.
 
-    >>> decode_choice(128, 8, 1280), decode_choice(1, 8, 1280)
-    (DecodeChoice(block=64, blocks=5, stages=2, warps=4), DecodeChoice(block=64, blocks=1, stages=1, warps=4))
+    >>> decode_choice(128, 8, 1280).recall_blocks, decode_choice(1, 8, 1280).recall_blocks
+    (5, 1)
     """
     blocks = -(-width // 64)
     for count in (5, 4):
         if blocks % count == 0 and rows * groups * blocks // count >= 16 * AT_ONCE:
-            return DecodeChoice(64, count, 2, 4)
+            return DecodeChoice(64, 1, 1, 4, recall_blocks=count)
     return DecodeChoice(64, 1, 1, 4)
 
 
