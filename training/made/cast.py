@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
 from training.made.wording import table
 
@@ -19,6 +18,14 @@ NATURES = {
     "sea": ["little", "young", "curious", "friendly", "happy", ""],
     "thing": ["little", "small", "old", "blue", "red", ""],
     "sky": ["little", "small", "young", "lonely", ""],
+}
+COMPANY = {
+    "child": ["friend", "friend", "relative", "old"],
+    "role": ["visitor", "visitor", "animals", "old"],
+    "animal": ["animals"],
+    "sea": ["sea"],
+    "thing": ["visitor", "visitor", "animals", "old"],
+    "sky": ["visitor", "animals"],
 }
 HELPERS = ["kind", "clever", "friendly", "gentle", "wise", "cheerful", "quiet"]
 
@@ -38,76 +45,68 @@ def person(random: Random) -> tuple[str, str, str]:
 
 
 def hero(random: Random, kind: str) -> dict[str, str]:
-    """The slots of a hero; `topic` is how somebody asks for a story about it, `hero_word` what it is."""
-    cast, nature = table("cast"), random.choice(NATURES[kind])
-    place = _place(random, kind)
+    """The slots of a hero; `topics` is how somebody asks for a story about it, `hero_word` what it is."""
+    nature, place = random.choice(NATURES[kind]), _place(random, kind)
     if kind == "child":
         name, which, word = person(random)
-        introduced, topics = f"{nature} {word} called {name}", [name, f"a {word} called {name}", f"a {word}"]
-        return _slots(introduced, name, topics, word, which) | {"place": place}
+        topics = [name, f"a {word} called {name}", f"a {word}"]
+        return _slots(f"{nature} {word} called {name}", name, topics, word, which, place)
+    word, which = _sort(random, kind)
     if kind == "thing":
-        thing: dict[str, Any] = random.choice(cast["things"])
-        word, which, place = thing["name"], "it", random.choice(thing["place"])
-    elif kind == "role":
-        word, which = random.choice(
-            [(word, which) for group, which in (("men", "he"), ("women", "she")) for word in cast[group]]
-            + [(word, random.choice(["he", "she"]) if word != "postman" else "he") for word in cast["roles"]]
-        )
-    else:
-        word, which = random.choice(cast[{"animal": "animals", "sea": "sea", "sky": "sky"}[kind]]), "it"
+        place = random.choice(next(each["place"] for each in table("cast")["things"] if each["name"] == word))
     topics = [f"a {word}", f"a {nature} {word}"]
-    if kind in ("role", "animal", "sea") and random.random() < 0.4:
-        if kind == "role":
-            name = random.choice(cast["boys" if which == "he" else "girls"])
-        else:
-            name, which = random.choice(cast["pets"]), random.choice(["he", "she"])
-        return _slots(f"{nature} {word} called {name}", name, [*topics, f"a {word} called {name}"], word, which) | {
-            "place": place
-        }
-    return _slots(f"{nature} {word}", f"the {word}", topics, word, which) | {"place": place}
+    if kind not in ("role", "animal", "sea") or random.random() < 0.6:
+        return _slots(f"{nature} {word}", f"the {word}", topics, word, which, place)
+    if kind == "role":
+        name = random.choice(table("cast")["boys" if which == "he" else "girls"])
+    else:
+        name, which = random.choice(table("cast")["pets"]), random.choice(["he", "she"])
+    return _slots(f"{nature} {word} called {name}", name, [*topics, f"a {word} called {name}"], word, which, place)
+
+
+def _sort(random: Random, kind: str) -> tuple[str, str]:
+    """What the hero is, and its pronoun."""
+    cast = table("cast")
+    if kind == "role":
+        group, which = random.choice([("men", "he"), ("women", "she"), ("roles", "he"), ("roles", "she")])
+        return random.choice(cast[group]), which
+    if kind == "thing":
+        return random.choice(cast["things"])["name"], "it"
+    return random.choice(cast["animals" if kind == "animal" else kind]), "it"
 
 
 def _place(random: Random, kind: str) -> str:
     cast = table("cast")
-    places: list[str] = {"sea": cast["deep"], "sky": cast["high"], "child": cast["land"] + cast["town"]}.get(
-        kind, cast["land"]
-    )
-    return random.choice(places)
+    places = {"sea": cast["deep"], "sky": cast["high"], "child": cast["land"] + cast["town"]}.get(kind, cast["land"])
+    return str(random.choice(places))
 
 
-def _slots(introduced: str, name: str, topics: list[str], word: str, which: str) -> dict[str, str]:
+def _slots(introduced: str, name: str, topics: list[str], word: str, which: str, place: str) -> dict[str, str]:
     return {
         "a_hero": " ".join(f"a {introduced}".split()),
         "hero": name,
         "Hero": name[0].upper() + name[1:],
         "hero_word": word,
         "topics": "|".join(" ".join(topic.split()) for topic in topics),
+        "place": place,
     } | pronouns(which)
 
 
 def helper(random: Random, kind: str, hero: dict[str, str]) -> dict[str, str]:
     """The slots of a helper that is not the hero's own kind; `helper_topic` is empty for relatives."""
-    cast, nature = table("cast"), random.choice(HELPERS)
-    sort = {
-        "child": ["friend", "friend", "relative", "old"],
-        "role": ["visitor", "visitor", "animal", "old"],
-        "animal": ["animal"],
-        "sea": ["sea"],
-        "thing": ["visitor", "visitor", "animal", "old"],
-        "sky": ["visitor", "animal"],
-    }[kind]
-    chosen = random.choice(sort)
-    if chosen in ("friend", "visitor"):
-        name, _, word = person(random)
-        while name == hero["hero"]:
-            name, _, word = person(random)
-        first = f"{hero['his']} friend {name}" if chosen == "friend" else f"a {word} called {name}"
-        return {"helper": first, "the_helper": name, "helper_topic": name}
-    if chosen == "relative":
+    sort, his = random.choice(COMPANY[kind]), hero["his"]
+    if sort in ("friend", "visitor"):
+        name, _, word = next(each for each in iter(lambda: person(random), None) if each[0] != hero["hero"])
+        return _helper(f"{his} friend {name}" if sort == "friend" else f"a {word} called {name}", name, name)
+    if sort == "relative":
         who = random.choice(["grandmother", "grandfather", "sister", "brother", "uncle", "aunt", "teacher"])
-        return {"helper": f"{hero['his']} {who}", "the_helper": f"{hero['his']} {who}", "helper_topic": ""}
-    if chosen == "old":
+        return _helper(f"{his} {who}", f"{his} {who}", "")
+    if sort == "old":
         word = random.choice(["old woman", "old man", "old neighbour"])
-        return {"helper": f"an {word}", "the_helper": f"the {word}", "helper_topic": f"an {word}"}
-    word = random.choice([each for each in cast["sea" if chosen == "sea" else "animals"] if each != hero["hero_word"]])
-    return {"helper": f"a {nature} {word}", "the_helper": f"the {word}", "helper_topic": f"a {word}"}
+        return _helper(f"an {word}", f"the {word}", f"an {word}")
+    word = random.choice([each for each in table("cast")[sort] if each != hero["hero_word"]])
+    return _helper(f"a {random.choice(HELPERS)} {word}", f"the {word}", f"a {word}")
+
+
+def _helper(first: str, later: str, topic: str) -> dict[str, str]:
+    return {"helper": first, "the_helper": later, "helper_topic": topic}

@@ -35,7 +35,10 @@ def continuation(random: Random) -> Exchange:
     friend = next(each for each in iter(lambda: cast.person(random)[0], "") if each != name)
     slots = {"name": name, "friend": friend, "kin": random.choice(KIN), **cast.pronouns(which)}
     slots["He"] = slots["he"].capitalize()
-    slots |= {"somebody": random.choice(["a hiker", "a shepherd"]), "town": random.choice(["village", "town", "street"])}
+    slots |= {
+        "somebody": random.choice(["a hiker", "a shepherd"]),
+        "town": random.choice(["village", "town", "street"]),
+    }
     slots |= slots_of(random, table_["slots"], entry["begin"] + rest + "{wide}")
     slots = {key: text.replace("{wide}", slots["wide"]) for key, text in slots.items()}
     slots["scene_place2"] = slots.get("scene_place", "").capitalize()

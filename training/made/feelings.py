@@ -29,7 +29,7 @@ WHY = (
 )
 NORMAL = "Is it normal to feel {name}?|Is that normal?|Is it okay to be {name}?|Does everybody feel {name} sometimes?"
 NORMAL_ANSWERS = (
-    "Yes, it is normal. Everybody is {name} sometimes.|Yes, everybody feels {name} from time to time. It is okay.|"
+    "Yes, it is normal. Everybody feels {name} sometimes.|Yes, everybody feels {name} from time to time. It is okay.|"
     "It is quite normal to be {name} now and then."
 )
 THANKS = "Thank you.|Thanks!|Thank you, that helps.|Thanks, I will try that.|That was kind, thank you.|Okay, thanks."
@@ -49,7 +49,7 @@ TALK = (
 TALK_ANSWERS = (
     "No, I am a computer program, so I cannot be {name}. But I can listen to you.|"
     "I do not have feelings, so I am never {name}. How about you?|"
-    "I have no feelings, but people tell me a lot about {noun}. Are you {name}?"
+    "I have no feelings, but we can talk about {noun}. Are you {name}?"
 )
 
 
@@ -87,7 +87,9 @@ def somebody(random: Random) -> list[Exchange]:
     answer = chosen(random, entry["friend"])
     exchanges = [(asked(random, said), answer)]
     if said.endswith("today."):
-        opening = "Oh! Do you want to help?|I see.|It is good that you notice it." if not entry.get("good") else "How nice!"
+        opening = (
+            "Oh! Do you want to help?|I see.|It is good that you notice it." if not entry.get("good") else "How nice!"
+        )
         exchanges = [(said, f"{chosen(random, opening)} {answer}")]
     if random.random() < 0.3:
         why = {"she": "Why is she {name}?", "he": "Why is he {name}?"}[which]

@@ -8,7 +8,8 @@ from training.made.exchange import Exchange, Maker
 from training.made.wording import asked, filled, table, tidy
 
 ASKED = (
-    "Write a {sort}poem about {topic}.|Write a {sort}poem about {topic}, please.|Please write a {sort}poem about {topic}.|"
+    "Write a {sort}poem about {topic}.|Write a {sort}poem about {topic}, please.|"
+    "Please write a {sort}poem about {topic}.|"
     "Can you write a {sort}poem about {topic}?|Could you write me a {sort}poem about {topic}?|"
     "Can you write a rhyme about {topic}?|Tell me a {sort}poem about {topic}.|I would like a {sort}poem about {topic}.|"
     "Do you know a {sort}poem about {topic}?|Make a {sort}rhyme about {topic}.|Compose a {sort}poem about {topic}.|"
@@ -22,6 +23,10 @@ LEADS = ["", "", "", "", "", "Here is a {sort}poem about {topic}:\n\n", "Here is
 ANOTHER = (
     "Another one, please.|Another one!|Can you write another one?|One more, please.|Write another poem about {topic}.|"
     "Again, please.|Do you have another poem about {topic}?|Now a different one."
+)
+AND_ABOUT = (
+    "And about {topic}?|And one about {topic}, please.|Now one about {topic}.|Now write one about {topic}.|"
+    "Can you also write one about {topic}?|And what about {topic}?"
 )
 
 
@@ -68,8 +73,7 @@ def next_topic(random: Random) -> list[Exchange]:
     """A poem about one thing, then "And about the moon?"."""
     first, second = random.sample(table("poems")["poem"], 2)
     said = filled(random, ASKED, {"topic": first["topic"], "sort": "short "})
-    more = filled(random, "And about {0}?|And one about {0}, please.|Now one about {0}.|Now write one about {0}.|"
-                  "Can you also write one about {0}?".replace("{0}", "{topic}"), {"topic": second["topic"]})  # fmt: skip
+    more = filled(random, AND_ABOUT, {"topic": second["topic"]})
     return [(asked(random, said), verses(random.sample(first["couplets"], 2))),
             (asked(random, more), verses(random.sample(second["couplets"], 2)))]  # fmt: skip
 
