@@ -14,12 +14,27 @@ GROUPS = {
     "pet": "pets", "farm_animal": "farm animals", "wild_animal": "wild animals", "bird": "birds", "insect": "insects",
     "small_animal": "small animals", "sea_animal": "sea animals", "fruit": "fruits", "vegetable": "vegetables",
     "food": "foods", "drink": "drinks", "weather": "things in the weather", "plant": "things that grow",
-    "landform": "kinds of land and water", "place": "places", "room": "rooms of a house", "furniture": "furniture",
+    "landform": "places in nature", "place": "places", "room": "rooms of a house", "furniture": "pieces of furniture",
     "kitchen": "things in the kitchen", "household": "things in the home", "tool": "tools", "job": "jobs",
-    "vehicle": "vehicles", "body": "parts of the body", "clothing": "clothes", "instrument": "musical instruments",
+    "vehicle": "vehicles", "body": "parts of the body", "clothing": "pieces of clothing",
+    "instrument": "musical instruments",
     "material": "materials", "school": "things for school", "sport": "sports", "space": "things in space",
-    "device": "machines and devices", "event": "days and times to celebrate", "people": "people around us",
+    "device": "devices", "event": "events", "people": "people around us",
 }  # fmt: skip
+NOWHERE = ("event", "sport", "people")  # what nobody looks for in a place
+MADE = (
+    "furniture",
+    "kitchen",
+    "household",
+    "tool",
+    "material",
+    "vehicle",
+    "clothing",
+    "instrument",
+    "device",
+    "school",
+)
+PERSONS = ("job", "people")  # who is not called "it"
 ANIMALS = ("pet", "farm_animal", "wild_animal", "bird", "insect", "small_animal", "sea_animal")
 
 
@@ -56,11 +71,13 @@ class Thing:
 
     @property
     def it(self) -> str:
+        if self.group in PERSONS:
+            return self.named
         return "they" if self.form == "plural" else "it"
 
     @property
     def them(self) -> str:
-        return "them" if self.form == "plural" else "it"
+        return "them" if self.form == "plural" else self.it
 
     @property
     def subject(self) -> str:
@@ -78,7 +95,8 @@ class Thing:
     def alone(self, fact: str) -> str:
         """A fact as the first sentence of an answer: the thing is named in it or before it."""
         told = leading(self.named, fact)
-        return told if self.name in told.lower() or self.many in told.lower() else f"{self.defined} {fact}"
+        named = self.name.lower() in told.lower() or self.many.lower() in told.lower()
+        return told if named else f"{self.defined} {fact}"
 
 
 @cache
@@ -107,6 +125,8 @@ def look(random: Random, thing: Thing) -> str:
 
 
 def locate(random: Random, thing: Thing) -> str:
+    if thing.group == "body":
+        return f"{thing.subject} is {thing.where}."
     return random.choice([f"You can find {thing.named} {thing.where}.", f"{thing.subject} can be found {thing.where}.",
                           f"You find {thing.named} {thing.where}."])  # fmt: skip
 
@@ -169,7 +189,8 @@ QUESTIONS: list[tuple[Ask, float, list[str]]] = [
               "Say something interesting about {s}."]),
 ]  # fmt: skip
 USES = ["What {be} {a} for?", "What {be} {a} used for?", "What can I do with {a}?", "What do people use {a} for?",
-        "Why do people use {a}?", "What is the use of {a}?", "What do I need {a} for?", "When do I need {a}?"]  # fmt: skip
+        "Why do people use {a}?", "What is the use of {a}?", "What do I need {a} for?",
+        "When do I need {a}?"]  # fmt: skip
 VALUES = ["Why {be} {a} important?", "Why {be} {a} useful?", "What {be} {a} good for?", "Why do we need {s}?",
           "Why {be} {a} good for us?", "How {be} {a} useful to people?"]  # fmt: skip
 
@@ -182,7 +203,7 @@ def fill(frame: str, thing: Thing) -> str:
 def asking(random: Random, thing: Thing) -> tuple[Ask, str]:
     """A way to answer and a frame of a question for it, which fit the thing."""
     served = (serve, 2.0, USES if thing.use else VALUES)
-    chosen = [*QUESTIONS, served]
+    chosen = [*(each for each in QUESTIONS if each[0] is not locate or thing.group not in NOWHERE), served]
     answer, _, frames = random.choices(chosen, [weight for _, weight, _ in chosen])[0]
     return answer, random.choice(frames)
 
@@ -196,10 +217,11 @@ def unsaid(random: Random, thing: Thing, said: str) -> str:
 def after(random: Random, thing: Thing, said: str) -> Exchange:
     """What may follow an answer about a thing."""
     more = unsaid(random, thing, said)
+    named = more if thing.defined in thing.alone(more) else thing.alone(more)
     frames: list[tuple[list[str], str]] = [
         (["Tell me more.", "Can you tell me more?", "More, please.", "What else?", "Go on.", "Anything else?",
           "What else do you know about {them}?", "Tell me more about {them}."],
-         random.choice([more, thing.alone(more), f"Sure. {more}", f"Of course. {thing.alone(more)}"])),
+         random.choice([more, named, f"Sure. {more}", f"Of course. {named}"])),
         (["Can you say that in one sentence?", "In one sentence, please.", "Say it in one sentence.",
           "Can you make it shorter?",
         "Shorter, please."], random.choice([thing.defined, f"In short: {thing.defined}"])),
@@ -208,9 +230,10 @@ def after(random: Random, thing: Thing, said: str) -> Exchange:
         (["What {do} {it} look like?", "Can you describe {them}?", "How {do} {it} look?"],
          random.choice([f"{capital(thing.it)} {thing.looks}.", look(random, thing)])),
         (["Where can I find {them}?", "Where {be} {it} found?"],
-         random.choice([f"You can find {thing.them} {thing.where}.", locate(random, thing)])),
+         locate(random, thing)),
     ]  # fmt: skip
-    asked, answer = random.choices(frames, [4, 2, 1, 1, 1])[0]
+    weights = [4, 2 * (thing.defined in said), 1, 1, int(thing.group not in NOWHERE)]
+    asked, answer = random.choices(frames, weights)[0]
     said = random.choice(asked).format(it=thing.it, them=thing.them, be=thing.be, do=thing.do)
     return small(said) if random.random() < 0.15 else said, answer
 
@@ -219,9 +242,14 @@ def thing_asked(random: Random) -> list[Exchange]:
     """A question about a thing; sometimes more of it, or the same about its neighbour."""
     thing = random.choice(things())
     answer, frame = asking(random, thing)
-    exchanges = [(spoken(random, fill(frame, thing)), answer(random, thing))]
+    told = answer(random, thing)
+    if "important" in frame:
+        told = told.replace(f"{thing.be} useful because", f"{thing.be} important because")
+    exchanges = [(spoken(random, fill(frame, thing)), told)]
     while random.random() < 0.35 and len(exchanges) < 4:
-        exchanges.append(after(random, thing, " ".join(said for _, said in exchanges)))
+        said = " ".join(said for _, said in exchanges)
+        further = after(random, thing, said)
+        exchanges += [further] if further[1] not in said else []
     other = neighbour(random, thing)
     if random.random() < 0.12 and answer is not serve:
         named = random.choice([other.named, other.named, other.many])
@@ -273,9 +301,8 @@ def difference(random: Random) -> list[Exchange]:
 
 def alive(random: Random) -> Exchange:
     """Is it an animal or a plant?"""
-    thing = random.choice(things())
-    if random.random() < 0.6:
-        thing = random.choice([each for each in things() if each.group in (*ANIMALS, "fruit", "vegetable", "plant")])
+    groups = (*ANIMALS, "fruit", "vegetable", "plant") if random.random() < 0.75 else MADE
+    thing = random.choice([each for each in things() if each.group in groups])
     asked = random.choice(["{} {} an animal or a plant?", "{} {} a plant or an animal?"])
     asked = asked.format(capital(thing.be), thing.named)
     if thing.group in ANIMALS:
@@ -297,14 +324,15 @@ def sentence(random: Random) -> Exchange:
                            "Use the word {} in a sentence.", "Make a sentence with {}.",
                            "Can you use {} in a sentence?", "Write one sentence about {}."])  # fmt: skip
     facts = [thing.alone(fact) for fact in thing.facts if thing.defined not in thing.alone(fact)]
-    return spoken(random, asked.format(thing.name)), random.choice([*facts, locate(random, thing), look(random, thing)])
+    return spoken(random, asked.format(thing.name)), random.choice([*facts, look(random, thing)])
 
 
 def kinds(random: Random) -> list[Exchange]:
     """Name three fruits; and one more."""
     group = random.choice([group for group in GROUPS if len(grouped(group)) > 5])
-    count = random.randint(2, 5)
-    chosen = [thing.many for thing in random.sample(grouped(group), count + 1)]
+    known = [thing for thing in grouped(group) if thing.form != "the" or group in ("body", "space")]
+    count = random.randint(2, min(5, len(known) - 1))
+    chosen = [thing.many for thing in random.sample(known, count + 1)]
     last, found = chosen.pop(), chosen
     word = random.choice([NUMBERS[count], NUMBERS[count], str(count)])
     asked = random.choice([f"Name {word} {GROUPS[group]}.", f"Tell me {word} {GROUPS[group]}.",

@@ -66,8 +66,8 @@ def spoken(random: Random, said: str) -> str:
         return small(said[:-1]) + random.choice(["", end])
     if way < 0.78:
         return said[:-1]
-    if said.startswith(("Can you", "Do you", "Could you")):
-        return random.choice(["Hi! ", "Hello, ", ""]).replace(", ", "! ") + said
+    if said.startswith(("Can you", "Do you", "I ")):
+        return random.choice(["Hi! ", "Hello! ", ""]) + said
     if end == "?":
         before = ["I have a question: ", "Please tell me: ", "Quick question: ", "Hi, ", "Hello! ", "Can you help me? ",
                   "So, ", "One more thing: ", "My child asks: ", "Okay, "]  # fmt: skip
