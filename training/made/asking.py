@@ -24,9 +24,9 @@ def asked(random: Random, *forms: str) -> str:
     if chance < 0.08 and not text.startswith(KEPT):
         text = text[0].lower() + text[1:]
     elif 0.08 <= chance < 0.12:
-        text = text.rstrip("?.")
+        text = text.rstrip("?. =")
     elif 0.12 <= chance < 0.16 and not text.startswith(KEPT):
-        text = (text[0].lower() + text[1:]).rstrip("?.")
+        text = (text[0].lower() + text[1:]).rstrip("?. =")
     elif 0.16 <= chance < 0.22 and text.endswith("?") and "lease" not in text:
         text = text[:-1] + ", please?"
     elif 0.22 <= chance < 0.26 and text.startswith(("What is ", "Which ", "How many ", "How much ")):
