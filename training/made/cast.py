@@ -13,7 +13,7 @@ PRONOUNS = {
 }
 NATURES = {
     "child": ["little", "young", "cheerful", "curious", "clever", "kind", "friendly", ""],
-    "role": ["young", "kind", "old", "friendly", "cheerful", "clever", "poor", ""],
+    "role": ["young", "kind", "old", "friendly", "cheerful", "clever", ""],
     "animal": ["little", "small", "young", "curious", "clever", "friendly", "kind", "grey", ""],
     "sea": ["little", "young", "curious", "friendly", "happy", ""],
     "thing": ["little", "small", "old", "blue", "red", ""],

@@ -123,8 +123,10 @@ def questions(random: Random, told: Tale) -> list[Exchange]:
 def retold(random: Random) -> list[Exchange]:
     """The first sentences of a story are given, the others are asked for."""
     told = tale(random)
-    begin = told.told("opening", "problem")
-    rest = told.told("first", "second", "end") if random.random() < 0.7 else told.told("second", "end")
+    given = random.choice([1, 1, 2, 2, 2])
+    parts = list(told.parts)
+    begin = told.told(*parts[:given])
+    rest = told.told(*(part for part in parts[given:] if part != "first" or given == 2))
     exchanges = [(continuations.prompt(random, begin), rest)]
     if random.random() < 0.25:
         exchanges += questions(random, told)[:1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from random import Random
 
-from training.made import feelings
+from training.made import feelings, remarks
 from training.made.exchange import Exchange, Maker, one
 from training.made.wording import asked, chosen, filled, slots_of, table, tidy
 
@@ -126,5 +126,6 @@ def able(random: Random) -> Exchange:
 
 
 MAKERS: dict[Maker, float] = {
-    chat: 4.2, joke: 0.8, riddle: 0.6, one(solved): 0.3, unknown: 0.9, one(able): 0.4, **feelings.MAKERS,
+    chat: 3.2, joke: 0.6, riddle: 0.5, one(solved): 0.3, unknown: 0.9, one(able): 0.4,
+    **remarks.MAKERS, **feelings.MAKERS,
 }  # fmt: skip
