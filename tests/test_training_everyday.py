@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from training.made import everyday, everyday_things
+from training.made import everyday, everyday_classes, everyday_things
 from training.made.everyday_words import NUMBERS, table
 from training.made.exchange import Exchange, Maker
 
@@ -104,3 +104,17 @@ def test_a_follow_up_is_about_the_same_thing() -> None:
     assert any("honey" in answer for answer in answers)
     assert any("pollen" in answer for answer in answers)
     assert all("It" in answer or "bee" in answer.lower() or answer.startswith("Because it") for answer in answers)
+
+
+def test_what_belongs_where() -> None:
+    entries = {entry["name"]: entry for entry in table("classes")["class"]}
+    said = dict(everyday_classes.belongs(Random(seed)) for seed in range(3000))
+    for question, answer in said.items():
+        for name, entry in entries.items():
+            found = re.search(rf"\bi(?:s|re) (.+) an? {name}\??$", question, re.I)
+            groups = [thing.group for thing in everyday_things.things() if found and thing.named == found[1]]
+            if groups and groups[0] in entry["groups"]:
+                assert answer.startswith("Yes"), (question, answer)
+    assert any(answer.startswith("No") for answer in said.values())
+    spider = [answer for question, answer in said.items() if "a spider an insect" in question]
+    assert all(answer.startswith("No") for answer in spider)

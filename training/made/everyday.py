@@ -1,6 +1,6 @@
 """Simple questions about everyday things: what they are and for, why and how things happen, how something is done.
 
-What is said stands in tables/: things and measures (their frames are in everyday_things.py), whys, topics, howto. An
+What is said stands in tables/: things and measures (frames in everyday_things.py), classes, whys, topics, howto. An
 answer may be followed by "Tell me more." or "What is the first step?", answered from the entry that was spoken of.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from training.made import everyday_classes as classes
 from training.made import everyday_things as things
 from training.made.everyday_words import NUMBERS, capital, leading, small, spoken, table
 from training.made.exchange import Exchange, Maker, one
@@ -30,6 +31,13 @@ def sure(random: Random, answer: str) -> str:
     return random.choice([answer, answer, answer, f"Sure. {answer}", f"Of course. {answer}"])
 
 
+def further(random: Random, more: str) -> Exchange:
+    """One more sentence, asked for or doubted."""
+    if random.random() < 0.2:
+        return random.choice(["Really?", "Is that true?", "Are you sure?"]), f"Yes. {more}"
+    return random.choice(MORE), sure(random, more)
+
+
 def why(random: Random) -> list[Exchange]:
     """Why something is so, from whys.toml."""
     entry: dict[str, Any] = random.choice(table("whys")["why"])
@@ -39,12 +47,12 @@ def why(random: Random) -> list[Exchange]:
                           "Can you explain why {said}?", "How come {said}?"])  # fmt: skip
     whole = f"{capital(said)} because {because}."
     answer = random.choice([whole, whole, f"Because {because}.", f"{capital(because)}. That is why {said}."])
-    told = random.random() < 0.35
+    told = random.random() < 0.35 and "That is why" not in answer
     exchanges = [(spoken(random, frame.format(ask=ask, said=said)), f"{answer} {entry['more']}" if told else answer)]
     if told and random.random() < 0.3:
         exchanges.append((random.choice(SHORTER), whole))
     elif not told and random.random() < 0.35:
-        exchanges.append((random.choice([*MORE, "Really?", "Is that all?"]), sure(random, entry["more"])))
+        exchanges.append(further(random, entry["more"]))
     return exchanges
 
 
@@ -59,7 +67,7 @@ def asked(random: Random) -> list[Exchange]:
         return [(spoken(random, frame), f"{answer} {more}")]
     exchanges = [(spoken(random, frame), answer)]
     if random.random() < 0.4:
-        exchanges.append((random.choice([*MORE, "Really?", "Is that all?"]), sure(random, more)))
+        exchanges.append(further(random, more))
     return exchanges
 
 
@@ -203,7 +211,7 @@ def how_to_after(random: Random, entry: dict[str, Any], told: str) -> Exchange:
 
 
 MAKERS: dict[Maker, float] = {
-    things.thing_asked: 3, things.valued: 0.3, things.difference: 0.8, one(things.alive): 0.2,
-    one(things.sentence): 0.3,
-    things.kinds: 0.4, one(things.measured): 0.5, why: 1.4, asked: 1.1, topic: 0.7, how_to: 1.5,
+    things.thing_asked: 3, things.valued: 0.3, things.difference: 0.7, one(things.alive): 0.15,
+    one(things.sentence): 0.3, things.kinds: 0.4, one(things.measured): 0.4, classes.class_asked: 0.3,
+    one(classes.belongs): 0.3, one(classes.called): 0.5, why: 1.3, asked: 1.0, topic: 0.7, how_to: 1.4,
 }  # fmt: skip

@@ -36,6 +36,11 @@ MADE = (
 )
 PERSONS = ("job", "people")  # who is not called "it"
 ANIMALS = ("pet", "farm_animal", "wild_animal", "bird", "insect", "small_animal", "sea_animal")
+KIN = (
+    ANIMALS,
+    ("fruit", "vegetable", "food", "drink"),
+    ("furniture", "household", "kitchen", "tool", "device"),
+)
 
 
 @dataclass(frozen=True)
@@ -110,8 +115,11 @@ def grouped(group: str) -> list[Thing]:
     return [thing for thing in things() if thing.group == group]
 
 
-def neighbour(random: Random, thing: Thing) -> Thing:
-    return random.choice([other for other in grouped(thing.group) if other != thing])
+def neighbour(random: Random, thing: Thing, widely: float = 0.0) -> Thing:
+    """Another one of its group, or sometimes of a group that is akin."""
+    kin = next((groups for groups in KIN if thing.group in groups), (thing.group,))
+    groups = kin if random.random() < widely else (thing.group,)
+    return random.choice([other for other in things() if other.group in groups and other != thing])
 
 
 def define(random: Random, thing: Thing) -> str:
@@ -227,12 +235,13 @@ def after(random: Random, thing: Thing, said: str) -> Exchange:
         "Shorter, please."], random.choice([thing.defined, f"In short: {thing.defined}"])),
         (["Why {be} {it} important?", "Why {be} {it} useful?", "Why do we need {them}?"],
          random.choice([f"{capital(thing.it)} {thing.be} useful because {thing.useful}.", f"Because {thing.useful}."])),
+        (["Why?", "Why is that?"], f"If you ask why {thing.named} {thing.be} important: because {thing.useful}."),
         (["What {do} {it} look like?", "Can you describe {them}?", "How {do} {it} look?"],
          random.choice([f"{capital(thing.it)} {thing.looks}.", look(random, thing)])),
         (["Where can I find {them}?", "Where {be} {it} found?"],
          locate(random, thing)),
     ]  # fmt: skip
-    weights = [4, 2 * (thing.defined in said), 1, 1, int(thing.group not in NOWHERE)]
+    weights = [4, 2 * (thing.defined in said), 1, 0.5, 1, int(thing.group not in NOWHERE)]
     asked, answer = random.choices(frames, weights)[0]
     said = random.choice(asked).format(it=thing.it, them=thing.them, be=thing.be, do=thing.do)
     return small(said) if random.random() < 0.15 else said, answer
@@ -273,7 +282,7 @@ def valued(random: Random) -> list[Exchange]:
 
 def difference(random: Random) -> list[Exchange]:
     thing = random.choice(things())
-    other = neighbour(random, thing)
+    other = neighbour(random, thing, 0.35)
     pair = f"{thing.named} and {other.named}"
     asked = random.choice(
         [
@@ -291,7 +300,7 @@ def difference(random: Random) -> list[Exchange]:
     exchanges = [(spoken(random, asked), first)]
     if random.random() < 0.3:
         exchanges.append((random.choice(["Tell me more.", "What else is different?", "Anything else?"]), second))
-    if random.random() < 0.2:
+    if random.random() < 0.2 and other.group == thing.group:
         same = f"{capital(pair)} are both {GROUPS[thing.group]}."
         exchanges.append(
             (random.choice(["What do they have in common?", "What is the same?", "How are they alike?"]), same)

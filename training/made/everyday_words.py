@@ -59,6 +59,8 @@ def listed(items: list[str], word: str = "and") -> str:
 
 def spoken(random: Random, said: str) -> str:
     """A question or a request as people type it: politely, shortly, without capital or mark."""
+    if "colour" in said and random.random() < 0.5:
+        said = said.replace("colour", "color")
     end, way = said[-1], random.random()
     if way < 0.6:
         return said
