@@ -12,6 +12,10 @@ from typing import Any
 from training.made.asking import article, asked, capital, table
 from training.made.exchange import Exchange, Maker
 
+OTHER_NAMES = ("compute", "calculate", "helper", "my_function", "run", "f", "process", "solve", "do_it", "apply")
+UNCOUNTED = (
+    "None", "self", "print", "len", "input", "recursion", "inheritance", "indentation", "break", "continue", "else",
+)  # fmt: skip
 # What a sign in the code means, for an explanation; the first that fits is told.
 MEANINGS = (
     (r"\S for ", "It goes through the values in one line with a comprehension."),
@@ -160,7 +164,7 @@ def in_a_list(function: Function) -> Function:
 
 def followed(random: Random, function: Function) -> Exchange:
     """Something asked about a function that was just shown."""
-    kind = random.choice(["explain", "explain", "call", "call", "docstring", "rename", "list", "example", "name"])
+    kind = random.choice(["explain", "explain", "call", "call", "docstring", "rename", "list", "name"])
     if kind == "list" and function.of.isidentifier() and function.of not in ("items", "numbers", "words"):
         said = asked(random, "Now for lists.", "Now for a list.", "Can you do that for every item of a list?")
         return said, fenced(in_a_list(function).code()) + "\n\nIt calls the function for every item."
@@ -168,41 +172,28 @@ def followed(random: Random, function: Function) -> Exchange:
         said = asked(random, "Can you add a docstring?", "Add a docstring, please.", "Now with a docstring.")
         return said, fenced(function.code(docstring=True))
     if kind == "rename":
-        name = random.choice(
-            ["compute", "calculate", "helper", "my_function", "run", "f", "process", "solve", "do_it", "apply"]
-        )
-        said = asked(
-            random, f"Can you rename it to {name}?", f"Call it {name}, please.", f"Rename the function to {name}."
-        )
+        name = random.choice(OTHER_NAMES)
+        said = asked(random, f"Can you rename it to {name}?", f"Call it {name}, please.", f"Rename it to {name}.")
         return said, fenced(function.named(name).code())
     if kind == "name":
         return asked(random, "What is the function called?", "What is its name?"), f"It is called {function.name}."
-    call = random.choice(function.calls)
-    if kind == "call" and call:
-        said = asked(
-            random, f"What does it return for {call}?", f"What is {function.name}({call})?", f"And for {call}?"
-        )
-        return said, random.choice(
-            [shown(function, call), f"It returns {result(function.code(), f'{function.name}({call})')}."]
-        )
-    if kind == "example":
-        said = asked(
-            random, "Can you give me an example?", "How do I call it?", "How do I use it?", "Show me an example."
-        )
-        returned = result(function.code(), f"{function.name}({call})")
-        return (
-            said,
-            f"You can call it like this:\n\n{fenced(f'print({function.name}({call}))')}\n\nThe result is {returned}.",
-        )
-    said = asked(
-        random,
-        "Can you explain it?",
-        "How does it work?",
-        "What does it do?",
-        "Explain it, please.",
-        "Can you explain the code?",
-    )
+    if kind == "call":
+        return tried(random, function)
+    said = asked(random, "Can you explain it?", "How does it work?", "What does it do?", "Explain it, please.",
+                 "Can you explain the code?")  # fmt: skip
     return said, explained(random, function)
+
+
+def tried(random: Random, function: Function) -> Exchange:
+    """What the function returns, or how it is called."""
+    arguments = random.choice(function.calls)
+    call = f"{function.name}({arguments})"
+    returned = result(function.code(), call)
+    if arguments and random.random() < 0.6:
+        said = asked(random, f"What does it return for {arguments}?", f"What is {call}?", f"And for {arguments}?")
+        return said, random.choice([shown(function, arguments), f"It returns {returned}."])
+    said = asked(random, "Can you give me an example?", "How do I call it?", "How do I use it?", "Show me an example.")
+    return said, f"You can call it like this:\n\n{fenced(f'print({call})')}\n\nThe result is {returned}."
 
 
 def thanked(random: Random) -> Exchange:
@@ -276,44 +267,15 @@ def snippet(random: Random) -> list[Exchange]:
 def word(random: Random) -> list[Exchange]:
     """A word of Python, and perhaps an example of it."""
     term, (told, code) = random.choice(list(table("python")["words"].items()))
-    one = (
-        term
-        if term
-        in (
-            "None",
-            "self",
-            "print",
-            "len",
-            "input",
-            "recursion",
-            "inheritance",
-            "indentation",
-            "break",
-            "continue",
-            "else",
-        )
-        else article(term)
-    )
-    said = asked(
-        random,
-        f"What is {one} in Python?",
-        f"What is {one} in Python?",
-        f"Explain what {one} is in Python.",
-        f"What does {term} mean in Python?",
-        f"Tell me about {one} in Python.",
-        f"Can you explain {one} in Python?",
-    )
-    answer = told if random.random() < 0.7 else f"{told} For example:\n\n{fenced(code)}"
+    one = term if term in UNCOUNTED else article(term)
+    said = asked(random, f"What is {one} in Python?", f"What is {one} in Python?", f"Tell me about {one} in Python.",
+                 f"Explain what {one} is in Python.", f"What does {term} mean in Python?",
+                 f"Can you explain {one} in Python?")  # fmt: skip
     if random.random() < 0.4:
-        more = asked(
-            random,
-            "Can you give me an example?",
-            "Show me an example.",
-            "What does that look like?",
-            "An example, please.",
-        )
+        more = asked(random, "Can you give me an example?", "Show me an example.", "What does that look like?",
+                     "An example, please.")  # fmt: skip
         return [(said, told), (more, random.choice([fenced(code), f"Here is an example:\n\n{fenced(code)}"]))]
-    return [(said, answer)]
+    return [(said, told if random.random() < 0.7 else f"{told} For example:\n\n{fenced(code)}")]
 
 
 MAKERS: dict[Maker, float] = {function: 4.5, family: 3, class_of_objects: 0.4, snippet: 1, word: 1.1}

@@ -181,7 +181,7 @@ def repeated(random: Random) -> Function:
 
 def divisible(random: Random) -> Function:
     n = random.randint(3, 12)
-    kind = random.choice(["is", "keep", "list", "count"])
+    kind = random.choice(["is", "keep", "count"])
     by = f"divisible by {number(random, n)}"
     if kind == "is":
         return Function(
@@ -199,21 +199,19 @@ def divisible(random: Random) -> Function:
             (f"keeps the numbers that are {by}", f"returns all numbers of a list that are {by}"),
             (f"[{n}, {n + 1}, {3 * n}]",),
         )
-    if kind == "count":
-        return Function(
-            f"count_divisible_by_{n}",
-            "numbers",
-            f"return sum(1 for n in numbers if n % {n} == 0)",
-            (f"counts the numbers that are {by}", f"returns how many numbers are {by}"),
-            (f"[{n}, {n + 1}, {3 * n}]",),
-        )
     return Function(
-        f"multiples_of_{n}",
-        "count",
-        f"return [{n} * i for i in range(1, count + 1)]",
-        (f"returns the first multiples of {n}", f"lists the multiples of {n}"),
-        ("3", "5"),
+        f"count_divisible_by_{n}",
+        "numbers",
+        f"return sum(1 for n in numbers if n % {n} == 0)",
+        (f"counts the numbers that are {by}", f"returns how many numbers are {by}"),
+        (f"[{n}, {n + 1}, {3 * n}]",),
     )
+
+
+def multiples(random: Random) -> Function:
+    n = random.randint(2, 25)
+    does = (f"returns the first multiples of {n}", f"lists the multiples of {n}")
+    return Function(f"multiples_of_{n}", "count", f"return [{n} * i for i in range(1, count + 1)]", does, ("3", "5"))
 
 
 def wrapped(random: Random) -> Function:
@@ -237,7 +235,7 @@ def wrapped(random: Random) -> Function:
 
 def counted(random: Random) -> Function:
     letter = random.choice("abcdefghilmnoprstuw")
-    kind = random.choice(["count", "has", "remove", "replace"])
+    kind = random.choice(["count", "has", "remove"])
     if kind == "has":
         return Function(
             f"has_{letter}",
@@ -254,15 +252,6 @@ def counted(random: Random) -> Function:
             (f"removes every {letter} from a text", f"deletes the letter {letter} from a string"),
             ("'banana'", "'history'"),
         )
-    if kind == "replace":
-        other = random.choice([each for each in "aeioxz" if each != letter])
-        return Function(
-            f"replace_{letter}",
-            "text",
-            f'return text.replace("{letter}", "{other}")',
-            (f"replaces every {letter} by {other}", f"replaces the letter {letter} by {other} in a text"),
-            ("'banana'", "'history'"),
-        )
     return Function(
         f"count_{letter}",
         "text",
@@ -270,6 +259,13 @@ def counted(random: Random) -> Function:
         (f"counts the letter {letter} in a text", f"returns how often the letter {letter} occurs in a word"),
         ("'banana'", "'history'"),
     )
+
+
+def replaced(random: Random) -> Function:
+    letter, other = random.sample("abcdefghilmnoprstuwxz", 2)
+    does = (f"replaces every {letter} by {other}", f"replaces the letter {letter} by {other} in a text")
+    body = f'return text.replace("{letter}", "{other}")'
+    return Function(f"replace_{letter}", "text", body, does, ("'banana'", "'history'"))
 
 
 def power(random: Random) -> Function:
@@ -364,7 +360,7 @@ def item(random: Random) -> Function:
 
 FAMILIES: tuple[Family, ...] = (
     every, every, ends, without_ends, compared, compared, removed, constant, constant, starting, longer, repeated,
-    divisible, wrapped, counted, power, stepped, defaulted, item,
+    divisible, multiples, wrapped, counted, replaced, power, stepped, defaulted, item,
 )  # fmt: skip
 
 

@@ -9,6 +9,24 @@ from training.made.exchange import Exchange, Maker, one
 from training.made.facts import DAYS, MONTHS
 
 LANGUAGES = ("Spanish", "French", "German")
+TRANSLATED = (
+    "What is {} in {}?", "How do you say {} in {}?", "Translate {} into {}.", "What is the {1} word for {0}?",
+    "How do I say {} in {}?",
+)  # fmt: skip
+CAPITALS_ASKED = (
+    "What is the capital of {}?", "What is the capital of {}?", "Which city is the capital of {}?", "Capital of {}?",
+    "Tell me the capital of {}.", "What's the capital city of {}?", "Do you know the capital of {}?",
+    "Name the capital of {}.",
+)  # fmt: skip
+ORDINALS = (
+    "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
+    "twelfth",
+)  # fmt: skip
+# Groups of which no word belongs to another one as well.
+APART = (
+    "animals", "fruits", "colours", "tools", "instruments", "sports", "drinks", "countries", "vehicles", "rooms",
+    "trees", "planets", "shapes", "languages", "metals", "pieces_of_furniture",
+)  # fmt: skip
 
 
 def named(group: str) -> str:
@@ -44,39 +62,16 @@ def lists(random: Random) -> list[Exchange]:
 
 
 def misfit(random: Random) -> list[Exchange]:
-    plain = [
-        "animals",
-        "fruits",
-        "colours",
-        "tools",
-        "instruments",
-        "sports",
-        "drinks",
-        "countries",
-        "vehicles",
-        "rooms",
-        "trees",
-        "planets",
-        "shapes",
-        "languages",
-        "metals",
-        "furniture",
-    ]
-    group, other = random.sample(plain, 2)
+    group, other = random.sample(APART, 2)
     rows = table("words")["groups"]
     wrong = random.choice([each for each in rows[other] if each not in rows[group]])
     words = [*random.sample(rows[group], 3), wrong]
     random.shuffle(words)
-    said = asked(
-        random,
-        f"Which word does not fit: {listed(words, 'or')}?",
-        f"Which one is the odd one out: {', '.join(words)}?",
-        f"Which word does not belong: {', '.join(words)}?",
-    )
-    why = f"the others are {group}"
-    exchanges = [
-        (said, random.choice([f"{capital(wrong)} does not fit, because {why}.", f"{capital(wrong)}, because {why}."]))
-    ]
+    shown, why = ", ".join(words), f"the others are {named(group)}"
+    said = asked(random, f"Which word does not fit: {listed(words, 'or')}?", f"Which one is the odd one out: {shown}?",
+                 f"Which word does not belong: {shown}?")  # fmt: skip
+    answers = [f"{capital(wrong)} does not fit, because {why}.", f"{capital(wrong)}, because {why}."]
+    exchanges = [(said, random.choice(answers))]
     if random.random() < 0.2:
         exchanges.append((asked(random, "Why?", "Why is that?"), f"Because {why}, but {wrong} is not one of them."))
     return exchanges
@@ -98,154 +93,67 @@ def complete(random: Random) -> Exchange:
 def translate(random: Random) -> list[Exchange]:
     (word, found), (other, others) = random.sample(list(table("words")["translations"].items()), 2)
     at, second = random.sample(range(3), 2)
-    language = LANGUAGES[at]
+    language, another = LANGUAGES[at], LANGUAGES[second]
     if random.random() < 0.2:
-        said = asked(
-            random, f"What does the {language} word {found[at]} mean?", f"What does {found[at]} mean in English?"
-        )
-        return [
-            (
-                said,
-                f"The {language} word {found[at]} means {word}."
-                if language in said
-                else f"{capital(found[at])} means {word}.",
-            )
-        ]
-    said = asked(
-        random,
-        f"What is {word} in {language}?",
-        f"How do you say {word} in {language}?",
-        f"Translate {word} into {language}.",
-        f"What is the {language} word for {word}?",
-        f"How do I say {word} in {language}?",
-    )
-    exchanges = [
-        (
-            said,
-            random.choice(
-                [f"The {language} word for {word} is {found[at]}.", f"{capital(word)} in {language} is {found[at]}."]
-            ),
-        )
-    ]
+        said = asked(random, f"What does the {language} word {found[at]} mean?", f"What is {found[at]} in English?")
+        return [(said, f"The {language} word {found[at]} means {word}.")]
+    said = asked(random, *(form.format(word, language) for form in TRANSLATED))
+    answers = [f"The {language} word for {word} is {found[at]}.", f"{capital(word)} in {language} is {found[at]}."]
+    exchanges = [(said, random.choice(answers))]
     chance = random.random()
     if chance < 0.25:
         exchanges.append(
-            (
-                asked(random, f"And in {LANGUAGES[second]}?", f"And {LANGUAGES[second]}?"),
-                f"In {LANGUAGES[second]} it is {found[second]}.",
-            )
+            (asked(random, f"And in {another}?", f"And {another}?"), f"In {another} it is {found[second]}.")
         )
     elif chance < 0.45:
-        exchanges.append(
-            (asked(random, f"And {other}?", f"What about {other}?"), f"{capital(other)} in {language} is {others[at]}.")
-        )
+        said = asked(random, f"And {other}?", f"What about {other}?")
+        exchanges.append((said, f"{capital(other)} in {language} is {others[at]}."))
     return exchanges
 
 
 def capital_city(random: Random) -> list[Exchange]:
-    pairs = list(table("words")["capitals"].items())
-    (country, city), (other, other_city) = random.sample(pairs, 2)
+    (country, city), (other, other_city) = random.sample(list(table("words")["capitals"].items()), 2)
     if random.random() < 0.3:
-        said = asked(
-            random,
-            f"Which country is {city} in?",
-            f"Where is {city}?",
-            f"In which country is {city}?",
-            f"{city} is the capital of which country?",
-        )
-        exchanges = [
-            (
-                said,
-                random.choice([f"{city} is in {country}. It is the capital.", f"{city} is the capital of {country}."]),
-            )
-        ]
-        if random.random() < 0.35:
-            exchanges.append(
-                (
-                    asked(random, f"And {other_city}?", f"And where is {other_city}?"),
-                    f"{other_city} is the capital of {other}.",
-                )
-            )
-        return exchanges
-    said = asked(
-        random,
-        f"What is the capital of {country}?",
-        f"What is the capital of {country}?",
-        f"Which city is the capital of {country}?",
-        f"Tell me the capital of {country}.",
-        f"Capital of {country}?",
-        f"What's the capital city of {country}?",
-        f"Do you know the capital of {country}?",
-        f"Name the capital of {country}.",
-    )
-    exchanges = [
-        (said, random.choice([f"The capital of {country} is {city}.", f"{city} is the capital of {country}."]))
-    ]
+        return country_of(random, country, city, other, other_city)
+    said = asked(random, *(form.format(country) for form in CAPITALS_ASKED))
+    answers = ["The capital of {} is {}.", "{1} is the capital of {0}."]
+    exchanges = [(said, random.choice(answers).format(country, city))]
     if random.random() < 0.4:
-        said = asked(
-            random,
-            f"And of {other}?",
-            f"And of {other}?",
-            f"And {other}?",
-            f"What about {other}?",
-            f"And the capital of {other}?",
-        )
-        exchanges.append(
-            (
-                said,
-                random.choice([f"The capital of {other} is {other_city}.", f"{other_city} is the capital of {other}."]),
-            )
-        )
+        said = asked(random, f"And of {other}?", f"And of {other}?", f"And {other}?", f"What about {other}?",
+                     f"And the capital of {other}?")  # fmt: skip
+        exchanges.append((said, random.choice(answers).format(other, other_city)))
+    return exchanges
+
+
+def country_of(random: Random, country: str, city: str, other: str, other_city: str) -> list[Exchange]:
+    """The country of a capital, and perhaps that of another."""
+    said = asked(random, f"Which country is {city} in?", f"Where is {city}?", f"In which country is {city}?",
+                 f"{city} is the capital of which country?")  # fmt: skip
+    answers = [f"{city} is in {country}. It is the capital.", f"{city} is the capital of {country}."]
+    exchanges = [(said, random.choice(answers))]
+    if random.random() < 0.35:
+        said = asked(random, f"And {other_city}?", f"And where is {other_city}?")
+        exchanges.append((said, f"{other_city} is the capital of {other}."))
     return exchanges
 
 
 def calendar(random: Random) -> list[Exchange]:
-    kind, line = random.choice([("day", DAYS), ("month", MONTHS)])
+    kind, line, whole = random.choice([("day", DAYS, "week"), ("month", MONTHS, "year")])
     at = random.randrange(len(line))
     if random.random() < 0.25:
-        n = at + 1
-        ordinal = [
-            "first",
-            "second",
-            "third",
-            "fourth",
-            "fifth",
-            "sixth",
-            "seventh",
-            "eighth",
-            "ninth",
-            "tenth",
-            "eleventh",
-            "twelfth",
-        ][at]
-        whole = "week" if kind == "day" else "year"
-        return [
-            (
-                asked(
-                    random,
-                    f"What is the {ordinal} {kind} of the {whole}?",
-                    f"Which {kind} is number {n} of the {whole}?",
-                ),
-                f"{line[at]} is the {ordinal} {kind} of the {whole}.",
-            )
-        ]
+        ordinal = ORDINALS[at]
+        said = asked(
+            random, f"What is the {ordinal} {kind} of the {whole}?", f"Which {kind} is number {at + 1} of the {whole}?"
+        )
+        return [(said, f"{line[at]} is the {ordinal} {kind} of the {whole}.")]
     word, other = random.sample(["after", "before"], 2)
     found = {"after": line[(at + 1) % len(line)], "before": line[at - 1]}
-    exchanges = [
-        (
-            asked(
-                random,
-                f"Which {kind} comes {word} {line[at]}?",
-                f"What {kind} is {word} {line[at]}?",
-                f"What comes {word} {line[at]}?",
-            ),
-            f"{found[word]} comes {word} {line[at]}.",
-        )
-    ]
+    said = asked(random, f"Which {kind} comes {word} {line[at]}?", f"What {kind} is {word} {line[at]}?",
+                 f"What comes {word} {line[at]}?")  # fmt: skip
+    exchanges = [(said, f"{found[word]} comes {word} {line[at]}.")]
     if random.random() < 0.35:
-        exchanges.append(
-            (asked(random, f"And {other} it?", f"And {other} {line[at]}?"), f"{found[other]} comes {other} {line[at]}.")
-        )
+        said = asked(random, f"And {other} it?", f"And {other} {line[at]}?")
+        exchanges.append((said, f"{found[other]} comes {other} {line[at]}."))
     return exchanges
 
 

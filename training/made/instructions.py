@@ -150,6 +150,10 @@ MANNERS = (
         lambda base, random: f"{capital(base.sentence)}.",
     ),
 )
+ROLE_RULES = (
+    "You are {}.", "You are {}.", "Answer like {}.", "Speak like {}.", "Talk like {}.", "Pretend to be {}.",
+    "You play the role of {}.", "From now on you are {}.", "Stay in the role of {}.",
+)  # fmt: skip
 PREFIXES = ("You are a helpful assistant. ", "You are a friendly assistant. ", "Help the user. ")
 
 
@@ -209,17 +213,7 @@ def role(random: Random) -> Conversation:
     one = "Santa Claus" if name == "santa" else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
     if name in ("king", "queen"):
         one = f"the {name}"
-    system = random.choice(
-        [
-            f"You are {one}.",
-            f"You are {one}.",
-            f"Answer like {one}.",
-            f"Speak like {one}.",
-            f"Talk like {one}.",
-            f"Pretend to be {one}.",
-            f"You play the role of {one}.",
-        ]
-    )
+    system = random.choice(ROLE_RULES).format(one)
     if random.random() < 0.4:
         system += random.choice(
             [" Answer in one short sentence.", " Keep it short.", " Be brief.", " Answer in one sentence."]

@@ -138,7 +138,11 @@ def counted(random: Random, numbers: list[int], step: int) -> Exchange:
     if step > 1:
         word = random.choice([in_words(step), str(step)])
         way = " " + random.choice(
-            [f"in steps of {word}", f"in steps of {word}", f"by {word}s" if word.isalpha() else f"by {word}"]
+            [
+                f"in steps of {word}",
+                f"in steps of {word}",
+                f"by {word}s" if word.isalpha() and step <= 10 else f"by {word}",
+            ]
         )
     verb = random.choice(["Count down", "Count backwards", "Count back"]) if last < first else "Count"
     spelled = last < 30 and first < 30 and step == 1 and random.random() < 0.15
@@ -342,7 +346,7 @@ def table(random: Random) -> Exchange:
     said = ordered(
         random, f"Write the times table of {n}", f"Show me the {n} times table", f"Say the times table of {n}"
     )
-    return said, "\n".join(f"{i} * {n} = {i * n}" for i in range(1, 11)) + "\n\nThat is all."
+    return said, "\n".join(f"{i} * {n} = {i * n}" for i in range(1, 11)) + "."
 
 
 def sequence(random: Random) -> Exchange:

@@ -16,7 +16,7 @@ Conversation = tuple[str, list[Exchange]]
 LANGUAGES = ("Spanish", "French", "German")
 NAMED = {
     "animals": "animal", "fruits": "fruit", "tools": "tool", "sports": "sport", "drinks": "drink", "trees": "tree",
-    "instruments": "instrument", "countries": "country", "clothes": "clothes", "vehicles": "vehicle",
+    "instruments": "instrument", "countries": "country", "pieces_of_clothing": "clothes", "vehicles": "vehicle",
     "planets": "planet",
 }  # fmt: skip
 REFUSALS = {

@@ -15,6 +15,18 @@ SAID = (
     "I am a robot", "open the door", "Weft", "yes", "happy birthday", "my dog is big", "red lorry, yellow lorry",
     "tick tock", "we are friends", "the sun is out", "bananas are yellow", "nice to meet you", "peace and quiet",
 )  # fmt: skip
+RELATED = {
+    "opposite": (
+        ("What is the opposite of {}?", "Give me the opposite of {}.", "Tell me the opposite of {}.", "Opposite of {}?",
+         "Can you tell me the opposite of {}?", "Do you know the opposite of {}?", "What is the antonym of {}?"),
+        "The opposite of {} is {}.",
+    ),
+    "synonym": (
+        ("What is a synonym of {}?", "Give me a synonym of {}.", "Tell me a synonym for {}.", "Another word for {}?",
+         "What is another word for {}?", "Which word means the same as {}?", "Do you know another word for {}?"),
+        "Another word for {} is {}.",
+    ),
+}  # fmt: skip
 
 
 @cache
@@ -158,38 +170,15 @@ def past(random: Random) -> list[Exchange]:
 def related(random: Random) -> list[Exchange]:
     """An opposite or a synonym, and perhaps another."""
     kind = random.choice(["opposite", "opposite", "synonym"])
-    pairs = list(table("words")[kind].items())
-    (word, found), (other, other_found) = random.sample(pairs, 2)
-    name = "the opposite" if kind == "opposite" else "a synonym"
-    forms = [
-        f"What is {name} of {word}?",
-        f"Give me {name} of {word}.",
-        f"Tell me {name} of {word}.",
-        f"Can you tell me {name} of {word}?",
-        f"Do you know {name} of {word}?",
-    ]
-    if kind == "synonym":
-        forms += [
-            f"What is another word for {word}?",
-            f"Another word for {word}?",
-            f"Which word means the same as {word}?",
-        ]
-    else:
-        forms += [f"Opposite of {word}?", f"What is the antonym of {word}?"]
-    told = {"opposite": "The opposite of {} is {}.", "synonym": "Another word for {} is {}."}[kind]
+    (word, found), (other, other_found) = random.sample(list(table("words")[kind].items()), 2)
+    forms, told = RELATED[kind]
+    answer = told.format(word, found)
     exchanges = [
-        (
-            asked(random, *forms),
-            random.choice([told.format(word, found), told.format(word, found), f"{capital(found)}."]),
-        )
+        (asked(random, *(form.format(word) for form in forms)), random.choice([answer, answer, f"{capital(found)}."]))
     ]
     if random.random() < 0.4:
-        exchanges.append(
-            (
-                asked(random, f"And of {other}?", f"And {other}?", f"What about {other}?"),
-                told.format(other, other_found),
-            )
-        )
+        said = asked(random, f"And of {other}?", f"And {other}?", f"What about {other}?")
+        exchanges.append((said, told.format(other, other_found)))
     return exchanges
 
 
