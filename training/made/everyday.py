@@ -93,6 +93,7 @@ def topic(random: Random) -> list[Exchange]:
         answer = random.choice([f"{first} {how}", f"{first} {how}", leading(name, how)])
     do, s = ("do", "") if be == "are" else ("does", "s")
     said = random.choice(frames).format(x=name, be=be, do=do, s=s)
+    answer = f"{first} {how}" if "two sentences" in said else answer
     exchanges = [(spoken(random, said), answer)]
     if random.random() < 0.35:
         exchanges.append((random.choice(MORE), sure(random, more if more not in answer else how)))

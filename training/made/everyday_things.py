@@ -128,6 +128,10 @@ def define(random: Random, thing: Thing) -> str:
                           f"{thing.defined} {capital(thing.it)} {thing.looks}."])  # fmt: skip
 
 
+def briefly(random: Random, thing: Thing) -> str:
+    return thing.defined
+
+
 def look(random: Random, thing: Thing) -> str:
     return f"{thing.subject} {thing.looks}."
 
@@ -187,6 +191,8 @@ QUESTIONS: list[tuple[Ask, float, list[str]]] = [
                "Talk to me about {s}.", "I want to know more about {s}.", "Do you know anything about {s}?"]),
     (simply, 1, ["Explain {a} to a child.", "Explain {a} in simple words.", "Explain to a child what {a} {be}.",
                  "How would you explain {a} to a child?", "Explain {a} to a five year old.", "Explain what {a} {be}."]),
+    (briefly, 0.5, ["Explain {a} in one sentence.", "Tell me in one sentence what {a} {be}.",
+                    "In one sentence, what {be} {a}?", "Say in one sentence what {a} {be}."]),
     (look, 1, ["What {do} {a} look like?", "Describe {a}.", "How {do} {a} look?", "Describe how {a} look{v}.",
                "Tell me what {a} look{v} like.", "Can you describe {a}?"]),
     (locate, 1, ["Where can I find {a}?", "Where {be} {a} found?", "Where do you find {s}?", "Where can {a} be found?",
