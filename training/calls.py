@@ -138,6 +138,8 @@ def drawn(random: Random, key: str) -> tuple[Values, Values]:
             values[word] = told[word] = random.randint(pool["low"], pool["high"])
     values["rolled"] = random.randint(1, values["dice"])
     values.update(paired(random))
+    if key == "contact":
+        values["email"] = told["email"] = f"{values['name'].lower()}@example.com"
     told = {**values, **told}
     if key in COMPUTED:
         values["result"] = told["result"] = COMPUTED[key](values)

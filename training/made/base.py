@@ -53,7 +53,8 @@ def thing(random: Random) -> Base:
 
 def use(random: Random) -> Base:
     what, purpose = random.choice(sorted(USES.items()))
-    said = asked(random, f"What do I need to {purpose}?", f"What can I use to {purpose}?")
+    mine = purpose.replace("yourself", "myself").replace("your", "my")
+    said = asked(random, f"What do I need to {mine}?", f"What can I use to {mine}?")
     return Base(said, what.split()[-1], f"you need {what} to {purpose}")
 
 
