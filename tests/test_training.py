@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from training import calls
-from training.dialogues import is_good, rendered
+from training.dialogues import is_good
 from training.made import MAKERS, conversation
 from training.made.basics import counting, sums, told_and_asked
 from training.made.facts import FUNCTIONS
@@ -22,8 +21,6 @@ from training.questions import question
 from training.sources import plain
 from training.template import JINJA, SPECIALS, written
 from weft.text.template import ChatTemplate
-
-FUNCTIONS_BY_NAME = {function.name: function for function in calls.FUNCTIONS}
 
 
 def test_a_conversation_is_written_as_the_chat_template_writes_it():
@@ -83,16 +80,6 @@ def test_answers_that_repeat_themselves_are_dropped():
     assert is_good("A ladder helps you to reach high places. Lean it against a wall.")
     assert not is_good("It is good. It is good.")
     assert not is_good("word " * 200)
-
-
-def test_a_function_is_called_as_the_template_writes_it():
-    for seed in range(30):
-        messages, tools = calls.conversation(Random(seed))
-        text = rendered(messages, tools)
-        called = json.loads(re.search(r"assistant\n<tool_call>\n(.+)\n</tool_call><\|im_end\|>", text)[1])
-        assert called["name"] in {tool["function"]["name"] for tool in tools}
-        assert called["arguments"].keys() == FUNCTIONS_BY_NAME[called["name"]].parameters.keys()
-        assert text.endswith(messages[-1]["content"] + "<|im_end|>\n")
 
 
 def test_what_was_said_at_first_is_asked_at_the_end():

@@ -81,9 +81,9 @@ class InverseOfUnitLower(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor) -> Tensor:
         if a.is_cuda:
-            from training.substitution import invert
+            from training.substitution import inverse as substituted
 
-            inverse = invert(a)
+            inverse = substituted(a)
         else:
             one = torch.eye(a.shape[-1]).expand_as(a)
             below = a.float().tril(-1)

@@ -22,10 +22,10 @@ from typing import Any
 from tqdm import tqdm
 
 from training import calls
-from training.made import conversation
+from training.made import conversation, instructions
 from training.made.exchange import Exchange
 from training.questions import GO_ON, Question, question
-from training.template import JINJA
+from training.template import JINJA, written
 from weft.text.template import ChatTemplate
 
 SYSTEM = "You are a friendly assistant. Answer in a few short and simple sentences."
@@ -33,8 +33,9 @@ ANSWER_TOKENS = 180
 AT_ONCE = 16384
 # Low: so small a teacher says wild things when it is left to chance. Questions bring the variety.
 TEMPERATURES = (0.2, 0.4, 0.6)
-MADE = 250_000
-CALLS = 12_000
+MADE = 420_000
+CALLS = 30_000
+INSTRUCTED = 60_000
 # A teacher that speaks of itself, or of writing instead of writing.
 OFF = re.compile(
     r"(?i)as an ai|assistant|smollm|hugging face|language model|i'm sorry|here's|here is|certainly|here to|i can help"
@@ -161,6 +162,9 @@ def main() -> None:
     write(folder / "made.jsonl", (conversation(random) for _ in range(MADE)))
     random = Random(asked.seed + 1)
     write(folder / "calls.jsonl", ({"text": rendered(*calls.conversation(random))} for _ in range(CALLS)))
+    random = Random(asked.seed + 2)
+    given = (instructions.conversation(random) for _ in range(INSTRUCTED))
+    write(folder / "instructed.jsonl", ({"text": written(exchanges, system)} for system, exchanges in given))
 
 
 if __name__ == "__main__":

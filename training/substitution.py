@@ -1,4 +1,4 @@
-"""The inverse of many small unit lower triangular matrices on a GPU, a program for each, row by row."""
+"""The inverse of many small unit lower triangular matrices on a GPU, a program for each, as serving computes it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.cuda.gated_delta_cells import invert
 
-def invert(a: Tensor) -> Tensor:
+
+@torch.library.custom_op("weft_training::inverse", mutates_args=())
+def inverse(a: Tensor) -> Tensor:
     """(1 + A)^-1 of [matrices, size, size], where only what is below the diagonal is read."""
     matrices, size, _ = a.shape
     assert a.is_contiguous()
-    inverse = torch.empty_like(a)
-    invert_kernel[(matrices,)](a, inverse, SIZE=size, num_warps=4)
-    return inverse
+    found = torch.empty_like(a)
+    invert_kernel[(matrices,)](a, found, SIZE=size, num_warps=4)
+    return found
+
+
+@inverse.register_fake
+def _shape(a: Tensor) -> Tensor:
+    return torch.empty_like(a)
 
 
 @triton.jit
-def invert_kernel(a, inverse, SIZE: tl.constexpr):
-    first = tl.program_id(0).to(tl.int64) * SIZE * SIZE
+def invert_kernel(a, found, SIZE: tl.constexpr):
     row, column = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
-    at = tl.arange(0, SIZE)
-    found = tl.where(row == column, 1.0, 0.0)
-    for i in range(1, SIZE):
-        # Row i of the inverse: minus what is left of the diagonal in row i of A, times the rows above.
-        weights = tl.load(a + first + i * SIZE + at, mask=at < i, other=0.0).to(tl.float32)
-        new = -tl.sum(weights[:, None] * found, 0)
-        found = tl.where((row == i) & (column < i), new[None, :], found)
-    tl.store(inverse + first + row * SIZE + column, found.to(inverse.dtype.element_ty))
+    at = tl.program_id(0).to(tl.int64) * SIZE * SIZE + row * SIZE + column
+    below = tl.load(a + at, mask=row > column, other=0.0).to(tl.float32)
+    tl.store(found + at, invert(below, SIZE, tl.float16, "tf32").to(found.dtype.element_ty))

@@ -1,4 +1,4 @@
-"""Dialogues made by rule, exact and without end: greetings, everyday knowledge, talk, stories, numbers, functions.
+"""Dialogues made by rule, exact and without end: everyday knowledge, talk, stories, numbers, words, functions.
 
 Every maker draws from a `random.Random` and returns exchanges that belong together; `conversation` strings some of them
 together. What they say was written for this purpose: tables in facts.py and tables/, frames in the other modules.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from random import Random
 
-from training.made import basics
+from training.made import basics, code, everyday, numbers, stories, talk, words
 from training.made.exchange import Exchange, Maker
 
-MAKERS: dict[Maker, float] = {**basics.MAKERS}
-GREETED, PARTED = 0.18, 0.12
+# Stories and code are long, so fewer of them are enough.
+SHARES = {everyday: 2.5, talk: 1.6, numbers: 1.05, words: 1.0, code: 0.85, stories: 0.65, basics: 0.1}
+MAKERS: dict[Maker, float] = {
+    maker: share * weight for module, share in SHARES.items() for maker, weight in module.MAKERS.items()
+}
+GREETED, PARTED, TOLD = 0.15, 0.12, 0.12
 
 
 def conversation(random: Random) -> list[Exchange]:
@@ -23,7 +27,16 @@ def conversation(random: Random) -> list[Exchange]:
         exchanges.insert(0, basics.greeting(random))
     if random.random() < PARTED:
         exchanges.append(random.choice([basics.farewell, basics.thanks])(random))
-    if random.random() < 0.12:
+    if random.random() < TOLD:
         first, last = basics.told_and_asked(random)
-        exchanges = [first, *(each for each in exchanges if "name" not in each[0]), last]
+        exchanges = [first, *(each for each in exchanges if not is_personal(each[0])), last]
     return exchanges
+
+
+def is_personal(said: str) -> bool:
+    """Whether somebody speaks of himself: beside what he told before, that might contradict it.
+
+    >>> is_personal("What is my name?"), is_personal("What is a name?")
+    (True, False)
+    """
+    return any(word in {"my", "i", "i'm", "me"} for word in said.lower().replace("?", " ").split())

@@ -143,7 +143,7 @@ def extend(
         lanes.decodes, lanes.pieces, x.stride(0), B.stride(0), C.stride(0),
         matrix.stride(0), tail["input"].stride(0), tail["B"].stride(0),
         GROUPS=groups, GROUP_HEADS=heads // groups, HEAD_DIM=head_dim, STATE=state,
-        CELL=cell, RING=ring, BLOCK=choice.block, PRECISION=precision(x.dtype),
+        CELL=cell, RING=ring, BLOCK=choice.block, PRECISION=precision(x.dtype) if state <= 128 else widest(x.dtype),
         num_warps=choice.warps, num_stages=choice.stages,
     )  # fmt: skip
     keep_kernel[(min(ring, lanes.longest), rows)](
@@ -162,6 +162,11 @@ def padded(size: int) -> int:
 def finite(limit: tuple[float, float]) -> tuple[float, float]:
     """A bound that float32 has a number for."""
     return limit[0], min(limit[1], math.ldexp(1.0, 126))
+
+
+def widest(dtype: torch.dtype) -> str:
+    """The same where three products of parts would take more shared memory than there is."""
+    return "ieee" if dtype == torch.float32 else "tf32"
 
 
 def precision(dtype: torch.dtype) -> str:

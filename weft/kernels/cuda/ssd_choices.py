@@ -45,7 +45,7 @@ def decode_choice(rows: int, groups: int, width: int) -> DecodeChoice:
 def cells_choice(rows: int, heads: int, head_dim: int, state: int, dtype: torch.dtype) -> CellsChoice:
     # Products of less than 64 columns by a whole warp group read beyond their operands (Triton 3.6): two warps do not.
     if dtype == torch.float32:
-        return CellsChoice(16, 1, 4 if state >= 64 else 2)
+        return CellsChoice(16, 1, 8 if state > 128 else 4 if state >= 64 else 2)
     if head_dim < 64:
         return CellsChoice(max(16, 1 << (head_dim - 1).bit_length()), 2, 2)
     if state > 128:
