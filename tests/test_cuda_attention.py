@@ -383,8 +383,10 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
     reading = dict(CELL=64, WINDOW=window, SOFTCAP=softcap, PRECISION="ieee" if half == "*fp32" else "tf32")
     launch = attention_decode.LAUNCHES.get(size, attention_decode.PLAIN_LAUNCH)
     kernel = attention_decode._attend_share
-    build(kernel, pointers(kernel, half), dict(HEADS=32, MEMBERS=4, BLOCK_HEADS=16, MERGED=2048 // block_dim,
-          KEYS=launch.keys, EARLY=True, **same, **reading), launch.warps, launch.stages)
+    build(kernel, pointers(kernel, half), dict(HEADS=32, BLOCK_HEADS=16, EARLY=True,
+          KEYS=launch.keys, **same, **reading), launch.warps, launch.stages)
+    kernel = attention_decode._merge_parts
+    build(kernel, pointers(kernel, half), dict(HEADS=32, EARLY=True, **same), 1)
     launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)
     kernel = attention_prefill._attend_block
     for shares in (1, 8):

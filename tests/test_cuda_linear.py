@@ -45,6 +45,18 @@ def check_activated(rows: int, inputs: int, outputs: int, parts: int, dtype: tor
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 2048, 64), (17, 1040, 100)])
+def test_parts_of_a_product_add_up_to_it(device, rows, inputs, outputs):
+    x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs) / inputs**0.5
+    x, weight = (t.to(device, torch.bfloat16) for t in (x, weight))
+    parts = few_rows(x, weight, summed=False)
+    assert parts.ndim == 3
+    assert len(parts) > 1
+    torch.testing.assert_close(parts.sum(0).bfloat16(), few_rows(x, weight))
+    assert not counters(x.device).any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 512, 64), (3, 1040, 100), (17, 528, 192)])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_an_activation_behind_the_product_is_that_of_the_product(device, rows, inputs, outputs, parts):
@@ -74,13 +86,14 @@ def test_what_it_does_not_suit_is_left_to_the_library():
 
 
 def launch_few_rows() -> None:
-    for inputs, outputs in ((2048, 2048), (4480, 22656), (15680, 4480)):
+    for inputs, outputs in ((2048, 2048), (2048, 16384), (4480, 22656), (15680, 4480)):
         for rows in (1, 32):
             x, weight = (
                 torch.empty(rows, inputs, dtype=torch.bfloat16),
                 torch.empty(outputs, inputs, dtype=torch.bfloat16),
             )
             few_rows(x, weight)
+            few_rows(x, weight, summed=False)
             few_rows(x, weight, torch.empty(outputs, dtype=torch.bfloat16))
             few_rows(x, weight, None, "silu", 2)
             few_rows(x, weight, None, "relu2", 1)

@@ -42,6 +42,8 @@ def check_join(rows, size, dtype, device, tolerance):
         [Change(one, 0.5), Change(strided(other), 2.0)],
         [Change(one), Change(other, 1.0, inner, EPS)],
         [Change(one), Change(other), Change(third)],
+        [Change(torch.stack([one.float(), other.float(), third.float()]), 0.5)],
+        [Change(one), Change(torch.stack([third.float(), other.float()]), 1.0, inner, EPS)],
     ):
         total, normed = join(strided(x), changes, weight, EPS)
         same = [Change(c.value.cpu(), c.factor, None if c.weight is None else c.weight.cpu(), c.eps) for c in changes]

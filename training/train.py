@@ -41,7 +41,7 @@ class Schedule:
     steps: int
     warmup: int = 200
     falling: float = 0.3  # the last share of steps, in which the rate falls to zero
-    long_from: float = 0.85  # from here on whole contexts are seen
+    long_from: float = 0.92  # from here on whole contexts are seen
     batch_tokens: int = 1 << 17
     length: int = 1024
     long_length: int = 4096
@@ -228,55 +228,21 @@ class Run:
         print(" ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in values.items()), flush=True)
 
 
-class Gradients:
-    """Of the mean loss of a window. On a GPU a window's shape is recorded when it first comes, and then replayed:
-    a step is thousands of launches, which take the host longer than the device."""
-
-    def __init__(self, model: nn.Module, device: str, recorded: bool) -> None:
-        self.model, self.device, self.recorded = model, device, recorded
-        self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
-
-    def __call__(self, window: Tensor) -> Tensor:
-        """The loss; gradients are where optimisers look for them."""
-        if not self.recorded:
-            self.model.zero_grad(set_to_none=True)
-            return self._compute(window.to(self.device, non_blocking=True))
-        if window.shape not in self._graphs:
-            # One shape follows another: what was recorded before writes its gradients elsewhere.
-            self._graphs = {window.shape: self._record(window.to(self.device))}
-        graph, place, loss = self._graphs[window.shape]
-        place.copy_(window.pin_memory(), non_blocking=True)
-        graph.replay()
-        return loss
-
-    def _compute(self, window: Tensor) -> Tensor:
-        with torch.autocast(self.device, torch.bfloat16):
-            loss = loss_of(self.model, window)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        return loss.detach()
-
-    def _record(self, window: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(2):
-                self.model.zero_grad(set_to_none=True)
-                self._compute(window)
-        torch.cuda.current_stream().wait_stream(beside)
-        self.model.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            loss = self._compute(window)
-        return graph, window, loss
+def compute_gradients(model: nn.Module, window: Tensor, device: str) -> Tensor:
+    """Where optimisers look for them, clipped; returns the mean loss."""
+    model.zero_grad(set_to_none=True)
+    with torch.autocast(device, torch.bfloat16):
+        loss = loss_of(model, window.to(device, non_blocking=True))
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return loss.detach()
 
 
-def train(
-    run: Run, gradients: Gradients, data: Packed, held: Packed, schedule: Schedule, seed: int, seconds: float
-) -> None:
+def train(run: Run, data: Packed, held: Packed, schedule: Schedule, seed: int, device: str, seconds: float) -> None:
     began, last, noted = time.monotonic(), time.monotonic(), run.step
     while run.step < schedule.steps and time.monotonic() - began < seconds:
-        loss = gradients(data.draw(*schedule.shape(run.step), seed, run.step))
+        window = data.draw(*schedule.shape(run.step), seed, run.step)
+        loss = compute_gradients(run.model, window, device)
         for optimiser in run.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = group["highest"] * schedule.rate(run.step + 1)
@@ -290,7 +256,7 @@ def train(
             run.note(loss=float(loss), tokens_per_second=rate, of=schedule.steps)
             last, noted = now, run.step
         if run.step % EVALUATE_EVERY == 0:
-            bits = bits_per_byte(run.model, held, gradients.device)
+            bits = bits_per_byte(run.model, held, device)
             run.note(**{f"bits_{name}": value for name, value in bits.items()})
         if run.step % SAVE_EVERY == 0:
             run.save()
@@ -306,7 +272,6 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=1 << 17)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--launched", action="store_true", help="launch every kernel by itself instead of recording")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
     torch.set_float32_matmul_precision("high")
@@ -317,8 +282,7 @@ def main() -> None:
     run = Run(asked.run, model, make_optimisers(model, asked.rate))
     data, held = (Packed(asked.data / "packed", part, model.config.pad_token_id) for part in ("train", "held"))
     schedule = Schedule(asked.steps, batch_tokens=asked.batch_tokens)
-    gradients = Gradients(model, asked.device, recorded=asked.device == "cuda" and not asked.launched)
-    train(run, gradients, data, held, schedule, asked.seed, asked.minutes * 60)
+    train(run, data, held, schedule, asked.seed, asked.device, asked.minutes * 60)
     if run.step == schedule.steps:
         run.note(**{f"bits_{name}": value for name, value in bits_per_byte(model, held, asked.device, 64).items()})
         model.to(torch.bfloat16).save_pretrained(asked.run / "model")

@@ -86,6 +86,21 @@ def _on_gpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def unsummed_linear(
+    x: Float[Tensor, "n inputs"],
+    weight: Float[Tensor, "outputs inputs"],
+    bias: Float[Tensor, " outputs"] | None,
+    stored: Float[Tensor, "outputs inputs"] | None = None,
+) -> Float[Tensor, "*parts n outputs"]:
+    """The product for a residual stream (`norm.Change`), which adds up parts for nothing: it may come in such."""
+    if weight.is_cuda and HAS_TRITON and bias is None:
+        from weft.kernels.cuda import linear as on_gpu
+
+        if on_gpu.suits(x, weight):
+            return on_gpu.few_rows(x, weight, summed=False)
+    return linear(x, weight, bias, stored)
+
+
 def activated_linear(
     x: Float[Tensor, "n inputs"],
     weight: Float[Tensor, "outputs inputs"],

@@ -30,16 +30,21 @@ def rms_norm(x: Float[Tensor, "*n size"], weight: Float[Tensor, " size"], eps: f
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to be added to a residual stream, times `factor`; with weights, after a norm of its own."""
+    """What is to be added to a residual stream, times `factor`; with weights, after a norm of its own.
 
-    value: Float[Tensor, "n size"]
+    A value in float32 parts is the sum of them, as `linear.unsummed_linear` may leave it.
+    """
+
+    value: Float[Tensor, "*parts n size"]
     factor: float = 1.0
     weight: Float[Tensor, " size"] | None = None
     eps: float = 0.0
 
 
 def add(x: Float[Tensor, "n size"], change: Change) -> Float[Tensor, "n size"]:
-    value = change.value if change.weight is None else rms_norm(change.value, change.weight, change.eps)
+    value = change.value if change.value.ndim == 2 else change.value.sum(0).to(x.dtype)
+    if change.weight is not None:
+        value = rms_norm(value, change.weight, change.eps)
     return torch.add(x, value, alpha=change.factor)
 
 
@@ -65,7 +70,7 @@ def add_and_norm(
 
 def _is_plain(change: Change, x: Tensor, weight: Tensor) -> bool:
     same = change.value.dtype == x.dtype and (change.weight is None or change.weight.dtype == weight.dtype)
-    return same and change.value.is_contiguous()
+    return same and change.value.ndim == 2 and change.value.is_contiguous()
 
 
 def are_few(x: Tensor, weight: Tensor, result: Tensor) -> bool:

@@ -181,5 +181,5 @@ class SparseSquaredMLP(Layer):
     def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
         routing = self.route(self.gate(x), bias=self.gate.e_score_correction_bias)
         if self.fc1_latent_proj is None:
-            return self.experts(x, *routing).add_(self.shared_experts(x))
-        return self.fc2_latent_proj(self.experts(self.fc1_latent_proj(x), *routing)).add_(self.shared_experts(x))
+            return self.experts(x, *routing).add_(self.shared_experts.summed(x))
+        return self.fc2_latent_proj(self.experts(self.fc1_latent_proj(x), *routing)).add_(self.shared_experts.summed(x))

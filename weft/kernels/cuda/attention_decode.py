@@ -3,8 +3,8 @@
 The list of pages is one line of cells, row behind row. A fixed number of programs per head divide it evenly among
 them, wherever rows begin and end, so all finish together whether the rows are many, few, long or of very different
 lengths. Who reads what is found on the device, so a recorded graph may be replayed with other rows. A row that lies
-within one share is finished there; the parts of the others are merged by the program that comes last, always in the
-same order. Pages are not written.
+within one share is finished there; the parts of the others are merged by a second kernel, always in the same order.
+Neither writes pages.
 """
 
 from __future__ import annotations
@@ -40,10 +40,6 @@ LAUNCHES = {128: Launch(64, 4, 3), 256: Launch(64, 4, 3), 512: Launch(32, 4, 3)}
 PLAIN_LAUNCH = Launch(64, 4, 1)
 # So many of these programs find room on one multiprocessor.
 AT_ONCE = 3
-# Numbers that are merged at a time.
-MERGED = 8192
-# More rows times heads of keys than a step has.
-COUNTERS = 1 << 16
 
 
 class Sharing(NamedTuple):
@@ -88,96 +84,62 @@ def attend_decodes(
     launch = launch or LAUNCHES.get(block_dim * q.element_size(), PLAIN_LAUNCH)
     # Of every share: the part of a row that begins before it, and the part of one that ends behind it; then their sums.
     parts = torch.empty(sharing.shares * 2 * heads * (head_dim + 1), dtype=torch.float32, device=q.device)
-    members = power_of_two(heads // kv_heads)
-    assert rows * kv_heads <= COUNTERS, f"{rows} rows at once"
+    common = {
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_DIM": block_dim,
+        "HAS_SINKS": sinks is not None,
+        **early(q),
+    }
     _attend_share[(kv_heads, sharing.shares)](
-        q, view.keys, view.values, out, parts, counters(q.device), out if sinks is None else sinks,
+        q, view.keys, view.values, out, parts, out if sinks is None else sinks,
         lanes.start, listed.first_position, listed.bounds, listed.pages, rows, *sharing,
         q.stride(0), q.stride(1), view.keys.stride(0), scale,
-        HEADS=heads, KV_HEADS=kv_heads, MEMBERS=members, BLOCK_HEADS=max(16, members), HEAD_DIM=head_dim,
-        BLOCK_DIM=block_dim, CELL=cell, KEYS=min(launch.keys, cell), MERGED=max(1, MERGED // (members * block_dim)),
-        WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, HAS_SINKS=sinks is not None,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=launch.warps, num_stages=launch.stages, **early(q),
+        BLOCK_HEADS=max(16, power_of_two(heads // kv_heads)), CELL=cell, KEYS=min(launch.keys, cell),
+        WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        **common, num_warps=launch.warps, num_stages=launch.stages,
+    )  # fmt: skip
+    _merge_parts[(heads, rows)](
+        parts, out, out if sinks is None else sinks, listed.bounds, rows, *sharing,
+        **common, num_warps=1 if block_dim < 256 else 2,
     )  # fmt: skip
 
 
-@cache
-def counters(device: torch.device) -> Tensor:
-    """How many parts of a row have come, for each group of heads. Every call leaves zeros behind."""
-    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+@triton.jit
+def _size_of_shares(bounds_ptr, rows, shares, least_cells):
+    return tl.maximum(tl.cdiv(tl.load(bounds_ptr + rows), shares), least_cells)
 
 
 @triton.jit
-def _rows_of(first_cell, last_cell, bounds_ptr, rows):
-    """The rows that two cells of the line belong to: as many rows as end at a cell or before."""
+def _row_of(cell, bounds_ptr, rows):
+    """The row that a cell of the line belongs to: as many rows as end at it or before."""
     BLOCK: tl.constexpr = 256
-    first_row, last_row = 0, 0
+    row = 0
     for first in range(0, rows, BLOCK):
         number = first + tl.arange(0, BLOCK)
         ends = tl.load(bounds_ptr + 1 + number, mask=number < rows, other=2147483647)
-        first_row += tl.sum((ends <= first_cell).to(tl.int32), 0)
-        last_row += tl.sum((ends <= last_cell).to(tl.int32), 0)
-    return first_row, last_row
-
-
-@triton.jit
-def _merge_parts(
-    parts_ptr, out_ptr, sinks_ptr, kv_head, row, first_share, last_share, shares,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, MEMBERS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    MERGED: tl.constexpr, HAS_SINKS: tl.constexpr,
-):  # fmt: skip
-    """A row's heads of one group: their parts, each weighed by the sum that it was divided by."""
-    member = tl.arange(0, MEMBERS)
-    feature = tl.arange(0, BLOCK_DIM)
-    is_member, is_feature = member < GROUP, feature < HEAD_DIM
-    # A sink is a part of its own, without values.
-    peak = tl.full([MEMBERS], float("-inf"), tl.float32)
-    total = tl.zeros([MEMBERS], tl.float32)
-    if HAS_SINKS:
-        peak = tl.load(sinks_ptr + kv_head * GROUP + member, mask=is_member, other=0.0).to(tl.float32) * LOG2_E
-        total += 1.0
-    mixed = tl.zeros([MEMBERS, BLOCK_DIM], tl.float32)
-    for first in range(first_share, last_share + 1, MERGED):
-        share = first + tl.arange(0, MERGED)
-        real = (share <= last_share)[:, None] & is_member[None, :]
-        begins = (share == first_share).to(tl.int32)
-        which = ((kv_head * shares + share) * 2 + begins)[:, None] * GROUP + member[None, :]
-        # Others have written them: not what this multiprocessor may remember.
-        sums_at = parts_ptr + shares * (2 * HEADS * HEAD_DIM) + which
-        sums = tl.load(sums_at, mask=real, other=float("-inf"), cache_modifier=".cg")
-        part_at = parts_ptr + which[:, :, None] * HEAD_DIM + feature[None, None, :]
-        parts = tl.load(part_at, mask=real[:, :, None] & is_feature[None, None, :], other=0.0, cache_modifier=".cg")
-        new_peak = tl.maximum(peak, tl.max(sums, 0))
-        # Where nothing was seen yet: any finite number does.
-        reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weights = tl.exp2(sums - reference[None, :])
-        fading = tl.exp2(peak - reference)
-        mixed = mixed * fading[:, None] + tl.sum(weights[:, :, None] * parts, 0)
-        total = total * fading + tl.sum(weights, 0)
-        peak = new_peak
-    out_at = (tl.cast(row, tl.int64) * HEADS + kv_head * GROUP + member)[:, None] * HEAD_DIM + feature[None, :]
-    result = (mixed / tl.where(is_member, total, 1.0)[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + out_at, result, mask=is_member[:, None] & is_feature[None, :])
+        row += tl.sum((ends <= cell).to(tl.int32), 0)
+    return row
 
 
 @jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=LANES)
 def _attend_share(
-    q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, come_ptr, sinks_ptr,
+    q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, sinks_ptr,
     start_ptr, first_position_ptr, bounds_ptr, pages_ptr, rows, shares, least_cells,
     q_token_stride, q_head_stride, page_stride, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, MEMBERS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, KEYS: tl.constexpr, MERGED: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One share of the line, for the heads of one group: row by row."""
     kv_head, share = tl.program_id(0), tl.program_id(1)
-    cells = tl.load(bounds_ptr + rows)
-    size = tl.maximum(tl.cdiv(cells, shares), least_cells)
+    size = _size_of_shares(bounds_ptr, rows, shares, least_cells)
     share_begin = share * size
-    share_end = tl.minimum(share_begin + size, cells)
-    first_row, last_row = _rows_of(share_begin, share_end - 1, bounds_ptr, rows)
+    share_end = tl.minimum(share_begin + size, tl.load(bounds_ptr + rows))
+    first_row = _row_of(share_begin, bounds_ptr, rows)
+    last_row = _row_of(share_end - 1, bounds_ptr, rows)
     wait(EARLY)
     if share_begin >= share_end:
         return
@@ -242,13 +204,47 @@ def _attend_share(
             part_at = which[:, None] * HEAD_DIM + feature[None, :]
             tl.store(parts_ptr + part_at, mixed * inverse[:, None], mask=is_query)
             tl.store(parts_ptr + shares * (2 * HEADS * HEAD_DIM) + which, peak + tl.log2(total), mask=member < GROUP)
-            # All threads have stored before the count tells the others.
-            tl.debug_barrier()
-            come = come_ptr + row * KV_HEADS + kv_head
-            first_share, last_share = row_begin // size, (row_end - 1) // size
-            if tl.atomic_add(come, 1, sem="acq_rel") == last_share - first_share:
-                _merge_parts(
-                    parts_ptr, out_ptr, sinks_ptr, kv_head, row, first_share, last_share, shares,
-                    HEADS, GROUP, MEMBERS, HEAD_DIM, BLOCK_DIM, MERGED, HAS_SINKS,
-                )  # fmt: skip
-                tl.store(come, 0)
+
+
+@jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=LANES)
+def _merge_parts(
+    parts_ptr, out_ptr, sinks_ptr, bounds_ptr, rows, shares, least_cells,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    HAS_SINKS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: its parts, each weighed by the sum that it was divided by."""
+    head, row = tl.program_id(0), tl.program_id(1)
+    size = _size_of_shares(bounds_ptr, rows, shares, least_cells)
+    first_share = tl.load(bounds_ptr + row) // size
+    last_share = (tl.load(bounds_ptr + row + 1) - 1) // size
+    # Also where nothing is to be merged: whoever waits for this kernel relies on the one before it too.
+    wait(EARLY)
+    if first_share == last_share:
+        return
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    BLOCK: tl.constexpr = 16
+    feature = tl.arange(0, BLOCK_DIM)
+    is_feature = feature < HEAD_DIM
+    # A sink is a part of its own, without values.
+    peak = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E if HAS_SINKS else tl.full([], float("-inf"), tl.float32)
+    total = tl.full([], 1.0 if HAS_SINKS else 0.0, tl.float32)
+    mixed = tl.zeros([BLOCK_DIM], tl.float32)
+    for first in range(first_share, last_share + 1, BLOCK):
+        share = first + tl.arange(0, BLOCK)
+        is_share = share <= last_share
+        begins = (share == first_share).to(tl.int32)
+        which = ((head // GROUP * shares + share) * 2 + begins) * GROUP + head % GROUP
+        part_at = which[:, None] * HEAD_DIM + feature[None, :]
+        parts = tl.load(parts_ptr + part_at, mask=is_share[:, None] & is_feature[None, :], other=0.0)
+        sums_at = shares * (2 * HEADS * HEAD_DIM) + which
+        sums = tl.load(parts_ptr + sums_at, mask=is_share, other=float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(sums, 0))
+        # Where nothing was seen yet: any finite number does.
+        reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(sums - reference)
+        fading = tl.exp2(peak - reference)
+        mixed = mixed * fading + tl.sum(weights[:, None] * parts, 0)
+        total = total * fading + tl.sum(weights, 0)
+        peak = new_peak
+    out_at = (row * HEADS + head).to(tl.int64) * HEAD_DIM + feature
+    tl.store(out_ptr + out_at, (mixed / total).to(out_ptr.dtype.element_ty), mask=is_feature)

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.gated_delta_cells import solve_cells
-from weft.kernels.cuda.gated_delta_decode import decode_rows, recall_tails
+from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
 from weft.kernels.cuda.gated_delta_walk import walk_cells
 from weft.kernels.cuda.launching import power_of_two
 from weft.kernels.cuda.overlap import early
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
     registers: int | None = None  # at most, of a thread
 
 
-DECODE, RECALL_WARPS = Choice(32, 1, 1), 4
+DECODE, WEIGH_WARPS = Choice(32, 1, 1), 4
 SOLVE = Choice(0, 4, 1, registers=128)
 # Programs beside each other on a multiprocessor; or, if there are not enough, more loads under way in each. What they
 # compute is the same to the bit.
@@ -99,22 +99,21 @@ def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
     rows, (heads, value_dim), key_heads = lanes.decodes, inputs.v.shape[1:], inputs.k.shape[1]
     shared, tail, state = dimensions(inputs, lanes, view), view.tail, view.state["delta"]
     lookups = inputs.v.new_empty(rows, key_heads, 2, shared["KEYS"], dtype=torch.float32)
-    recalled = inputs.v.new_empty(rows, heads, 2, padded(value_dim), dtype=torch.float32)
+    weights = inputs.v.new_empty(rows, heads, 2, shared["BLOCK"], dtype=torch.float32)
     factors = inputs.v.new_empty(rows, heads, 4, dtype=torch.float32)
-    recall_tails[(heads, rows)](
+    weigh_tails[(key_heads, rows)](
         inputs.q, inputs.k, inputs.q.stride(0), inputs.step, inputs.strength, inputs.step.stride(0),
-        inputs.rates, inputs.bias,
-        tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
-        lanes.start, lanes.tail, lookups, recalled, factors,
-        **shared, VALUE_DIM=value_dim, VALUES=padded(value_dim), PROJECTED=inputs.rates is not None,
-        num_warps=RECALL_WARPS, **early(inputs.v),
+        inputs.rates, inputs.bias, tail["k"], tail["k"].stride(0), tail["decay"], tail["decay"].stride(0),
+        lanes.start, lanes.tail, lookups, weights, factors,
+        **shared, HEADS=power_of_two(heads // key_heads), PROJECTED=inputs.rates is not None,
+        num_warps=WEIGH_WARPS, **early(inputs.v),
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
     decode_rows[(-(-value_dim // values), heads, rows)](
-        inputs.v, inputs.v.stride(0), lookups, recalled, factors, y,
+        inputs.v, inputs.v.stride(0), lookups, weights, factors, y,
         tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
         state, state.stride(0), lanes.start, lanes.slot, lanes.tail, lanes.closing,
-        **shared, VALUE_DIM=value_dim, VALUES=values, ALL_VALUES=padded(value_dim),
+        **shared, VALUE_DIM=value_dim, VALUES=values,
         num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers, **early(inputs.v),
     )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """The gated delta rule for rows of one token: the checkpoint is read once, for the key and the query together.
 
-Two kernels. What the tokens since the checkpoint have left, and all that is small, is computed first, by row and head;
-then whoever reads a state has nothing left to do but to sum. Everything depends on the contents of tensors alone, so a
-recorded launch serves any rows.
+Two kernels. What value heads share, and all that is small, is computed first, by row and key head; then whoever reads a
+state has nothing left to do but to sum. Everything depends on the contents of tensors alone, so a recorded launch
+serves any rows.
 """
 
 from __future__ import annotations
@@ -22,40 +22,39 @@ CLOSED = tl.constexpr(32)
 
 
 @jit(do_not_specialize_on_alignment=LANES)
-def recall_tails(
+def weigh_tails(
     q, k, token_stride, step, strength, gate_stride, rates, bias,
-    tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
-    row_start, row_tail, lookups, recalled, factors,
-    CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
-    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    PROJECTED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    tail_k, tail_k_stride, tail_decay, tail_decay_stride, row_start, row_tail, lookups, weights, factors,
+    CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, PROJECTED: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (value head, row). Appends key and decay to the tail, and writes
+    """Program (key head, row). Appends key and decay to the tail, and writes
 
     lookups[row, key head]  the key and the query, normalised
-    recalled[row, head]     what the key and the query find in the tail
+    weights[row, head]      what the key and the query get of each u in the tail
     factors[row, head]      decay of the checkpoint, rate of correction, what the query gets of the new u
     """
-    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    key_head, heads = head // SHARED, KEY_HEADS * SHARED
+    key_head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    heads = KEY_HEADS * SHARED
     start, tail = tl.load(row_start + row), tl.load(row_tail + row).to(tl.int64)
-    offset, column, lane, value = start % CELL, tl.arange(0, BLOCK), tl.arange(0, KEYS), tl.arange(0, VALUES)
-    real, is_tail, ring = lane < KEY_DIM, column < offset, ring_places(start - offset, column, CELL, RING)
+    offset = start % CELL
+    column, lane, shared = tl.arange(0, BLOCK), tl.arange(0, KEYS), tl.arange(0, HEADS)
+    real, is_head, head = lane < KEY_DIM, shared < SHARED, key_head * SHARED + shared
+    is_tail, ring = column < offset, ring_places(start - offset, column, CELL, RING)
     # What is older than the step, while the kernel before this one ends.
     tail_k += tail * tail_k_stride + key_head * (RING * KEY_DIM)
-    tail_u += tail * tail_u_stride + head * (RING * VALUE_DIM)
     keys = tl.load(tail_k + ring[None, :] * KEY_DIM + lane[:, None], real[:, None] & is_tail[None, :], 0.0)
-    u_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
-    corrected = tl.load(u_at, is_tail[:, None] & (value < VALUE_DIM)[None, :], 0.0)
     decays = tail_decay + tail * tail_decay_stride + head * RING
-    totals = tl.load(decays + ring, is_tail, 0.0)
-    before = tl.load(decays + (start - 1) % RING, offset > 0, 0.0)
+    totals = tl.load(decays[:, None] + ring[None, :], is_head[:, None] & is_tail[None, :], 0.0)
+    before = tl.load(decays + (start - 1) % RING, is_head & (offset > 0), 0.0)
     wait(EARLY)
     # All loads at once, before anything waits for them.
     source = row * token_stride + key_head * KEY_DIM + lane
     key, query = tl.load(k + source, real, 0.0).to(tl.float32), tl.load(q + source, real, 0.0).to(tl.float32)
-    raw_step, raw_strength = tl.load(step + row * gate_stride + head), tl.load(strength + row * gate_stride + head)
-    g, beta = gates(raw_step, raw_strength, head, head < heads, rates, bias, PROJECTED)
+    gate_at = row * gate_stride + head
+    raw_step, raw_strength = tl.load(step + gate_at, is_head, 0.0), tl.load(strength + gate_at, is_head, 0.0)
+    g, beta = gates(raw_step, raw_strength, head, is_head, rates, bias, PROJECTED)
 
     # Rows 0 and 1 of a matrix: the key and the query, as they came, for in their own dtype nothing of them is lost.
     pair = tl.arange(0, PAIR)[:, None]
@@ -63,23 +62,22 @@ def recall_tails(
     key_scale = tl.rsqrt(tl.sum(key * key, 0) + NORM_EPSILON)
     query_scale = tl.rsqrt(tl.sum(query * query, 0) + NORM_EPSILON) * (KEY_DIM**-0.5)
     key, query = key * key_scale, query * query_scale
-    if head % SHARED == 0:
-        lookup_at = lookups + (row * KEY_HEADS + key_head) * (2 * KEYS) + lane
-        tl.store(lookup_at, key)
-        tl.store(lookup_at + KEYS, query)
-        tl.store(tail_k + (start % RING) * KEY_DIM + lane, key.to(tail_k.dtype.element_ty), real)
+    lookup_at = lookups + (row * KEY_HEADS + key_head) * (2 * KEYS) + lane
+    tl.store(lookup_at, key)
+    tl.store(lookup_at + KEYS, query)
+    tl.store(tail_k + (start % RING) * KEY_DIM + lane, key.to(tail_k.dtype.element_ty), real)
     total = before + g
-    tl.store(decays + start % RING, total)
+    tl.store(decays + start % RING, total, is_head)
     factor_at = factors + (row * heads + head) * 4
-    tl.store(factor_at, tl.exp(total))
-    tl.store(factor_at + 1, beta)
-    tl.store(factor_at + 2, tl.sum(key * query, 0))
+    tl.store(factor_at, tl.exp(total), is_head)
+    tl.store(factor_at + 1, beta, is_head)
+    tl.store(factor_at + 2, tl.sum(key * query, 0), is_head)
     scores = tl.dot(both, keys, input_precision=PRECISION) * tl.where(pair == 0, key_scale, query_scale)
-    since = tl.exp(tl.where(is_tail, total - totals, float("-inf")))
-    weights = (scores * since[None, :]).to(corrected.dtype)
-    found = tl.dot(weights, corrected, input_precision=PRECISION)
-    found_at = recalled + (row * heads + head) * (2 * VALUES) + pair * VALUES + value[None, :]
-    tl.store(found_at, found, pair < 2)
+    since = tl.exp(tl.where(is_tail[None, :], total[:, None] - totals, float("-inf")))
+    weights_at = weights + (row * heads + head)[:, None] * (2 * BLOCK) + column[None, :]
+    for part in tl.static_range(2):
+        weight = tl.sum(tl.where(pair == part, scores, 0.0), 0)[None, :] * since
+        tl.store(weights_at + part * BLOCK, weight, is_head[:, None])
 
 
 @triton.jit
@@ -128,12 +126,12 @@ def sums(a, b):
 
 @jit(do_not_specialize_on_alignment=LANES)
 def decode_rows(
-    v, value_stride, lookups, recalled, factors, y,
+    v, value_stride, lookups, weights, factors, y,
     tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride, state, state_stride,
     row_start, row_slot, row_tail, row_closing,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    ALL_VALUES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (block of value columns, value head, row)."""
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -149,20 +147,27 @@ def decode_rows(
     inside = lane[:, None] * VALUE_DIM + value[None, :]
     memory = tl.load(before + inside, (lane < KEY_DIM)[:, None] & real_value[None, :] & has_state, 0.0)
 
+    tail_u += tail * tail_u_stride + head * (RING * VALUE_DIM)
+    offset, column = start % CELL, tl.arange(0, BLOCK)
+    is_tail, ring = column < offset, ring_places(start - offset, column, CELL, RING)
+    u_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
+    corrected = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0)
+
     # All that is of this step follows at once, before anything waits for it.
     wait(EARLY)
     values = tl.load(v + row * value_stride + head * VALUE_DIM + value, real_value, 0.0).to(tl.float32)
     lookups += (row * KEY_HEADS + key_head) * (2 * KEYS)
     factors += (row * heads + head) * 4
-    recalled += (row * heads + head) * (2 * ALL_VALUES) + value
+    weights += (row * heads + head) * (2 * BLOCK) + column
     key, query = tl.load(lookups + lane), tl.load(lookups + KEYS + lane)
-    found, read = tl.load(recalled), tl.load(recalled + ALL_VALUES)
+    key_weights, query_weights = tl.load(weights, is_tail, 0.0), tl.load(weights + BLOCK, is_tail, 0.0)
     opened, beta, own = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
 
+    corrected = corrected.to(tl.float32)
+    found, read = sums(key_weights[:, None] * corrected, query_weights[:, None] * corrected)
     from_state, read_state = sums(memory * key[:, None], memory * query[:, None])
     found, read = found + from_state * opened, read + read_state * opened
     u = beta * (values - found)
-    tail_u += tail * tail_u_stride + head * (RING * VALUE_DIM)
     y_at = y + (row * heads + head) * VALUE_DIM + value
     tl.store(y_at, (read + own * u).to(y.dtype.element_ty), real_value)
     tl.store(tail_u + (start % RING) * VALUE_DIM + value, u.to(tail_u.dtype.element_ty), real_value)

@@ -1,7 +1,8 @@
 """The product of few rows with weights: bound by reading the weights once, which takes many programs at work.
 
 Where a layer has too few outputs to occupy the GPU, its inputs are split among several programs; the one that comes
-last adds up what all have found, always in the same order. Larger batches are left to the library that torch brings.
+last adds up what all have found, always in the same order, or leaves that to whoever reads it next. Larger batches are
+left to the library that torch brings.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between
-from weft.kernels.cuda.overlap import early, prefetch, wait
+from weft.kernels.cuda.overlap import early, wait
 
 # Measured on an H200, on whole steps of a 1.2B model: up to so many rows faster than the library.
 MOST_ROWS = 32
@@ -25,14 +27,9 @@ INPUTS = 128
 PROGRAMS = 128
 # Outputs from which on the library does so as well. By rows, up to so many.
 MANY_OUTPUTS = {16: 24576, 32: 4096}
-# Outputs from which on a program takes twice as many: it reads the inputs half as often. By rows, up to so many.
-WIDE_FROM = {16: 1 << 30, 32: 1 << 30}
-WIDE_WARPS = 8
-WIDE_STAGES = 4
-# Steps of a program's inputs whose weights are sent for before its turn has come.
-AHEAD = {16: 1, 32: 1}
-# Elements of 16 bits that a cache fetches at a time.
-LINE = tl.constexpr(64)
+# But for so many, with more than 16 rows: programs that take twice as many outputs, and so read the inputs half as
+# often, are then as many as the GPU has multiprocessors.
+WIDE = range(100 * 128, 132 * 128 + 1)
 # More outputs than any layer has, by blocks.
 COUNTERS = 1 << 16
 
@@ -40,7 +37,8 @@ COUNTERS = 1 << 16
 def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
     """Whether `few_rows` is the faster way. Known without asking the device."""
     half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
-    few = x.ndim == 2 and 0 < len(x) <= MOST_ROWS and weight.shape[0] <= MANY_OUTPUTS[rows_compiled(len(x))]
+    few = x.ndim == 2 and 0 < len(x) <= MOST_ROWS
+    few = few and (weight.shape[0] <= MANY_OUTPUTS[rows_compiled(len(x))] or weight.shape[0] in WIDE)
     return half and few and x.stride(1) == 1 and weight.is_contiguous() and weight.shape[1] % 16 == 0
 
 
@@ -50,27 +48,34 @@ def few_rows(
     bias: Float[Tensor, " outputs"] | None = None,
     activation: str | None = None,
     parts: int = 1,
-) -> Float[Tensor, "rows results"]:
-    """With an activation, by name: that of the product or, of two parts side by side, of the first times the second."""
+    summed: bool = True,
+) -> Float[Tensor, "*shares rows results"]:
+    """With an activation, by name: that of the product or, of two parts side by side, of the first times the second.
+
+    Not `summed`: if several programs share an output, what each has found, in float32.
+    """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
     compiled = rows_compiled(rows)
-    wide = outputs >= WIDE_FROM[compiled]
+    wide = compiled > 16 and outputs in WIDE
     width = 2 * OUTPUTS if wide else OUTPUTS
     blocks = -(-results // (width // parts))
     shares = shares_of(blocks, inputs, PROGRAMS)
     share = -(-inputs // (shares * INPUTS)) * INPUTS
-    y = torch.empty(rows, results, dtype=x.dtype, device=x.device)
+    summed = summed or shares == 1
+    found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else None
+    y = torch.empty(rows, results, dtype=x.dtype, device=x.device) if summed else None
     # Fewer programs have to read further ahead.
     stages = 4 if blocks * shares <= 256 else 3
-    found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else y
     few_rows_kernel[(blocks, shares)](
         x, weight, bias, y, found, counters(x.device), rows, outputs, inputs, share, x.stride(0),
         ROWS=compiled, OUTPUTS=width, INPUTS=INPUTS, SHARES=shares,
-        EVEN=inputs % share == 0, NAME=activation or "", PARTS=parts, AHEAD=AHEAD[compiled],
-        num_warps=WIDE_WARPS if wide else 4, num_stages=WIDE_STAGES if wide else stages, **early(x),
+        EVEN=inputs % share == 0, NAME=activation or "", PARTS=parts,
+        num_warps=8 if wide else 4, num_stages=stages, **early(x),
     )  # fmt: skip
-    return y
+    result = y if summed else found
+    assert result is not None
+    return result
 
 
 def rows_compiled(rows: int) -> int:
@@ -103,7 +108,7 @@ def counters(device: torch.device) -> Tensor:
 def few_rows_kernel(
     x, weight, bias, y, found, come, rows, outputs, inputs, share, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr, EVEN: tl.constexpr,
-    NAME: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
     # Of two parts a program takes the same outputs, in turns: each gate lies beside what it gates.
@@ -123,11 +128,6 @@ def few_rows_kernel(
     seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
     there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
     w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
-    # More of them are on their way into the cache.
-    lines = weight + tl.where(is_output, output, 0)[:, None].to(tl.int64) * inputs
-    lines += part * share + (tl.arange(0, INPUTS // LINE) * LINE)[None, :]
-    for step in range(1, tl.minimum(AHEAD, tl.cdiv(end - part * share, INPUTS))):
-        prefetch(lines + step * INPUTS, EARLY)
     wait(EARLY)
     total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
     for first in range(part * share + INPUTS, end, INPUTS):
@@ -143,18 +143,33 @@ def few_rows_kernel(
     real = is_row[None, :] & is_output[:, None]
     if SHARES > 1:
         tl.store(found + part * rows * outputs + place, total, mask=real)
-        # All threads have stored before the count tells the others.
-        tl.debug_barrier()
-        if tl.atomic_add(come + block, 1, sem="acq_rel") < SHARES - 1:
-            return
-        total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-        for other in range(SHARES):
-            total += tl.load(found + other * rows * outputs + place, mask=real, other=0.0, cache_modifier=".cg")
-        tl.store(come + block, 0)
+        if y is not None:
+            # All threads have stored before the count tells the others.
+            tl.debug_barrier()
+            if tl.atomic_add(come + block, 1, sem="acq_rel") < SHARES - 1:
+                return
+            total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+            for other in range(SHARES):
+                total += tl.load(found + other * rows * outputs + place, mask=real, other=0.0, cache_modifier=".cg")
+            tl.store(come + block, 0)
+    if y is not None:
+        finish(total, bias, y, row, rows, output, outputs, block, NAME, PARTS, OUTPUTS, ROWS)
+
+
+@triton.jit
+def finish(
+    total, bias, y, row, rows, output, outputs, block,
+    NAME: tl.constexpr, PARTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Bias and activation of a block of outputs, whose sums are complete."""
+    results = outputs // PARTS
+    is_row = row < rows
+    is_output = output < outputs
     if bias is not None:
         total += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
     if NAME == "":
-        tl.store(y + place, total.to(y.dtype.element_ty), mask=real)
+        place = row[None, :] * outputs + output[:, None]
+        tl.store(y + place, total.to(y.dtype.element_ty), mask=is_row[None, :] & is_output[:, None])
     else:
         # Rounded where a product by itself is.
         total = total.to(y.dtype.element_ty).to(tl.float32)

@@ -39,26 +39,44 @@ def join(
     normed = torch.empty(rows, size, dtype=x.dtype, device=x.device)
     total = torch.empty_like(normed) if changes else x
     assert x.stride(1) == 1
-    assert all(change.value.stride(1) == 1 for change in changes)
+    assert all(change.value.stride(-1) == 1 for change in changes)
     if rows:
         block = power_of_two(size)
         join_kernel[(rows,)](
             x, *first, *second, weight, total, normed, x.stride(0), size, eps,
+            FIRST_PARTS=count_of(changes[-2:], 0), SECOND_PARTS=count_of(changes[-2:], 1),
             BLOCK=block, num_warps=warps_for(block, PER_WARP), **early(x),
         )  # fmt: skip
     return total, normed
 
 
-def parts_of(change: Change | None) -> tuple[Tensor | None, int, Tensor | None, float, float]:
+def parts_of(change: Change | None) -> tuple[Tensor | None, int, int, Tensor | None, float, float]:
     """As the kernel takes them."""
     if change is None:
-        return None, 0, None, 0.0, 0.0
-    return change.value, change.value.stride(0), change.weight, change.factor, change.eps
+        return None, 0, 0, None, 0.0, 0.0
+    value = change.value
+    return value, value.stride(-2), value.stride(0), change.weight, change.factor, change.eps
+
+
+def count_of(changes: list[Change], index: int) -> int:
+    """Of how many parts a change is the sum."""
+    return len(changes[index].value) if index < len(changes) and changes[index].value.ndim == 3 else 1
 
 
 @triton.jit
 def load_line(pointer, column, real):
     return tl.load(pointer + column, mask=real, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_change(pointer, part_stride, column, real, PARTS: tl.constexpr, dtype: tl.constexpr):
+    """The sum of its parts, rounded as the product by itself is."""
+    value = load_line(pointer, column, real)
+    if PARTS > 1:
+        for part in tl.static_range(1, PARTS):
+            value += load_line(pointer + part * part_stride, column, real)
+        value = value.to(dtype).to(tl.float32)
+    return value
 
 
 @triton.jit
@@ -68,10 +86,10 @@ def normed_line(value, scale, eps, size):
 
 @jit
 def join_kernel(
-    x, first, first_stride, first_weight, first_factor, first_eps,
-    second, second_stride, second_weight, second_factor, second_eps,
+    x, first, first_stride, first_part, first_weight, first_factor, first_eps,
+    second, second_stride, second_part, second_weight, second_factor, second_eps,
     weight, total, normed, x_stride, size, eps,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    FIRST_PARTS: tl.constexpr, SECOND_PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -86,9 +104,9 @@ def join_kernel(
     wait(EARLY)
     value = load_line(x + row * x_stride, column, real)
     if first is not None:
-        one = load_line(first + row * first_stride, column, real)
+        one = load_change(first + row * first_stride, first_part, column, real, FIRST_PARTS, dtype)
         if second is not None:
-            other = load_line(second + row * second_stride, column, real)
+            other = load_change(second + row * second_stride, second_part, column, real, SECOND_PARTS, dtype)
         # Rounded where the reference rounds.
         if first_weight is not None:
             one = normed_line(one, first_scale, first_eps, size).to(dtype).to(tl.float32)

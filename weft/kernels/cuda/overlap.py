@@ -34,13 +34,3 @@ def wait(EARLY: tl.constexpr):
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def prefetch(pointers, EARLY: tl.constexpr):
-    """Send for the lines of 128 bytes that these point into, to the cache that all multiprocessors share. Nobody waits
-    for them: it is a hint, also where nothing will be loaded."""
-    if EARLY:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)], tl.int32, is_pure=False, pack=1
-        )

@@ -17,8 +17,8 @@ from torch import Tensor
 from weft.kernels.batch import Batch
 from weft.kernels.cuda.launching import power_of_two
 from weft.kernels.cuda.overlap import early
-from weft.kernels.cuda.ssd_choices import CellsChoice, DecodeChoice, cells_choice, decode_choice
-from weft.kernels.cuda.ssd_decode import read_kernel, recall_kernel
+from weft.kernels.cuda.ssd_choices import DECODE, CellsChoice, DecodeChoice, cells_choice
+from weft.kernels.cuda.ssd_decode import read_kernel, weigh_kernel
 from weft.kernels.cuda.ssd_extend import cells_kernel, keep_kernel, steps_kernel
 from weft.kernels.lanes import Lanes
 from weft.memory.device.store import RecurrentView
@@ -77,33 +77,34 @@ def decode(
     """The leading rows, of one token each; outputs go to `y`."""
     heads, head_dim = x.shape[1:]
     groups, state = B.shape[1:]
-    group_heads, rows = heads // groups, lanes.decodes
-    width = group_heads * head_dim
-    choice = choice or decode_choice(rows, groups, width)
-    tail, memory = view.tail, view.state["ssm"]
-    recalled = torch.empty((rows, heads, head_dim), dtype=torch.float32, device=x.device)
-    scales = torch.empty((rows, heads), dtype=torch.float32, device=x.device)
-    tails = (tail["input"], tail["B"], tail["dt"], tail["decay"])
-    tail_strides = [part.stride(0) for part in tails]
+    group_heads = heads // groups
+    choice = choice or DECODE
+    tail, cell, width = view.tail, lanes.cell, group_heads * head_dim
+    weights = torch.empty((lanes.decodes, heads, cell), dtype=x.dtype, device=x.device)
+    scales = torch.empty((lanes.decodes, heads, 2), dtype=torch.float32, device=x.device)
+    small = (tail["B"], tail["dt"], tail["decay"])
     sizes: dict[str, Any] = {
-        "GROUPS": groups, "GROUP_HEADS": group_heads, "HEAD_DIM": head_dim, "STATE": state,
-        "CELL": lanes.cell, "RING": tail["input"].shape[1], "PRECISION": precision(x.dtype), **early(x),
+        "GROUPS": groups, "GROUP_HEADS": group_heads, "STATE": state, "CELL": cell, "RING": tail["input"].shape[1],
+        **early(x),
     }  # fmt: skip
-    columns = choice.recall_block * choice.recall_blocks
-    touched = min(group_heads, (columns - 1 + head_dim - 1) // head_dim + 1)
-    recall_kernel[(groups * -(-width // columns), rows)](
-        x, dt, A, B, C, D, dt_bias, recalled, scales, *tails, lanes.start, lanes.tail,
-        x.stride(0), dt.stride(0), B.stride(0), C.stride(0), *tail_strides, *finite(limit),
-        HEAD_BLOCK=padded(touched), BLOCK=choice.recall_block, BLOCKS=choice.recall_blocks,
-        num_warps=choice.recall_warps, **sizes,
+    weigh_kernel[(groups * -(-group_heads // NARROWEST), lanes.decodes)](
+        dt, A, B, C, D, dt_bias, weights, scales,
+        *small, lanes.start, lanes.tail,
+        dt.stride(0), B.stride(0), C.stride(0), *(part.stride(0) for part in small), *finite(limit),
+        HEAD_BLOCK=NARROWEST, num_warps=4, **sizes,
     )  # fmt: skip
+    columns = choice.block * choice.blocks
+    touched = min(group_heads, (columns - 1 + head_dim - 1) // head_dim + 1)
     closing_blocks = min(CLOSING_BLOCKS, -(-width // CLOSING_BLOCK))
-    programs = -(-width // (choice.block * choice.blocks)) + -(-width // (CLOSING_BLOCK * closing_blocks))
-    read_kernel[(rows * groups * programs,)](
-        C, recalled, scales, y, memory, *tails, lanes.start, lanes.slot, lanes.tail, lanes.closing,
-        rows, C.stride(0), memory.stride(0), *tail_strides,
-        BLOCK=choice.block, BLOCKS=choice.blocks, STAGES=choice.stages,
-        CLOSING_BLOCK=CLOSING_BLOCK, CLOSING_BLOCKS=closing_blocks, num_warps=choice.warps, **sizes,
+    programs = -(-width // columns) + -(-width // (CLOSING_BLOCK * closing_blocks))
+    memory = (view.state["ssm"], tail["input"], *small)
+    read_kernel[(lanes.decodes * groups * programs,)](
+        x, C, weights, scales, y,
+        *memory, lanes.start, lanes.slot, lanes.tail, lanes.closing,
+        lanes.decodes, x.stride(0), C.stride(0), *(part.stride(0) for part in memory),
+        HEAD_DIM=head_dim, HEAD_BLOCK=padded(touched), BLOCK=choice.block, BLOCKS=choice.blocks, STAGES=choice.stages,
+        CLOSING_BLOCK=CLOSING_BLOCK, CLOSING_BLOCKS=closing_blocks, PRECISION=precision(x.dtype),
+        num_warps=choice.warps, **sizes,
     )  # fmt: skip
 
 

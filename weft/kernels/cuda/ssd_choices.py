@@ -14,32 +14,20 @@ AT_ONCE = 132
 
 
 class DecodeChoice(NamedTuple):
-    block: int  # columns of the state that are read at a time
+    block: int  # columns that are computed at a time
     blocks: int  # of a program
     stages: int
     warps: int
-    recall_block: int = 64  # the same of programs that read tails
-    recall_blocks: int = 1
-    recall_warps: int = 4
+
+
+# Programs of one block are the fastest for any number of rows: what they read is asked for all at once.
+DECODE = DecodeChoice(64, 1, 1, 4)
 
 
 class CellsChoice(NamedTuple):
     block: int  # columns of a head that a program takes
     stages: int
     warps: int
-
-
-def decode_choice(rows: int, groups: int, width: int) -> DecodeChoice:
-    """For groups of `width` columns: programs that recall are long once there are many, for each weighs its tokens anew.
-
-    >>> decode_choice(128, 8, 1280).recall_blocks, decode_choice(1, 8, 1280).recall_blocks
-    (5, 1)
-    """
-    blocks = -(-width // 64)
-    for count in (5, 4):
-        if blocks % count == 0 and rows * groups * blocks // count >= 16 * AT_ONCE:
-            return DecodeChoice(64, 1, 1, 4, recall_blocks=count)
-    return DecodeChoice(64, 1, 1, 4)
 
 
 def cells_choice(rows: int, heads: int, head_dim: int, state: int, dtype: torch.dtype) -> CellsChoice:

@@ -1,11 +1,10 @@
 """Decodes of the state space recurrence: one token a row, the state read once and, but for closing cells, not written.
 
-    recall   by row and some columns of a group (a column is one number of a head's x): what the tokens of the open cell
-             give, the new one included, which is added to the tail
-    read     by row and some columns: the state, and the output; and, as programs that come first and mostly end at
-             once, the states of cells that close
+    weigh    by row and some heads of a group: what each token of the open cell weighs in the output
+    read     by row and some columns of a group (a column is one number of a head's x): the state, the tail, the output;
+             and, as programs that come first and mostly end at once, the states of cells that close
 
-A program that recalls takes what differs by head for all heads that its columns touch, and each column picks its own:
+A program that reads columns takes what differs by head for all heads that these touch, and each column picks its own:
 heads may have any width.
 """
 
@@ -21,37 +20,35 @@ from weft.kernels.cuda.tails import ring_places
 
 
 @jit
-def recall_kernel(
-    x, dt, A, B, C, D, dt_bias, recalled, scales,
-    tail_x, tail_B, tail_dt, tail_decay, start, tails,
-    x_stride, dt_stride, B_stride, C_stride, x_unit, B_unit, dt_unit, decay_unit, low_limit, high_limit,
-    GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-    CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+def weigh_kernel(
+    dt, A, B, C, D, dt_bias, weights, scales,
+    tail_B, tail_dt, tail_decay, start, tails,
+    dt_stride, B_stride, C_stride, B_unit, dt_unit, decay_unit, low_limit, high_limit,
+    GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, STATE: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Writes what the tail gives to each column and, for each head, how much of the state is left."""
-    WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
-    CHUNKS: tl.constexpr = (WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
+    """Scales are of the state and of the new token's x, D included. What the token leaves is added to the tail."""
+    HEADS: tl.constexpr = GROUPS * GROUP_HEADS
+    CHUNKS: tl.constexpr = (GROUP_HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
     row = tl.program_id(1).to(tl.int64)
     group = tl.program_id(0) // CHUNKS
-    first_column = tl.program_id(0) % CHUNKS * BLOCK * BLOCKS
+    chunk = tl.program_id(0) % CHUNKS
     position = tl.load(start + row)
     tail = tl.load(tails + row).to(tl.int64)
     offset = position % CELL
     here = position % RING
 
-    # What is older than the step, while the kernel before this one ends.
+    # What is older than the step.
     cell = tl.arange(0, CELL)
     kept = cell < offset
     ring = ring_places(position - offset, cell, CELL, RING)
     n = tl.arange(0, STATE)
-    tail_x += tail * x_unit
     tail_B += tail * B_unit + group * (RING * STATE)
     tail_dt += tail * dt_unit
     tail_decay += tail * decay_unit
     keys = tl.load(tail_B + ring[:, None] * STATE + n[None, :], mask=kept[:, None], other=0.0)
-    own = first_column // HEAD_DIM + tl.arange(0, HEAD_BLOCK)
-    real = (own < GROUP_HEADS) & (own * HEAD_DIM < first_column + BLOCK * BLOCKS)
+    own = chunk * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
+    real = own < GROUP_HEADS
     head = group * GROUP_HEADS + own
     at = head[:, None] * RING + ring[None, :]
     known = real[:, None] & kept[None, :]
@@ -60,9 +57,6 @@ def recall_kernel(
     total = tl.load(tail_decay + head * RING + (position - 1) % RING, mask=real & (offset > 0), other=0.0)
     rate = tl.load(A + head, mask=real, other=0.0) * LOG2_E
     bias = None if dt_bias is None else tl.load(dt_bias + head, mask=real, other=0.0)
-    if BLOCKS == 1:
-        only = group * WIDTH + first_column + tl.arange(0, BLOCK)
-        inputs = columns_of(tail_x, only, ring, kept, only < (group + 1) * WIDTH, HEAD_DIM, RING)
 
     wait(EARLY)
     query = tl.load(C + row * C_stride + group * STATE + n).to(tl.float32)
@@ -70,45 +64,29 @@ def recall_kernel(
     new_dt = time_step(tl.load(dt + row * dt_stride + head, mask=real, other=0.0), bias, low_limit, high_limit)
     total += new_dt * rate
     scores = tl.sum(keys.to(tl.float32) * query[None, :], 1)
-    weight = (tl.exp2(total[:, None] - decay) * (kept_dt * scores[None, :])).to(x.dtype.element_ty)
+    weight = tl.exp2(total[:, None] - decay) * (kept_dt * scores[None, :])
+    weights_at = weights + (row * HEADS + head[:, None]) * CELL + cell[None, :]
+    tl.store(weights_at, weight.to(weights.dtype.element_ty), mask=real[:, None])
     new_weight = new_dt * tl.sum(new_key.to(tl.float32) * query, 0)
     if D is not None:
         new_weight += tl.load(D + head, mask=real, other=0.0)
-    # Each head is told by the program that has its first column.
-    told = real & (own * HEAD_DIM >= first_column)
-    tl.store(scales + row * (GROUPS * GROUP_HEADS) + head, tl.exp2(total), mask=told)
-    tl.store(tail_dt + head * RING + here, new_dt, mask=told)
-    tl.store(tail_decay + head * RING + here, total, mask=told)
-    if first_column == 0:
+    scale_at = scales + (row * HEADS + head) * 2
+    tl.store(scale_at, tl.exp2(total), mask=real)
+    tl.store(scale_at + 1, new_weight, mask=real)
+    if chunk == 0:
         tl.store(tail_B + here * STATE + n, new_key)
-    for block in range(BLOCKS):
-        column = first_column + block * BLOCK + tl.arange(0, BLOCK)
-        place = group * WIDTH + column
-        within = column < WIDTH
-        if BLOCKS > 1:
-            inputs = columns_of(tail_x, place, ring, kept, within, HEAD_DIM, RING)
-        new_x = tl.load(x + row * x_stride + place, mask=within, other=0.0)
-        by_head = tl.dot(weight, inputs, input_precision=PRECISION)
-        by_head += new_weight[:, None] * new_x.to(tl.float32)[None, :]
-        mine = own[:, None] == (column // HEAD_DIM)[None, :]
-        tl.store(recalled + row * (GROUPS * WIDTH) + place, tl.sum(tl.where(mine, by_head, 0.0), 0), mask=within)
-        tl.store(tail_x + (place // HEAD_DIM * RING + here) * HEAD_DIM + place % HEAD_DIM, new_x, mask=within)
-
-
-@triton.jit
-def columns_of(tail_x, place, ring, kept, within, HEAD_DIM: tl.constexpr, RING: tl.constexpr):
-    """Some columns of all that a tail holds, which lie head by head."""
-    in_tail = tail_x + place // HEAD_DIM * (RING * HEAD_DIM) + place % HEAD_DIM
-    return tl.load(in_tail[None, :] + ring[:, None] * HEAD_DIM, mask=kept[:, None] & within[None, :], other=0.0)
+    tl.store(tail_dt + head * RING + here, new_dt, mask=real)
+    tl.store(tail_decay + head * RING + here, total, mask=real)
 
 
 @jit(do_not_specialize=["rows"])
 def read_kernel(
-    C, recalled, scales, y,
+    x, C, weights, scales, y,
     state, tail_x, tail_B, tail_dt, tail_decay, start, slots, tails, closing,
-    rows, C_stride, slot_stride, x_unit, B_unit, dt_unit, decay_unit,
+    rows, x_stride, C_stride, slot_stride, x_unit, B_unit, dt_unit, decay_unit,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-    CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr,
     CLOSING_BLOCK: tl.constexpr, CLOSING_BLOCKS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
@@ -126,32 +104,39 @@ def read_kernel(
             close_columns(
                 state + tl.load(slots + row).to(tl.int64) * slot_stride, state + target * slot_stride,
                 tail_x + tail * x_unit, tail_B + tail * B_unit, tail_dt + tail * dt_unit,
-                tail_decay + tail * decay_unit, tl.load(start + row), chunk,
+                tail_decay + tail * decay_unit, x + row * x_stride, tl.load(start + row), chunk,
                 GROUPS, GROUP_HEADS, HEAD_DIM, STATE, CELL, RING, CLOSING_BLOCK, CLOSING_BLOCKS, PRECISION,
             )  # fmt: skip
     else:
         row = ((program - rows * CLOSING_CHUNKS) // CHUNKS).to(tl.int64)
         chunk = (program - rows * CLOSING_CHUNKS) % CHUNKS
+        tail = tl.load(tails + row).to(tl.int64)
         read_columns(
-            C + row * C_stride, recalled + row * (GROUPS * WIDTH), scales + row * (GROUPS * GROUP_HEADS),
-            y + row * (GROUPS * WIDTH), state + tl.load(slots + row).to(tl.int64) * slot_stride,
-            tl.load(start + row) >= CELL, chunk,
-            GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK, BLOCKS, STAGES, EARLY,
+            x + row * x_stride, C + row * C_stride, weights + row * (GROUPS * GROUP_HEADS * CELL),
+            scales + row * (GROUPS * GROUP_HEADS * 2), y + row * (GROUPS * WIDTH),
+            state + tl.load(slots + row).to(tl.int64) * slot_stride, tail_x + tail * x_unit,
+            tl.load(start + row), chunk,
+            GROUPS, GROUP_HEADS, HEAD_DIM, STATE, CELL, RING, HEAD_BLOCK, BLOCK, BLOCKS, STAGES, PRECISION, EARLY,
         )  # fmt: skip
 
 
 @triton.jit
 def read_columns(
-    C, recalled, scales, y, state, has_state, chunk,
+    x, C, weights, scales, y, state, tail_x, position, chunk,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of some columns of a row, to whose beginnings all pointers point."""
+    """Outputs of some columns of a row, to whose beginnings all pointers point. Only what the tail holds is loaded."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
     CHUNKS: tl.constexpr = (WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
     group = chunk // CHUNKS
     first_column = chunk % CHUNKS * BLOCK * BLOCKS
     n = tl.arange(0, STATE)
+    cell = tl.arange(0, CELL)
+    kept = (cell < position % CELL)[:, None]
+    ring = ring_places(position - position % CELL, cell, CELL, RING)[:, None]
+    has_state = position >= CELL
     in_state = state + (group * STATE + n[:, None]) * WIDTH
     if BLOCKS == 1:
         # The state is older than the step: it may come while the kernel before this one ends.
@@ -159,31 +144,44 @@ def read_columns(
         values = tl.load(in_state + only[None, :], mask=has_state & (only < WIDTH)[None, :], other=0.0)
     wait(EARLY)
     query = tl.load(C + group * STATE + n).to(tl.float32)
+    own = first_column // HEAD_DIM + tl.arange(0, HEAD_BLOCK)
+    real_head = own < GROUP_HEADS
+    head = group * GROUP_HEADS + own
+    weight = tl.load(weights + head[:, None] * CELL + cell[None, :], mask=real_head[:, None], other=0.0)
+    through = tl.load(scales + head * 2, mask=real_head, other=0.0)
+    new_weight = tl.load(scales + head * 2 + 1, mask=real_head, other=0.0)
     for block in tl.range(0, BLOCKS, num_stages=STAGES):
         column = first_column + block * BLOCK + tl.arange(0, BLOCK)
         real = column < WIDTH
-        place = group * WIDTH + column
         if BLOCKS > 1:
             values = tl.load(in_state + column[None, :], mask=has_state & real[None, :], other=0.0)
-        from_tail = tl.load(recalled + place, mask=real, other=0.0)
-        left = tl.load(scales + place // HEAD_DIM, mask=real, other=0.0)
-        result = from_tail + left * tl.sum(values * query[:, None], 0)
+        place = group * WIDTH + column
+        in_tail = tail_x + place // HEAD_DIM * (RING * HEAD_DIM) + place % HEAD_DIM
+        inputs = tl.load(in_tail[None, :] + ring * HEAD_DIM, mask=kept & real[None, :], other=0.0)
+        new_x = tl.load(x + place, mask=real, other=0.0)
+        by_head = tl.dot(weight, inputs, input_precision=PRECISION)
+        by_head += through[:, None] * tl.sum(values * query[:, None], 0)[None, :]
+        by_head += new_weight[:, None] * new_x.to(tl.float32)[None, :]
+        mine = own[:, None] == (column // HEAD_DIM)[None, :]
+        result = tl.sum(tl.where(mine, by_head, 0.0), 0)
         tl.store(y + place, result.to(y.dtype.element_ty), mask=real)
+        tl.store(in_tail + position % RING * HEAD_DIM, new_x, mask=real)
 
 
 @triton.jit
 def close_columns(
-    state, target, tail_x, tail_B, tail_dt, tail_decay, position, chunk,
+    state, target, tail_x, tail_B, tail_dt, tail_decay, x, position, chunk,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The state at the end of the cell, some columns of it, all whose tokens are in the tail."""
+    """The state at the end of the cell, some columns of it. Of the new token, x alone may not be in the tail yet."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
     CHUNKS: tl.constexpr = (WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
     group = chunk // CHUNKS
     first_column = chunk % CHUNKS * BLOCK * BLOCKS
     cell = tl.arange(0, CELL)
     ring = ring_places(position - (CELL - 1), cell, CELL, RING)[None, :]
+    earlier = (cell < CELL - 1)[None, :]
     n = tl.arange(0, STATE)
     keys = tl.load(tail_B + (group * RING + tl.trans(ring)) * STATE + n[None, :])
     # Columns come first, as in no other product here: few of them at a time take few registers.
@@ -191,7 +189,10 @@ def close_columns(
         column = (first_column + block * BLOCK + tl.arange(0, BLOCK))[:, None]
         real = column < WIDTH
         head = group * GROUP_HEADS + column // HEAD_DIM
-        inputs = tl.load(tail_x + (head * RING + ring) * HEAD_DIM + column % HEAD_DIM, mask=real, other=0.0)
+        place = group * WIDTH + column
+        in_tail = tail_x + (head * RING + ring) * HEAD_DIM + column % HEAD_DIM
+        inputs = tl.load(in_tail, mask=real & earlier, other=0.0)
+        inputs = tl.where(earlier, inputs, tl.load(x + place, mask=real, other=0.0))
         last = tl.load(tail_decay + head * RING + position % RING, mask=real, other=0.0)
         left = tl.exp2(last - tl.load(tail_decay + head * RING + ring, mask=real, other=0.0))
         left *= tl.load(tail_dt + head * RING + ring, mask=real, other=0.0)

@@ -69,18 +69,18 @@ class Attention(Mixer):
 
     def forward(
         self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
-    ) -> Float[Tensor, "tokens hidden"]:
+    ) -> Float[Tensor, "*parts tokens hidden"]:
         projected = self.qkv(x).unflatten(-1, (-1, self.shape.head_dim))
         view = views[self.index]
         assert isinstance(view, AttentionView)
         if batch.lanes is not None and batch.lanes.native:
-            return self.o_proj(self.mix_native(projected, rotation, batch, view).flatten(-2))
+            return self.o_proj.unsummed(self.mix_native(projected, rotation, batch, view).flatten(-2))
         mix = self.mix if batch.lanes is None else self.mix_lanes
         mixed = mix(projected, rotation, batch, view).flatten(-2)
         if self.shape.gated:
             gate = projected[:, self.shape.heads + 2 * self.shape.kv_heads :].flatten(-2)
             mixed = gated_product(gate, mixed, torch.sigmoid)
-        return self.o_proj(mixed)
+        return self.o_proj.unsummed(mixed)
 
     def mix(
         self,

@@ -122,7 +122,7 @@ class GatedDeltaNet(Mixer):
 
     def forward(
         self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
-    ) -> Float[Tensor, "tokens hidden"]:
+    ) -> Float[Tensor, "*parts tokens hidden"]:
         shape, view = self.shape, views[self.index]
         assert isinstance(view, RecurrentView)
         heads = shape.value_heads
@@ -140,7 +140,7 @@ class GatedDeltaNet(Mixer):
             batch,
             view,
         )
-        return self.out_proj(self.norm(y, gate.view(-1, heads, shape.value_dim)).flatten(-2))
+        return self.out_proj.unsummed(self.norm(y, gate.view(-1, heads, shape.value_dim)).flatten(-2))
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp())

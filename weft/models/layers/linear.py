@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.linear import activated_linear, for_few_rows, linear, pack
+from weft.kernels.linear import activated_linear, for_few_rows, linear, pack, unsummed_linear
 from weft.models.model import Layer, Source
 
 
@@ -32,6 +32,10 @@ class Linear(Layer):
 
     def forward(self, x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n outputs"]:
         return linear(x, self.weight, self.bias, self.stored)
+
+    def unsummed(self, x: Float[Tensor, "n inputs"]) -> Float[Tensor, "*parts n outputs"]:
+        """The product as a residual stream takes it: possibly in parts that are still to be added up."""
+        return unsummed_linear(x, self.weight, self.bias, self.stored)
 
     def activated(
         self, x: Float[Tensor, "n inputs"], activation: Callable[[Tensor], Tensor], parts: int = 1

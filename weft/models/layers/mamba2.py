@@ -97,7 +97,7 @@ class Mamba2(Mixer):
 
     def forward(
         self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
-    ) -> Float[Tensor, "tokens hidden"]:
+    ) -> Float[Tensor, "*parts tokens hidden"]:
         shape, view = self.shape, views[self.index]
         assert isinstance(view, RecurrentView)
         gate, mixed, step = self.in_proj(x).split_with_sizes(shape.sections, -1)
@@ -116,7 +116,7 @@ class Mamba2(Mixer):
             self.dt_bias,
             shape.time_step_limit,
         ).flatten(-2)
-        return self.out_proj(gated_product(gate, y, F.silu) if self.norm is None else self.norm(y, gate))
+        return self.out_proj.unsummed(gated_product(gate, y, F.silu) if self.norm is None else self.norm(y, gate))
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp())

@@ -39,8 +39,8 @@ class GatedMLP(Layer):
         self.down_proj = Linear(inner, hidden, bias)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n hidden"]:
-        return self.down_proj(self.gate_up.activated(x, self.activation, parts=2))
+    def forward(self, x: Float[Tensor, "n hidden"]) -> Float[Tensor, "*parts n hidden"]:
+        return self.down_proj.unsummed(self.gate_up.activated(x, self.activation, parts=2))
 
 
 class PlainMLP(Layer):
@@ -52,5 +52,9 @@ class PlainMLP(Layer):
         self.down_proj = Linear(inner, hidden, bias)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n hidden"]:
+    def forward(self, x: Float[Tensor, "n hidden"]) -> Float[Tensor, "*parts n hidden"]:
+        return self.down_proj.unsummed(self.up_proj.activated(x, self.activation))
+
+    def summed(self, x: Float[Tensor, "n hidden"]) -> Float[Tensor, "n hidden"]:
+        """For whom a product in parts is no use."""
         return self.down_proj(self.up_proj.activated(x, self.activation))

@@ -26,7 +26,9 @@ class Residual:
         self.pending = []
         return normed
 
-    def add(self, change: Float[Tensor, "tokens hidden"], factor: float = 1.0, norm: RMSNorm | None = None) -> None:
-        """Add `change`, through its own norm if it has one, times `factor`."""
+    def add(
+        self, change: Float[Tensor, "*parts tokens hidden"], factor: float = 1.0, norm: RMSNorm | None = None
+    ) -> None:
+        """Add `change`, or the sum of its parts, through its own norm if it has one, times `factor`."""
         own = Change(change, factor) if norm is None else Change(change, factor, norm.weight, norm.eps)
         self.pending.append(own)

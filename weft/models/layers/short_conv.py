@@ -28,7 +28,7 @@ class ShortConv(Mixer):
 
     def forward(
         self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
-    ) -> Float[Tensor, "tokens hidden"]:
+    ) -> Float[Tensor, "*parts tokens hidden"]:
         view = views[self.index]
         assert isinstance(view, RecurrentView)
-        return self.out_proj(self.conv.gated(self.in_proj(x), batch, view))
+        return self.out_proj.unsummed(self.conv.gated(self.in_proj(x), batch, view))
