@@ -32,7 +32,7 @@ MIX = {
 }  # fmt: skip
 
 
-EVALUATE_EVERY = 200
+EVALUATE_EVERY = 300
 SAVE_EVERY = 500
 
 
