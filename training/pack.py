@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator
 from hashlib import sha256
 from itertools import chain, groupby, islice, takewhile
@@ -30,6 +31,10 @@ SYSTEMS = (
     "You are Weft, a small language model.",
 )
 AT_ONCE = 4096
+# What the rules of made/ answer better than a small teacher does.
+COVERED = re.compile(
+    r"(?i)i feel|i am|my |tell me|what is|what do|explain|describe|can you explain|.*\bstory\b|.*\bpoem\b"
+)
 
 
 def documents(file: Path) -> Iterator[str]:
@@ -43,6 +48,8 @@ def documents(file: Path) -> Iterator[str]:
             if file.name.startswith("taught"):
                 # The teacher need not be asked again when we become more choosy.
                 exchanges = list(takewhile(lambda each: is_good(each[1], said=each[0]), exchanges))
+                if exchanges and COVERED.match(exchanges[0][0]):
+                    continue
             if not exchanges:
                 continue
             draw = fraction_of(line)

@@ -6,17 +6,22 @@ together. What they say was written for this purpose: tables in facts.py and tab
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 from training.made import basics, code, everyday, numbers, stories, talk, words
 from training.made.exchange import Exchange, Maker
+from training.made.facts import NAMES
 
 # Stories and code are long, so fewer of them are enough.
 SHARES = {everyday: 2.5, talk: 1.6, numbers: 1.05, words: 1.0, code: 0.85, stories: 0.65, basics: 0.1}
 MAKERS: dict[Maker, float] = {
     maker: share * weight for module, share in SHARES.items() for maker, weight in module.MAKERS.items()
 }
-GREETED, PARTED, TOLD = 0.15, 0.12, 0.12
+GREETED, PARTED, TOLD = 0.18, 0.12, 0.1
+ASKED_BACK = 0.3
+NAME = re.compile(rf"\b(?:[Mm]y name is|I am|I'm|[Cc]all me) ({'|'.join(NAMES)})\b")
+NAME_QUESTIONS = ("What is my name?", "Do you remember my name?", "What was my name again?", "Do you know my name?")
 
 
 def conversation(random: Random) -> list[Exchange]:
@@ -30,7 +35,25 @@ def conversation(random: Random) -> list[Exchange]:
     if random.random() < TOLD:
         first, last = basics.told_and_asked(random)
         exchanges = [first, *(each for each in exchanges if not is_personal(each[0])), last]
-    return exchanges
+    return with_names(exchanges, random)
+
+
+def with_names(exchanges: list[Exchange], random: Random) -> list[Exchange]:
+    """Who has said his name is known by it from then on; some ask whether that is so.
+
+    >>> with_names([("Hi, I am Ben.", "Hi Ben!"), ("What is my name?", "I do not know it.")], Random(1))[1]
+    ('What is my name?', 'Your name is Ben.')
+    """
+    name, found = None, []
+    for said, answer in exchanges:
+        if name and "my name" in said.lower() and said.endswith("?"):
+            answer = f"Your name is {name}."
+        found.append((said, answer))
+        told = NAME.search(said)
+        name = told[1] if told else name
+    if name and random.random() < ASKED_BACK:
+        found.append((random.choice(NAME_QUESTIONS), f"Your name is {name}."))
+    return found
 
 
 def is_personal(said: str) -> bool:
