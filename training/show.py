@@ -1,4 +1,4 @@
-"""What a trained model says, and how it came there: `python -m training.show MODEL --log RUN/log.jsonl`.
+"""What a trained model says, and how it came there: `python -m training.show MODEL --log RUN/log.jsonl ...`.
 
 Into docs/model.md: talks of fixed words and seeds, drawn as the model's own settings say, every one of them shown; and
 the curve of the run's log as a picture. Replaces what stands between the marks of the page. Chooses nothing.
@@ -134,8 +134,14 @@ def samples(llm: LLM) -> str:
     return "\n".join([head, "", *parts]).rstrip()
 
 
-def read_log(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+def read_logs(files: list[Path]) -> list[dict[str, Any]]:
+    """One stage after another: the steps of a later one are counted on."""
+    found: list[dict[str, Any]] = []
+    for file in files:
+        before = found[-1]["step"] if found else 0
+        entries = [json.loads(line) for line in file.read_text().splitlines()]
+        found += [entry | {"step": before + entry["step"]} for entry in entries]
+    return found
 
 
 def courses(log: Iterable[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
@@ -182,12 +188,12 @@ def put(page: str, mark: str, text: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="folder of the model; without one, that of the package")
-    parser.add_argument("--log", type=Path, help="the run's log.jsonl; without one, figures and picture stay")
+    parser.add_argument("--log", type=Path, nargs="+", help="log.jsonl of each stage; without, figures and picture stay")
     parser.add_argument("--into", type=Path, default=PAGE)
     asked = parser.parse_args()
     page = asked.into.read_text()
     if asked.log:
-        log = read_log(asked.log)
+        log = read_logs(asked.log)
         page = put(page, "figures", figures(log))
         drawn = lines("Held-out text", courses(log), "step", "bits per byte")
         asked.into.with_name(PICTURE).write_text(drawn)

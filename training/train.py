@@ -290,7 +290,7 @@ def main() -> None:
     if asked.after and run.step == 0:
         fill(model, load_file(asked.after / "model.safetensors"))
     over = model.config.pad_token_id
-    data, held = (Packed(asked.data / "packed", part, over, mix) for part in ("train", "held"))
+    data, held = Packed(asked.data / "packed", "train", over, mix), Packed(asked.data / "packed", "held", over)
     schedule = Schedule(asked.steps, batch_tokens=asked.batch_tokens, falling=falling)
     train(run, data, held, schedule, asked.seed, asked.device, asked.minutes * 60)
     if run.step == schedule.steps:
