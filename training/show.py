@@ -188,7 +188,7 @@ def put(page: str, mark: str, text: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="folder of the model; without one, that of the package")
-    parser.add_argument("--log", type=Path, nargs="+", help="log.jsonl of each stage; without, figures and picture stay")
+    parser.add_argument("--log", type=Path, nargs="+", help="log.jsonl of each stage; else figures and picture stay")
     parser.add_argument("--into", type=Path, default=PAGE)
     asked = parser.parse_args()
     page = asked.into.read_text()
