@@ -180,6 +180,22 @@ def test_the_fifth_turn_computes_little_more_than_its_message(llm):
     assert computed < 64 + new
 
 
+def test_the_engine_is_told_where_messages_end(llm, monkeypatch):
+    asked = []
+    add = llm.engine.add
+    monkeypatch.setattr(llm.engine, "add", lambda request: asked.append(request) or add(request))
+    messages = [message for said, answer in TALK[:3] for message in ask(said, answer)]
+    llm.chat([*messages, {"role": "user", "content": "Hello"}], SamplingParams(max_tokens=1), progress=False)
+    [request] = asked
+    ends = [llm.tokenizer.decode(request.prompt[:end].tolist(), skip_special=False) for end in request.boundaries]
+    assert len(ends) == 7
+    assert all(text.endswith("<|im_end|>") for text in ends)
+
+
+def ask(said: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
+
+
 def test_answers_follow_a_schema(llm):
     question = [{"role": "user", "content": "Name an animal and say how many legs it has."}]
     [answer] = llm.chat(question, replace(llm.suggested, seed=1), grammar=Grammar("json_schema", json.dumps(SCHEMA)))

@@ -25,7 +25,14 @@ from weft.offline.result import Chunk, Result
 from weft.offline.tracking import InterruptLater, Track
 from weft.text.answer import Answer
 from weft.text.conversation import render
-from weft.text.prompts import Prompt, as_list, check_request, check_snapshots, encode_prompts
+from weft.text.prompts import (
+    Prompt,
+    as_list,
+    check_request,
+    check_snapshots,
+    encode_prompts,
+    ends_of_messages,
+)
 from weft.text.template import Message, check_messages
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -179,7 +186,8 @@ class LLM:
             check_request(tokens, wish, self.tokenizer is not None, self.vocab_size, self.config.max_length)
             stops = frozenset(wish.stop_token_ids) | (frozenset() if wish.ignore_eos else self.end_tokens)
             checked = check_snapshots(positions, len(tokens))
-            requests.append(Request(tokens, wish, stops, salt, priority, checked, grammar))
+            ends = ends_of_messages(tokens, self.end_tokens)
+            requests.append(Request(tokens, wish, stops, salt, priority, checked, grammar, ends))
         return requests
 
     def _check_open(self) -> None:

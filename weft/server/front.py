@@ -25,7 +25,14 @@ from weft.server.settings import ServerSettings
 from weft.text import conversation
 from weft.text.answer import Answer
 from weft.text.output import output_parser
-from weft.text.prompts import NO_TOKENIZER, Tokens, check_request, check_snapshots, checked_tokens
+from weft.text.prompts import (
+    NO_TOKENIZER,
+    Tokens,
+    check_request,
+    check_snapshots,
+    checked_tokens,
+    ends_of_messages,
+)
 from weft.text.reasoning import detect_reasoning
 from weft.text.template import ChatTemplate, Message
 from weft.text.tokenizer import Tokenizer
@@ -232,7 +239,8 @@ class Front:
             params = replace(params, seed=derived_seed(params.seed, place))
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_tokens)
         grammar = None if form is None else form.grammar
-        return Request(wish.tokens, params, stops, salt, priority, wish.snapshots, grammar)
+        ends = ends_of_messages(wish.tokens, self.end_tokens)
+        return Request(wish.tokens, params, stops, salt, priority, wish.snapshots, grammar, ends)
 
     def _open(self, name: str, aliases: tuple[str, ...], tenant: Tenant, sequences: int) -> Run:
         if self.open_sequences + sequences > self.limits.open_sequences:

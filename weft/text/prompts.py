@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from weft.text.tokenizer import Tokenizer
 Tokens = NDArray[np.int32]
 Prompt = str | Sequence[int]
 
+# Of a prompt's messages the ends of so many, the last ones, are told to the engine.
+MOST_ENDS = 1024
 NO_TOKENIZER = "this model has no tokenizer.json: send prompts as lists of token ids, or name a tokenizer"
 
 
@@ -86,3 +88,13 @@ def check_snapshots(snapshots: Sequence[int], length: int) -> tuple[int, ...]:
         if isinstance(position, bool) or not isinstance(position, int | np.integer) or not 0 < position <= length:
             raise RequestError(f"snapshots must be positions from 1 to the prompt's length {length}, got {position!r}")
     return tuple(sorted({int(position) for position in snapshots}))
+
+
+def ends_of_messages(tokens: Tokens, end_tokens: Collection[int]) -> tuple[int, ...]:
+    """Positions inside a prompt behind the tokens with which this model ends its messages: others may part there.
+
+    >>> ends_of_messages(np.array([5, 2, 6, 7, 2, 8]), {2})
+    (2, 5)
+    """
+    found = np.flatnonzero(np.isin(tokens[:-1], list(end_tokens))) + 1
+    return tuple(found[-MOST_ENDS:].tolist())
