@@ -135,6 +135,7 @@ def test_states_have_the_same_bits_on_the_device(spans):
 def launch_all() -> None:
     launch(torch.bfloat16, heads=128, head_dim=80, state=128, groups=8)
     launch(torch.float32, heads=4, head_dim=24, state=16, groups=2)
+    launch(torch.float32, heads=4, head_dim=128, state=256, groups=1)
 
 
 def launch(dtype: torch.dtype, heads: int, head_dim: int, state: int, groups: int) -> None:

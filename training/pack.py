@@ -56,8 +56,8 @@ def documents(file: Path) -> Iterator[str]:
             yield written(exchanges, SYSTEMS[int(draw * 100) % len(SYSTEMS)] if draw < WITH_SYSTEM else None)
 
 
-def pieces(text: str, most: int = 4_000) -> Iterator[str]:
-    """A long text cut at the ends of lines, so that one is seen whole in a window.
+def pieces(text: str, most: int = 2_500) -> Iterator[str]:
+    """A long text cut at the ends of lines, so that most are seen whole in a window.
 
     >>> list(pieces("one\\ntwo\\nthree", most=9))
     ['one\\ntwo\\n', 'three']

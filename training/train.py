@@ -206,6 +206,9 @@ class Run:
             self._load()
 
     def save(self) -> None:
+        """Nothing is kept that could not be gone on from."""
+        if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
+            raise FloatingPointError(f"step {self.step}: weights are not finite any more")
         state = {f"model.{name}": p.detach() for name, p in self.model.named_parameters()}
         for number, optimiser in enumerate(self.optimisers):
             for index, values in optimiser.state_dict()["state"].items():
@@ -256,8 +259,6 @@ def train(run: Run, data: Packed, held: Packed, schedule: Schedule, seed: int, d
         if run.step % 20 == 0 or run.step == 1:
             now = time.monotonic()
             rate = (run.step - noted) * schedule.batch_tokens / (now - last)
-            if not math.isfinite(loss):
-                raise FloatingPointError(f"step {run.step}: the loss is {float(loss)}")
             run.note(loss=float(loss), tokens_per_second=rate, of=schedule.steps)
             last, noted = now, run.step
         if run.step % EVALUATE_EVERY == 0:
@@ -287,7 +288,9 @@ def main() -> None:
         compile_parts(model)
     run = Run(asked.run, model, make_optimisers(model, asked.rate))
     mix, falling = (AFTERWARDS, 1.0) if asked.after else (MIX, 0.3)
-    if asked.after and run.step == 0:
+    if run.step:
+        print(f"goes on at step {run.step} of {asked.run}")
+    elif asked.after:
         fill(model, load_file(asked.after / "model.safetensors"))
     over = model.config.pad_token_id
     data, held = Packed(asked.data / "packed", "train", over, mix), Packed(asked.data / "packed", "held", over)

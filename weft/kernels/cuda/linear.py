@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between
-from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.overlap import early, is_able, wait
 
 # Measured on an H200, on whole steps of a 1.2B model: up to so many rows faster than the library.
 MOST_ROWS = 32
@@ -28,7 +28,7 @@ PROGRAMS = 128
 # Outputs from which on the library does so as well. By rows, up to so many.
 MANY_OUTPUTS = {16: 24576, 32: 4096}
 # But for so many, with more than 16 rows: programs that take twice as many outputs, and so read the inputs half as
-# often, are then as many as the GPU has multiprocessors.
+# often, are then hardly fewer than the GPU has multiprocessors. They need the shared memory of a Hopper GPU.
 WIDE = range(100 * 128, 132 * 128 + 1)
 # More outputs than any layer has, by blocks.
 COUNTERS = 1 << 16
@@ -38,7 +38,7 @@ def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs
     """Whether `few_rows` is the faster way. Known without asking the device."""
     half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
     few = x.ndim == 2 and 0 < len(x) <= MOST_ROWS
-    few = few and (weight.shape[0] <= MANY_OUTPUTS[rows_compiled(len(x))] or weight.shape[0] in WIDE)
+    few = few and (weight.shape[0] <= MANY_OUTPUTS[rows_compiled(len(x))] or is_wide(x, weight))
     return half and few and x.stride(1) == 1 and weight.is_contiguous() and weight.shape[1] % 16 == 0
 
 
@@ -57,10 +57,10 @@ def few_rows(
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
     compiled = rows_compiled(rows)
-    wide = compiled > 16 and outputs in WIDE
+    wide = is_wide(x, weight)
     width = 2 * OUTPUTS if wide else OUTPUTS
     blocks = -(-results // (width // parts))
-    shares = shares_of(blocks, inputs, PROGRAMS)
+    shares = 1 if wide else shares_of(blocks, inputs, PROGRAMS)
     share = -(-inputs // (shares * INPUTS)) * INPUTS
     summed = summed or shares == 1
     found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else None
@@ -70,12 +70,16 @@ def few_rows(
     few_rows_kernel[(blocks, shares)](
         x, weight, bias, y, found, counters(x.device), rows, outputs, inputs, share, x.stride(0),
         ROWS=compiled, OUTPUTS=width, INPUTS=INPUTS, SHARES=shares,
-        EVEN=inputs % share == 0, NAME=activation or "", PARTS=parts,
+        EVEN=inputs == shares * share, NAME=activation or "", PARTS=parts,
         num_warps=8 if wide else 4, num_stages=stages, **early(x),
     )  # fmt: skip
     result = y if summed else found
     assert result is not None
     return result
+
+
+def is_wide(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
+    return rows_compiled(len(x)) > 16 and weight.shape[0] in WIDE and (x.is_cpu or is_able(x.device))
 
 
 def rows_compiled(rows: int) -> int:
