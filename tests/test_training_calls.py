@@ -59,6 +59,16 @@ def test_sums_and_units_are_right():
             assert result == wanted
 
 
+def test_weather_and_ways_can_be_so():
+    for seed in range(400):
+        values, _ = calls.drawn(Random(seed), "weather")
+        assert values["sky"] != "snowy" or values["degrees"] <= 1, values
+        assert values["city"] not in ("Cairo", "Nairobi") or values["sky"] != "snowy"
+        values, _ = calls.drawn(Random(seed), "directions")
+        assert 40 <= values["kilometres"] <= 600
+        assert values["mode"] != "car" or values["duration"] < values["kilometres"]
+
+
 def test_some_questions_need_no_function(conversations):
     share = sum(not called_in(messages) for messages, _ in conversations) / DRAWN
     assert 0.1 < share < 0.2

@@ -99,6 +99,20 @@ def test_draws_differ():
     assert len({json.dumps(maker(random)) for maker in makers}) > 1850
 
 
+def test_a_renamed_function_keeps_its_new_name():
+    renamed = 0
+    for seed in range(6000):
+        exchanges = code.function(Random(seed))
+        for at, (said, answer) in enumerate(exchanges):
+            found = re.search(r"(?:ename it to|all it) (\w+)", said)
+            for _, later in exchanges[at + 1 :] if found else ():
+                old = re.search(r"def (\w+)", exchanges[0][1])[1]
+                assert not re.search(rf"\b{old}\(", later) or re.search(rf"\b{old}\b", answer.partition("(")[2]), later
+                assert f"called {old}." not in later
+                renamed += found[1] in later
+    assert renamed > 10
+
+
 def test_a_renamed_function_calls_itself_by_its_new_name():
     [function] = [each for each in code.functions() if each.name == "factorial_recursive"]
     assert code.result(function.named("run").code(), "run(4)") == "24"

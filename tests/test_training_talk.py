@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from training.made import cast, continuations, feelings, poems, stories, talk
+from training.made import advice, cast, continuations, feelings, poems, stories, talk
 from training.made.exchange import Exchange, Maker
 from training.made.wording import table
 
@@ -31,7 +31,7 @@ def test_every_maker_speaks_well(maker: Maker) -> None:
             assert said.strip() == said
             assert answer.strip() == answer
             assert said
-            assert answer[-1] in '.!?"', answer
+            assert answer[-1] in '.!?"' or "\nDear " in f"\n{answer}", answer
             assert not SPOILT.search(said), said
             assert not SPOILT.search(answer), answer
             assert answer[0].isupper() or answer[0] == '"', answer
@@ -92,6 +92,48 @@ def test_poems_have_four_lines_on_their_topic() -> None:
         assert all(verse[0].isupper() or verse[0] == '"' for verse in verses)
         topic = [entry["topic"] for entry in table("poems")["poem"] if f"about {entry['topic']}" in said]
         assert topic or "about" not in said
+
+
+def test_who_helped_is_who_helps_in_the_plot() -> None:
+    random, seen = Random(4), set()
+    for _ in range(1500):
+        told = stories.tale(random)
+        helps, (hero, helper) = told.plot.get("helps"), (told.slots[name] for name in ("Hero", "the_helper"))
+        seen.add(helps)
+        said = {question.lower(): answer for question, answer in stories.questions(random, told)}
+        answers = [
+            answer
+            for question, answer in said.items()
+            if re.match("whom did .+ help|who (helped|was (the )?help|came to help)", question)
+        ]
+        assert bool(answers) == (helps != "nobody")
+        if helps == "hero":
+            assert all(f"helped {helper}" in answer for answer in answers), answers
+        assert told.sentence().startswith(hero)
+        assert (f"{helper} helped." in told.sentence()) == (helps is None)
+    assert seen == {None, "hero", "nobody"}
+
+
+def test_a_short_story_keeps_what_its_end_needs() -> None:
+    random = Random(5)
+    for _ in range(500):
+        told = stories.tale(random)
+        assert (told.parts["first"] in told.short()) == bool(told.plot.get("whole"))
+        assert told.slots["hero_word"] not in told.plot.get("unless", ())
+
+
+def test_advice_is_about_what_was_asked() -> None:
+    assert all(len(table("advice")[name]) >= 20 for name in ("pet", "note", "meal"))
+    for seed in range(300):
+        said, answer = advice.note(Random(seed))[-1]
+        entry = next((each for each in table("advice")["note"] if each["body"] in answer), None)
+        assert entry is not None or "Dear" not in answer
+        [(said, answer), *others] = advice.meal(Random(seed))
+        entry = next(each for each in table("advice")["meal"] if re.search(rf"for {each['name']}\b(?! day)", said))
+        dishes = dict(entry["dishes"])
+        assert any(dish in answer.lower() for dish in dishes), answer
+        for _, later in others:
+            assert not later.startswith("Because") or later[len("Because ") : -1] in dishes.values()
 
 
 def test_tables_are_as_broad_as_promised() -> None:

@@ -20,6 +20,7 @@ from training.made.exchange import Maker
 
 Message = dict[str, Any]
 Values = dict[str, Any]
+WORDS = ("pools", "pairs", "trips", "skies", "rates")  # in the table, and no function
 DIRECT, UNFIT, AGAIN, OTHER, THANKED, RULED = 0.11, 0.04, 0.2, 0.1, 0.12, 0.1
 # What nobody needs a function for.
 PLAIN: tuple[Maker, ...] = (general.capital_city, words.related, general.statement, general.lists, words.plural)
@@ -76,7 +77,7 @@ class Asked:
 @cache
 def entries() -> dict[str, dict[str, Any]]:
     """The functions of the table, without its pools of words."""
-    return {key: entry for key, entry in table("calls").items() if key not in ("pools", "pairs")}
+    return {key: entry for key, entry in table("calls").items() if key not in WORDS}
 
 
 @cache
@@ -127,25 +128,40 @@ def spelled(random: Random, name: str) -> str:
 def drawn(random: Random, key: str) -> tuple[Values, Values]:
     """A value for every word, and how it is said."""
     values: Values = {"yes": True}
-    told: Values = {}
+    spoken: Values = {}
     for word, pool in table("calls")["pools"].items():
         if isinstance(pool, list):
-            values[word] = told[word] = random.choice(pool)
+            values[word] = random.choice(pool)
         elif "words" in pool:
-            told[word] = random.choice(list(pool["words"]))
-            values[word] = pool["words"][told[word]]
+            spoken[word] = random.choice(list(pool["words"]))
+            values[word] = pool["words"][spoken[word]]
         else:
-            values[word] = told[word] = random.randint(pool["low"], pool["high"])
+            values[word] = random.randint(pool["low"], pool["high"])
     values["rolled"] = random.randint(1, values["dice"])
     values.update(paired(random))
+    values.update(consistent(random, key, values))
     if key == "contact":
-        values["email"] = told["email"] = f"{values['name'].lower()}@example.com"
-    told = {**values, **told}
+        values["email"] = f"{values['name'].lower()}@example.com"
     if key in COMPUTED:
-        values["result"] = told["result"] = COMPUTED[key](values)
+        values["result"] = COMPUTED[key](values)
+    told = {**values, **spoken}
     for word, sky in (("rain", "rainy"), ("snow", "snowy"), ("sun", "sunny")):
         told[word] = "Yes" if values["sky"] == sky else "No"
     return values, told
+
+
+def consistent(random: Random, key: str, values: Values) -> Values:
+    """What has to fit what was drawn before: no snow in the heat, ways between cities that can be gone."""
+    skies, trips, rates = (table("calls")[name] for name in ("skies", "trips", "rates"))
+    warm = values["city"] in skies["warm"]
+    sky = random.choice(["sunny", "cloudy", "windy", "rainy"]) if warm else values["sky"]
+    low, high = skies[sky]
+    found: Values = {"sky": sky, "degrees": random.randint(max(low, 14) if warm else low, high)}
+    if key in ("directions", "distance"):
+        found["city"], found["city2"], found["kilometres"] = random.choice(trips["ways"])
+        found["duration"] = round(60 * found["kilometres"] / trips["speeds"][values["mode"]])
+    worth = values["amount"] * rates[values["currency"]] / rates[values["currency2"]]
+    return {**found, "converted": max(1, round(worth))}
 
 
 def paired(random: Random) -> Values:

@@ -71,5 +71,5 @@ HEADS = {
     "a mountain": "hill", "a river": "stream", "a cloud": "drops", "a star": "ball", "a planet": "ball",
     "a book": "pages", "a telescope": "tool", "a ship": "boat", "an anchor": "iron", "a poem": "text", "honey": "food",
     "a friend": "somebody", "a train": "vehicle", "a cat": "animal", "a frog": "animal", "a whale": "animal",
-    "snow": "ice",
+    "snow": "ice", "a key": "tool", "a mirror": "glass", "a clock": "device",
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from random import Random
 
+from training.made.everyday_words import plural, table
 from training.made.exchange import Exchange, Maker, one
 from training.made.facts import (
     ANIMALS,
@@ -248,7 +249,7 @@ def recall(random: Random) -> Exchange:
         [
             (f"My name is {name}. What is my name?", f"Your name is {name}."),
             (f"I have {thing}. What do I have?", f"You have {thing}."),
-            (f"{name} likes {random.choice(sorted(ANIMALS))}s. Who likes animals?", f"{name} does."),
+            (f"{name} likes {plural(random.choice(sorted(ANIMALS)))}. Who likes animals?", f"{name} does."),
         ]
     )
 
@@ -273,7 +274,7 @@ def as_json(random: Random) -> Exchange:
 def told_and_asked(random: Random) -> tuple[Exchange, Exchange]:
     """What somebody says of himself, and the question that needs it, for the two ends of a conversation."""
     name, friend = random.sample(NAMES, 2)
-    pet, city = random.choice(sorted(ANIMALS)), random.choice(sorted(CAPITALS.values()))
+    pet, city = random.choice(table("talk")["slots"]["pet"]), random.choice(sorted(CAPITALS.values()))
     return random.choice(
         [
             ((f"Hello! My name is {name}.", f"Hello, {name}! Nice to meet you. How can I help you?"),

@@ -162,26 +162,27 @@ def in_a_list(function: Function) -> Function:
     return Function(f"{function.name}_all", "items", body, (f"{function.does[0]} for every item",), ())
 
 
-def followed(random: Random, function: Function) -> Exchange:
-    """Something asked about a function that was just shown."""
+def followed(random: Random, function: Function) -> tuple[Exchange, Function | None]:
+    """Something asked about a function that was just shown; and the function as it is now, if one can still ask."""
     kind = random.choice(["explain", "explain", "call", "call", "docstring", "rename", "list", "name"])
     if kind == "list" and function.of.isidentifier() and function.of not in ("items", "numbers", "words"):
         said = asked(random, "Now for lists.", "Now for a list.", "Can you do that for every item of a list?")
-        return said, fenced(in_a_list(function).code()) + "\n\nIt calls the function for every item."
+        return (said, fenced(in_a_list(function).code()) + "\n\nIt calls the function for every item."), None
     if kind == "docstring":
         said = asked(random, "Can you add a docstring?", "Add a docstring, please.", "Now with a docstring.")
-        return said, fenced(function.code(docstring=True))
+        return (said, fenced(function.code(docstring=True))), function
     if kind == "rename":
-        name = random.choice(OTHER_NAMES)
+        name = random.choice([each for each in OTHER_NAMES if each != function.name])
         said = asked(random, f"Can you rename it to {name}?", f"Call it {name}, please.", f"Rename it to {name}.")
-        return said, fenced(function.named(name).code())
+        return (said, fenced(function.named(name).code())), function.named(name)
     if kind == "name":
-        return asked(random, "What is the function called?", "What is its name?"), f"It is called {function.name}."
+        said = asked(random, "What is the function called?", "What is its name?")
+        return (said, f"It is called {function.name}."), function
     if kind == "call":
-        return tried(random, function)
+        return tried(random, function), function
     said = asked(random, "Can you explain it?", "How does it work?", "What does it do?", "Explain it, please.",
                  "Can you explain the code?")  # fmt: skip
-    return said, explained(random, function)
+    return (said, explained(random, function)), function
 
 
 def tried(random: Random, function: Function) -> Exchange:
@@ -203,8 +204,10 @@ def thanked(random: Random) -> Exchange:
 
 def asked_for(random: Random, function: Function) -> list[Exchange]:
     exchanges = [(requested(random, random.choice(function.does)), answered(random, function))]
-    while random.random() < 0.3 and len(exchanges) < 3:
-        exchanges.append(followed(random, function))
+    now: Function | None = function
+    while now and random.random() < 0.3 and len(exchanges) < 3:
+        exchange, now = followed(random, now)
+        exchanges.append(exchange)
     if random.random() < 0.08:
         exchanges.append(thanked(random))
     return exchanges

@@ -337,9 +337,9 @@ def sentence(random: Random) -> Exchange:
     thing = random.choice(things())
     asked = random.choice(["Give me a sentence with the word {}.", "Write a sentence with the word {}.",
                            "Use the word {} in a sentence.", "Make a sentence with {}.",
-                           "Can you use {} in a sentence?", "Write one sentence about {}."])  # fmt: skip
+                           "Can you use {} in a sentence?", "Write one sentence about {many}."])  # fmt: skip
     facts = [thing.alone(fact) for fact in thing.facts if thing.defined not in thing.alone(fact)]
-    return spoken(random, asked.format(thing.name)), random.choice([*facts, look(random, thing)])
+    return spoken(random, asked.format(thing.name, many=thing.many)), random.choice([*facts, look(random, thing)])
 
 
 def kinds(random: Random) -> list[Exchange]:

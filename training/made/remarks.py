@@ -38,4 +38,4 @@ def remark(random: Random) -> list[Exchange]:
     ]
 
 
-MAKERS: dict[Maker, float] = {remark: 1.5}
+MAKERS: dict[Maker, float] = {remark: 1.2}

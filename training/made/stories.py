@@ -33,6 +33,14 @@ NIGHTS = (
     "In the evening {hero} was tired and happy and fell asleep at once. Sleep well!"
 )
 PARTS = ("problem", "first", "second", "end")
+# Who helped whom: a question and its answer.
+HELPED = {
+    "helper": [("Who helped {hero}?|Who helped?|Who was the helper?|Who came to help?",
+                "{helper} helped {hero}.|It was {helper} who helped {hero}.")],
+    "hero": [("Who helped?|Whom did {hero} help?|Who helped {the_helper}?|Who was helped?",
+              "{hero} helped {the_helper}.|It was {hero} who helped {the_helper}.")],
+    "nobody": [],
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,16 @@ class Tale:
     def told(self, *names: str) -> str:
         return " ".join(self.parts[name] for name in names or tuple(self.parts))
 
+    def short(self) -> str:
+        """Without the first attempt, where the rest can be understood without it."""
+        return self.told(*(name for name in self.parts if name != "first" or self.plot.get("whole")))
+
+    def sentence(self) -> str:
+        """All of it in one sentence."""
+        who = {"hero": "and {he} helped {the_helper}", "nobody": self.plot.get("short")}
+        rest = who.get(self.plot.get("helps"), "and {the_helper} helped")
+        return f"{{Hero}} {self.plot['wish']}, {rest}.".format_map(self.slots)
+
 
 def tale(random: Random, kind: str | None = None, tone: str | None = None) -> Tale:
     """A story about a hero of this kind, or of any."""
@@ -55,7 +73,8 @@ def tale(random: Random, kind: str | None = None, tone: str | None = None) -> Ta
     kind = kind or random.choices(list(KINDS), list(KINDS.values()))[0]
     fitting = [each for each in plots if kind in each["kinds"] and (tone is None or each.get("tone") == tone)]
     plot = random.choice(fitting)
-    hero = cast.hero(random, kind)
+    heroes = iter(lambda: cast.hero(random, kind), None)
+    hero = next(each for each in heroes if each["hero_word"] not in plot.get("unless", ()))
     slots = hero | cast.helper(random, kind, hero)
     slots |= slots_of(random, plot.get("slots", {}), " ".join(plot[part] for part in (*PARTS, "wish", "about")))
     opening = STANDING if kind in ("thing", "sky") else OPENINGS
@@ -79,7 +98,7 @@ def story(random: Random) -> list[Exchange]:
     """A story, and sometimes one to three questions about it."""
     sort = random.choice(SORTS)
     told = tale(random, tone="funny" if sort == "funny " else None)
-    text = told.told("opening", "problem", "second", "end") if sort == "short " else told.told()
+    text = told.short() if sort == "short " else told.told()
     if sort == "bedtime ":
         text += " " + filled(random, NIGHTS, told.slots)
     exchanges = [(request(random, told, sort), text)]
@@ -99,8 +118,7 @@ def questions(random: Random, told: Tale) -> list[Exchange]:
     found = [
         ("What happened then?|What happened next?|And then?|Go on, please.|What happens after that?|Then what?",
          filled(random, told.plot["then"], slots)),
-        ("Who helped {hero}?|Who helped?|Who was the helper?|Who came to help?",
-         filled(random, "{helper} helped {hero}.|It was {helper} who helped {hero}.", slots)),
+        *((said, filled(random, answer, slots)) for said, answer in HELPED[told.plot.get("helps", "helper")]),
         ("Where did {hero} live?|Where was {hero}?|Where does the story happen?",
          filled(random, "{hero} lived {place}.|The story happens {place}.", slots)),
         ("How does it end?|How does the story end?|What happens in the end?|How did it end?", end),
@@ -111,7 +129,7 @@ def questions(random: Random, told: Tale) -> list[Exchange]:
         ("Who is the story about?|Who is the hero of the story?|Who was the story about?",
          filled(random, "The story is about {a_hero}.|It is about {a_hero} who lived {place}.", slots)),
         ("Can you say that in one sentence?|Make it shorter, please.|Can you tell it in one sentence?",
-         f"{slots['Hero']} {told.plot['wish'].format_map(slots)}, and {slots['the_helper']} helped."),
+         told.sentence()),
         ("I like this story.|That was a nice story!|Thank you, that was nice.|What a lovely story!",
          filled(random, "I am glad that you like the story about {hero}.|Thank you! {hero} is happy, too.|"
                 "Thanks! Shall I tell you another story?", slots)),
@@ -126,7 +144,7 @@ def retold(random: Random) -> list[Exchange]:
     given = random.choice([1, 1, 2, 2, 2])
     parts = list(told.parts)
     begin = told.told(*parts[:given])
-    rest = told.told(*(part for part in parts[given:] if part != "first" or given == 2))
+    rest = told.told(*(part for part in parts[given:] if part != "first" or given == 2 or told.plot.get("whole")))
     exchanges = [(continuations.prompt(random, begin), rest)]
     if random.random() < 0.25:
         exchanges += questions(random, told)[:1]

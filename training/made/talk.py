@@ -1,13 +1,13 @@
 """Small talk: how somebody is, what he likes and plans, remarks of every day, jokes, riddles, what a model cannot know.
 
-The words are in tables/talk.toml and tables/jokes.toml; feelings have a module of their own.
+The words are in tables/talk.toml and tables/jokes.toml; feelings and advice have modules of their own.
 """
 
 from __future__ import annotations
 
 from random import Random
 
-from training.made import feelings, remarks
+from training.made import advice, feelings, remarks
 from training.made.exchange import Exchange, Maker, one
 from training.made.wording import asked, chosen, filled, slots_of, table, tidy
 
@@ -126,6 +126,6 @@ def able(random: Random) -> Exchange:
 
 
 MAKERS: dict[Maker, float] = {
-    chat: 3.2, joke: 0.6, riddle: 0.5, one(solved): 0.3, unknown: 0.9, one(able): 0.4,
-    **remarks.MAKERS, **feelings.MAKERS,
+    chat: 2.5, joke: 0.6, riddle: 0.5, one(solved): 0.3, unknown: 0.9, one(able): 0.4,
+    **remarks.MAKERS, **feelings.MAKERS, **advice.MAKERS,
 }  # fmt: skip
