@@ -242,7 +242,8 @@ def test_cache_control_declares_what_later_prompts_share(served: Served, place):
         salt = f"{place} {declared}"
         assert ask("a", salt, declared) == 0
         shared = ask("b", salt, declared)
-        assert (shared >= len(LONG) // 64 * 64) is declared, shared
+        # Where a message ends is known without being declared.
+        assert (shared >= len(LONG) // 64 * 64) is (declared or place == "message"), shared
 
 
 def test_a_lower_priority_number_goes_first(monkeypatch):
