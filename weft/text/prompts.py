@@ -14,8 +14,9 @@ from weft.text.tokenizer import Tokenizer
 Tokens = NDArray[np.int32]
 Prompt = str | Sequence[int]
 
-# Of a prompt's messages the ends of so many, the last ones, are told to the engine.
-MOST_ENDS = 1024
+# Of a prompt's messages the ends of so many are told to the engine, half of them the first and half the last ones: at
+# the first ones different conversations part, at the last ones the branches of one. Each may cost a snapshot.
+MOST_ENDS = 16
 NO_TOKENIZER = "this model has no tokenizer.json: send prompts as lists of token ids, or name a tokenizer"
 
 
@@ -93,8 +94,10 @@ def check_snapshots(snapshots: Sequence[int], length: int) -> tuple[int, ...]:
 def ends_of_messages(tokens: Tokens, end_tokens: Collection[int]) -> tuple[int, ...]:
     """Positions inside a prompt behind the tokens with which this model ends its messages: others may part there.
 
-    >>> ends_of_messages(np.array([5, 2, 6, 7, 2, 8]), {2})
-    (2, 5)
+    >>> ends_of_messages(np.array([5, 2, 6, 7, 2, 8]), {2}), len(ends_of_messages(np.full(100, 2), {2}))
+    ((2, 5), 16)
     """
-    found = np.flatnonzero(np.isin(tokens[:-1], list(end_tokens))) + 1
-    return tuple(found[-MOST_ENDS:].tolist())
+    found = (np.flatnonzero(np.isin(tokens[:-1], list(end_tokens))) + 1).tolist()
+    if len(found) > MOST_ENDS:
+        found = found[: MOST_ENDS // 2] + found[-MOST_ENDS // 2 :]
+    return tuple(found)
