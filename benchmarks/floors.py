@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +36,11 @@ def seconds_of(call: Callable[[], Any], device: str = "cuda", repeats: int = 20,
         call()
     if device == "cpu":
         return statistics.median(_on_host(call) for _ in range(repeats))
-    trash = torch.empty(FLUSH_BYTES if flush else 0, dtype=torch.uint8, device=device)
+    trash = torch.zeros(FLUSH_BYTES // 8 if flush else 0, dtype=torch.int64, device=device)
     pairs = []
     for _ in range(repeats):
-        trash.zero_()
+        # Read, not written: what is written has yet to leave the caches, and would do so while the call runs.
+        trash.sum()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         call()
@@ -72,6 +73,16 @@ def recorded(call: Callable[[], Any]) -> Callable[[], Any]:
         torch.cuda.synchronize()
         return call
     return graph.replay
+
+
+def one_after_another(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
+    """As layers follow each other in a step: what starting and ending takes is then counted once for all of them."""
+
+    def call() -> None:
+        for each in calls:
+            each()
+
+    return call
 
 
 # rates of the machine -----------------------------------------------------------------------------------------------

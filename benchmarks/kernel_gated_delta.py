@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchmarks.floors import copy_bandwidth, recorded, seconds_of
+from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
 from tests.plans import Capture, Row, make_plan
 from weft.kernels.batch import Batch
 from weft.kernels.cuda.gated_delta import SOLVE, WALK, Choice, Inputs, launch_decode, launch_extend
@@ -31,6 +31,8 @@ from weft.runner.batching import build_batch
 KEY_HEADS, VALUE_HEADS, DIM = 16, 32, 128
 KEYS, VALUES = KEY_HEADS * DIM, VALUE_HEADS * DIM
 STATE_BYTES = VALUE_HEADS * DIM * DIM * 4
+# Of decodes that are measured together.
+LAYERS = 8
 TOKEN_BYTES = (2 * KEYS + 2 * VALUES + 2 * VALUE_HEADS) * 2
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
@@ -94,8 +96,9 @@ def prefill_layer(lengths: Sequence[int]) -> Layer:
 
 def cases() -> Iterator[Case]:
     for rows in (32, 128, 256):
-        layer = decode_layer(rows)
-        yield f"decode, {rows} rows", layer, rows * STATE_BYTES, {"in place": in_place(layer)}
+        layers = [decode_layer(rows) for _ in range(LAYERS)]
+        peers = {"in place": one_after_another([in_place(layer) for layer in layers])}
+        yield f"decode, {rows} rows, {LAYERS} layers", one_after_another(layers), LAYERS * rows * STATE_BYTES, peers
     for lengths in ((5461, 6000, 4923), (8192,), (16384,)):
         layer = prefill_layer(lengths)
         states = len(lengths) + int((layer.batch.lanes.piece_slot >= 0).sum())

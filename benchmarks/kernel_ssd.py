@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.floors import copy_bandwidth, recorded, seconds_of
+from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
 from tests.plans import NOWHERE, Capture, Row, make_plan
 from weft.kernels.cuda.ssd import decode, extend
 from weft.kernels.cuda.ssd_choices import CellsChoice, DecodeChoice
@@ -29,6 +29,10 @@ from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
+
+
+# Of decodes that are measured together.
+LAYERS = 8
 
 
 class Sizes(NamedTuple):
@@ -200,9 +204,10 @@ PREFILLS = {"one row": (16384,), "3 rows": (5461, 5462, 5461)}
 def cases() -> Iterator[Case]:
     for sizes in (NEMOTRON_NANO, GRANITE_SMALL, FALCON_7B):
         for rows in (1, 32, 128, 256):
-            layer = decodes(sizes, rows)
-            peers = {"in place": layer.update_in_place}
-            yield f"decode, {sizes.name}, {rows} rows", layer.run, rows * sizes.state_bytes, peers
+            layers = [decodes(sizes, rows) for _ in range(LAYERS)]
+            peers = {"in place": one_after_another([layer.update_in_place for layer in layers])}
+            run, floor = one_after_another([layer.run for layer in layers]), LAYERS * rows * sizes.state_bytes
+            yield f"decode, {sizes.name}, {rows} rows, {LAYERS} layers", run, floor, peers
     for sizes in (NEMOTRON_NANO, GRANITE_SMALL, FALCON_7B):
         for name, lengths in PREFILLS.items():
             layer = prefill(sizes, lengths, start=0 if len(lengths) == 1 else 64)

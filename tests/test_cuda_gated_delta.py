@@ -92,6 +92,14 @@ def test_cells_of_32_equal_the_loop():
     rig.run([7, 32, 65])
 
 
+@pytest.mark.parametrize("room", [0, 3])
+def test_tails_weighed_some_tokens_at_a_time_equal_the_loop(monkeypatch, room):
+    monkeypatch.setattr("weft.kernels.cuda.gated_delta.FEW_ROWS", 0)
+    rig = make_rig([140, 70, 3], (1, 16, 3, 16), cell=64, decay=0.05, room=room)
+    rig.step([(0, 60), (1, 15), (2, 1)])
+    rig.run([1, 1, 1, 16, 40])
+
+
 def test_strong_decay_neither_overflows_nor_leaks():
     rig = make_rig([19, 12], decay=300.0)
     rig.run([1, 5, 12])
@@ -191,8 +199,10 @@ def close(found: Tensor, answer: Tensor, tolerance: float, what: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("few", [32, 0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_decodes_at_real_sizes_follow_a_prefill(dtype):
+def test_decodes_at_real_sizes_follow_a_prefill(monkeypatch, dtype, few):
+    monkeypatch.setattr("weft.kernels.cuda.gated_delta.FEW_ROWS", few)
     rig = make_rig([140, 70, 64], (4, 128, 8, 128), dtype, decay=0.1, device="cuda", cell=64)
     rig.compare = lambda found, answer, what: close(found, answer, 1e-4 if dtype == torch.float32 else 2e-2, what)
     rig.step([(0, 60), (1, 3), (2, 40)])

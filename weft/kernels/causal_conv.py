@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch, Convolution
+from weft.kernels.linear import linear
 from weft.kernels.native.causal_conv import causal_conv as convolve_natively
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
@@ -83,6 +84,25 @@ def gated_short_conv(
 
         return kernels.causal_conv(value, weight, bias, False, batch, view, kernels.Gates(before, after))
     return after * causal_conv(before * value, weight, bias, False, batch, view)
+
+
+def projected_short_conv(
+    x: Float[Tensor, "tokens inputs"],
+    projection: Float[Tensor, "projected inputs"],
+    projection_bias: Float[Tensor, " projected"] | None,
+    stored: Float[Tensor, "projected inputs"] | None,
+    weight: Float[Tensor, "channels width"],
+    bias: Float[Tensor, " channels"] | None,
+    batch: Batch,
+    view: RecurrentView,
+) -> Float[Tensor, "tokens channels"]:
+    """The same of a product (`linear.linear`), which few decodes on a GPU need not wait for."""
+    if batch.lanes is not None and not batch.lanes.native:
+        from weft.kernels.cuda import short_conv as kernels
+
+        if kernels.suits(x, projection, batch.lanes):
+            return kernels.projected_short_conv(x, projection, projection_bias, weight, bias, batch, view)
+    return gated_short_conv(linear(x, projection, projection_bias, stored), weight, bias, batch, view)
 
 
 def decode_one(

@@ -1,5 +1,5 @@
 """Causal depthwise convolution on lanes, with its bias, its SiLU and the gates around a short one: one kernel each for
-decodes and for longer rows.
+decodes and for longer rows. (Few decodes of a short one have one with the product before it, in `short_conv.py`.)
 
 A row's earlier inputs come from its tail, from the checkpoint before its cell, or are zeros before position 0; only
 one program per row and block of channels looks at the tail or writes it. Longer rows are taken in blocks of a cell's
@@ -111,6 +111,30 @@ def load_taps(weight, tap, channel, weight_channel, weight_tap, real):
 
 
 @triton.jit
+def sum_earlier(
+    tail, window, weight, start, opening, ring, weight_channel, weight_tap, channel, channels, real, WIDTH: tl.constexpr
+):  # fmt: skip
+    """What the inputs before a decode add to its output, the oldest first. Of one row, or of [channels, rows]."""
+    total = tl.zeros(real.shape, tl.float32)
+    for tap in tl.static_range(WIDTH - 1):
+        position = start - (WIDTH - 1) + tap
+        earlier = load_earlier(tail, window, position, opening, ring, channel, channels, real, WIDTH)
+        taps = load_taps(weight, tap, channel, weight_channel, weight_tap, channel < channels)
+        total += earlier.to(tl.float32) * taps
+    return total
+
+
+@triton.jit
+def store_window(closed, new, tail, window, start, opening, ring, channel, channels, real, WIDTH: tl.constexpr):
+    """The inputs up to a decode that closes its cell, its new one the last."""
+    for index in tl.static_range(WIDTH - 2):
+        position = start + 2 - WIDTH + index
+        earlier = load_earlier(tail, window, position, opening, ring, channel, channels, real, WIDTH)
+        tl.store(closed + index * channels + channel, earlier, mask=real)
+    tl.store(closed + (WIDTH - 2) * channels + channel, new, mask=real)
+
+
+@triton.jit
 def finish(total, offset, after, token, x_stride, channel, real, HAS_BIAS: tl.constexpr, SILU: tl.constexpr):
     if HAS_BIAS:
         total += offset
@@ -136,11 +160,9 @@ def decode_kernel(
     tail += tl.load(row_tail + row).to(tl.int64) * tail_stride
     window = state + tl.load(row_slot + row).to(tl.int64) * state_stride
     offset = tl.load(bias + channel, mask=real, other=0.0).to(tl.float32) if bias is not None else 0.0
-    total = tl.zeros((CHANNELS,), tl.float32)
-    for tap in tl.static_range(WIDTH - 1):
-        position = start - (WIDTH - 1) + tap
-        earlier = load_earlier(tail, window, position, opening, ring, channel, channels, real, WIDTH)
-        total += earlier.to(tl.float32) * load_taps(weight, tap, channel, weight_channel, weight_tap, real)
+    total = sum_earlier(
+        tail, window, weight, start, opening, ring, weight_channel, weight_tap, channel, channels, real, WIDTH
+    )
     taps = load_taps(weight, WIDTH - 1, channel, weight_channel, weight_tap, real)
     # All that is older than this step's projection is here; now the projection.
     wait(EARLY)
@@ -149,12 +171,8 @@ def decode_kernel(
     total = finish(total, offset, after, row, x_stride, channel, real, bias is not None, SILU)
     tl.store(y + row.to(tl.int64) * channels + channel, total.to(y.dtype.element_ty), mask=real)
     if closing >= 0:
-        closed = state + closing.to(tl.int64) * state_stride + channel
-        for index in tl.static_range(WIDTH - 2):
-            position = start + 2 - WIDTH + index
-            earlier = load_earlier(tail, window, position, opening, ring, channel, channels, real, WIDTH)
-            tl.store(closed + index * channels, earlier, mask=real)
-        tl.store(closed + (WIDTH - 2) * channels, new, mask=real)
+        closed = state + closing.to(tl.int64) * state_stride
+        store_window(closed, new, tail, window, start, opening, ring, channel, channels, real, WIDTH)
     # The ring is no longer than what was just read: the new input takes the place of the oldest.
     tl.debug_barrier()
     tl.store(tail + (start % ring) * channels + channel, new, mask=real)

@@ -18,7 +18,7 @@ from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
 from weft.kernels.cuda.gated_delta_walk import walk_cells
 from weft.kernels.cuda.launching import power_of_two
-from weft.kernels.cuda.overlap import early
+from weft.kernels.cuda.overlap import NOT_EARLY, early
 from weft.kernels.lanes import Lanes
 from weft.memory.device.store import RecurrentView
 
@@ -45,7 +45,15 @@ class Choice(NamedTuple):
     registers: int | None = None  # at most, of a thread
 
 
-DECODE, WEIGH_WARPS = Choice(32, 1, 1), 4
+class Weighing(NamedTuple):
+    chunk: int  # tokens of a tail that are weighed at a time
+    warps: int
+
+
+DECODE = Choice(32, 1, 1)
+# For few rows the shortest way through a program counts, and that it starts early. For many it is how many programs
+# there are beside each other, and those that start early keep the memory from the kernel that they wait for.
+FEW_ROWS, WEIGH_FEW, WEIGH_MANY = 32, Weighing(64, 4), Weighing(16, 1)
 SOLVE = Choice(0, 4, 1, registers=128)
 # Programs beside each other on a multiprocessor; or, if there are not enough, more loads under way in each. What they
 # compute is the same to the bit.
@@ -101,12 +109,15 @@ def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
     lookups = inputs.v.new_empty(rows, key_heads, 2, shared["KEYS"], dtype=torch.float32)
     weights = inputs.v.new_empty(rows, heads, 2, shared["BLOCK"], dtype=torch.float32)
     factors = inputs.v.new_empty(rows, heads, 4, dtype=torch.float32)
+    weighing, overlap = (WEIGH_FEW, early(inputs.v)) if rows <= FEW_ROWS else (WEIGH_MANY, NOT_EARLY)
+    # Its sums are plain ones, of any precision.
+    sizes = {name: size for name, size in shared.items() if name != "PRECISION"}
     weigh_tails[(key_heads, rows)](
         inputs.q, inputs.k, inputs.q.stride(0), inputs.step, inputs.strength, inputs.step.stride(0),
         inputs.rates, inputs.bias, tail["k"], tail["k"].stride(0), tail["decay"], tail["decay"].stride(0),
         lanes.start, lanes.tail, lookups, weights, factors,
-        **shared, HEADS=power_of_two(heads // key_heads), PROJECTED=inputs.rates is not None,
-        num_warps=WEIGH_WARPS, **early(inputs.v),
+        **sizes, HEADS=power_of_two(heads // key_heads), CHUNK=min(weighing.chunk, shared["BLOCK"]),
+        PROJECTED=inputs.rates is not None, num_warps=weighing.warps, **overlap,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
     decode_rows[(-(-value_dim // values), heads, rows)](
@@ -114,7 +125,7 @@ def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
         tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
         state, state.stride(0), lanes.start, lanes.slot, lanes.tail, lanes.closing,
         **shared, VALUE_DIM=value_dim, VALUES=values,
-        num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers, **early(inputs.v),
+        num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers, **overlap,
     )  # fmt: skip
 
 

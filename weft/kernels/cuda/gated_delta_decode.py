@@ -15,8 +15,6 @@ from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.tails import ring_places
 
-# Of the rows of a small matrix product, two are used: the key's and the query's.
-PAIR = tl.constexpr(16)
 # How many rows of a state are closed at a time.
 CLOSED = tl.constexpr(32)
 
@@ -26,27 +24,25 @@ def weigh_tails(
     q, k, token_stride, step, strength, gate_stride, rates, bias,
     tail_k, tail_k_stride, tail_decay, tail_decay_stride, row_start, row_tail, lookups, weights, factors,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
-    BLOCK: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, PROJECTED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, CHUNK: tl.constexpr, PROJECTED: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (key head, row). Appends key and decay to the tail, and writes
 
     lookups[row, key head]  the key and the query, normalised
-    weights[row, head]      what the key and the query get of each u in the tail
+    weights[row, head]      what the key and the query get of each u in the tail; nothing beyond the tail
     factors[row, head]      decay of the checkpoint, rate of correction, what the query gets of the new u
     """
     key_head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     heads = KEY_HEADS * SHARED
     start, tail = tl.load(row_start + row), tl.load(row_tail + row).to(tl.int64)
     offset = start % CELL
-    column, lane, shared = tl.arange(0, BLOCK), tl.arange(0, KEYS), tl.arange(0, HEADS)
+    column, lane, shared = tl.arange(0, CHUNK), tl.arange(0, KEYS), tl.arange(0, HEADS)
     real, is_head, head = lane < KEY_DIM, shared < SHARED, key_head * SHARED + shared
-    is_tail, ring = column < offset, ring_places(start - offset, column, CELL, RING)
     # What is older than the step, while the kernel before this one ends.
     tail_k += tail * tail_k_stride + key_head * (RING * KEY_DIM)
-    keys = tl.load(tail_k + ring[None, :] * KEY_DIM + lane[:, None], real[:, None] & is_tail[None, :], 0.0)
     decays = tail_decay + tail * tail_decay_stride + head * RING
-    totals = tl.load(decays[:, None] + ring[None, :], is_head[:, None] & is_tail[None, :], 0.0)
+    keys, totals = load_keys(tail_k, decays, start, column, real, is_head, CELL, RING, KEY_DIM, KEYS)
     before = tl.load(decays + (start - 1) % RING, is_head & (offset > 0), 0.0)
     wait(EARLY)
     # All loads at once, before anything waits for them.
@@ -56,28 +52,42 @@ def weigh_tails(
     raw_step, raw_strength = tl.load(step + gate_at, is_head, 0.0), tl.load(strength + gate_at, is_head, 0.0)
     g, beta = gates(raw_step, raw_strength, head, is_head, rates, bias, PROJECTED)
 
-    # Rows 0 and 1 of a matrix: the key and the query, as they came, for in their own dtype nothing of them is lost.
-    pair = tl.arange(0, PAIR)[:, None]
-    both = tl.where(pair == 0, key[None, :], tl.where(pair == 1, query[None, :], 0.0)).to(keys.dtype)
-    key_scale = tl.rsqrt(tl.sum(key * key, 0) + NORM_EPSILON)
-    query_scale = tl.rsqrt(tl.sum(query * query, 0) + NORM_EPSILON) * (KEY_DIM**-0.5)
-    key, query = key * key_scale, query * query_scale
+    key *= tl.rsqrt(tl.sum(key * key, 0) + NORM_EPSILON)
+    query *= tl.rsqrt(tl.sum(query * query, 0) + NORM_EPSILON) * (KEY_DIM**-0.5)
     lookup_at = lookups + (row * KEY_HEADS + key_head) * (2 * KEYS) + lane
     tl.store(lookup_at, key)
     tl.store(lookup_at + KEYS, query)
-    tl.store(tail_k + (start % RING) * KEY_DIM + lane, key.to(tail_k.dtype.element_ty), real)
     total = before + g
-    tl.store(decays + start % RING, total, is_head)
     factor_at = factors + (row * heads + head) * 4
     tl.store(factor_at, tl.exp(total), is_head)
     tl.store(factor_at + 1, beta, is_head)
     tl.store(factor_at + 2, tl.sum(key * query, 0), is_head)
-    scores = tl.dot(both, keys, input_precision=PRECISION) * tl.where(pair == 0, key_scale, query_scale)
-    since = tl.exp(tl.where(is_tail[None, :], total[:, None] - totals, float("-inf")))
-    weights_at = weights + (row * heads + head)[:, None] * (2 * BLOCK) + column[None, :]
-    for part in tl.static_range(2):
-        weight = tl.sum(tl.where(pair == part, scores, 0.0), 0)[None, :] * since
-        tl.store(weights_at + part * BLOCK, weight, is_head[:, None])
+    weights_at = weights + (row * heads + head)[:, None] * (2 * BLOCK)
+    for _ in tl.range(0, offset, CHUNK, num_stages=1):
+        # While some keys are weighed, the next ones come.
+        later = column + CHUNK
+        next_keys, next_totals = load_keys(tail_k, decays, start, later, real, is_head, CELL, RING, KEY_DIM, KEYS)
+        keys = keys.to(tl.float32)
+        of_key, of_query = tl.reduce((keys * key[None, :], keys * query[None, :]), 1, add_both)
+        since = tl.exp(tl.where((column < offset)[None, :], total[:, None] - totals, float("-inf")))
+        tl.store(weights_at + column[None, :], of_key[None, :] * since, is_head[:, None])
+        tl.store(weights_at + BLOCK + column[None, :], of_query[None, :] * since, is_head[:, None])
+        keys, totals, column = next_keys, next_totals, later
+    tl.store(tail_k + (start % RING) * KEY_DIM + lane, key.to(tail_k.dtype.element_ty), real)
+    tl.store(decays + start % RING, total, is_head)
+
+
+@triton.jit
+def load_keys(
+    tail_k, decays, start, column, real, is_head,
+    CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Keys of some columns of an open cell, and the decays up to them by head. Nothing is read beyond the tail."""
+    offset = start % CELL
+    is_tail, ring = column < offset, ring_places(start - offset, column, CELL, RING)
+    key_at = tail_k + ring[:, None] * KEY_DIM + tl.arange(0, KEYS)[None, :]
+    keys = tl.load(key_at, is_tail[:, None] & real[None, :], 0.0)
+    return keys, tl.load(decays[:, None] + ring[None, :], is_head[:, None] & is_tail[None, :], 0.0)
 
 
 @triton.jit

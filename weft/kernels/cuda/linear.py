@@ -36,9 +36,15 @@ COUNTERS = 1 << 16
 
 def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
     """Whether `few_rows` is the faster way. Known without asking the device."""
+    if not are_few(x, weight):
+        return False
+    return weight.shape[0] <= MANY_OUTPUTS[rows_compiled(len(x))] or is_wide(x, weight)
+
+
+def are_few(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
+    """Whether `summed_products` can multiply them."""
     half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
     few = x.ndim == 2 and 0 < len(x) <= MOST_ROWS
-    few = few and (weight.shape[0] <= MANY_OUTPUTS[rows_compiled(len(x))] or is_wide(x, weight))
     return half and few and x.stride(1) == 1 and weight.is_contiguous() and weight.shape[1] % 16 == 0
 
 
@@ -120,29 +126,13 @@ def few_rows_kernel(
     number = tl.arange(0, OUTPUTS)
     output = block * (OUTPUTS // PARTS) + number // PARTS
     row = tl.arange(0, ROWS)
-    column = part * share + tl.arange(0, INPUTS)
     is_output, is_row = output < results, row < rows
     output += number % PARTS * results
-    weights = weight + output[:, None].to(tl.int64) * inputs + column[None, :]
-    values = x + row[None, :] * x_stride + column[:, None]
     end = tl.minimum(inputs, (part + 1) * share)
-    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    # Weights are older than any step: the first ones come while the kernel before this one is still at work.
-    is_input = column < end
-    seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
-    there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
-    w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
-    wait(EARLY)
-    total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
-    for first in range(part * share + INPUTS, end, INPUTS):
-        weights += INPUTS
-        values += INPUTS
-        is_input = first + tl.arange(0, INPUTS) < end
-        seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
-        there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
-        # Read once, while every program reads the values: the cache should keep those.
-        w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
-        total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
+    total = summed_products(
+        x, weight, output, is_output, row, is_row, part * share, end, inputs, x_stride,
+        ROWS, OUTPUTS, INPUTS, EVEN, EARLY,
+    )  # fmt: skip
     place = row[None, :] * outputs + output[:, None]
     real = is_row[None, :] & is_output[:, None]
     if SHARES > 1:
@@ -158,6 +148,35 @@ def few_rows_kernel(
             tl.store(come + block, 0)
     if y is not None:
         finish(total, bias, y, row, rows, output, outputs, block, NAME, PARTS, OUTPUTS, ROWS)
+
+
+@triton.jit
+def summed_products(
+    x, weight, output, is_output, row, is_row, begin, end, inputs, x_stride,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Of each output with each row, over the inputs from `begin` to `end`. Waits for the kernel before this one."""
+    column = begin + tl.arange(0, INPUTS)
+    weights = weight + output[:, None].to(tl.int64) * inputs + column[None, :]
+    values = x + row[None, :] * x_stride + column[:, None]
+    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    # Weights are older than any step: the first ones come while the kernel before this one is still at work.
+    is_input = column < end
+    seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
+    there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
+    w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
+    wait(EARLY)
+    total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
+    for first in range(begin + INPUTS, end, INPUTS):
+        weights += INPUTS
+        values += INPUTS
+        is_input = first + tl.arange(0, INPUTS) < end
+        seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
+        there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
+        # Read once, while every program reads the values: the cache should keep those.
+        w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
+        total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
+    return total
 
 
 @triton.jit

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from weft.kernels.batch import Batch
 from weft.kernels.cuda.launching import power_of_two
-from weft.kernels.cuda.overlap import early
-from weft.kernels.cuda.ssd_choices import DECODE, CellsChoice, DecodeChoice, cells_choice
+from weft.kernels.cuda.overlap import NOT_EARLY, early
+from weft.kernels.cuda.ssd_choices import DECODE, EARLY_ROWS, CellsChoice, DecodeChoice, cells_choice
 from weft.kernels.cuda.ssd_decode import read_kernel, weigh_kernel
 from weft.kernels.cuda.ssd_extend import cells_kernel, keep_kernel, steps_kernel
 from weft.kernels.lanes import Lanes
@@ -85,7 +85,7 @@ def decode(
     small = (tail["B"], tail["dt"], tail["decay"])
     sizes: dict[str, Any] = {
         "GROUPS": groups, "GROUP_HEADS": group_heads, "STATE": state, "CELL": cell, "RING": tail["input"].shape[1],
-        **early(x),
+        **(early(x) if lanes.decodes <= EARLY_ROWS else NOT_EARLY),
     }  # fmt: skip
     weigh_kernel[(groups * -(-group_heads // NARROWEST), lanes.decodes)](
         dt, A, B, C, D, dt_bias, weights, scales,

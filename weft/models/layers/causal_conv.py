@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.kernels.batch import Batch
-from weft.kernels.causal_conv import causal_conv, gated_short_conv
+from weft.kernels.causal_conv import causal_conv, projected_short_conv
 from weft.memory.device.store import RecurrentView
+from weft.models.layers.linear import Linear
 from weft.models.model import Layer, Source
 
 
@@ -30,10 +31,11 @@ class CausalConv(Layer):
         return causal_conv(x, self.taps.t(), self.bias, self.activation, batch, view)
 
     def gated(
-        self, projected: Float[Tensor, "tokens projected"], batch: Batch, view: RecurrentView
+        self, x: Float[Tensor, "tokens inputs"], projection: Linear, batch: Batch, view: RecurrentView
     ) -> Float[Tensor, "tokens channels"]:
-        """Between two gates that lie beside its input, without SiLU."""
-        return gated_short_conv(projected, self.taps.t(), self.bias, batch, view)
+        """Of a product that holds its input behind two gates, one for before and one for after; without SiLU."""
+        weights = (projection.weight, projection.bias, projection.stored, self.taps.t(), self.bias)
+        return projected_short_conv(x, *weights, batch, view)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         # Checkpoints keep the middle dimension of a one-dimensional convolution: input channels per group.

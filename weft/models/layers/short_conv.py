@@ -31,4 +31,4 @@ class ShortConv(Mixer):
     ) -> Float[Tensor, "*parts tokens hidden"]:
         view = views[self.index]
         assert isinstance(view, RecurrentView)
-        return self.out_proj.unsummed(self.conv.gated(self.in_proj(x), batch, view))
+        return self.out_proj.unsummed(self.conv.gated(x, self.in_proj, batch, view))
