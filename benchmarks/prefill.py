@@ -67,15 +67,20 @@ def first_token(engine: Engine, prompt: np.ndarray, snapshots: tuple[int, ...] =
 
 
 def cost_of_captures(llm: LLM, repeats: int) -> dict[str, float]:
-    """Both ways in turns, so that neither has the warmer machine."""
+    """Both ways in turns, so that neither has the warmer machine; engines that have answered another prompt before."""
     taken: dict[str, list[float]] = {"none": [], "kept": []}
     states = 0
     for number in range(repeats):
-        prompt = random_prompt(llm, CAPTURED, 1, number)
-        taken["none"].append(first_token(fresh(llm, cache=False), prompt))
+        before, prompt = (random_prompt(llm, CAPTURED, seed, number) for seed in (4, 1))
+        forgetting = fresh(llm, cache=False)
+        first_token(forgetting, before)
+        taken["none"].append(first_token(forgetting, prompt))
         keeping = fresh(llm)
+        first_token(keeping, before, (JUNCTION,))
+        counts = keeping.ledger.cache.counts
+        states = counts.captures_kept
         taken["kept"].append(first_token(keeping, prompt, (JUNCTION,)))
-        states = keeping.ledger.cache.counts.captures_kept
+        states = counts.captures_kept - states
     none, kept = (statistics.median(taken[name]) for name in ("none", "kept"))
     return {"none_seconds": none, "kept_seconds": kept, "cost": kept / none - 1, "snapshots": states}
 

@@ -22,9 +22,8 @@ from weft.memory.device.store import RecurrentView
 
 # Channels of a program: three outputs each, and a fourth that is not there, for sizes are powers of two.
 CHANNELS = 16
-# By rows, up to so many: weights are read so many steps ahead, as far as shared memory holds two programs. The next
-# kernel then starts beside this one.
-STAGES = {16: 4, 32: 3}
+# Weights are read so many steps ahead.
+STAGES = 4
 
 
 def suits(x: Float[Tensor, "rows inputs"], projection: Float[Tensor, "projected inputs"], lanes: Lanes) -> bool:
@@ -57,7 +56,7 @@ def projected_short_conv(
         x.stride(0), *weight.stride(), state.stride(0), tail.stride(0),
         rows, inputs, channels, tail.shape[1], lanes.cell,
         ROWS=compiled, CHANNELS=CHANNELS, INPUTS=INPUTS, WIDTH=width, EVEN=inputs % INPUTS == 0,
-        num_warps=4, num_stages=STAGES[compiled], **early(x),
+        num_warps=4, num_stages=STAGES, **early(x),
     )  # fmt: skip
     return y
 
