@@ -29,8 +29,6 @@ from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
-
-
 # Of decodes that are measured together.
 LAYERS = 8
 

@@ -78,9 +78,9 @@ def cost_of_captures(llm: LLM, repeats: int) -> dict[str, float]:
         keeping = fresh(llm)
         first_token(keeping, before, (JUNCTION,))
         counts = keeping.ledger.cache.counts
-        states = counts.captures_kept
+        kept_before = counts.captures_kept
         taken["kept"].append(first_token(keeping, prompt, (JUNCTION,)))
-        states = counts.captures_kept - states
+        states = counts.captures_kept - kept_before
     none, kept = (statistics.median(taken[name]) for name in ("none", "kept"))
     return {"none_seconds": none, "kept_seconds": kept, "cost": kept / none - 1, "snapshots": states}
 

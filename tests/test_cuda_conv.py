@@ -8,6 +8,7 @@ import torch
 from tests.compiled import assert_compiles
 from tests.plans import Capture, Known, Rig, Row, make_plan
 from tests.test_causal_conv import naive_conv
+from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.causal_conv import causal_conv, gated_short_conv, short_conv_memory
 from weft.kernels.cuda import overlap
 from weft.memory.device.store import Store

@@ -9,7 +9,9 @@ from torch import Tensor
 from tests.compiled import assert_compiles
 from tests.plans import Capture, Known, Rig, Row, make_plan
 from tests.test_gated_delta import naive_delta
+from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.batch import Batch
+from weft.kernels.cuda.gated_delta import FEW_ROWS
 from weft.kernels.gated_delta import gated_delta, gated_delta_memory, projected_gated_delta
 from weft.memory.device.store import RecurrentView, Store
 from weft.memory.spec import MemorySpec
@@ -264,5 +266,10 @@ def launch_float32() -> None:
     launch_step((2, 32, 4, 32), torch.float32, [Row(70, 71, 0), Row(0, 80)], projected=False)
 
 
+def launch_many_rows() -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        launch_step(REAL, dtype, [Row(70, 71, 0)] * (FEW_ROWS + 1), projected=True)
+
+
 def test_kernels_compile_for_sm_90():
-    assert_compiles(launch_bfloat16, launch_float32)
+    assert_compiles(launch_bfloat16, launch_float32, launch_many_rows)

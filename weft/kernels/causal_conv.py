@@ -96,7 +96,7 @@ def projected_short_conv(
     batch: Batch,
     view: RecurrentView,
 ) -> Float[Tensor, "tokens channels"]:
-    """The same of a product (`linear.linear`), which few decodes on a GPU need not wait for."""
+    """`gated_short_conv` of a product (`linear.linear`), which few decodes on a GPU need not wait for."""
     if batch.lanes is not None and not batch.lanes.native:
         from weft.kernels.cuda import short_conv as kernels
 

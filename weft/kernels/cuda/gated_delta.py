@@ -18,7 +18,7 @@ from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
 from weft.kernels.cuda.gated_delta_walk import walk_cells
 from weft.kernels.cuda.launching import power_of_two
-from weft.kernels.cuda.overlap import NOT_EARLY, early
+from weft.kernels.cuda.overlap import early
 from weft.kernels.lanes import Lanes
 from weft.memory.device.store import RecurrentView
 
@@ -52,7 +52,8 @@ class Weighing(NamedTuple):
 
 DECODE = Choice(32, 1, 1)
 # For few rows the shortest way through a program counts, and that it starts early. For many it is how many programs
-# there are beside each other, and those that start early keep the memory from the kernel that they wait for.
+# there are beside each other, and those that start early stand in the way of the kernel that they wait for. Sums over
+# keys are added in another order then.
 FEW_ROWS, WEIGH_FEW, WEIGH_MANY = 32, Weighing(64, 4), Weighing(16, 1)
 SOLVE = Choice(0, 4, 1, registers=128)
 # Programs beside each other on a multiprocessor; or, if there are not enough, more loads under way in each. What they
@@ -98,9 +99,12 @@ def dimensions(inputs: Inputs, lanes: Lanes, view: RecurrentView) -> dict[str, o
         "KEY_DIM": key_dim,
         "BLOCK": padded(lanes.cell),
         "KEYS": padded(key_dim),
-        # Float32 in three products of the tensor cores: as exact as need be, and far faster than without them.
-        "PRECISION": "tf32x3" if inputs.v.dtype == torch.float32 else "tf32",
     }
+
+
+def precision(inputs: Inputs) -> str:
+    """Float32 in three products of the tensor cores: as exact as need be, and far faster than without them."""
+    return "tf32x3" if inputs.v.dtype == torch.float32 else "tf32"
 
 
 def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, choice: Choice) -> None:
@@ -109,14 +113,12 @@ def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
     lookups = inputs.v.new_empty(rows, key_heads, 2, shared["KEYS"], dtype=torch.float32)
     weights = inputs.v.new_empty(rows, heads, 2, shared["BLOCK"], dtype=torch.float32)
     factors = inputs.v.new_empty(rows, heads, 4, dtype=torch.float32)
-    weighing, overlap = (WEIGH_FEW, early(inputs.v)) if rows <= FEW_ROWS else (WEIGH_MANY, NOT_EARLY)
-    # Its sums are plain ones, of any precision.
-    sizes = {name: size for name, size in shared.items() if name != "PRECISION"}
+    weighing, overlap = WEIGH_FEW if rows <= FEW_ROWS else WEIGH_MANY, early(inputs.v, rows <= FEW_ROWS)
     weigh_tails[(key_heads, rows)](
         inputs.q, inputs.k, inputs.q.stride(0), inputs.step, inputs.strength, inputs.step.stride(0),
         inputs.rates, inputs.bias, tail["k"], tail["k"].stride(0), tail["decay"], tail["decay"].stride(0),
         lanes.start, lanes.tail, lookups, weights, factors,
-        **sizes, HEADS=power_of_two(heads // key_heads), CHUNK=min(weighing.chunk, shared["BLOCK"]),
+        **shared, HEADS=power_of_two(heads // key_heads), CHUNK=min(weighing.chunk, shared["BLOCK"]),
         PROJECTED=inputs.rates is not None, num_warps=weighing.warps, **overlap,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
@@ -124,7 +126,7 @@ def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
         inputs.v, inputs.v.stride(0), lookups, weights, factors, y,
         tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
         state, state.stride(0), lanes.start, lanes.slot, lanes.tail, lanes.closing,
-        **shared, VALUE_DIM=value_dim, VALUES=values,
+        **shared, VALUE_DIM=value_dim, VALUES=values, PRECISION=precision(inputs),
         num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers, **overlap,
     )  # fmt: skip
 
@@ -152,7 +154,7 @@ def launch_extend(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
         inputs.rates, inputs.bias, tail["k"], tail["k"].stride(0), tail["decay"], tail["decay"].stride(0),
         lanes.start, lanes.first, lanes.tail, lanes.piece_row, lanes.piece_position,
         systems, scales, head_keys, lanes.decodes,
-        **shared, PROJECTED=inputs.rates is not None,
+        **shared, PROJECTED=inputs.rates is not None, PRECISION=precision(inputs),
         INNER=tl.float32 if inputs.v.dtype == torch.float32 else tl.float16,
         num_warps=solve.warps, num_stages=solve.stages, maxnreg=solve.registers,
     )  # fmt: skip
@@ -164,6 +166,6 @@ def launch_extend(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
         tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
         state, state.stride(0), lanes.start, lanes.first, lanes.slot, lanes.tail,
         lanes.first_piece, lanes.piece_slot, lanes.decodes,
-        **shared, VALUE_DIM=value_dim, VALUES=values, STAGES=walk.stages,
+        **shared, VALUE_DIM=value_dim, VALUES=values, STAGES=walk.stages, PRECISION=precision(inputs),
         num_warps=walk.warps, maxnreg=walk.registers,
     )  # fmt: skip

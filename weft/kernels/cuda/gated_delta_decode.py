@@ -30,7 +30,7 @@ def weigh_tails(
     """Program (key head, row). Appends key and decay to the tail, and writes
 
     lookups[row, key head]  the key and the query, normalised
-    weights[row, head]      what the key and the query get of each u in the tail; nothing beyond the tail
+    weights[row, head]      what the key and the query get of each u in the tail; beyond it anything
     factors[row, head]      decay of the checkpoint, rate of correction, what the query gets of the new u
     """
     key_head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -42,7 +42,7 @@ def weigh_tails(
     # What is older than the step, while the kernel before this one ends.
     tail_k += tail * tail_k_stride + key_head * (RING * KEY_DIM)
     decays = tail_decay + tail * tail_decay_stride + head * RING
-    keys, totals = load_keys(tail_k, decays, start, column, real, is_head, CELL, RING, KEY_DIM, KEYS)
+    keys, totals = load_keys(tail_k, decays, start, column, lane, real, is_head, CELL, RING, KEY_DIM)
     before = tl.load(decays + (start - 1) % RING, is_head & (offset > 0), 0.0)
     wait(EARLY)
     # All loads at once, before anything waits for them.
@@ -64,12 +64,14 @@ def weigh_tails(
     tl.store(factor_at + 2, tl.sum(key * query, 0), is_head)
     weights_at = weights + (row * heads + head)[:, None] * (2 * BLOCK)
     for _ in tl.range(0, offset, CHUNK, num_stages=1):
-        # While some keys are weighed, the next ones come.
         later = column + CHUNK
-        next_keys, next_totals = load_keys(tail_k, decays, start, later, real, is_head, CELL, RING, KEY_DIM, KEYS)
+        next_keys, next_totals = keys, totals
+        if CHUNK < BLOCK:
+            # While some keys are weighed, the next ones come.
+            next_keys, next_totals = load_keys(tail_k, decays, start, later, lane, real, is_head, CELL, RING, KEY_DIM)
         keys = keys.to(tl.float32)
         of_key, of_query = tl.reduce((keys * key[None, :], keys * query[None, :]), 1, add_both)
-        since = tl.exp(tl.where((column < offset)[None, :], total[:, None] - totals, float("-inf")))
+        since = tl.exp(total[:, None] - totals)
         tl.store(weights_at + column[None, :], of_key[None, :] * since, is_head[:, None])
         tl.store(weights_at + BLOCK + column[None, :], of_query[None, :] * since, is_head[:, None])
         keys, totals, column = next_keys, next_totals, later
@@ -79,13 +81,13 @@ def weigh_tails(
 
 @triton.jit
 def load_keys(
-    tail_k, decays, start, column, real, is_head,
-    CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr, KEYS: tl.constexpr,
+    tail_k, decays, start, column, lane, real, is_head,
+    CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr,
 ):  # fmt: skip
     """Keys of some columns of an open cell, and the decays up to them by head. Nothing is read beyond the tail."""
     offset = start % CELL
     is_tail, ring = column < offset, ring_places(start - offset, column, CELL, RING)
-    key_at = tail_k + ring[:, None] * KEY_DIM + tl.arange(0, KEYS)[None, :]
+    key_at = tail_k + ring[:, None] * KEY_DIM + lane[None, :]
     keys = tl.load(key_at, is_tail[:, None] & real[None, :], 0.0)
     return keys, tl.load(decays[:, None] + ring[None, :], is_head[:, None] & is_tail[None, :], 0.0)
 

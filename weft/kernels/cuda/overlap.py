@@ -24,9 +24,9 @@ def is_able(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER
 
 
-def early(x: Tensor) -> dict[str, Any]:
+def early(x: Tensor, wanted: bool = True) -> dict[str, Any]:
     """Settings of a launch whose kernel has a constant EARLY and calls `wait(EARLY)`; `x` is one of its tensors."""
-    return EARLY if is_able(x.device) else NOT_EARLY
+    return EARLY if wanted and is_able(x.device) else NOT_EARLY
 
 
 @triton.jit

@@ -20,9 +20,9 @@ from weft.kernels.cuda.overlap import early
 from weft.kernels.lanes import Lanes
 from weft.memory.device.store import RecurrentView
 
-# Channels of a program: three outputs each, and a fourth that is not there, for sizes are powers of two.
+# Measured on an H200, on whole steps of a model of 2,048 channels. Channels of a program: three outputs each, and a
+# fourth that is not there, for sizes are powers of two. Weights are read so many steps ahead.
 CHANNELS = 16
-# Weights are read so many steps ahead.
 STAGES = 4
 
 
@@ -61,7 +61,7 @@ def projected_short_conv(
     return y
 
 
-@jit(do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=LANES)
 def short_conv_kernel(
     x, projection, projection_bias, weight, bias, y, state, tail, row_start, row_slot, row_tail, row_closing,
     x_stride, weight_channel, weight_tap, state_stride, tail_stride, rows, inputs, channels, ring, cell,
