@@ -117,7 +117,7 @@ FALCON_H1 = Tiny(
         "mamba_n_groups": 2,
         "mamba_d_state": 16,
         "mamba_chunk_size": 16,
-        "mamba_rms_norm": True,
+        "mamba_rms_norm": False,
         "mamba_norm_before_gate": False,
         "embedding_multiplier": 1.5,
         "lm_head_multiplier": 0.7,
@@ -164,6 +164,7 @@ HYBRIDS: dict[str, Tiny] = {
     "granite_moe_hybrid": GRANITE,
 }
 
+ODD_HEADS = {"mamba_n_heads": 5, "mamba_d_head": 24, "mamba_d_ssm": 120, "mamba_n_groups": 1}
 ODD_HYBRIDS: dict[str, Tiny] = {
     "lfm2, adjusted feed-forward, conv bias and width 4, untied": LFM2.variant(
         intermediate_size=150,
@@ -223,10 +224,16 @@ ODD_HYBRIDS: dict[str, Tiny] = {
         norm_topk_prob=False,
         n_groups=4,
     ),
-    "falcon_h1, no norm, tied, dt limits": FALCON_H1.variant(
-        mamba_rms_norm=False, tie_word_embeddings=True, time_step_limit=[0.03, 0.5], mamba_conv_bias=False
+    "falcon_h1, tied, dt limits": FALCON_H1.variant(
+        tie_word_embeddings=True, time_step_limit=[0.03, 0.5], mamba_conv_bias=False
+    ),
+    "falcon_h1, norm after gate, bias of Mamba2 alone": FALCON_H1.variant(mamba_rms_norm=True, mamba_proj_bias=True),
+    "falcon_h1, bias of attention alone, odd heads": FALCON_H1.variant(attention_bias=True, **ODD_HEADS),
+    "falcon_h1, biases of both mixers, odd heads": FALCON_H1.variant(
+        mamba_proj_bias=True, attention_bias=True, **ODD_HEADS
     ),
     "falcon_h1, norm before gate, biases, width 2": FALCON_H1.variant(
+        mamba_rms_norm=True,
         mamba_norm_before_gate=True,
         projectors_bias=True,
         mamba_proj_bias=True,

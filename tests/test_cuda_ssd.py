@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.compiled import assert_compiles
 from tests.plans import Known, Rig, Row, make_plan
 from tests.test_ssd import by_group, naive_ssd
+from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
+from weft.kernels.activation import gated_product
+from weft.kernels.cuda.activation import activate
 from weft.kernels.ssd import UNLIMITED, ssd, ssd_memory, time_step
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
@@ -35,10 +39,10 @@ def make_rig(
         sequences.append(Known((x, dt, B, C), (y,), {"ssm": by_group(states, groups)}))
     on_device = [None if parameter is None else parameter.to(device) for parameter in (A, D, bias)]
 
-    def call(inputs: tuple[Tensor, ...], batch, view) -> tuple[Tensor, ...]:
+    def call(inputs: tuple[Tensor, ...], batch, view, gate: Tensor | None = None) -> tuple[Tensor, ...]:
         x, dt, B, C = inputs
         A, D, bias = on_device
-        return (ssd(x, dt, A, B, C, D, batch, view, bias, limit),)
+        return (ssd(x, dt, A, B, C, D, batch, view, bias, limit, gate),)
 
     name = str(dtype).removeprefix("torch.")
     memory = ssd_memory(heads, head_dim, state, groups, 1, 2, name, lanes=True)
@@ -108,6 +112,39 @@ def test_states_have_the_same_bits_however_a_prefill_is_cut(spans):
     assert torch.equal(states_at_the_grid(spans, **sizes), states_at_the_grid([(0, 70)], **sizes))
 
 
+def compare_with_gating_afterwards(rig: Rig, lengths: Sequence[int]) -> None:
+    """Every step twice, with a gate that is a slice of a wider product and without: outputs and all that is left."""
+    plain, buffers = rig.call, (rig.states.buffer, rig.tails.buffer)
+    generator = torch.Generator().manual_seed(1)
+
+    def both(inputs: tuple[Tensor, ...], batch, view) -> tuple[Tensor, ...]:
+        before = [buffer.clone() for buffer in buffers]
+        [y] = plain(inputs, batch, view)
+        after = [buffer.clone() for buffer in buffers]
+        for buffer, kept in zip(buffers, before):
+            buffer.copy_(kept)
+        flat = y.flatten(1)
+        wide = torch.randn(len(y), flat.shape[1] + 7, generator=generator) * 4
+        gate = wide.to(y.device, y.dtype)[:, 3:-4]
+        gated = activate("silu", gate, flat) if rig.lanes else gated_product(gate, flat, F.silu)
+        [found] = plain(inputs, batch, view, gate)
+        assert torch.equal(found, gated.view_as(y))
+        assert all(map(torch.equal, buffers, after))
+        return (y,)
+
+    rig.call = both
+    rig.run(lengths)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("lengths", [[1], [1, 1, 2, 17]])
+def test_a_gate_inside_gives_the_bits_of_one_afterwards(lengths, dtype):
+    for head_dim, lanes in ((5, True), (48, True), (5, False)):
+        rig = make_rig([33, 20, 7], heads=3, head_dim=head_dim, groups=1, dtype=dtype, cell=16, lanes=lanes)
+        rig.tolerance = 2e-5 if dtype == torch.float32 else 5e-2
+        compare_with_gating_afterwards(rig, lengths)
+
+
 def test_the_reference_can_use_the_memory_of_a_gpu():
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 3e-2)):
         rig = make_rig([50, 33, 16, 7, 1], dtype=dtype, lanes=False, room=3)
@@ -125,6 +162,15 @@ def test_real_sizes_equal_the_loop_on_the_device(dtype, sizes):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sizes", [(16, 80, 128, 2), (4, 128, 256, 1), (4, 24, 16, 2)])
+def test_a_gate_inside_gives_the_bits_of_one_afterwards_on_the_device(dtype, sizes):
+    rig = make_rig([200, 150, 64, 33, 1], *sizes, dtype=dtype, device="cuda", cell=64, room=4, raw=True)
+    rig.tolerance = 1e-3 if dtype == torch.float32 else 5e-2
+    compare_with_gating_afterwards(rig, [1, 1, 2, 7, 64, 65, 128])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("spans", CUTS)
 def test_states_have_the_same_bits_on_the_device(spans):
     sizes = {"heads": 8, "groups": 2, "head_dim": 80, "state": 128}
@@ -136,9 +182,10 @@ def launch_all() -> None:
     launch(torch.bfloat16, heads=128, head_dim=80, state=128, groups=8)
     launch(torch.float32, heads=4, head_dim=24, state=16, groups=2)
     launch(torch.float32, heads=4, head_dim=128, state=256, groups=1)
+    launch(torch.bfloat16, heads=24, head_dim=128, state=256, groups=1, gated=True)
 
 
-def launch(dtype: torch.dtype, heads: int, head_dim: int, state: int, groups: int) -> None:
+def launch(dtype: torch.dtype, heads: int, head_dim: int, state: int, groups: int, gated: bool = False) -> None:
     name = str(dtype).removeprefix("torch.")
     spec = MemorySpec((ssd_memory(heads, head_dim, state, groups, 1, 2, name, lanes=True),))
     view = Store(spec, 2 * max(spec.state_bytes, spec.tail_bytes)).views[0]
@@ -148,9 +195,10 @@ def launch(dtype: torch.dtype, heads: int, head_dim: int, state: int, groups: in
     mixed = torch.empty(tokens, heads * head_dim + 2 * groups * state, dtype=dtype)
     x, B, C = mixed.split_with_sizes([heads * head_dim, groups * state, groups * state], 1)
     A, D, bias = torch.empty(3, heads)
+    gate = torch.empty(tokens, heads * head_dim + 8, dtype=dtype)[:, 8:] if gated else None
     ssd(
         x.view(-1, heads, head_dim), torch.empty(tokens, heads, dtype=dtype), A, B.view(-1, groups, state),
-        C.view(-1, groups, state), D, batch, view, bias,
+        C.view(-1, groups, state), D, batch, view, bias, gate=gate,
     )  # fmt: skip
 
 

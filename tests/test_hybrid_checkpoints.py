@@ -138,6 +138,18 @@ def test_a_configuration_that_cannot_work_is_an_error_that_names_the_field(name,
         load(folder)
 
 
+@pytest.mark.parametrize("of_mamba", [False, True])
+@pytest.mark.parametrize("of_attention", [False, True])
+def test_falcon_projects_once_for_both_mixers_unless_one_alone_has_a_bias(of_mamba, of_attention, tmp_path):
+    tiny = HYBRIDS["falcon_h1"].variant(mamba_proj_bias=of_mamba, attention_bias=of_attention)
+    folder = saved(tiny, tmp_path)
+    stored, model = load_file(folder / "model.safetensors"), load(folder)
+    assert sum(p.numel() for p in model.parameters()) == sum(tensor.numel() for tensor in stored.values())
+    for block in model.model.layers:
+        assert (block.in_proj is None) == (of_mamba != of_attention)
+        assert (block.mamba.in_proj is None) == (block.self_attn.qkv is None) == (block.in_proj is not None)
+
+
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_in_bfloat16_decays_and_states_stay_float32_and_windows_do_not(name, tmp_path):
     model = load(saved(HYBRIDS[name], tmp_path), torch.bfloat16)

@@ -19,7 +19,7 @@ TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 40), st.sampled_from([1, 6, 16, 37]), st.integers(1, 3))
 
 
-def compare(starts, dtype, shape, room, seed, raw, limit, skip) -> None:
+def compare(starts, dtype, shape, room, seed, raw, limit, skip, gated=False) -> None:
     """Heads of a group, their size, the state's and the groups come as `shape`."""
     shared, head_dim, size, groups = shape
     heads, rows = shared * groups, len(starts)
@@ -30,17 +30,17 @@ def compare(starts, dtype, shape, room, seed, raw, limit, skip) -> None:
     A, D, bias = -twins.random((heads,)).abs(), twins.random((heads,)), twins.random((heads,))
     dt = twins.random((rows, 2 * heads))[:, heads:]
     dt = dt.to(dtype) * 4 if raw else dt.abs()
+    gate = twins.random((rows, heads * head_dim + 3)).to(dtype)[:, 3:]
+    more = (bias if raw else None, limit, gate if gated else None)
     twins.compare(
-        lambda batch, view: ssd(x, dt, A, B, C, D if skip else None, batch, view, bias if raw else None, limit),
-        TOLERANCES[dtype],
-        2e-5,
+        lambda batch, view: ssd(x, dt, A, B, C, D if skip else None, batch, view, *more), TOLERANCES[dtype], 2e-5
     )
 
 
 @settings(max_examples=120, deadline=None)
-@given(starts, dtypes, shapes, st.sampled_from([0, 1, 5]), st.integers(0, 999), st.booleans(), st.booleans())
-def test_rows_and_what_they_leave_equal_the_reference(starts, dtype, shape, room, seed, raw, skip):
-    compare(starts, dtype, shape, room, seed, raw, UNLIMITED, skip)
+@given(starts, dtypes, shapes, st.sampled_from([0, 1, 5]), st.integers(0, 999), *[st.booleans()] * 3)
+def test_rows_and_what_they_leave_equal_the_reference(starts, dtype, shape, room, seed, raw, skip, gated):
+    compare(starts, dtype, shape, room, seed, raw, UNLIMITED, skip, gated)
 
 
 def test_time_steps_stay_within_their_limits():

@@ -1,6 +1,6 @@
 """New memory that shows: whatever a kernel does not write, but reads or hands out, is NaN.
 
-    from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
+from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 """
 
 from __future__ import annotations

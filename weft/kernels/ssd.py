@@ -4,8 +4,9 @@ For each head, with B and C shared by the heads of a group:
 
     S = exp(dt A) S + dt B x^T        y = C S + D x
 
-Whatever the model's dtype, all of it is computed and remembered in float32. A state lies as [groups, state, heads of a
-group * head_dim], so that reading it is one product of C with contiguous memory.
+and then y may be gated. Whatever the model's dtype, all of the recurrence is computed and remembered in float32. A
+state lies as [groups, state, heads of a group * head_dim], so that reading it is one product of C with contiguous
+memory.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels.activation import gated_product
 from weft.kernels.batch import Batch, Decodes, Group, OpenCell, Rank
 from weft.kernels.causal_conv import conv_parts
 from weft.kernels.cells import (
@@ -79,14 +81,33 @@ def ssd(
     view: RecurrentView,
     dt_bias: Float[Tensor, " heads"] | None = None,
     limit: tuple[float, float] = UNLIMITED,
+    gate: Float[Tensor, "tokens inner"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """`A` is negative, `dt` positive, both float32. With `dt_bias`, dt = softplus(dt + dt_bias) within `limit`."""
-    if batch.lanes is not None:
-        if batch.lanes.native:
-            return scan_natively(x, dt, A, B, C, D, dt_bias, limit, batch, view)
+    """`A` is negative, `dt` positive, both float32. With `dt_bias`, dt = softplus(dt + dt_bias) within `limit`.
+
+    With `gate`, silu(gate) * y comes out.
+    """
+    inputs = (x, dt, A, B, C, D, dt_bias, limit, batch, view)
+    if batch.lanes is not None and not batch.lanes.native:
         from weft.kernels.cuda.ssd import ssd as on_lanes
 
-        return on_lanes(x, dt, A, B, C, D, dt_bias, limit, batch, view)
+        return on_lanes(*inputs, gate)
+    y = scan(*inputs) if batch.lanes is None else scan_natively(*inputs)
+    return y if gate is None else gated_product(gate, y.flatten(-2), F.silu).view_as(y)
+
+
+def scan(
+    x: Float[Tensor, "tokens heads head_dim"],
+    dt: Float[Tensor, "tokens heads"],
+    A: Float[Tensor, " heads"],
+    B: Float[Tensor, "tokens groups state"],
+    C: Float[Tensor, "tokens groups state"],
+    D: Float[Tensor, " heads"] | None,
+    dt_bias: Float[Tensor, " heads"] | None,
+    limit: tuple[float, float],
+    batch: Batch,
+    view: RecurrentView,
+) -> Float[Tensor, "tokens heads head_dim"]:
     if dt_bias is not None:
         dt = time_step(dt, dt_bias, limit)
     steps = dt * A

@@ -1,6 +1,7 @@
 """Falcon-H1: in every block Mamba2 and full attention side by side, then a gated MLP, with factors everywhere.
 
-Factors in front of a nonlinearity are folded into weights when they are loaded; the others ride along in additions.
+Both mixers read the same input, which one product projects for them. Factors in front of a nonlinearity are folded into
+weights when they are loaded; the others ride along in additions.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from weft.models.config import Config
 from weft.models.decoder import Decoder, DecoderModel
 from weft.models.layers.attention import Attention, AttentionShape
 from weft.models.layers.embedding import Embedding
+from weft.models.layers.linear import PackedLinear
 from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, time_step_limit
 from weft.models.layers.mlp import GatedMLP
 from weft.models.layers.norm import GatedRMSNorm, RMSNorm
@@ -56,10 +58,11 @@ class ParallelBlock(Layer):
     def __init__(self, config: Config, dtype: torch.dtype) -> None:
         super().__init__()
         hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-5)
-        shape = mamba_shape(config, dtype)
+        shape, attention = mamba_shape(config, dtype), attention_shape(config, dtype)
         self.input_layernorm = RMSNorm(hidden, eps)
-        self.mamba = Mamba2(shape, mamba_norm(config, shape, eps))
-        self.self_attn = Attention(attention_shape(config, dtype))
+        self.in_proj = joint_projection(shape, attention)
+        self.mamba = Mamba2(shape, mamba_norm(config, shape, eps), projects=self.in_proj is None)
+        self.self_attn = Attention(attention, projects=self.in_proj is None)
         self.pre_ff_layernorm = RMSNorm(hidden, eps)
         bias = config.flag("mlp_bias", default=False)
         self.feed_forward = GatedMLP(hidden, config.integer("intermediate_size"), bias=bias)
@@ -69,16 +72,38 @@ class ParallelBlock(Layer):
         self.folded = folded_factors(config, shape)
 
     def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
-        normed = stream.read(self.input_layernorm)
-        stream.add(self.mamba(normed, rotation, batch, views), self.mamba_factor)
-        stream.add(self.self_attn(normed, rotation, batch, views), self.attention_factor)
+        scanned, attended = self.mix(stream.read(self.input_layernorm), rotation, batch, views)
+        stream.add(scanned, self.mamba_factor)
+        stream.add(attended, self.attention_factor)
         stream.add(self.feed_forward(stream.read(self.pre_ff_layernorm)), self.mlp_factor)
+
+    def mix(
+        self, normed: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """What Mamba2 makes of its input, and what attention does."""
+        if self.in_proj is None:
+            return self.mamba(normed, rotation, batch, views), self.self_attn(normed, rotation, batch, views)
+        of_mamba = sum(self.mamba.shape.sections)
+        projected = self.in_proj(normed)
+        return (
+            self.mamba.mix_projected(projected[:, -of_mamba:], batch, views),
+            self.self_attn.mix_projected(projected[:, :-of_mamba], rotation, batch, views),
+        )
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         for name, child in self.named_children():
             for source in sources(child, f"{prefix}{name}."):
                 factor = self.folded.get(source.name.removeprefix(prefix))
                 yield source if factor is None else replace(source, transform=partial(scaled, factor=factor))
+
+
+def joint_projection(mamba: Mamba2Shape, attention: AttentionShape) -> PackedLinear | None:
+    """For both mixers, unless only one of them has a bias: then each has a product of its own."""
+    if mamba.in_bias != attention.bias:
+        return None
+    # What Mamba2 reads ends with one number for each head: it comes last, so that all begins at aligned addresses.
+    parts = {f"self_attn.{name}": size for name, size in attention.sections.items()}
+    return PackedLinear(mamba.hidden, {**parts, "mamba.in_proj": sum(mamba.sections)}, mamba.in_bias)
 
 
 def scaled(stored: Tensor, factor: float | list[float]) -> Tensor:

@@ -16,11 +16,19 @@ WARPS = 4
 
 
 def activate(
-    name: str, x: Float[Tensor, "n size"], factor: Float[Tensor, "n size"] | None = None
+    name: str,
+    x: Float[Tensor, "n size"],
+    factor: Float[Tensor, "n size"] | None = None,
+    out: Float[Tensor, "n size"] | None = None,
 ) -> Float[Tensor, "n size"]:
-    """activation(x), times `factor` if there is one; rows may be strided. The arithmetic is float32."""
+    """activation(x), times `factor` if there is one; rows may be strided. The arithmetic is float32.
+
+    `out`, if given, is filled and returned, and may be one of the others.
+    """
     rows, size = x.shape
-    out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
+    assert out.is_contiguous()
     assert x.stride(1) == 1
     assert factor is None or factor.stride(1) == 1
     if rows:

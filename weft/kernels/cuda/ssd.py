@@ -15,8 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
+from weft.kernels.cuda.activation import activate
 from weft.kernels.cuda.launching import power_of_two
-from weft.kernels.cuda.overlap import NOT_EARLY, early
+from weft.kernels.cuda.overlap import early
 from weft.kernels.cuda.ssd_choices import DECODE, EARLY_ROWS, CellsChoice, DecodeChoice, cells_choice
 from weft.kernels.cuda.ssd_decode import read_kernel, weigh_kernel
 from weft.kernels.cuda.ssd_extend import cells_kernel, keep_kernel, steps_kernel
@@ -25,8 +26,9 @@ from weft.memory.device.store import RecurrentView
 
 # Products of matrices have no narrower side.
 NARROWEST = 16
-# Columns at a time and times, of a program that closes a cell: few programs, as most have nothing to do.
-CLOSING_BLOCK, CLOSING_BLOCKS = 16, 10
+# Columns at a time of a program that closes a cell; how often at most, and how many numbers of the state in all. Few
+# programs, as most have nothing to do; measured on an H200.
+CLOSING_BLOCK, CLOSING_BLOCKS, CLOSING_NUMBERS = 16, 10, 20480
 
 
 def ssd(
@@ -40,6 +42,7 @@ def ssd(
     limit: tuple[float, float],
     batch: Batch,
     view: RecurrentView,
+    gate: Float[Tensor, "tokens inner"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """As its namesake, on `batch.lanes`. Where `dt_bias` is given, softplus and limits are applied to `dt` here."""
     lanes = batch.lanes
@@ -49,9 +52,12 @@ def ssd(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     inputs = (x, dt, A, B, C, D, dt_bias, y)
     if lanes.decodes:
-        decode(*inputs, limit, lanes, view)
+        decode(*inputs, limit, lanes, view, gate=gate)
     if lanes.pieces:
         extend(*inputs, limit, lanes, view)
+        if gate is not None:
+            rest = y[lanes.decodes :].flatten(1)
+            activate("silu", gate[lanes.decodes :], rest, out=rest)
     return y
 
 
@@ -73,8 +79,9 @@ def decode(
     lanes: Lanes,
     view: RecurrentView,
     choice: DecodeChoice | None = None,
+    gate: Float[Tensor, "tokens inner"] | None = None,
 ) -> None:
-    """The leading rows, of one token each; outputs go to `y`."""
+    """The leading rows, of one token each; outputs go to `y`, gated if there is a gate."""
     heads, head_dim = x.shape[1:]
     groups, state = B.shape[1:]
     group_heads = heads // groups
@@ -85,7 +92,7 @@ def decode(
     small = (tail["B"], tail["dt"], tail["decay"])
     sizes: dict[str, Any] = {
         "GROUPS": groups, "GROUP_HEADS": group_heads, "STATE": state, "CELL": cell, "RING": tail["input"].shape[1],
-        **(early(x) if lanes.decodes <= EARLY_ROWS else NOT_EARLY),
+        **early(x, lanes.decodes <= EARLY_ROWS),
     }  # fmt: skip
     weigh_kernel[(groups * -(-group_heads // NARROWEST), lanes.decodes)](
         dt, A, B, C, D, dt_bias, weights, scales,
@@ -95,13 +102,15 @@ def decode(
     )  # fmt: skip
     columns = choice.block * choice.blocks
     touched = min(group_heads, (columns - 1 + head_dim - 1) // head_dim + 1)
-    closing_blocks = min(CLOSING_BLOCKS, -(-width // CLOSING_BLOCK))
+    closing_blocks = min(CLOSING_BLOCKS, CLOSING_NUMBERS // (CLOSING_BLOCK * state), -(-width // CLOSING_BLOCK))
     programs = -(-width // columns) + -(-width // (CLOSING_BLOCK * closing_blocks))
+    assert gate is None or gate.stride(1) == 1
     memory = (view.state["ssm"], tail["input"], *small)
     read_kernel[(lanes.decodes * groups * programs,)](
-        x, C, weights, scales, y,
+        x, C, weights, scales, gate, y,
         *memory, lanes.start, lanes.slot, lanes.tail, lanes.closing,
-        lanes.decodes, x.stride(0), C.stride(0), *(part.stride(0) for part in memory),
+        lanes.decodes, x.stride(0), C.stride(0), 0 if gate is None else gate.stride(0),
+        *(part.stride(0) for part in memory),
         HEAD_DIM=head_dim, HEAD_BLOCK=padded(touched), BLOCK=choice.block, BLOCKS=choice.blocks, STAGES=choice.stages,
         CLOSING_BLOCK=CLOSING_BLOCK, CLOSING_BLOCKS=closing_blocks, PRECISION=precision(x.dtype),
         num_warps=choice.warps, **sizes,

@@ -22,7 +22,7 @@ class DecodeChoice(NamedTuple):
 
 # Programs of one block are the fastest for any number of rows: what they read is asked for all at once.
 DECODE = DecodeChoice(64, 1, 1, 4)
-# With more rows, programs that start early keep the memory from the kernel that they wait for.
+# With more rows, programs that start early stand in the way of the kernel that they wait for.
 EARLY_ROWS = 16
 
 

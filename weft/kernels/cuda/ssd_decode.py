@@ -1,8 +1,8 @@
 """Decodes of the state space recurrence: one token a row, the state read once and, but for closing cells, not written.
 
     weigh    by row and some heads of a group: what each token of the open cell weighs in the output
-    read     by row and some columns of a group (a column is one number of a head's x): the state, the tail, the output;
-             and, as programs that come first and mostly end at once, the states of cells that close
+    read     by row and some columns of a group (a column is one number of a head's x): the state, the tail, the output
+             and its gate; and, as programs that come first and mostly end at once, the states of cells that close
 
 A program that reads columns takes what differs by head for all heads that these touch, and each column picks its own:
 heads may have any width.
@@ -81,9 +81,9 @@ def weigh_kernel(
 
 @jit(do_not_specialize=["rows"])
 def read_kernel(
-    x, C, weights, scales, y,
+    x, C, weights, scales, gate, y,
     state, tail_x, tail_B, tail_dt, tail_decay, start, slots, tails, closing,
-    rows, x_stride, C_stride, slot_stride, x_unit, B_unit, dt_unit, decay_unit,
+    rows, x_stride, C_stride, gate_stride, slot_stride, x_unit, B_unit, dt_unit, decay_unit,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr,
@@ -113,16 +113,16 @@ def read_kernel(
         tail = tl.load(tails + row).to(tl.int64)
         read_columns(
             x + row * x_stride, C + row * C_stride, weights + row * (GROUPS * GROUP_HEADS * CELL),
-            scales + row * (GROUPS * GROUP_HEADS * 2), y + row * (GROUPS * WIDTH),
-            state + tl.load(slots + row).to(tl.int64) * slot_stride, tail_x + tail * x_unit,
-            tl.load(start + row), chunk,
+            scales + row * (GROUPS * GROUP_HEADS * 2), None if gate is None else gate + row * gate_stride,
+            y + row * (GROUPS * WIDTH), state + tl.load(slots + row).to(tl.int64) * slot_stride,
+            tail_x + tail * x_unit, tl.load(start + row), chunk,
             GROUPS, GROUP_HEADS, HEAD_DIM, STATE, CELL, RING, HEAD_BLOCK, BLOCK, BLOCKS, STAGES, PRECISION, EARLY,
         )  # fmt: skip
 
 
 @triton.jit
 def read_columns(
-    x, C, weights, scales, y, state, tail_x, position, chunk,
+    x, C, weights, scales, gate, y, state, tail_x, position, chunk,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
@@ -159,12 +159,18 @@ def read_columns(
         in_tail = tail_x + place // HEAD_DIM * (RING * HEAD_DIM) + place % HEAD_DIM
         inputs = tl.load(in_tail[None, :] + ring * HEAD_DIM, mask=kept & real[None, :], other=0.0)
         new_x = tl.load(x + place, mask=real, other=0.0)
+        if gate is not None:
+            opening = tl.load(gate + place, mask=real, other=0.0).to(tl.float32)
         by_head = tl.dot(weight, inputs, input_precision=PRECISION)
         by_head += through[:, None] * tl.sum(values * query[:, None], 0)[None, :]
         by_head += new_weight[:, None] * new_x.to(tl.float32)[None, :]
         mine = own[:, None] == (column // HEAD_DIM)[None, :]
         result = tl.sum(tl.where(mine, by_head, 0.0), 0)
-        tl.store(y + place, result.to(y.dtype.element_ty), mask=real)
+        result = result.to(y.dtype.element_ty)
+        if gate is not None:
+            # What is gated is rounded first, as it is where a kernel of its own does it.
+            result = (opening * tl.sigmoid(opening) * result.to(tl.float32)).to(result.dtype)
+        tl.store(y + place, result, mask=real)
         tl.store(in_tail + position % RING * HEAD_DIM, new_x, mask=real)
 
 

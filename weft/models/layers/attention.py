@@ -43,22 +43,26 @@ class AttentionShape:
     sinks: bool = False
     gated: bool = False  # the output is multiplied by a sigmoid that `q_proj` brings along, head by head
 
+    @property
+    def sections(self) -> dict[str, int]:
+        """What the input projection yields, by the names of the checkpoint: queries, keys, values; no gate yet."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+
 
 class Attention(Mixer):
-    """Checkpoint names: q_proj, k_proj, v_proj, o_proj, and where present q_norm, k_norm, sinks."""
+    """Checkpoint names: q_proj, k_proj, v_proj, o_proj, and where present q_norm, k_norm, sinks.
 
-    def __init__(self, shape: AttentionShape) -> None:
+    Where it does not project its input itself, it is only ever asked to `mix_projected`.
+    """
+
+    def __init__(self, shape: AttentionShape, projects: bool = True) -> None:
         super().__init__()
         heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
         self.shape = shape
         self.scale = head_dim**-0.5 if shape.scale is None else shape.scale
         self.memory = AttentionMemory(kv_heads, head_dim, DTYPE_NAMES[shape.dtype], shape.window)
-        sizes = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
-        self.qkv = (
-            GatedProjection(shape.hidden, sizes, shape.bias, heads)
-            if shape.gated
-            else PackedLinear(shape.hidden, sizes, shape.bias)
-        )
+        self.qkv = projection(shape) if projects else None
         self.o_proj = Linear(heads * head_dim, shape.hidden, shape.output_bias)
         self.qk_norm = (
             QueryKeyNorm(heads, kv_heads, head_dim, shape.norm_eps, shape.norm_zero_centred)
@@ -70,7 +74,18 @@ class Attention(Mixer):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
     ) -> Float[Tensor, "*parts tokens hidden"]:
-        projected = self.qkv(x).unflatten(-1, (-1, self.shape.head_dim))
+        assert self.qkv is not None
+        return self.mix_projected(self.qkv(x), rotation, batch, views)
+
+    def mix_projected(
+        self,
+        flat: Float[Tensor, "tokens projected"],
+        rotation: Rotation | None,
+        batch: Batch,
+        views: tuple[View, ...],
+    ) -> Float[Tensor, "*parts tokens hidden"]:
+        """`flat` may be a slice of a wider product."""
+        projected = flat.unflatten(-1, (-1, self.shape.head_dim))
         view = views[self.index]
         assert isinstance(view, AttentionView)
         if batch.lanes is not None and batch.lanes.native:
@@ -136,6 +151,12 @@ class Attention(Mixer):
         shape = self.shape
         heads = (shape.heads, shape.kv_heads, shape.head_dim)
         warm([Shape(shape.dtype, *heads, CELL, self.scale, shape.window, shape.softcap)])
+
+
+def projection(shape: AttentionShape) -> PackedLinear:
+    if shape.gated:
+        return GatedProjection(shape.hidden, shape.sections, shape.bias, shape.heads)
+    return PackedLinear(shape.hidden, shape.sections, shape.bias)
 
 
 class GatedProjection(PackedLinear):

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.base.errors import ModelError
-from weft.kernels.activation import gated_product
 from weft.kernels.batch import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.ssd import UNLIMITED, ssd, ssd_memory
@@ -71,12 +69,15 @@ def time_step_limit(limit: list[Any]) -> tuple[float, float]:
 
 
 class Mamba2(Mixer):
-    """`norm` combines the scan's output with the gate; without one, they are multiplied."""
+    """`norm` combines the scan's output with the gate; without one, they are multiplied.
 
-    def __init__(self, shape: Mamba2Shape, norm: nn.Module | None) -> None:
+    Where it does not project its input itself, it is only ever asked to `mix_projected`.
+    """
+
+    def __init__(self, shape: Mamba2Shape, norm: nn.Module | None, projects: bool = True) -> None:
         super().__init__()
         self.shape = shape
-        self.in_proj = Linear(shape.hidden, sum(shape.sections), shape.in_bias)
+        self.in_proj = Linear(shape.hidden, sum(shape.sections), shape.in_bias) if projects else None
         self.conv1d = CausalConv(shape.conv_channels, shape.conv_width, shape.conv_bias, activation=True)
         # A, the bias of dt and D stay in float32 whatever the model's dtype: decays are products of many factors.
         self.A, self.dt_bias, self.D = (
@@ -98,9 +99,16 @@ class Mamba2(Mixer):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
     ) -> Float[Tensor, "*parts tokens hidden"]:
+        assert self.in_proj is not None
+        return self.mix_projected(self.in_proj(x), batch, views)
+
+    def mix_projected(
+        self, projected: Float[Tensor, "tokens projected"], batch: Batch, views: tuple[View, ...]
+    ) -> Float[Tensor, "*parts tokens hidden"]:
+        """`projected` may be a slice of a wider product."""
         shape, view = self.shape, views[self.index]
         assert isinstance(view, RecurrentView)
-        gate, mixed, step = self.in_proj(x).split_with_sizes(shape.sections, -1)
+        gate, mixed, step = projected.split_with_sizes(shape.sections, -1)
         mixed = self.conv1d(mixed, batch, view)
         width = shape.groups * shape.state
         inner, write, read = mixed.split_with_sizes([shape.inner, width, width], -1)
@@ -115,8 +123,9 @@ class Mamba2(Mixer):
             view,
             self.dt_bias,
             shape.time_step_limit,
+            gate if self.norm is None else None,
         ).flatten(-2)
-        return self.out_proj.unsummed(gated_product(gate, y, F.silu) if self.norm is None else self.norm(y, gate))
+        return self.out_proj.unsummed(y if self.norm is None else self.norm(y, gate))
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp())
