@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -117,3 +119,12 @@ def test_many_rows_of_16_bits_are_not_recorded_and_few_are():
     steps = {rows: step for (rows, _), step in llm.engine._device.replays.steps.items()}
     assert steps[2] is not None
     assert (steps[9] is None) == pack(torch.ones(16, 16).bfloat16()).is_mkldnn
+
+
+def test_recording_does_not_import_the_compiler_of_torch():
+    """That takes longer than a first answer does."""
+    program = (
+        "import sys; from weft import LLM; LLM(progress=False).generate('Hi'); print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

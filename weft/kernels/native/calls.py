@@ -99,6 +99,11 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.recording = recording
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here. Otherwise torch would import its compiler for this, which takes a second."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.recording.pure &= computes_nothing(func, args, result)
