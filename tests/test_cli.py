@@ -113,6 +113,8 @@ def test_a_prompt_may_come_from_standard_input(quiet, monkeypatch, tmp_path):
     ("arguments", "message"),
     [
         (["--memory", "much", "x"], "--memory must be"),
+        (["--memory", "9999999GiB", "x"], "memory of 9999999.0 GiB: the machine could not give so much"),
+        (["--memory", "9" * 400, "x"], "--memory must be"),
         (["--max-tokens", "-1", "x"], "max_tokens must be"),
         (["--temperature", "1000", "x"], "temperature must be"),
         (["--model", "/no/such/model", "x"], "/no/such/model"),

@@ -22,6 +22,7 @@ from tests.engines import FAMILIES, Answer, Ask, greedy, make_engine, seeded, se
 from tests.hybrid_models import HYBRIDS
 from tests.test_sameness import LONGEST, SCENARIOS, asks
 from weft import LLM
+from weft.base.errors import OptionError
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
@@ -240,6 +241,11 @@ def test_no_stranger_shows_through(family: str) -> None:
         for ours, theirs in zip(serve(used, asked), answers, strict=True):
             assert ours.tokens == theirs.tokens
             assert max(abs(a - b) for a, b in zip(ours.logprobs, theirs.logprobs, strict=True)) <= TOLERANCE
+
+
+def test_more_memory_than_the_gpu_has_is_told_with_numbers() -> None:
+    with pytest.raises(OptionError, match=r"memory of 9999\.0 GiB: the machine could not give so much, [\d.]+ GiB"):
+        LLM(device="cuda", memory="9999GiB", progress=False)
 
 
 # launches that never wait -------------------------------------------------------------------------------------------

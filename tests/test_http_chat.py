@@ -80,6 +80,25 @@ def test_json_has_space_but_not_without_end(served: Served):
     assert set(json.loads(choice["message"]["content"])) == {"size", "good"}
 
 
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"regex": "(a?){500}a{500}"}, "regex"),
+        ({"structured_outputs": {"grammar": 'start: "a" start'}}, "structured_outputs.grammar"),
+    ],
+)
+def test_a_form_that_leads_nowhere_is_the_clients_error(form, param):
+    """It compiles, and fails while it is followed; a grammar that was met before may fail sooner."""
+    asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 30, **form}
+    with serving(template=RICH, max_sequences=4) as server:
+        streamed = server.events(PATH, asked)[-1]["error"]
+        whole = [server.post(PATH, asked, 400)["error"] for _ in range(2)]
+    for error in (streamed, *whole):
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
+        assert error["message"].startswith(param)
+        assert "non-verbose" not in error["message"]
+
+
 def test_an_answer_in_a_channel_follows_its_form_there():
     with serving(ServerSettings(reasoning_parser="harmony"), max_sequences=4) as server:
         message = server.chat(response_format={"type": "json_object"}, max_tokens=60, return_token_ids=True)
@@ -170,6 +189,33 @@ def test_calls_stream_as_name_then_arguments(served: Served):
     assert json.loads("".join(piece["function"]["arguments"] for piece in pieces)) == {"city": "Rome"}
     assert len(pieces) > 3
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def finish_and_text(events: list) -> tuple[str, str]:
+    """Why a stream has ended, and its content."""
+    choices = [choice for event in events for choice in event["choices"]]
+    return choices[-1]["finish_reason"], "".join(each["delta"].get("content", "") for each in choices)
+
+
+@pytest.mark.parametrize(("stop", "finish"), [("Rome", "stop"), ("</tool_call>", "tool_calls")])
+def test_a_call_that_a_stop_cuts_short_was_not_made(served: Served, stop, finish):
+    asked = {"tools": TOOLS, "stop": [stop], **saying(CALL)}
+    choice = served.chat(**asked)["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == (finish, stop)
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    events = served.events(PATH, {"messages": [{"role": "user", "content": "x"}], **asked})
+    assert finish_and_text(events) == (finish, "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "finish"), [({"max_tokens": 4}, "length"), ({"stop": ["name"], "max_tokens": 60}, "stop")]
+)
+def test_a_forced_call_that_has_only_begun_is_no_text(served: Served, fields, finish):
+    asked = {"tools": TOOLS, "tool_choice": "required", **fields}
+    choice = served.chat(**asked)["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == (finish, "")
+    events = served.events(PATH, {"messages": [{"role": "user", "content": "x"}], **asked})
+    assert finish_and_text(events) == (finish, "")
 
 
 def test_thoughts_are_told_apart(served: Served):

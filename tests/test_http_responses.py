@@ -109,6 +109,32 @@ def test_a_required_call_is_an_item(served: Served):
     assert ask(served, **asked, tool_choice="none")["output"][0]["type"] == "message"
 
 
+def test_a_call_that_a_stop_cuts_short_is_incomplete(served: Served):
+    asked = {"tools": FLAT, "max_output_tokens": 300, "tool_choice": "required", "stop": ["Rome", "Oslo"]}
+    streamed = served.events(PATH, {"input": "Hello", **asked})[-1]
+    assert streamed["type"] == "response.incomplete"
+    for found in (ask(served, **asked), streamed["response"]):
+        assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": "stop"})
+        assert found["output"][-1]["type"] == "function_call"
+        assert found["output"][-1]["status"] == "incomplete"
+
+
+def test_a_forced_call_that_has_only_begun_is_no_text(served: Served):
+    assert text_of(ask(served, tools=FLAT, tool_choice="required", max_output_tokens=4)) == ""
+
+
+def test_a_form_that_leads_nowhere_is_the_clients_error():
+    schema = {"type": "string", "pattern": "^(a?){500}a{500}$"}
+    asked = {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}}
+    with serving(template=RICH, max_sequences=4) as server:
+        failed = server.events(PATH, asked)[-1]
+        refused = server.post(PATH, asked, 400)["error"]
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["error"]["code"] == "invalid_request_error"
+    assert failed["response"]["error"]["message"].startswith("text.format.schema")
+    assert (refused["type"], refused["param"]) == ("invalid_request_error", "text.format.schema")
+
+
 def test_cached_tokens_and_salts(served: Served):
     def cached(salt: str) -> int:
         return ask(served, input=LONG, cache_salt=salt)["usage"]["input_tokens_details"]["cached_tokens"]

@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 from tests import tiny_model
 from weft import LLM, EngineStopped, ModelError, OptionError, RequestError, SamplingParams
@@ -359,6 +360,7 @@ def test_a_folder_with_a_tokenizer_takes_text(tmp_path):
     [
         ({"memory": "much"}, OptionError, "memory must be"),
         ({"memory": "1KiB"}, OptionError, "memory of"),
+        ({"memory": "9999999GiB"}, OptionError, r"could not give so much, [\d.]+ GiB are free; take less"),
         ({"max_sequences": 0}, OptionError, "max_sequences must be at least 1"),
         ({"max_length": 0}, OptionError, "max_length must be"),
         ({"depth": 2}, OptionError, "depth must be one of 0, 1"),
@@ -372,6 +374,15 @@ def test_a_folder_with_a_tokenizer_takes_text(tmp_path):
 def test_wrong_options_raise_by_name(settings, error, message):
     with pytest.raises(error, match=message):
         make(**settings)
+
+
+def test_a_gpu_that_is_too_small_is_told_like_a_machine_that_is(monkeypatch):
+    def full(size_bytes: int, device: torch.device) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("weft.memory.device.store._zeros", full)
+    with pytest.raises(OptionError, match=r"memory of 2\.0 GiB: the machine could not give so much"):
+        make(memory="2GiB")
 
 
 def test_a_closed_model_says_so():

@@ -167,6 +167,14 @@ def test_a_model_that_cannot_be_loaded_is_one_line():
     ]
 
 
+def test_more_memory_than_the_machine_has_is_one_line():
+    command = [sys.executable, "-m", "weft", "serve", *SMALL, "--memory", "9999999GiB", "--log-level", "warning"]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (2, "")
+    [line] = found.stderr.splitlines()
+    assert line.startswith("weft serve: memory of 9999999.0 GiB: the machine could not give so much")
+
+
 def test_a_signal_while_loading_ends_at_once():
     command = [sys.executable, "-m", "weft", "serve", *SMALL]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

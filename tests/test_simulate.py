@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from random import Random
 
@@ -23,9 +24,10 @@ from weft.memory.eviction import POLICIES
 from weft.memory.keys import chain, root_key
 from weft.simulate.costs import CostModel, Rates, Work, calibrated, cost_model
 from weft.simulate.oracle import Oracle, survey
+from weft.simulate.report import not_served
 from weft.simulate.runs import Setup, Traffic, bootstrap_alpha, run, simulation
 from weft.simulate.sessions import Arrivals, Session
-from weft.simulate.simulation import Simulation
+from weft.simulate.simulation import Found, Refusals, Simulation
 from weft.simulate.text import Ask, Text, ask, tokens
 from weft.simulate.traces import read_trace
 from weft.simulate.workloads import WORKLOADS, Draw
@@ -284,6 +286,44 @@ def test_the_command_tells_a_table_reasons_json_and_a_plot(tmp_path, capsys):
     hit, reusable = runs["value"]["stats"]["cached_tokens"], runs["value"]["stats"]["reusable_tokens"]
     assert hit + sum(lost) == reusable
     assert (tmp_path / "out.svg").read_text().startswith("<svg")
+
+
+def test_requests_that_are_refused_are_counted_with_the_reason(tmp_path, capsys):
+    given = ["--workload", "coding", "--requests", "60", "--memory", "10%", "--explain", "--no-progress"]
+    assert main(["simulate", *given, "--json", str(tmp_path / "out.json")]) == 1
+    told = capsys.readouterr().out
+    [sentence] = json.loads((tmp_path / "out.json").read_text())["runs"]["value"]["not_served"]
+    assert re.fullmatch(
+        r"42 of 42 requests refused: they need more than the memory of [\d.]+ MiB even alone; "
+        r"the longest, of [\d,]+ tokens, needs about [\d.]+ [MG]iB \(--memory\)",
+        sentence,
+    )
+    table, _, explanation = told.partition("Why not more")
+    assert sentence in table
+    assert sentence in explanation
+
+
+def test_reasons_for_refusals_come_by_how_common_they_are():
+    found = Found(Refusals(100), Refusals(1 << 30), requests=3, failed=1)
+    assert not_served(replace(found, failed=0)) == []
+    found.too_long.add(150, 150)
+    found.too_long.add(120, 120)
+    for length in (70, 90, 80):
+        found.too_large.add(length, length << 30)
+    assert found.refused == 5
+    large, long, failed = not_served(found)
+    assert large.startswith("3 of 9 requests refused: they need more than the memory of 1.00 GiB even alone;")
+    assert large.endswith("the longest, of 90 tokens, needs about 90.00 GiB (--memory)")
+    assert long == "2 of 9 requests refused: they are longer than 100 tokens; the longest has 150 (--max-length)"
+    assert failed.startswith("1 of 9 requests failed: memory ran out")
+
+
+def test_every_policy_tells_its_own_refusals(capsys):
+    given = ["--workload", "coding", "--requests", "60", "--max-length", "100", "--memory", "1GiB", "--no-progress"]
+    assert main(["simulate", *given, "--eviction", "value", "--eviction", "lru"]) == 1
+    told = capsys.readouterr().out.splitlines()[-2:]
+    assert [line.partition(":")[0] for line in told] == ["value", "lru"]
+    assert all("longer than 100 tokens" in line for line in told)
 
 
 @pytest.mark.parametrize("value", ["x", "0%", "-3%", "auto", "%"])

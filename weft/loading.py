@@ -15,7 +15,7 @@ import torch
 
 from weft import builtin
 from weft.base.config import EngineConfig
-from weft.base.errors import ModelError
+from weft.base.errors import ModelError, OptionError
 from weft.base.grid import cells_covering
 from weft.base.options import Facts, Options, count, resolve
 from weft.base.sampling import SamplingParams
@@ -52,6 +52,16 @@ class Loaded:
 
     def runner(self, threads: int = 0, progress: bool = False) -> Runner:
         """What executes the engine's plans. `threads` of a CPU, 0: all that there are."""
+        free = free_bytes() if self.device == "cpu" else torch.cuda.mem_get_info()[0]
+        try:
+            return self._runner(threads, progress)
+        except (MemoryError, torch.cuda.OutOfMemoryError) as error:
+            asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))
+            raise OptionError(
+                f"memory of {asked}: the machine could not give so much, {free_gib} are free; take less"
+            ) from error
+
+    def _runner(self, threads: int, progress: bool) -> Runner:
         config = self.config
         if not self.kernels:
             return Runner(

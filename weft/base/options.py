@@ -18,6 +18,8 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 AUTO_MEMORY_BYTES = 4 << 30
 AUTO_MAX_LENGTH = 32768
 PAGE_BYTES = 4096
+# More than any machine can address.
+MOST_BYTES = 1 << 60
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 # What "auto" means by device: a step on a GPU carries more, and is planned while the last one runs.
@@ -39,7 +41,7 @@ def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
 class Options:
     """Which model to run, and how."""
 
-    model: str | None = option(None, "folder or hub id of a model; without one, the small one that comes along")
+    model: str | None = option(None, "folder or hub id of a model; without one, weft-small, which comes along")
     tokenizer: str | None = option(None, "folder or hub id of another tokenizer than the model's own")
     device: str = option("auto", "what the model runs on; auto: a GPU if there is one", DEVICES)
     dtype: str = option("auto", "number format of the weights; auto: as in the checkpoint", DTYPES)
@@ -101,9 +103,10 @@ def memory_bytes(value: str | int) -> int | None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?I?B?)", str(value).strip().upper())
     unit = UNITS.get(found[2]) if found else None
-    if isinstance(value, bool) or found is None or unit is None or float(found[1]) == 0:
+    size = float(found[1]) * unit if found and unit else 0.0
+    if isinstance(value, bool) or not 0 < size < MOST_BYTES:
         raise OptionError(f'memory must be a number of bytes, such as 2GiB or 500MB, or "auto", got {value!r}')
-    return int(float(found[1]) * unit)
+    return int(size)
 
 
 def count(name: str, value: int | str, device: str) -> int:

@@ -12,5 +12,6 @@ NAME = "weft-small"
 
 
 def place_of(model: str | None) -> str:
-    """Where a model is to be found, by the option of that name."""
-    return str(FOLDER) if model is None else model
+    """Where a model is to be found, by the option of that name. A folder called like ours goes first."""
+    ours = model is None or (model == NAME and not Path(model).exists())
+    return str(FOLDER) if ours else str(model)

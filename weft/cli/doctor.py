@@ -38,7 +38,7 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8")
 class DoctorOptions(Options):
     """Options of `weft doctor`: those of the engine, as the server would be started with."""
 
-    model: str | None = argument("folder or hub id of a model; without one, the small one that comes along")
+    model: str | None = argument("folder or hub id of a model; without one, weft-small, which comes along")
     self_test: bool = option(True, "compare answers after a cache hit with cold runs")
 
 

@@ -28,7 +28,7 @@ LEVELS = ("debug", "info", "warning", "error")
 class ServeOptions(Options):
     """Options of `weft serve`: where and for whom, then those of the engine."""
 
-    model: str | None = argument("folder or hub id of a model; without one, the small one that comes along")
+    model: str | None = argument("folder or hub id of a model; without one, weft-small, which comes along")
     host: str = option("127.0.0.1", "address to listen at; anything but this machine alone is warned of")
     port: int = option(8000, "port to listen at; 0: any that is free")
     api_key: tuple[str, ...] = field(

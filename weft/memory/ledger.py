@@ -317,6 +317,10 @@ class Ledger:
 
     def fits_alone(self, tokens: int) -> bool:
         """Could a sequence of this length run if it had all memory to itself?"""
+        return self.bytes_alone(tokens) <= self.arena.slabs * self.arena.slab_bytes
+
+    def bytes_alone(self, tokens: int) -> int:
+        """What a sequence of this length needs if it has all memory to itself: whole slabs."""
         cells = cells_covering(tokens, self.cell)
         units = {
             Kind.PAGE: cells,
@@ -327,7 +331,7 @@ class Ledger:
         need = sum(self.arena.slabs_for(kind, units[kind]) for kind in self.arena.unit_bytes)
         # Units that come and go while it runs may lie in one slab more.
         need += sum(kind in self.arena.unit_bytes for kind in (Kind.WINDOW, Kind.STATE))
-        return need <= self.arena.slabs
+        return need * self.arena.slab_bytes
 
     def private_bytes(self, tokens: int) -> int:
         """What a sequence must hold beside the cache to compute this many more tokens."""

@@ -106,4 +106,8 @@ def observing(front: Front) -> list[Route]:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
+    # Errors of our own are of other kinds, so these statuses are the router's.
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        asked = f"{request.method:.16} {request.scope['path']:.80}"
+        error = HTTPException(error.status_code, f"{asked} is not served here", error.headers)
     return response(error)

@@ -216,7 +216,7 @@ class Front:
                 answers.append(Answer(request.params, detokenizer, request.stop_tokens))
         if len(requests) > self.limits.sequences:
             raise FieldError("n", f"asks for {len(requests)} answers in all, more than {self.limits.sequences}")
-        run = self._open(name, aliases, tenant, len(requests))
+        run = self._open(name, aliases, tenant, len(requests), form)
         try:
             await run.submit(requests, answers)
         except RequestError as error:
@@ -242,7 +242,7 @@ class Front:
         ends = ends_of_messages(wish.tokens, self.end_tokens)
         return Request(wish.tokens, params, stops, salt, priority, wish.snapshots, grammar, ends)
 
-    def _open(self, name: str, aliases: tuple[str, ...], tenant: Tenant, sequences: int) -> Run:
+    def _open(self, name: str, aliases: tuple[str, ...], tenant: Tenant, sequences: int, form: Form | None) -> Run:
         if self.open_sequences + sequences > self.limits.open_sequences:
             raise RequestError("the server is busy: too many requests are running or waiting", 429)
         self.open_sequences += sequences
@@ -252,7 +252,7 @@ class Front:
                 self.runs.remove(run)
                 self.open_sequences -= sequences
 
-        run = Run((name, *aliases), tenant, self.backend, self.metrics, closed)
+        run = Run((name, *aliases), tenant, self.backend, self.metrics, closed, form)
         self.runs.add(run)
         return run
 

@@ -29,11 +29,11 @@ class Form:
         return replace(self, grammar=grammar)
 
     def named(self, error: RequestError) -> RequestError:
-        """A compiler's complaint under the name that the field has in the body; other errors as they are."""
+        """A complaint about the grammar, as the client's fault and by the field's name; other errors as they are."""
         name, _, complaint = str(error).partition(" ")
         if name != FIELDS[self.grammar.kind]:
             return error
-        return FieldError(self.field, complaint, error.status)
+        return FieldError(self.field, complaint)
 
 
 def form_of(body: FormFields, limits: Limits) -> Form | None:

@@ -18,7 +18,7 @@ from weft.server.front import Front, Wish, new_name
 from weft.server.grammars import Form, from_grammar, from_json, from_regex, only
 from weft.server.limits import check_count, read
 from weft.server.openai_shapes import miss_of, token_text
-from weft.server.runs import Followed, Run, check_piece
+from weft.server.runs import Followed, Run
 from weft.server.schemas import CacheFields, Count, Penalty, SamplingFields, Seed, TokenId, refuse, sampling_params
 from weft.server.settings import Limits
 from weft.server.sse import EventStream, event, while_connected
@@ -235,7 +235,7 @@ class Native:
     async def events(self, run: Run) -> AsyncIterator[bytes]:
         """Each event holds the whole answer so far, as this API has it."""
         async for piece in run:
-            check_piece(piece)
+            run.check(piece)
             found = self.answer(run.sequences[piece.index])
             if self.many:
                 found.index = piece.index

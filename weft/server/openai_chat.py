@@ -19,7 +19,7 @@ from weft.server.limits import read
 from weft.server.openai_messages import ChatMessage, Tool, ToolChoice
 from weft.server.openai_shapes import ChatLogprobs, chat_logprobs, finish_word, usage_of
 from weft.server.parts import Parts
-from weft.server.runs import Followed, Piece, Run, check_piece
+from weft.server.runs import Followed, Piece, Run
 from weft.server.schemas import UNSERVED, Count, FormFields, StreamOptions, Usage, refuse
 from weft.server.sse import EventStream, event, while_connected
 from weft.server.turns import Turn
@@ -197,14 +197,13 @@ class Chat:
         return usage_of(run.sequences, self.body.n or 1, thought or None)
 
     def _choice(self, sequence: Followed, parts: Parts) -> ChatChoice:
-        assert sequence.finish is not None
         parts.feed(sequence.answer.text)
         parts.finish()
         return ChatChoice(
             index=sequence.index,
             message=whole_message(parts),
             logprobs=self._logprobs(sequence.outputs),
-            finish_reason=end_word(sequence.finish, parts),
+            finish_reason=end_word(sequence, parts),
             stop_reason=sequence.answer.stop_reason,
             token_ids=sequence.answer.tokens if self.body.return_token_ids else UNSET,
         )
@@ -222,7 +221,7 @@ class Chat:
             opening = ChatChunkChoice(index=sequence.index, delta=ChatDelta(role="assistant", content=""))
             yield event(self._chunk([opening], no_usage))
         async for piece in run:
-            check_piece(piece)
+            run.check(piece)
             for choice in self._pieces(run.sequences[piece.index], piece, parts[piece.index]):
                 yield event(self._chunk([choice], no_usage))
         if options.include_usage:
@@ -242,7 +241,7 @@ class Chat:
             if self.body.return_token_ids:
                 choices[0].token_ids = [output.token for output in piece.outputs if output.token is not None]
         if piece.finish is not None:
-            choices[-1].finish_reason = end_word(piece.finish, parts)
+            choices[-1].finish_reason = end_word(sequence, parts)
             choices[-1].stop_reason = sequence.answer.stop_reason
         return choices
 
@@ -250,8 +249,11 @@ class Chat:
         return ChatChunk(id=self.name, created=self.created, model=self.front.model_name, choices=choices, usage=usage)
 
 
-def end_word(finish: FinishReason, parts: Parts) -> str:
-    return "tool_calls" if parts.calls and finish is FinishReason.STOP else finish_word(finish)
+def end_word(sequence: Followed, parts: Parts) -> str:
+    """A call that a stop of the client's has cut short was not made."""
+    assert sequence.finish is not None
+    made = parts.calls and not (sequence.cut and parts.broken_off)
+    return "tool_calls" if made and sequence.finish is FinishReason.STOP else finish_word(sequence.finish)
 
 
 def whole_message(parts: Parts) -> ChatAnswerMessage:

@@ -16,7 +16,7 @@ from weft.server.front import Front, Wish, new_name
 from weft.server.grammars import form_of
 from weft.server.limits import read
 from weft.server.openai_shapes import TextLogprobs, finish_word, joined, prompt_logprobs, text_logprobs, usage_of
-from weft.server.runs import Followed, Piece, Run, check_piece
+from weft.server.runs import Followed, Piece, Run
 from weft.server.schemas import (
     UNSERVED,
     Count,
@@ -173,7 +173,7 @@ class Completion:
         no_usage = None if options.include_usage else msgspec.UNSET
         begun: set[int] = set()
         async for piece in run:
-            check_piece(piece)
+            run.check(piece)
             sequence, first = run.sequences[piece.index], piece.index not in begun
             if self.body.echo and self.body.logprobs is not None:
                 # Scores of the prompt, which come first, are known only at the end.

@@ -13,6 +13,7 @@ from msgspec import Meta
 from weft.server.errors import FieldError
 from weft.server.limits import check_items, check_schema
 from weft.server.settings import Limits
+from weft.text.template import ROLE_FORM, is_role
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -101,6 +102,8 @@ def declared_points(message: ChatMessage) -> int:
 
 
 def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
+    if not is_role(message.role):
+        raise FieldError(f"{where}.role", ROLE_FORM)
     found: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     found["content"] = _content(message.content, where)
     if found["content"] is None:

@@ -29,8 +29,9 @@ from weft.server.openai_messages import (
     ToolFunction,
 )
 from weft.server.openai_shapes import chat_logprobs, miss_of
+from weft.server.parts import Parts
 from weft.server.responses_events import Events
-from weft.server.runs import Followed, Run, check_piece
+from weft.server.runs import Followed, Run
 from weft.server.schemas import Count, SamplingFields, refuse
 from weft.server.sse import EventStream, named_event, while_connected
 from weft.server.turns import Turn
@@ -206,6 +207,13 @@ def tool_of(tool: ResponseTool) -> Tool:
     return Tool(type="function", function=function)
 
 
+def cut_by(sequence: Followed, parts: Parts) -> str | None:
+    """Why an answer is not whole, if it is not. A stop that is met inside of a call cuts that short."""
+    if sequence.cut and parts.broken_off:
+        return "stop"
+    return {FinishReason.LENGTH: "max_output_tokens", FinishReason.ABORT: "aborted"}.get(sequence.finish)  # type: ignore[arg-type]
+
+
 class ResponseAnswer:
     """One request's way through the engine, and the shapes of its answer."""
 
@@ -231,22 +239,24 @@ class ResponseAnswer:
         parts = self.turn.parts()
         events = Events(self.name)
         events.take(parts.feed(sequence.answer.text) + parts.finish())
-        events.end(self._logprobs(sequence))
-        return self._response(sequence, events.output, parts.reasoning)
+        cut = cut_by(sequence, parts)
+        events.end(self._logprobs(sequence), whole=cut is None or not parts.broken_off)
+        return self._response(events.output, sequence, cut, parts.reasoning)
 
     def _logprobs(self, sequence: Followed) -> list[Any]:
         return chat_logprobs(self.front.tokenizer, sequence.outputs).content if self.scored else []
 
-    def _response(self, sequence: Followed | None, output: list[dict[str, Any]], thought: str = "") -> dict[str, Any]:
+    def _response(
+        self, output: list[dict[str, Any]], sequence: Followed | None = None, cut: str | None = None, thought: str = ""
+    ) -> dict[str, Any]:
+        """The answer as far as it is known; of one that is over, its sequence and by what it was cut."""
         body = self.body
-        finish = sequence.finish if sequence else None
-        cut = {FinishReason.LENGTH: "max_output_tokens", FinishReason.ABORT: "aborted"}.get(finish)  # type: ignore[arg-type]
         format_ = body.text.format if body.text and body.text.format else TextFormat()
         return {
             "id": self.name,
             "object": "response",
             "created_at": self.created,
-            "status": "in_progress" if finish is None else "incomplete" if cut else "completed",
+            "status": "in_progress" if sequence is None else "incomplete" if cut else "completed",
             "error": None,
             "incomplete_details": {"reason": cut} if cut else None,
             "instructions": body.instructions,
@@ -284,19 +294,21 @@ class ResponseAnswer:
     async def events(self, run: Run) -> AsyncIterator[bytes]:
         parts, sequence, events = self.turn.parts(), run.sequences[0], self._events
         for kind in ("response.created", "response.in_progress"):
-            yield named_event(*events.numbered(kind, {"response": self._response(None, [])}))
+            yield named_event(*events.numbered(kind, {"response": self._response([])}))
         async for piece in run:
-            check_piece(piece)
+            run.check(piece)
             scored = chat_logprobs(self.front.tokenizer, piece.outputs).content if self.scored else []
             for each in events.take(parts.feed(piece.text), scored):
                 yield named_event(*each)
-        for each in [*events.take(parts.finish()), *events.end(self._logprobs(sequence))]:
+        last = events.take(parts.finish())
+        cut = cut_by(sequence, parts)
+        for each in [*last, *events.end(self._logprobs(sequence), whole=cut is None or not parts.broken_off)]:
             yield named_event(*each)
-        found = self._response(sequence, events.output, parts.reasoning)
+        found = self._response(events.output, sequence, cut, parts.reasoning)
         yield named_event(*events.numbered(f"response.{found['status']}", {"response": found}))
 
     def failed(self, error: Exception) -> bytes:
         body = describe(error)[1].error
-        found = self._response(None, self._events.output)
-        found |= {"status": "failed", "error": {"code": body.code or "server_error", "message": body.message}}
+        found = self._response(self._events.output)
+        found |= {"status": "failed", "error": {"code": body.code or body.type, "message": body.message}}
         return named_event(*self._events.numbered("response.failed", {"response": found}))

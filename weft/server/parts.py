@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,15 +29,19 @@ class Call:
 
 
 class Parts:
-    """Feed it the text of one answer. Not `parallel`: calls after the first are dropped, as are unwanted thoughts."""
+    """Feed it the text of one answer. Not `parallel`: calls after the first are dropped, as are unwanted thoughts.
 
-    def __init__(self, parser: Parser, parallel: bool = True, reasoning: bool = True) -> None:
+    `forced`: the answer is a call, so whatever else it seems to hold is a call that was cut short, and dropped.
+    """
+
+    def __init__(self, parser: Parser, parallel: bool = True, reasoning: bool = True, forced: bool = False) -> None:
         self.calls: list[Call] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._parser = parser
         self._parallel = parallel
         self._wants_reasoning = reasoning
+        self._forced = forced
 
     @property
     def content(self) -> str:
@@ -45,6 +50,15 @@ class Parts:
     @property
     def reasoning(self) -> str:
         return "".join(self._reasoning)
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether the arguments of the last call are no JSON, as those of a call that was cut short."""
+        try:
+            json.loads(self.calls[-1].arguments if self.calls else "{}")
+        except (ValueError, RecursionError):
+            return True
+        return False
 
     def feed(self, text: str) -> list[Part]:
         return self._note(self._parser.feed(text)) if text else []
@@ -69,4 +83,4 @@ class Parts:
     def _wanted(self, part: Part) -> bool:
         if part.kind == "tool_call":
             return self._parallel or part.call == 0
-        return part.kind == "content" or self._wants_reasoning
+        return self._wants_reasoning if part.kind == "reasoning" else not self._forced

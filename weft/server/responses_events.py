@@ -39,14 +39,14 @@ class Events:
                 scores = [] if part.kind == "content" else scores
         return found
 
-    def end(self, logprobs: list[Any] | None = None) -> list[Event]:
-        """No more parts. An answer without any is an empty message."""
+    def end(self, logprobs: list[Any] | None = None, whole: bool = True) -> list[Event]:
+        """No more parts. An answer without any is an empty message. Not `whole`: the last item was cut short."""
         found = [] if self.output else self._begin(Part("content"))
         if logprobs:
             for item in self.output:
                 if item["type"] == "message":
                     item["content"][0]["logprobs"] = logprobs
-        return found + self._close()
+        return found + self._close("completed" if whole else "incomplete")
 
     # one item -------------------------------------------------------------------------------------------------------
 
@@ -80,11 +80,11 @@ class Events:
             fields = {"delta": part.text, **({"logprobs": scores} if part.kind == "content" else {})}
             yield self._within(f"response.{_word(part.kind)}.delta", fields)
 
-    def _close(self) -> list[Event]:
+    def _close(self, status: str = "completed") -> list[Event]:
         if self._open is None:
             return []
         item, kind = self.output[-1], self._open
-        item["status"] = "completed"
+        item["status"] = status
         text, self._grown, self._open = "".join(self._grown), [], None
         if kind == "tool_call":
             item["arguments"] = text

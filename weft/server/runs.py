@@ -14,6 +14,7 @@ from weft.engine.events import FinishReason, Output, Report
 from weft.engine.request import Request
 from weft.server.auth import Tenant
 from weft.server.backend import Backend, Stream
+from weft.server.grammars import Form
 from weft.server.metrics import Meter, Metrics
 from weft.text.answer import Answer
 
@@ -85,6 +86,11 @@ class Followed:
         return begins[len(self.text_ends) - count :]
 
     @property
+    def cut(self) -> bool:
+        """Whether a stop string or token of the client's has ended it."""
+        return self.answer.stop_reason is not None
+
+    @property
     def report(self) -> Report:
         return self.stream.report or Report()
 
@@ -103,6 +109,7 @@ class Run:
         backend: Backend,
         metrics: Metrics,
         closed: Callable[[Run], None] = lambda run: None,
+        form: Form | None = None,
     ) -> None:
         self.names = frozenset(names)
         self.tenant = tenant
@@ -110,6 +117,7 @@ class Run:
         self._backend = backend
         self._metrics = metrics
         self._closed = closed
+        self._form = form
         self._ended: set[int] = set()
         self._aborted = False
 
@@ -199,8 +207,14 @@ class Run:
     async def collect(self) -> list[Followed]:
         """Wait for all answers. Raises if one of them could not be given."""
         async for piece in self:
-            check_piece(piece)
+            self.check(piece)
         return self.sequences
+
+    def check(self, piece: Piece) -> None:
+        """Raises if the answer could not be given."""
+        if piece.finish is FinishReason.ERROR:
+            error = RequestError(piece.error or "the answer could not be finished", 503)
+            raise error if self._form is None else self._form.named(error)
 
     def abort(self) -> None:
         """End what still runs, or is about to; its pieces then say so."""
@@ -215,8 +229,3 @@ class Run:
         for sequence in self.sequences:
             sequence.measured()
         self._closed(self)
-
-
-def check_piece(piece: Piece) -> None:
-    if piece.finish is FinishReason.ERROR:
-        raise RequestError(piece.error or "the answer could not be finished", 503)

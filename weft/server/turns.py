@@ -123,7 +123,7 @@ class Turn:
 
     def parts(self) -> Parts:
         """A reader of one answer."""
-        return Parts(self._parser(), self.parallel, self.reasoning)
+        return Parts(self._parser(), self.parallel, self.reasoning, self._forced)
 
     def _parser(self) -> Parser:
         calls = self._notation if self._forced else self.front.tool_parser

@@ -23,6 +23,7 @@ def summary(found: Found) -> dict[str, Any]:
         "requests": found.requests,
         "refused": found.refused,
         "failed": found.failed,
+        "not_served": not_served(found),
         "prompt_tokens": found.prompt_tokens,
         "answer_tokens": found.answer_tokens,
         "hit_tokens": found.hit_tokens,
@@ -50,7 +51,8 @@ def _kinds(found: Found) -> list[str]:
 
 ROWS = (
     ("Requests", "requests", "d"),
-    ("Refused or failed", "refused", "d"),
+    ("Refused", "refused", "d"),
+    ("Failed", "failed", "d"),
     ("Prompt tokens", "prompt_tokens", ",d"),
     ("Hit tokens", "hit_tokens", ",d"),
     ("Token hit rate", "hit_rate", ".1%"),
@@ -66,7 +68,7 @@ ROWS = (
 
 
 def table(rows: Mapping[str, Found]) -> str:
-    """A column for every policy."""
+    """A column for every policy; below, why requests were not served."""
     summaries = {name: summary(found) for name, found in rows.items()}
     lines = ["".join([f"{'':<28}", *(f"{name:>16}" for name in summaries)])]
     for label, name, form in ROWS:
@@ -77,6 +79,8 @@ def table(rows: Mapping[str, Found]) -> str:
     for kind in _kinds(next(iter(rows.values()))):
         values = [each["most_bytes"][kind] / GIB for each in summaries.values()]
         lines.append(_line(f"Most memory, {kind}, GiB", values, ",.2f"))
+    for name, each in summaries.items():
+        lines += [f"{name}: {sentence}" if len(rows) > 1 else sentence for sentence in each["not_served"]]
     return "\n".join(lines)
 
 
@@ -85,11 +89,33 @@ def _line(label: str, values: list[Any], form: str) -> str:
     return "".join([f"{label:<28}", *(f"{cell:>16}" for cell in cells)])
 
 
+def not_served(found: Found) -> list[str]:
+    """A sentence for every reason why requests were not served, the commonest first."""
+    large, long = found.too_large, found.too_long
+    too_large = f"refused: they need more than the memory of {_size(large.bound)} even alone; the longest, "
+    too_large += f"of {large.tokens:,d} tokens, needs about {_size(large.most)} (--memory)"
+    too_long = f"refused: they are longer than {long.bound:,d} tokens; the longest has {long.tokens:,d} (--max-length)"
+    failed = "failed: memory ran out while they ran or waited (--memory)"
+    reasons = [(large.requests, too_large), (long.requests, too_long), (found.failed, failed)]
+    total = found.requests + found.refused + found.failed
+    return [f"{count:,d} of {total:,d} requests {why}" for count, why in sorted(reasons, reverse=True) if count]
+
+
+def _size(size_bytes: int) -> str:
+    """Bytes as people read them.
+
+    >>> _size(3 << 30), _size(53_000_000)
+    ('3.00 GiB', '50.5 MiB')
+    """
+    return f"{size_bytes / GIB:,.2f} GiB" if size_bytes >= GIB else f"{size_bytes / (1 << 20):,.1f} MiB"
+
+
 def explained(found: Found, name: str | None = None) -> str:
-    """Why prefixes were missed, dearest first; and what became of what was kept."""
+    """Why prefixes were missed, dearest first; who was not served; and what became of what was kept."""
     lines = [f"Why not more{f' ({name})' if name else ''}:", f"{'tokens':>14} {'lookups':>9}"]
     for each in ranked_misses(found.stats["misses"], found.stats["lost_tokens"]):
         lines.append(f"{each['lost_tokens']:>14,d} {each['lookups']:>9,d}  {each['reason']}: {each['sentence']}")
+    lines += not_served(found)
     lines += ["", "What was kept, and what became of it:", f"{'kept':>14} {'hits':>9} {'tokens hit':>14}"]
     for origin, kept in found.stats["kept"].items():
         hits, tokens = found.stats["hits"][origin], found.stats["hit_tokens"][origin]

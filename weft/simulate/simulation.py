@@ -23,11 +23,27 @@ SAMPLES = 400
 
 
 @dataclass(slots=True)
+class Refusals:
+    """Requests that exceed a bound even when they are alone. `bound` and `most` are tokens or bytes."""
+
+    bound: int
+    requests: int = 0
+    tokens: int = 0  # prompt and answer of the longest
+    most: int = 0  # what that one needs
+
+    def add(self, tokens: int, needed: int) -> None:
+        self.requests += 1
+        if tokens > self.tokens:
+            self.tokens, self.most = tokens, needed
+
+
+@dataclass(slots=True)
 class Found:
     """What a run brought. Lists are per request in the order of their ends, `course` is over time."""
 
+    too_long: Refusals  # for `max_length`
+    too_large: Refusals  # for memory
     requests: int = 0
-    refused: int = 0
     failed: int = 0
     prompt_tokens: int = 0
     answer_tokens: int = 0
@@ -39,6 +55,10 @@ class Found:
     first_token_seconds: list[float] = field(default_factory=list)
     course: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> int:
+        return self.too_long.requests + self.too_large.requests
 
     def first_token(self, share: float) -> float:
         """Seconds to the first token that this share of the requests stayed below."""
@@ -74,7 +94,7 @@ class Simulation:
         )
         self.planner = StridingPlanner(self.ledger, config)
         self.oracle = Oracle(cost.spec.cell) if oracle else None
-        self.found = Found()
+        self.found = Found(Refusals(config.max_length), Refusals(config.memory_bytes))
         self.now = 0.0
         self._arrivals = Arrivals(sessions)
         self._stride = stride
@@ -108,9 +128,7 @@ class Simulation:
         arrived = False
         while (time := self._arrivals.next_time()) is not None and time <= self.now:
             time, ask, session = self._arrivals.pop()
-            total = ask.prompt + ask.answer
-            if total > self.config.max_length or not self.ledger.fits_alone(total):
-                self.found.refused += 1
+            if self._refuses(ask.prompt + ask.answer):
                 self._arrivals.go_on(session, self.now)
                 continue
             sequence = Simulated(self._number, ask, session, time)
@@ -120,6 +138,16 @@ class Simulation:
             self.planner.line.add(sequence, self.planner.number)  # type: ignore[arg-type]
             arrived = True
         return arrived
+
+    def _refuses(self, tokens: int) -> bool:
+        """Whether a request of this length could never run, as the engine would say. Counts those."""
+        if tokens > self.config.max_length:
+            self.found.too_long.add(tokens, tokens)
+            return True
+        if not self.ledger.fits_alone(tokens):
+            self.found.too_large.add(tokens, self.ledger.bytes_alone(tokens))
+            return True
+        return False
 
     def _fail_hopeless(self) -> None:
         for sequence in self.planner.failed:

@@ -160,8 +160,8 @@ def _has(mask: NDArray[np.int32], token: int) -> bool:
 
 
 def _first_words(error: str) -> str:
-    """What the library says, without the state that it may append."""
-    return " ".join(error.partition("<state>")[0].split())[:300]
+    """What the library says, without the state that it may append or the mark that it left it out."""
+    return " ".join(error.partition("<state>")[0].replace("<non-verbose/>", "").split())[:300]
 
 
 # the vocabulary -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ may take and write only so much.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +22,9 @@ MAX_CHARACTERS = 1 << 24
 # Characters that a template may make on the way, for each that it may write.
 WORK = 16
 Message = Mapping[str, Any]
+# Templates write roles where no text of anybody's belongs.
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+ROLE_FORM = "must be a word: a letter, then up to 31 letters, digits, underscores and dashes"
 
 
 def _raise_exception(message: str) -> None:
@@ -108,7 +112,17 @@ def check_messages(messages: Sequence[Message]) -> Sequence[Message]:
             raise RequestError(f"messages[{place}] must be an object with role and content, got {message!r}")
         if not isinstance(message.get("role"), str):
             raise RequestError(f"messages[{place}].role must be a string, got {message.get('role')!r}")
+        if not is_role(message["role"]):
+            raise RequestError(f"messages[{place}].role {ROLE_FORM}, got {message['role']!r:.80}")
     return messages
+
+
+def is_role(text: str) -> bool:
+    """
+    >>> is_role("tool-2"), is_role("user<|end|>")
+    (True, False)
+    """
+    return _ROLE.fullmatch(text) is not None
 
 
 def plain_message(message: Message, place: int) -> dict[str, Any]:
