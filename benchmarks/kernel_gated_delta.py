@@ -3,8 +3,9 @@
     python -m benchmarks.kernels gated_delta
     python -m benchmarks.kernel_gated_delta             tries every choice of the kernels' shapes and prints the best
 
-Peers: a decode that updates states in place, as engines with mutable states do it, and flash-linear-attention where it
-can be imported. That one captures no state but the last, and is given the same raw projections.
+Peers: a decode that updates states in place, as engines with mutable states do it; flash-linear-attention where it can
+be imported, given the same raw projections; and FlashInfer's prefill for Hopper where it was compiled before. Those two
+capture no state but the last.
 """
 
 from __future__ import annotations
@@ -103,9 +104,9 @@ def cases() -> Iterator[Case]:
         layer = prefill_layer(lengths)
         states = len(lengths) + int((layer.batch.lanes.piece_slot >= 0).sum())
         floor = sum(lengths) * TOKEN_BYTES + states * STATE_BYTES
-        peer = flash_linear_attention(layer)
+        fla = flash_linear_attention(layer)
         name = "prefill, " + " + ".join(map(str, lengths)) + " tokens"
-        yield name, layer, floor, {"FLA": peer} if peer else {}
+        yield name, layer, floor, ({"FLA": fla} if fla else {}) | flashinfer(layer)
 
 
 @triton.jit
@@ -176,6 +177,59 @@ def flash_linear_attention(layer: Layer) -> Callable[[], Any] | None:
             )  # fmt: skip
 
     return call
+
+
+@triton.jit
+def prepare(
+    q, k, token_stride, step, strength, gate_stride, rates, bias, unit_q, unit_k, alpha, beta,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """What FlashInfer is to be given, program (token): q and k of length one, factors of decay, rates of correction."""
+    token = tl.program_id(0).to(tl.int64)
+    feature = tl.arange(0, KEY_HEADS)[:, None] * DIM + tl.arange(0, DIM)[None, :]
+    source, target = token * token_stride + feature, token * (KEY_HEADS * DIM) + feature
+    query, key = tl.load(q + source).to(tl.float32), tl.load(k + source).to(tl.float32)
+    query *= tl.rsqrt(tl.sum(query * query, 1) + 1e-6)[:, None]
+    key *= tl.rsqrt(tl.sum(key * key, 1) + 1e-6)[:, None]
+    tl.store(unit_q + target, query.to(unit_q.dtype.element_ty))
+    tl.store(unit_k + target, key.to(unit_k.dtype.element_ty))
+    head = tl.arange(0, VALUE_HEADS)
+    raw = tl.load(step + token * gate_stride + head).to(tl.float32) + tl.load(bias + head)
+    tl.store(alpha + token * VALUE_HEADS + head, tl.exp(tl.log(1.0 + tl.exp(raw)) * tl.load(rates + head)))
+    strengths = tl.load(strength + token * gate_stride + head).to(tl.float32)
+    tl.store(beta + token * VALUE_HEADS + head, 1.0 / (1.0 + tl.exp(-strengths)))
+
+
+def flashinfer(layer: Layer) -> dict[str, Callable[[], Any]]:
+    """Its kernel for Hopper on the same rows and initial states: after `prepare`, as it makes neither norms nor gates
+    itself, and alone. Nothing where it is not compiled, which takes minutes."""
+    try:
+        from flashinfer.gdn_prefill import chunk_gated_delta_rule
+        from flashinfer.jit.gdn import gen_gdn_prefill_sm90_module
+    except ImportError:
+        return {}
+    if not gen_gdn_prefill_sm90_module().is_compiled:
+        return {}
+    inputs, bounds = layer.inputs, layer.batch.lanes.host_first.long().cuda()
+    values, tokens = inputs.v.contiguous(), len(inputs.v)
+    unit_q, unit_k = torch.empty(2, *inputs.k.shape, dtype=values.dtype, device="cuda")
+    alpha, beta = torch.empty(2, tokens, VALUE_HEADS, device="cuda")
+    # Keys last, as it wants and leaves them.
+    state = layer.view.state["delta"][: len(layer.rows)].transpose(-1, -2).contiguous()
+
+    def fill() -> None:
+        prepare[(tokens,)](
+            inputs.q, inputs.k, inputs.q.stride(0), inputs.step, inputs.strength, inputs.step.stride(0), inputs.rates,
+            inputs.bias, unit_q, unit_k, alpha, beta, KEY_HEADS=KEY_HEADS, VALUE_HEADS=VALUE_HEADS, DIM=DIM,
+        )  # fmt: skip
+
+    def alone() -> Any:
+        return chunk_gated_delta_rule(
+            unit_q, unit_k, values, alpha, beta, initial_state=state, output_final_state=True, cu_seqlens=bounds
+        )
+
+    fill()
+    return {"FlashInfer": one_after_another([fill, alone]), "FlashInfer without norms and gates": alone}
 
 
 def timed(call: Callable[[], Any]) -> float | str:

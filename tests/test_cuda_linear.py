@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.compiled import assert_compiles
-from weft.kernels.cuda.linear import counters, few_rows, suits
+from weft.kernels.cuda.linear import Cut, counters, cut, few_rows, suits
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -72,6 +72,30 @@ def test_an_activation_behind_the_product_is_that_of_the_product(device, rows, i
 @pytest.mark.parametrize("rows", [1, 8, 32])
 def test_activated_layers_of_real_models_are_the_plain_product(rows, sizes, parts):
     check_activated(rows, *sizes, parts, torch.bfloat16, "cuda")
+
+
+CUTS = [Cut(128, 1, 64, 4, 3), Cut(256, 1, 128, 8, 3), Cut(64, 2, 64, 4, 5), Cut(128, 4, 128, 8, 4)]
+
+
+@pytest.mark.parametrize("by", CUTS)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_however_a_product_is_cut_it_is_the_same(by, parts):
+    x, weight = torch.randn(17, 1040), torch.randn(300, 1040) / 1040**0.5
+    x, weight = x.half(), weight.half()
+    name = "silu" if parts == 2 else None
+    wanted = few_rows(x, weight, None, name, parts).float()
+    torch.testing.assert_close(few_rows(x, weight, None, name, parts, by=by).float(), wanted, rtol=1e-2, atol=1e-2)
+    unsummed = few_rows(x, weight, summed=False, by=by)
+    assert unsummed.shape == ((by.shares, 17, 300) if by.shares > 1 else (17, 300))
+    assert not counters(x.device).any()
+
+
+def test_products_are_cut_so_that_the_memory_is_kept_busy():
+    for outputs in range(64, 40000, 24):
+        for rows in (1, 32):
+            chosen = cut(rows, outputs, 4096)
+            assert -(-outputs // chosen.width) * chosen.shares >= min(100, -(-outputs // 64) * 8)
+            assert cut(rows, outputs, 4096, hopper=False).width == 64
 
 
 def test_wide_programs_give_the_plain_product():

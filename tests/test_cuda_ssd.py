@@ -39,10 +39,12 @@ def make_rig(
         sequences.append(Known((x, dt, B, C), (y,), {"ssm": by_group(states, groups)}))
     on_device = [None if parameter is None else parameter.to(device) for parameter in (A, D, bias)]
 
-    def call(inputs: tuple[Tensor, ...], batch, view, gate: Tensor | None = None) -> tuple[Tensor, ...]:
+    def call(
+        inputs: tuple[Tensor, ...], batch, view, gate: Tensor | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         x, dt, B, C = inputs
         A, D, bias = on_device
-        return (ssd(x, dt, A, B, C, D, batch, view, bias, limit, gate),)
+        return (ssd(x, dt, A, B, C, D, batch, view, bias, limit, gate, out),)
 
     name = str(dtype).removeprefix("torch.")
     memory = ssd_memory(heads, head_dim, state, groups, 1, 2, name, lanes=True)

@@ -106,6 +106,8 @@ def test_every_layout_of_a_checkpoint_gives_the_same_parameters(layout, tmp_path
         ("qwen3_5", "model.layers.1.linear_attn.in_proj_b.weight"),
         ("nemotron_h", "backbone.layers.0.mixer.dt_bias"),
         ("falcon_h1", "model.layers.2.mamba.D"),
+        ("falcon_h1", "model.layers.0.mamba.out_proj.weight"),
+        ("falcon_h1", "model.layers.1.self_attn.o_proj.weight"),
         ("granite_moe_hybrid", "model.layers.0.mamba.norm.weight"),
     ],
 )
@@ -148,6 +150,22 @@ def test_falcon_projects_once_for_both_mixers_unless_one_alone_has_a_bias(of_mam
     for block in model.model.layers:
         assert (block.in_proj is None) == (of_mamba != of_attention)
         assert (block.mamba.in_proj is None) == (block.self_attn.qkv is None) == (block.in_proj is not None)
+
+
+@pytest.mark.parametrize("of_mamba", [False, True])
+@pytest.mark.parametrize("of_attention", [False, True])
+def test_falcon_has_one_matrix_and_one_bias_behind_both_mixers(of_mamba, of_attention, tmp_path):
+    tiny = HYBRIDS["falcon_h1"].variant(projectors_bias=of_mamba, attention_bias=of_attention)
+    folder = saved(tiny, tmp_path)
+    stored, model = load_file(folder / "model.safetensors"), load(folder)
+    for number, block in enumerate(model.model.layers):
+        scanned, attended = (f"model.layers.{number}.{name}" for name in ("mamba.out_proj", "self_attn.o_proj"))
+        sides = [0.8 * stored[f"{scanned}.weight"], 0.9 * stored[f"{attended}.weight"]]
+        torch.testing.assert_close(block.out_proj.weight, torch.cat(sides, 1))
+        assert (block.out_proj.bias is not None) == (of_mamba or of_attention)
+        if block.out_proj.bias is not None:
+            of_one, of_other = (stored.get(f"{name}.bias", torch.zeros(())) for name in (scanned, attended))
+            torch.testing.assert_close(block.out_proj.bias, 0.8 * of_one + 0.9 * of_other)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)

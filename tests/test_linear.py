@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from weft.kernels.linear import HANDFUL, HAS_ONEDNN, WEIGHTS_FIRST_ROWS, linear, pack
 from weft.kernels.native import library
 from weft.models.layers.embedding import Embedding
-from weft.models.layers.linear import PackedLinear
+from weft.models.layers.linear import Addend, JoinedLinear, PackedLinear
 from weft.models.model import pin
+from weft.models.weights import copy
 
 ROWS = (0, 1, 3, HANDFUL.start, 17, HANDFUL.stop - 1, HANDFUL.stop, WEIGHTS_FIRST_ROWS, WEIGHTS_FIRST_ROWS + 1)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -66,6 +67,28 @@ def test_packing_keeps_a_layers_products_and_parts():
     queries, keys = layer.split(x)
     assert product_error(torch.cat([queries, keys], -1), x, plain, None) < 2e-2
     assert layer.weight.shape == plain.shape
+
+
+@pytest.mark.parametrize("biased", [(), ("o_proj",), ("mamba.out_proj", "o_proj")])
+def test_a_joined_product_is_the_sum_of_its_addends_times_their_factors(biased):
+    addends = {"mamba.out_proj": Addend(24, 0.8), "o_proj": Addend(16, 1.3), "third": Addend(8)}
+    addends = {name: Addend(addend.inputs, addend.factor, name in biased) for name, addend in addends.items()}
+    layer = JoinedLinear(addends, 40)
+    stored = {f"block.{name}.weight": torch.randn(40, addend.inputs) for name, addend in addends.items()}
+    stored |= {f"block.{name}.bias": torch.randn(40) for name in biased}
+    used = []
+    for source in layer.checkpoint_sources("block.out_proj."):
+        names = (source.name, *source.companions)
+        assert source.stored_shape == stored[source.name].shape
+        copy(source, [stored[name] for name in names])
+        used += names
+    assert sorted(used) == sorted(stored)
+    x = torch.randn(5, 48)
+    wanted = torch.zeros(5, 40)
+    for (name, addend), part in zip(addends.items(), x.split(layer.sizes, 1)):
+        wanted += addend.factor * F.linear(part, stored[f"block.{name}.weight"], stored.get(f"block.{name}.bias"))
+    for found in (layer(x), layer.unsummed(x)):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_weight_that_is_replaced_after_loading_is_the_one_in_use():

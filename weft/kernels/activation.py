@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.native import library as native
+from weft.kernels.placing import placed
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -40,18 +41,21 @@ def activated(x: Float[Tensor, "n size"], activation: Callable[[Tensor], Tensor]
 
 
 def gated_product(
-    gate: Float[Tensor, "n size"], x: Float[Tensor, "n size"], activation: Callable[[Tensor], Tensor]
+    gate: Float[Tensor, "n size"],
+    x: Float[Tensor, "n size"],
+    activation: Callable[[Tensor], Tensor],
+    out: Float[Tensor, "n size"] | None = None,
 ) -> Float[Tensor, "n size"]:
-    """activation(gate) * x; both may be strided."""
+    """activation(gate) * x; all may be strided. `out`, if given, is filled and returned."""
     if gate.is_cuda and activation in KERNELS:
         from weft.kernels.cuda.activation import activate
 
-        return activate(KERNELS[activation], gate, x)
+        return activate(KERNELS[activation], gate, x, out)
     if _are_few(gate, x) and activation in KERNELS:
         from weft.kernels.native import activation as kernels
 
-        return kernels.gate(KERNELS[activation], gate, x)
-    return activation(gate).mul_(x)
+        return kernels.gate(KERNELS[activation], gate, x, out)
+    return placed(activation(gate).mul_(x), out)
 
 
 def _are_few(gate: Tensor, x: Tensor) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft.kernels.batch import Batch
 from weft.kernels.paged_reads import PaddedRead, Read, RowRead, SharedRead, plan_reads
+from weft.kernels.placing import placed
 from weft.memory.device.store import AttentionView
 
 # Values and, where somebody needs it, the logarithm of the sum that they were divided by, [tokens, heads].
@@ -29,16 +30,20 @@ def attention(
     scale: float,
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
+    out: Float[Tensor, "tokens heads head_dim"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """A sink takes part in the sum of its head's softmax and brings no value."""
+    """A sink takes part in the sum of its head's softmax and brings no value.
+
+    `out`, if given, is filled and returned; its tokens may lie apart.
+    """
     if batch.lanes is not None and batch.lanes.native:
         from weft.kernels.native import attention as native
 
-        return native.attention(q, k, v, batch, view, scale, softcap, sinks)
+        return native.attention(q, k, v, batch, view, scale, softcap, sinks, out)
     if batch.lanes is not None:
         from weft.kernels.cuda import attention as on_gpu
 
-        return on_gpu.attention(q, k, v, batch, view, scale, softcap, sinks)
+        return on_gpu.attention(q, k, v, batch, view, scale, softcap, sinks, out)
     paging = batch.full if view.window is None else batch.windowed
     assert paging is not None
     if paging.lone is not None:
@@ -51,8 +56,9 @@ def attention(
         reads = plan_reads(batch, paging, view.window, view.keys.shape[1])
         batch.derived["attention", view.window] = reads
     if len(reads) == 1:
-        return _with_sinks(_mix(q, view, reads[0], scale, softcap, sinks is not None), sinks)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        return placed(_with_sinks(_mix(q, view, reads[0], scale, softcap, sinks is not None), sinks), out)
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for read in reads:
         out[read.tokens] = _with_sinks(_mix(q, view, read, scale, softcap, sinks is not None), sinks)
     return out

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.native import library as native
+from weft.kernels.placing import placed
 
 
 def rms_norm(x: Float[Tensor, "*n size"], weight: Float[Tensor, " size"], eps: float) -> Float[Tensor, "*n size"]:
@@ -105,26 +106,28 @@ def gated_rms_norm(
     eps: float,
     groups: int = 1,
     gate_first: bool = False,
+    out: Float[Tensor, "*n size"] | None = None,
 ) -> Float[Tensor, "*n size"]:
     """norm(x) * silu(gate), or norm(x * silu(gate)) if the gate comes first; normed in `groups` equal parts.
 
-    The result has the gate's dtype: x may be the float32 outcome of a scan in a bfloat16 model.
+    The result has the gate's dtype: x may be the float32 outcome of a scan in a bfloat16 model. `out`, if given, is
+    filled and returned; its rows may lie apart.
     """
     if gate.is_cuda:
         from weft.kernels.cuda import norm as kernels
 
-        return kernels.gated_rms_norm(x, gate, weight, eps, groups, gate_first)
+        return kernels.gated_rms_norm(x, gate, weight, eps, groups, gate_first, out)
     if are_few(x, weight, gate) and rows_are_lines(x) and rows_are_lines(gate):
         from weft.kernels.native import norm as kernels
 
-        return kernels.gated_norm(x, gate, weight, eps, groups, gate_first)
+        return kernels.gated_norm(x, gate, weight, eps, groups, gate_first, out)
     opening = F.silu(gate.float())
     if gate_first:
         x = x * opening
     parts = x.unflatten(-1, (groups, -1)) if groups > 1 else x
     normed = parts * _inverse(parts, eps)
     normed = (normed.flatten(-2) if groups > 1 else normed).mul_(weight)
-    return (normed if gate_first else normed.mul_(opening)).to(gate.dtype)
+    return placed((normed if gate_first else normed.mul_(opening)).to(gate.dtype), out)
 
 
 def _inverse(x: Float[Tensor, "*n size"], eps: float) -> Float[Tensor, "*n 1"]:

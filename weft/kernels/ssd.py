@@ -38,6 +38,7 @@ from weft.kernels.cells import (
     write_tail,
 )
 from weft.kernels.native.ssd import ssd as scan_natively
+from weft.kernels.placing import placed
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
@@ -82,18 +83,21 @@ def ssd(
     dt_bias: Float[Tensor, " heads"] | None = None,
     limit: tuple[float, float] = UNLIMITED,
     gate: Float[Tensor, "tokens inner"] | None = None,
+    out: Float[Tensor, "tokens heads head_dim"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """`A` is negative, `dt` positive, both float32. With `dt_bias`, dt = softplus(dt + dt_bias) within `limit`.
 
-    With `gate`, silu(gate) * y comes out.
+    With `gate`, silu(gate) * y comes out. `out`, if given, is filled and returned; its tokens may lie apart.
     """
     inputs = (x, dt, A, B, C, D, dt_bias, limit, batch, view)
     if batch.lanes is not None and not batch.lanes.native:
         from weft.kernels.cuda.ssd import ssd as on_lanes
 
-        return on_lanes(*inputs, gate)
+        return on_lanes(*inputs, gate, out)
     y = scan(*inputs) if batch.lanes is None else scan_natively(*inputs)
-    return y if gate is None else gated_product(gate, y.flatten(-2), F.silu).view_as(y)
+    if gate is None:
+        return placed(y, out)
+    return gated_product(gate, y.flatten(-2), F.silu, None if out is None else out.flatten(-2)).view_as(y)
 
 
 def scan(

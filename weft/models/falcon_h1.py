@@ -1,7 +1,8 @@
 """Falcon-H1: in every block Mamba2 and full attention side by side, then a gated MLP, with factors everywhere.
 
-Both mixers read the same input, which one product projects for them. Factors in front of a nonlinearity are folded into
-weights when they are loaded; the others ride along in additions.
+Both mixers read the same input, which one product projects for them, and leave their outcomes side by side, of which
+another makes what is added to the stream. Factors are folded into weights when they are loaded; that of the MLP's
+outcome rides along in its addition.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
+from weft.kernels.placing import side_by_side
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import View
 from weft.models.config import Config
 from weft.models.decoder import Decoder, DecoderModel
 from weft.models.layers.attention import Attention, AttentionShape
 from weft.models.layers.embedding import Embedding
-from weft.models.layers.linear import PackedLinear
+from weft.models.layers.linear import Addend, JoinedLinear, PackedLinear
 from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, time_step_limit
 from weft.models.layers.mlp import GatedMLP
 from weft.models.layers.norm import GatedRMSNorm, RMSNorm
@@ -61,34 +63,39 @@ class ParallelBlock(Layer):
         shape, attention = mamba_shape(config, dtype), attention_shape(config, dtype)
         self.input_layernorm = RMSNorm(hidden, eps)
         self.in_proj = joint_projection(shape, attention)
-        self.mamba = Mamba2(shape, mamba_norm(config, shape, eps), projects=self.in_proj is None)
-        self.self_attn = Attention(attention, projects=self.in_proj is None)
+        norm, alone = mamba_norm(config, shape, eps), self.in_proj is None
+        self.mamba = Mamba2(shape, norm, projects_in=alone, projects_out=False)
+        self.self_attn = Attention(attention, projects_in=alone, projects_out=False)
+        self.out_proj = joint_output(config, shape, attention)
         self.pre_ff_layernorm = RMSNorm(hidden, eps)
         bias = config.flag("mlp_bias", default=False)
         self.feed_forward = GatedMLP(hidden, config.integer("intermediate_size"), bias=bias)
-        self.mamba_factor = config.number("ssm_out_multiplier", default=1.0)
-        self.attention_factor = config.number("attention_out_multiplier", default=1.0)
         self.mlp_factor = mlp_factors(config)[1]
         self.folded = folded_factors(config, shape)
 
     def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
-        scanned, attended = self.mix(stream.read(self.input_layernorm), rotation, batch, views)
-        stream.add(scanned, self.mamba_factor)
-        stream.add(attended, self.attention_factor)
+        stream.add(self.mix(stream.read(self.input_layernorm), rotation, batch, views))
         stream.add(self.feed_forward(stream.read(self.pre_ff_layernorm)), self.mlp_factor)
 
     def mix(
         self, normed: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
-    ) -> tuple[Tensor, Tensor]:
-        """What Mamba2 makes of its input, and what attention does."""
+    ) -> Float[Tensor, "*parts tokens hidden"]:
+        """What Mamba2 makes of its input and what attention does, added up."""
+        mixed, (scanned, attended) = side_by_side(normed, self.out_proj.sizes)
+        to_scan, to_attend = self.project(normed)
+        self.mamba.mix_projected(to_scan, batch, views, scanned)
+        self.self_attn.mix_projected(to_attend, rotation, batch, views, attended)
+        return self.out_proj.unsummed(mixed)
+
+    def project(self, normed: Float[Tensor, "tokens hidden"]) -> tuple[Tensor, Tensor]:
+        """What Mamba2 reads, and what attention does."""
         if self.in_proj is None:
-            return self.mamba(normed, rotation, batch, views), self.self_attn(normed, rotation, batch, views)
+            assert self.mamba.in_proj is not None
+            assert self.self_attn.qkv is not None
+            return self.mamba.in_proj(normed), self.self_attn.qkv(normed)
         of_mamba = sum(self.mamba.shape.sections)
         projected = self.in_proj(normed)
-        return (
-            self.mamba.mix_projected(projected[:, -of_mamba:], batch, views),
-            self.self_attn.mix_projected(projected[:, :-of_mamba], rotation, batch, views),
-        )
+        return projected[:, -of_mamba:], projected[:, :-of_mamba]
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         for name, child in self.named_children():
@@ -104,6 +111,15 @@ def joint_projection(mamba: Mamba2Shape, attention: AttentionShape) -> PackedLin
     # What Mamba2 reads ends with one number for each head: it comes last, so that all begins at aligned addresses.
     parts = {f"self_attn.{name}": size for name, size in attention.sections.items()}
     return PackedLinear(mamba.hidden, {**parts, "mamba.in_proj": sum(mamba.sections)}, mamba.in_bias)
+
+
+def joint_output(config: Config, mamba: Mamba2Shape, attention: AttentionShape) -> JoinedLinear:
+    of_mamba, of_attention = (config.number(f"{name}_out_multiplier", default=1.0) for name in ("ssm", "attention"))
+    addends = {
+        "mamba.out_proj": Addend(mamba.inner, of_mamba, mamba.out_bias),
+        "self_attn.o_proj": Addend(attention.inner, of_attention, attention.output_bias),
+    }
+    return JoinedLinear(addends, mamba.hidden)
 
 
 def scaled(stored: Tensor, factor: float | list[float]) -> Tensor:

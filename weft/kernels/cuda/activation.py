@@ -23,16 +23,15 @@ def activate(
 ) -> Float[Tensor, "n size"]:
     """activation(x), times `factor` if there is one; rows may be strided. The arithmetic is float32.
 
-    `out`, if given, is filled and returned, and may be one of the others.
+    `out`, if given, is filled and returned, and may be one of the others, or strided.
     """
     rows, size = x.shape
     if out is None:
         out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
-    assert out.is_contiguous()
-    assert x.stride(1) == 1
+    assert x.stride(1) == out.stride(1) == 1
     assert factor is None or factor.stride(1) == 1
     if rows:
-        sizes = (x.stride(0), 0 if factor is None else factor.stride(0), size)
+        sizes = (x.stride(0), 0 if factor is None else factor.stride(0), out.stride(0), size)
         block = LOADED if factor is None else LOADED // 2
         activate_kernel[(rows, -(-size // block))](
             x, factor, out, *sizes, NAME=name, BLOCK=block, num_warps=WARPS, **early(x)
@@ -42,7 +41,8 @@ def activate(
 
 @jit
 def activate_kernel(
-    x, factor, out, x_stride, factor_stride, size, NAME: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    x, factor, out, x_stride, factor_stride, out_stride, size,
+    NAME: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -66,4 +66,4 @@ def activate_kernel(
         value = value * value
     if factor is not None:
         value = value * tl.load(factor + row * factor_stride + column, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + row * size + column, value.to(out.dtype.element_ty), mask=real)
+    tl.store(out + row * out_stride + column, value.to(out.dtype.element_ty), mask=real)

@@ -56,10 +56,11 @@ def attention(
     scale: float,
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
+    out: Float[Tensor, "tokens heads head_dim"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """A sink takes part in the sum of its head's softmax and brings no value."""
     write_pages(k, v, batch, view)
-    return attend(q, batch, view, scale, softcap, sinks)
+    return attend(q, batch, view, scale, softcap, sinks, out)
 
 
 def attend(
@@ -69,13 +70,19 @@ def attend(
     scale: float,
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
+    out: Float[Tensor, "tokens heads head_dim"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """The same where keys and values of this step are in their pages already. Features of a head lie side by side."""
+    """The same where keys and values of this step are in their pages already. Features of a head lie side by side.
+
+    `out`, if given, is filled and returned; its tokens may lie apart.
+    """
     lanes = batch.lanes
     assert lanes is not None
     listed = lanes.full if view.window is None else lanes.windowed
     assert listed is not None
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    assert out.stride()[1:] == (q.shape[2], 1)
     if lanes.decodes:
         attend_decodes(q, out, lanes, listed, view, scale, softcap, sinks)
     if lanes.pieces:

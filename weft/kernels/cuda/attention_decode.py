@@ -95,13 +95,13 @@ def attend_decodes(
     _attend_share[(kv_heads, sharing.shares)](
         q, view.keys, view.values, out, parts, out if sinks is None else sinks,
         lanes.start, listed.first_position, listed.bounds, listed.pages, rows, *sharing,
-        q.stride(0), q.stride(1), view.keys.stride(0), scale,
+        q.stride(0), q.stride(1), out.stride(0), view.keys.stride(0), scale,
         BLOCK_HEADS=max(16, power_of_two(heads // kv_heads)), CELL=cell, KEYS=min(launch.keys, cell),
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **common, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
     _merge_parts[(heads, rows)](
-        parts, out, out if sinks is None else sinks, listed.bounds, rows, *sharing,
+        parts, out, out if sinks is None else sinks, listed.bounds, rows, *sharing, out.stride(0),
         **common, num_warps=1 if block_dim < 256 else 2,
     )  # fmt: skip
 
@@ -127,7 +127,7 @@ def _row_of(cell, bounds_ptr, rows):
 def _attend_share(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, sinks_ptr,
     start_ptr, first_position_ptr, bounds_ptr, pages_ptr, rows, shares, least_cells,
-    q_token_stride, q_head_stride, page_stride, scale,
+    q_token_stride, q_head_stride, out_token_stride, page_stride, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
@@ -195,7 +195,7 @@ def _attend_share(
             if HAS_SINKS:
                 sink = tl.load(sinks_ptr + head, mask=member < GROUP, other=0.0).to(tl.float32)
                 total += tl.exp2(sink * LOG2_E - peak)
-            out_at = (tl.cast(row, tl.int64) * HEADS + head)[:, None] * HEAD_DIM + feature[None, :]
+            out_at = tl.cast(row, tl.int64) * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
             tl.store(out_ptr + out_at, (mixed * (1 / total)[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
         else:
             which = ((kv_head * shares + share) * 2 + (begin == row_begin).to(tl.int32)) * GROUP + member
@@ -208,7 +208,7 @@ def _attend_share(
 
 @jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=LANES)
 def _merge_parts(
-    parts_ptr, out_ptr, sinks_ptr, bounds_ptr, rows, shares, least_cells,
+    parts_ptr, out_ptr, sinks_ptr, bounds_ptr, rows, shares, least_cells, out_token_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     HAS_SINKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -246,5 +246,5 @@ def _merge_parts(
         mixed = mixed * fading + tl.sum(weights[:, None] * parts, 0)
         total = total * fading + tl.sum(weights, 0)
         peak = new_peak
-    out_at = (row * HEADS + head).to(tl.int64) * HEAD_DIM + feature
+    out_at = row.to(tl.int64) * out_token_stride + head * HEAD_DIM + feature
     tl.store(out_ptr + out_at, (mixed / total).to(out_ptr.dtype.element_ty), mask=is_feature)

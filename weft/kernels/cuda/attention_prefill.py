@@ -88,7 +88,7 @@ def attend_pieces(
         q, view.keys, view.values, out, parts, counters(q.device), out if sinks is None else sinks,
         lanes.start, lanes.first, lanes.piece_row, lanes.piece_position,
         listed.first_position, listed.bounds, listed.pages,
-        q.stride(0), q.stride(1), view.keys.stride(0), scale,
+        q.stride(0), q.stride(1), out.stride(0), view.keys.stride(0), scale,
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, CELL=cell,
         BLOCK=block, QUERIES=queries, BLOCKS=blocks, SHARES=shares, LEAST_CELLS=least_cells,
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0,
@@ -161,7 +161,7 @@ def _merge_shares(parts_ptr, sums_ptr, shares, BLOCK: tl.constexpr, BLOCK_DIM: t
 def _attend_block(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, come_ptr, sinks_ptr,
     start_ptr, first_ptr, piece_row_ptr, piece_position_ptr, first_position_ptr, bounds_ptr, pages_ptr,
-    q_token_stride, q_head_stride, page_stride, scale,
+    q_token_stride, q_head_stride, out_token_stride, page_stride, scale,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr,
     BLOCK: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr,
     SHARES: tl.constexpr, LEAST_CELLS: tl.constexpr,
@@ -263,5 +263,5 @@ def _attend_block(
         peak, total, mixed = _merge_shares(parts_ptr, sums_ptr, shares, BLOCK, BLOCK_DIM)
     if HAS_SINKS:
         total += tl.exp2(tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E - peak)
-    out_at = (token[:, None] * (KV_HEADS * GROUP) + head[:, None]) * HEAD_DIM + feature[None, :]
+    out_at = token[:, None] * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
     tl.store(out_ptr + out_at, (mixed * (1 / total)[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)

@@ -122,6 +122,12 @@ def attend_prefill(
     derived: dict[Any, Any],
 ) -> None:
     """All tokens of `q` behind the leading `lanes.decodes` into those of `out`."""
+    if not out.is_contiguous():
+        # The library writes tokens side by side.
+        whole = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        attend_prefill(q, whole, lanes, listed, view, shape, sinks, derived)
+        out[lanes.decodes :] = whole[lanes.decodes :]
+        return
     key = ("flashinfer", shape)
     planner = derived.get(key)
     if planner is None:

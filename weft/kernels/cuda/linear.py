@@ -8,6 +8,7 @@ left to the library that torch brings.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -34,11 +35,41 @@ WIDE = range(100 * 128, 132 * 128 + 1)
 COUNTERS = 1 << 16
 
 
+class Cut(NamedTuple):
+    """How a product is cut into programs."""
+
+    width: int  # outputs of a program
+    shares: int  # programs that share the inputs of these
+    inputs: int  # that a program multiplies at a time
+    warps: int
+    stages: int
+
+
+def cut(rows: int, outputs: int, inputs: int, hopper: bool = True) -> Cut:
+    """
+    >>> cut(32, 15680, 4480)
+    Cut(width=128, shares=1, inputs=128, warps=8, stages=4)
+    >>> cut(32, 3072, 12288), cut(1, 24576, 3072)
+    (Cut(width=64, shares=4, inputs=128, warps=4, stages=4), Cut(width=64, shares=1, inputs=128, warps=4, stages=3))
+    """
+    if is_wide(rows, outputs, hopper):
+        return Cut(2 * OUTPUTS, 1, INPUTS, 8, 4)
+    blocks = -(-outputs // OUTPUTS)
+    shares = shares_of(blocks, inputs, PROGRAMS)
+    # Fewer programs have to read further ahead.
+    return Cut(OUTPUTS, shares, INPUTS, 4, 4 if blocks * shares <= 256 else 3)
+
+
+def is_wide(rows: int, outputs: int, hopper: bool) -> bool:
+    return hopper and rows_compiled(rows) > 16 and outputs in WIDE
+
+
 def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
     """Whether `few_rows` is the faster way. Known without asking the device."""
     if not are_few(x, weight):
         return False
-    return weight.shape[0] <= MANY_OUTPUTS[rows_compiled(len(x))] or is_wide(x, weight)
+    rows, outputs = len(x), len(weight)
+    return outputs <= MANY_OUTPUTS[rows_compiled(rows)] or is_wide(rows, outputs, is_hopper(x))
 
 
 def are_few(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
@@ -55,37 +86,34 @@ def few_rows(
     activation: str | None = None,
     parts: int = 1,
     summed: bool = True,
+    by: Cut | None = None,
 ) -> Float[Tensor, "*shares rows results"]:
     """With an activation, by name: that of the product or, of two parts side by side, of the first times the second.
 
-    Not `summed`: if several programs share an output, what each has found, in float32.
+    Not `summed`: if several programs share an output, what each has found, in float32. `by`: not the usual cut.
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
-    compiled = rows_compiled(rows)
-    wide = is_wide(x, weight)
-    width = 2 * OUTPUTS if wide else OUTPUTS
+    width, shares, step, warps, stages = by or cut(rows, outputs, inputs, is_hopper(x))
     blocks = -(-results // (width // parts))
-    shares = 1 if wide else shares_of(blocks, inputs, PROGRAMS)
-    share = -(-inputs // (shares * INPUTS)) * INPUTS
+    share = -(-inputs // (shares * step)) * step
     summed = summed or shares == 1
     found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else None
     y = torch.empty(rows, results, dtype=x.dtype, device=x.device) if summed else None
-    # Fewer programs have to read further ahead.
-    stages = 4 if blocks * shares <= 256 else 3
     few_rows_kernel[(blocks, shares)](
         x, weight, bias, y, found, counters(x.device), rows, outputs, inputs, share, x.stride(0),
-        ROWS=compiled, OUTPUTS=width, INPUTS=INPUTS, SHARES=shares,
+        ROWS=rows_compiled(rows), OUTPUTS=width, INPUTS=step, SHARES=shares,
         EVEN=inputs == shares * share, NAME=activation or "", PARTS=parts,
-        num_warps=8 if wide else 4, num_stages=stages, **early(x),
+        num_warps=warps, num_stages=stages, **early(x),
     )  # fmt: skip
     result = y if summed else found
     assert result is not None
     return result
 
 
-def is_wide(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
-    return rows_compiled(len(x)) > 16 and weight.shape[0] in WIDE and (x.is_cpu or is_able(x.device))
+def is_hopper(x: Tensor) -> bool:
+    """The interpreter works as if it were one."""
+    return x.is_cpu or is_able(x.device)
 
 
 def rows_compiled(rows: int) -> int:

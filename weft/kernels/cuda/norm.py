@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.overlap import early, wait
-from weft.kernels.norm import Change, add
+from weft.kernels.norm import Change, add, rows_are_lines
 
 # Elements that one warp takes on, measured on an H200: of an addition, and of a gated norm; no more warps than this.
 PER_WARP = 256
@@ -126,11 +126,17 @@ def gated_rms_norm(
     eps: float,
     groups: int,
     gate_first: bool,
+    out: Float[Tensor, "*n size"] | None = None,
 ) -> Float[Tensor, "*n size"]:
-    """x and gate are [tokens, size], or [tokens, heads, size] where heads share the weights; both may be strided."""
-    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    """x and gate are [tokens, size], or [tokens, heads, size] where heads share the weights; both may be strided.
+
+    `out`, if given, is filled and returned; its tokens may lie apart.
+    """
+    if out is None:
+        out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     if not gate.numel():
         return out
+    assert rows_are_lines(out)
     shared = gate.ndim == 3
     assert not shared or groups == 1, "heads are groups already"
     x, gate = (t if shared else t.unflatten(-1, (groups, -1)) for t in (x, gate))
@@ -138,7 +144,7 @@ def gated_rms_norm(
     assert x.stride(2) == gate.stride(2) == 1
     block = power_of_two(size)
     side = min(power_of_two(parts), max(1, TILE // block))
-    sizes = (*x.stride()[:2], *gate.stride()[:2], 0 if shared else size, parts, size)
+    sizes = (*x.stride()[:2], *gate.stride()[:2], out.stride(0), 0 if shared else size, parts, size)
     gated_norm_kernel[(tokens, -(-parts // side))](
         x, gate, weight, out, *sizes, eps,
         GATE_FIRST=gate_first, SIDE=side, BLOCK=block, num_warps=warps_for(side * block, GATED_PER_WARP),
@@ -150,7 +156,7 @@ def gated_rms_norm(
 @jit
 def gated_norm_kernel(
     x, gate, weight, out,
-    x_token, x_part, gate_token, gate_part, weight_part, parts, size, eps,
+    x_token, x_part, gate_token, gate_part, out_token, weight_part, parts, size, eps,
     GATE_FIRST: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -167,4 +173,4 @@ def gated_norm_kernel(
     value = value * tl.rsqrt(tl.sum(value * value, 1) / size + eps)[:, None] * scale
     if not GATE_FIRST:
         value = value * opening
-    tl.store(out + (token * parts + part) * size + column, value.to(out.dtype.element_ty), mask=real)
+    tl.store(out + token * out_token + part * size + column, value.to(out.dtype.element_ty), mask=real)

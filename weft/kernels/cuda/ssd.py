@@ -43,13 +43,15 @@ def ssd(
     batch: Batch,
     view: RecurrentView,
     gate: Float[Tensor, "tokens inner"] | None = None,
+    out: Float[Tensor, "tokens heads head_dim"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """As its namesake, on `batch.lanes`. Where `dt_bias` is given, softplus and limits are applied to `dt` here."""
     lanes = batch.lanes
     assert lanes is not None
     assert B.shape[2] == padded(B.shape[2]), f"a state of {B.shape[2]} numbers is not a power of two of at least 16"
     x, B, C = (by_token(tensor) for tensor in (x, B, C))
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    assert y.stride()[1:] == (y.shape[2], 1)
     inputs = (x, dt, A, B, C, D, dt_bias, y)
     if lanes.decodes:
         decode(*inputs, limit, lanes, view, gate=gate)
@@ -109,7 +111,7 @@ def decode(
     read_kernel[(lanes.decodes * groups * programs,)](
         x, C, weights, scales, gate, y,
         *memory, lanes.start, lanes.slot, lanes.tail, lanes.closing,
-        lanes.decodes, x.stride(0), C.stride(0), 0 if gate is None else gate.stride(0),
+        lanes.decodes, x.stride(0), C.stride(0), 0 if gate is None else gate.stride(0), y.stride(0),
         *(part.stride(0) for part in memory),
         HEAD_DIM=head_dim, HEAD_BLOCK=padded(touched), BLOCK=choice.block, BLOCKS=choice.blocks, STAGES=choice.stages,
         CLOSING_BLOCK=CLOSING_BLOCK, CLOSING_BLOCKS=closing_blocks, PRECISION=precision(x.dtype),
@@ -150,7 +152,7 @@ def extend(
     cells_kernel[(heads * blocks, rows)](
         x, B, C, D, y, totals, shifted, left, matrix, tail["input"], tail["B"],
         lanes.start, lanes.first, lanes.slot, lanes.tail, lanes.piece_slot, lanes.first_piece,
-        lanes.decodes, lanes.pieces, x.stride(0), B.stride(0), C.stride(0),
+        lanes.decodes, lanes.pieces, x.stride(0), B.stride(0), C.stride(0), y.stride(0),
         matrix.stride(0), tail["input"].stride(0), tail["B"].stride(0),
         GROUPS=groups, GROUP_HEADS=heads // groups, HEAD_DIM=head_dim, STATE=state,
         CELL=cell, RING=ring, BLOCK=choice.block, PRECISION=precision(x.dtype) if state <= 128 else widest(x.dtype),

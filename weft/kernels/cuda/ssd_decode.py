@@ -83,7 +83,7 @@ def weigh_kernel(
 def read_kernel(
     x, C, weights, scales, gate, y,
     state, tail_x, tail_B, tail_dt, tail_decay, start, slots, tails, closing,
-    rows, x_stride, C_stride, gate_stride, slot_stride, x_unit, B_unit, dt_unit, decay_unit,
+    rows, x_stride, C_stride, gate_stride, y_stride, slot_stride, x_unit, B_unit, dt_unit, decay_unit,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr,
@@ -114,7 +114,7 @@ def read_kernel(
         read_columns(
             x + row * x_stride, C + row * C_stride, weights + row * (GROUPS * GROUP_HEADS * CELL),
             scales + row * (GROUPS * GROUP_HEADS * 2), None if gate is None else gate + row * gate_stride,
-            y + row * (GROUPS * WIDTH), state + tl.load(slots + row).to(tl.int64) * slot_stride,
+            y + row * y_stride, state + tl.load(slots + row).to(tl.int64) * slot_stride,
             tail_x + tail * x_unit, tl.load(start + row), chunk,
             GROUPS, GROUP_HEADS, HEAD_DIM, STATE, CELL, RING, HEAD_BLOCK, BLOCK, BLOCKS, STAGES, PRECISION, EARLY,
         )  # fmt: skip

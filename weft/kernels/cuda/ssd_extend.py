@@ -96,7 +96,7 @@ def load_opened(kept_at, new_at, kept, real):
 def cells_kernel(
     x, B, C, D, y, totals, shifted, left, state, tail_x, tail_B,
     start, first, slots, tails, piece_slot, first_piece,
-    decodes, pieces, x_stride, B_stride, C_stride, slot_stride, x_unit, B_unit,
+    decodes, pieces, x_stride, B_stride, C_stride, y_stride, slot_stride, x_unit, B_unit,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr,
@@ -156,7 +156,7 @@ def cells_kernel(
     x_at = x + packed * x_stride + at * x_stride
     inputs = load_opened(kept_at + column[None, :], x_at + column[None, :], kept, real)
     outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
-    y_at = y + packed * (GROUPS * WIDTH) + at * (GROUPS * WIDTH)
+    y_at = y + packed * y_stride + at * y_stride
     tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
     target = tl.load(piece_slot).to(tl.int64)
     if target >= 0:
@@ -178,7 +178,7 @@ def cells_kernel(
         remains = tl.load(left + step_at + number * CELL + cell)
         target = tl.load(piece_slot + number).to(tl.int64)
         weights = own_weights(queries, keys, total, since, CELL, PRECISION)
-        y_at = y + here * (GROUPS * WIDTH) + at * (GROUPS * WIDTH)
+        y_at = y + here * y_stride + at * y_stride
         inputs = load_columns(x + here * x_stride + (at * x_stride + column[None, :]), real, WHOLE)
         outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
         tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])

@@ -5,11 +5,11 @@
 namespace weft {
 namespace {
 
-// activation.py packs the same fields. Kinds: 0 float, 1 bfloat16. A row of gates or values begins every so many.
+// activation.py packs the same fields. Kinds: 0 float, 1 bfloat16. A row begins every so many values.
 struct Gating {
     const void *gate, *x;
     void* y;
-    int64_t rows, size, gate_row, x_row, activation, kind;
+    int64_t rows, size, gate_row, x_row, y_row, activation, kind;
 };
 
 // What the gate opens is rounded before it is multiplied, as torch does it.
@@ -18,7 +18,7 @@ void open(const Gating& given) {
     for (long row = 0; row < given.rows; row++) {
         auto gate = static_cast<const Value*>(given.gate) + row * given.gate_row;
         auto x = static_cast<const Value*>(given.x) + row * given.x_row;
-        auto y = static_cast<Value*>(given.y) + row * given.size;
+        auto y = static_cast<Value*>(given.y) + row * given.y_row;
         for (long i = 0; i < given.size; i += LANES) {
             long count = given.size - i;
             store(y + i, activated(load(gate + i, count), given.activation), count);

@@ -12,16 +12,23 @@ from weft.kernels.native.library import DTYPES
 
 # By the names of `kernels.activation.KERNELS`; activation.h counts them the same way.
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
-GATING = Struct("3P6q")
+GATING = Struct("3P7q")
 
 
-def gate(name: str, gates: Float[Tensor, "rows size"], x: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
+def gate(
+    name: str,
+    gates: Float[Tensor, "rows size"],
+    x: Float[Tensor, "rows size"],
+    out: Float[Tensor, "rows size"] | None = None,
+) -> Float[Tensor, "rows size"]:
     """activation(gates) * x."""
     rows, size = x.shape
-    y = room((rows, size), x.dtype)
+    y = room((rows, size), x.dtype) if out is None else out
+    assert y.dtype == x.dtype
+    assert y.stride(1) == 1
     values = GATING.pack(
         gates.data_ptr(), x.data_ptr(), y.data_ptr(),
-        rows, size, gates.stride(0), x.stride(0), ACTIVATIONS.index(name), DTYPES[x.dtype],
+        rows, size, gates.stride(0), x.stride(0), y.stride(0), ACTIVATIONS.index(name), DTYPES[x.dtype],
     )  # fmt: skip
     call("weft_gate", values)
     return y

@@ -34,7 +34,7 @@ struct Layer {
     void *keys, *values;
     const void* sinks;
     void* out;
-    int64_t projected_row, half, page_stride, gated, kind, weight_kind;
+    int64_t projected_row, half, page_stride, out_row, gated, kind, weight_kind;
     float eps;
     Scoring scoring;
 };
@@ -168,7 +168,7 @@ struct Attention {
 
     void write_head(long row, long head, Seen seen, float total) const {
         long size = step.head_dim;
-        Value* to = static_cast<Value*>(layer.out) + (row * step.heads + head) * size;
+        Value* to = static_cast<Value*>(layer.out) + row * layer.out_row + head * size;
         const Value* gate = projected(row, step.heads + 2 * step.kv_heads + head);
         for (long i = 0; i < size; i += LANES) {
             Vector value = load(seen.mixed + i) / total;

@@ -22,7 +22,7 @@ from weft.kernels.native.limits import MOST_SIZE
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 
-LAYER = Struct("9P6q3f")
+LAYER = Struct("9P7q3f")
 # Floats of a vector: lines of sums are whole vectors.
 VECTOR = 16
 # Positions whose sums are kept apart, so that several threads can read one long row.
@@ -50,9 +50,10 @@ def attention(
     scale: float,
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
+    out: Float[Tensor, "rows heads head_dim"] | None = None,
 ) -> Float[Tensor, "rows heads head_dim"]:
     """As the reference's entry: nothing is normed or turned here."""
-    return mix(torch.cat((q, k, v), 1), q.shape[1], None, 0.0, None, batch, view, scale, softcap, sinks)
+    return mix(torch.cat((q, k, v), 1), q.shape[1], None, 0.0, None, batch, view, scale, softcap, sinks, out=out)
 
 
 def mix(
@@ -67,20 +68,27 @@ def mix(
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
     gated: bool = False,
+    out: Float[Tensor, "rows heads head_dim"] | None = None,
 ) -> Float[Tensor, "rows heads head_dim"]:
-    """`projected` holds the heads of queries, then of keys, then of values and, if `gated`, of gates."""
+    """`projected` holds the heads of queries, then of keys, then of values and, if `gated`, of gates.
+
+    `out`, if given, is filled and returned; its rows may lie apart.
+    """
     rows, _, head_dim = projected.shape
     key = ("native attention", view.window, heads, *view.keys.shape[2:])
     step: AttentionStep | None = batch.derived.get(key)
     if step is None:
         step = batch.derived[key] = AttentionStep(batch, view, heads)
     assert sinks is None or sinks.dtype == projected.dtype
-    out = room((rows, heads, head_dim), projected.dtype)
+    if out is None:
+        out = room((rows, heads, head_dim), projected.dtype)
+    assert out.dtype == projected.dtype
+    assert out.stride()[1:] == (head_dim, 1)
     cosine, sine = (None, None) if rotation is None else (rotation.cosine, rotation.sine)
     values = LAYER.pack(
         ctypes.addressof(step.values), projected.data_ptr(), address(weight), address(cosine), address(sine),
         view.keys.data_ptr(), view.values.data_ptr(), address(sinks), out.data_ptr(),
-        projected.stride(0), 0 if cosine is None else cosine.shape[-1] // 2, view.keys.stride(0),
+        projected.stride(0), 0 if cosine is None else cosine.shape[-1] // 2, view.keys.stride(0), out.stride(0),
         gated, DTYPES[projected.dtype], 0 if weight is None else DTYPES[weight.dtype], eps, scale, softcap or 0.0,
     )  # fmt: skip
     call("weft_attention", values)

@@ -72,9 +72,9 @@ def call(name: str, values: bytes) -> None:
     kernel(name)(values)
 
 
-def room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def room(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
     """Memory that a call writes to; it lives as long as a recording of the call."""
-    made = torch.empty(shape, dtype=dtype, device="cpu")
+    made = torch.empty(shape, dtype=dtype, device=device)
     recording = getattr(_here, "recording", None)
     if recording is not None:
         recording.kept.append(made)

@@ -63,12 +63,12 @@ void join(const Join& given) {
     }
 }
 
-// Rows lie in `parts` of equal size, each normed for itself; a row of x or gates begins every so many values.
+// Rows lie in `parts` of equal size, each normed for itself; a row begins every so many values.
 struct Gated {
     const void *x, *gate, *weight;
     void* y;
     float* line;  // room for `size` floats, rounded up to a whole vector
-    int64_t rows, parts, size, x_row, gate_row;
+    int64_t rows, parts, size, x_row, gate_row, y_row;
     int64_t weight_part;  // 0 if all parts share their weights
     int64_t gate_first, x_kind, kind, weight_kind;
     float eps;
@@ -97,7 +97,7 @@ void gated(const Gated& given) {
             gated_part(static_cast<const Input*>(given.x) + row * given.x_row + first,
                        static_cast<const Gate*>(given.gate) + row * given.gate_row + first,
                        static_cast<const Weight*>(given.weight) + part * given.weight_part, given,
-                       static_cast<Gate*>(given.y) + row * given.parts * given.size + first);
+                       static_cast<Gate*>(given.y) + row * given.y_row + first);
         }
 }
 

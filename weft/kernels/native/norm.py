@@ -10,9 +10,9 @@ from torch import Tensor
 
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
-from weft.kernels.norm import Change
+from weft.kernels.norm import Change, rows_are_lines
 
-JOIN, GATED = Struct("6P4q3f"), Struct("5P10qf")
+JOIN, GATED = Struct("6P4q3f"), Struct("5P11qf")
 # A gated norm keeps a line of floats, whole vectors of them.
 LANES = 16
 NOTHING = (None, 1.0, None, 0.0)
@@ -43,15 +43,19 @@ def gated_norm(
     eps: float,
     groups: int,
     gate_first: bool,
+    out: Float[Tensor, "*n size"] | None = None,
 ) -> Float[Tensor, "*n size"]:
     """norm(x) * silu(gate) or norm(x * silu(gate)), with parts of rows that are normed each for itself."""
     assert gate.dtype != torch.float32 or x.dtype == weight.dtype == torch.float32
     size = x.shape[-1] // groups
     parts = groups if x.ndim == 2 else x.shape[1] * groups
-    y, line = room(gate.shape, gate.dtype), room((size + LANES,), torch.float32)
+    y = room(gate.shape, gate.dtype) if out is None else out
+    assert y.dtype == gate.dtype
+    assert rows_are_lines(y)
+    line = room((size + LANES,), torch.float32)
     values = GATED.pack(
         x.data_ptr(), gate.data_ptr(), weight.data_ptr(), y.data_ptr(), line.data_ptr(),
-        x.shape[0], parts, size, x.stride(0), gate.stride(0), size if x.ndim == 2 else 0,
+        x.shape[0], parts, size, x.stride(0), gate.stride(0), y.stride(0), size if x.ndim == 2 else 0,
         gate_first, DTYPES[x.dtype], DTYPES[gate.dtype], DTYPES[weight.dtype], eps,
     )  # fmt: skip
     call("weft_gated_norm", values)

@@ -44,26 +44,31 @@ class AttentionShape:
     gated: bool = False  # the output is multiplied by a sigmoid that `q_proj` brings along, head by head
 
     @property
+    def inner(self) -> int:
+        """What the output projection reads."""
+        return self.heads * self.head_dim
+
+    @property
     def sections(self) -> dict[str, int]:
         """What the input projection yields, by the names of the checkpoint: queries, keys, values; no gate yet."""
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        keys = self.kv_heads * self.head_dim
+        return {"q_proj": self.inner, "k_proj": keys, "v_proj": keys}
 
 
 class Attention(Mixer):
     """Checkpoint names: q_proj, k_proj, v_proj, o_proj, and where present q_norm, k_norm, sinks.
 
-    Where it does not project its input itself, it is only ever asked to `mix_projected`.
+    Where it does not project its input or its outcome itself, it is only ever asked to `mix_projected`.
     """
 
-    def __init__(self, shape: AttentionShape, projects: bool = True) -> None:
+    def __init__(self, shape: AttentionShape, projects_in: bool = True, projects_out: bool = True) -> None:
         super().__init__()
         heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
         self.shape = shape
         self.scale = head_dim**-0.5 if shape.scale is None else shape.scale
         self.memory = AttentionMemory(kv_heads, head_dim, DTYPE_NAMES[shape.dtype], shape.window)
-        self.qkv = projection(shape) if projects else None
-        self.o_proj = Linear(heads * head_dim, shape.hidden, shape.output_bias)
+        self.qkv = projection(shape) if projects_in else None
+        self.o_proj = Linear(shape.inner, shape.hidden, shape.output_bias) if projects_out else None
         self.qk_norm = (
             QueryKeyNorm(heads, kv_heads, head_dim, shape.norm_eps, shape.norm_zero_centred)
             if shape.norm_eps is not None
@@ -75,7 +80,8 @@ class Attention(Mixer):
         self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
     ) -> Float[Tensor, "*parts tokens hidden"]:
         assert self.qkv is not None
-        return self.mix_projected(self.qkv(x), rotation, batch, views)
+        assert self.o_proj is not None
+        return self.o_proj.unsummed(self.mix_projected(self.qkv(x), rotation, batch, views))
 
     def mix_projected(
         self,
@@ -83,19 +89,21 @@ class Attention(Mixer):
         rotation: Rotation | None,
         batch: Batch,
         views: tuple[View, ...],
-    ) -> Float[Tensor, "*parts tokens hidden"]:
-        """`flat` may be a slice of a wider product."""
+        out: Float[Tensor, "tokens inner"] | None = None,
+    ) -> Float[Tensor, "tokens inner"]:
+        """`flat` may be a slice of a wider product. `out`, if given, is filled and returned; it may be one too."""
         projected = flat.unflatten(-1, (-1, self.shape.head_dim))
         view = views[self.index]
         assert isinstance(view, AttentionView)
+        by_head = None if out is None else out.unflatten(-1, (-1, self.shape.head_dim))
         if batch.lanes is not None and batch.lanes.native:
-            return self.o_proj.unsummed(self.mix_native(projected, rotation, batch, view).flatten(-2))
+            return self.mix_native(projected, rotation, batch, view, by_head).flatten(-2)
         mix = self.mix if batch.lanes is None else self.mix_lanes
+        if not self.shape.gated:
+            return mix(projected, rotation, batch, view, by_head).flatten(-2)
         mixed = mix(projected, rotation, batch, view).flatten(-2)
-        if self.shape.gated:
-            gate = projected[:, self.shape.heads + 2 * self.shape.kv_heads :].flatten(-2)
-            mixed = gated_product(gate, mixed, torch.sigmoid)
-        return self.o_proj.unsummed(mixed)
+        gate = projected[:, self.shape.heads + 2 * self.shape.kv_heads :].flatten(-2)
+        return gated_product(gate, mixed, torch.sigmoid, out)
 
     def mix(
         self,
@@ -103,6 +111,7 @@ class Attention(Mixer):
         rotation: Rotation | None,
         batch: Batch,
         view: AttentionView,
+        out: Float[Tensor, "tokens heads head_dim"] | None = None,
     ) -> Float[Tensor, "tokens heads head_dim"]:
         heads, kv_heads = self.shape.heads, self.shape.kv_heads
         turning = heads + kv_heads
@@ -112,7 +121,7 @@ class Attention(Mixer):
         if rotation is not None:
             queries_keys = rotate(queries_keys, rotation)
         queries, keys = queries_keys[:, :heads], queries_keys[:, heads:]
-        return attention(queries, keys, values, batch, view, self.scale, self.shape.softcap, self.sinks)
+        return attention(queries, keys, values, batch, view, self.scale, self.shape.softcap, self.sinks, out)
 
     def mix_lanes(
         self,
@@ -120,6 +129,7 @@ class Attention(Mixer):
         rotation: Rotation | None,
         batch: Batch,
         view: AttentionView,
+        out: Float[Tensor, "tokens heads head_dim"] | None = None,
     ) -> Float[Tensor, "tokens heads head_dim"]:
         """The same; all between projection and attention is one kernel, which also writes the pages."""
         from weft.kernels.cuda.attention import attend
@@ -127,7 +137,7 @@ class Attention(Mixer):
 
         weight, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
         queries = rotate_and_write(projected, self.shape.heads, weight, eps, rotation, batch, view)
-        return attend(queries, batch, view, self.scale, self.shape.softcap, self.sinks)
+        return attend(queries, batch, view, self.scale, self.shape.softcap, self.sinks, out)
 
     def mix_native(
         self,
@@ -135,6 +145,7 @@ class Attention(Mixer):
         rotation: Rotation | None,
         batch: Batch,
         view: AttentionView,
+        out: Float[Tensor, "tokens heads head_dim"] | None = None,
     ) -> Float[Tensor, "tokens heads head_dim"]:
         """The same, the gate included, in one kernel of the CPU."""
         from weft.kernels.native import attention as native
@@ -142,7 +153,7 @@ class Attention(Mixer):
         shape = self.shape
         weight, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
         reading = (batch, view, self.scale, shape.softcap, self.sinks)
-        return native.mix(projected, shape.heads, weight, eps, rotation, *reading, gated=shape.gated)
+        return native.mix(projected, shape.heads, weight, eps, rotation, *reading, gated=shape.gated, out=out)
 
     def warm(self) -> None:
         from weft.kernels.cuda.attention import warm

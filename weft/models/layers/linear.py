@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -71,3 +73,48 @@ class PackedLinear(Linear):
             if self.bias is not None:
                 yield Source(f"{siblings}{name}.bias", self.bias[first : first + outputs])
             first += outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Addend:
+    """A matrix whose product is added to others', times `factor`, as is its bias if it has one."""
+
+    inputs: int
+    factor: float = 1.0
+    bias: bool = False
+
+
+class JoinedLinear(Linear):
+    """The sum of products, as one with inputs side by side: `addends` maps their names in the checkpoint to them.
+
+    As with `PackedLinear`, the names are siblings of this module. Factors are folded into the weights.
+    """
+
+    def __init__(self, addends: dict[str, Addend], outputs: int) -> None:
+        biased = any(addend.bias for addend in addends.values())
+        super().__init__(sum(addend.inputs for addend in addends.values()), outputs, biased)
+        self.addends = addends
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the inputs of each."""
+        return [addend.inputs for addend in self.addends.values()]
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        siblings = parent_of(prefix)
+        columns = self.weight.split(self.sizes, 1)
+        for (name, addend), target in zip(self.addends.items(), columns, strict=True):
+            yield Source(f"{siblings}{name}.weight", target, partial(weighed_sum, factors=[addend.factor]))
+        if self.bias is not None:
+            biases = {f"{siblings}{name}.bias": a.factor for name, a in self.addends.items() if a.bias}
+            first, *others = biases
+            add = partial(weighed_sum, factors=list(biases.values()))
+            yield Source(first, self.bias, add, companions=tuple(others))
+
+
+def weighed_sum(*stored: Tensor, factors: list[float]) -> Tensor:
+    """
+    >>> weighed_sum(torch.ones(2), torch.ones(2), factors=[2.0, 0.5])
+    tensor([2.5000, 2.5000])
+    """
+    return sum((tensor.float() * factor for tensor, factor in zip(stored, factors, strict=True)), torch.zeros(()))

@@ -71,20 +71,22 @@ def time_step_limit(limit: list[Any]) -> tuple[float, float]:
 class Mamba2(Mixer):
     """`norm` combines the scan's output with the gate; without one, they are multiplied.
 
-    Where it does not project its input itself, it is only ever asked to `mix_projected`.
+    Where it does not project its input or its outcome itself, it is only ever asked to `mix_projected`.
     """
 
-    def __init__(self, shape: Mamba2Shape, norm: nn.Module | None, projects: bool = True) -> None:
+    def __init__(
+        self, shape: Mamba2Shape, norm: nn.Module | None, projects_in: bool = True, projects_out: bool = True
+    ) -> None:
         super().__init__()
         self.shape = shape
-        self.in_proj = Linear(shape.hidden, sum(shape.sections), shape.in_bias) if projects else None
+        self.in_proj = Linear(shape.hidden, sum(shape.sections), shape.in_bias) if projects_in else None
         self.conv1d = CausalConv(shape.conv_channels, shape.conv_width, shape.conv_bias, activation=True)
         # A, the bias of dt and D stay in float32 whatever the model's dtype: decays are products of many factors.
         self.A, self.dt_bias, self.D = (
             nn.Parameter(torch.empty(shape.heads, dtype=torch.float32), requires_grad=False) for _ in range(3)
         )
         self.norm = norm
-        self.out_proj = Linear(shape.inner, shape.hidden, shape.out_bias)
+        self.out_proj = Linear(shape.inner, shape.hidden, shape.out_bias) if projects_out else None
         self.memory = ssd_memory(
             shape.heads,
             shape.head_dim,
@@ -100,12 +102,17 @@ class Mamba2(Mixer):
         self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
     ) -> Float[Tensor, "*parts tokens hidden"]:
         assert self.in_proj is not None
-        return self.mix_projected(self.in_proj(x), batch, views)
+        assert self.out_proj is not None
+        return self.out_proj.unsummed(self.mix_projected(self.in_proj(x), batch, views))
 
     def mix_projected(
-        self, projected: Float[Tensor, "tokens projected"], batch: Batch, views: tuple[View, ...]
-    ) -> Float[Tensor, "*parts tokens hidden"]:
-        """`projected` may be a slice of a wider product."""
+        self,
+        projected: Float[Tensor, "tokens projected"],
+        batch: Batch,
+        views: tuple[View, ...],
+        out: Float[Tensor, "tokens inner"] | None = None,
+    ) -> Float[Tensor, "tokens inner"]:
+        """`projected` may be a slice of a wider product. `out`, if given, is filled and returned; it may be one too."""
         shape, view = self.shape, views[self.index]
         assert isinstance(view, RecurrentView)
         gate, mixed, step = projected.split_with_sizes(shape.sections, -1)
@@ -124,8 +131,9 @@ class Mamba2(Mixer):
             self.dt_bias,
             shape.time_step_limit,
             gate if self.norm is None else None,
+            None if out is None or self.norm is not None else out.unflatten(-1, (shape.heads, shape.head_dim)),
         ).flatten(-2)
-        return self.out_proj.unsummed(y if self.norm is None else self.norm(y, gate))
+        return y if self.norm is None else self.norm(y, gate, out)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp())

@@ -78,5 +78,8 @@ class GatedRMSNorm(Layer):
         self.gate_first = gate_first
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
 
-    def forward(self, x: Float[Tensor, "*n size"], gate: Float[Tensor, "*n size"]) -> Float[Tensor, "*n size"]:
-        return gated_rms_norm(x, gate, self.weight, self.eps, self.groups, self.gate_first)
+    def forward(
+        self, x: Float[Tensor, "*n size"], gate: Float[Tensor, "*n size"], out: Float[Tensor, "*n size"] | None = None
+    ) -> Float[Tensor, "*n size"]:
+        """`out`, if given, is filled and returned; its rows may lie apart."""
+        return gated_rms_norm(x, gate, self.weight, self.eps, self.groups, self.gate_first, out)
