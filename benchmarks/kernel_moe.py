@@ -133,8 +133,8 @@ def alternatives(mixture: Mixture, product: int) -> Iterator[tuple[float, Any]]:
     inputs = (*mixture.inputs(), None)
     tokens, count = len(mixture.x), len(mixture.first)
     if tokens == 1:
-        own, choices = vectors(mixture.x.shape[1], 0), VECTORS
-        way = few_experts
+        own = vectors(mixture.x.shape[1], mixture.second.shape[2], mixture.k)
+        choices, way = VECTORS, few_experts
     else:
         own = tiles(DTYPE, tokens, mixture.k, count)
         choices = [replace(choice, pairs=own[0].pairs) for choice in TILES]
@@ -147,13 +147,7 @@ def alternatives(mixture: Mixture, product: int) -> Iterator[tuple[float, Any]]:
             print(f"  {choice}: {type(error).__name__}")
 
 
-VECTORS = [
-    Vectors(rows, columns, warps, stages, choices)
-    for rows, columns, warps, stages, choices in itertools.product(
-        (2, 4, 8), (512, 1024, 2048), (4, 8), (1, 3), (1, 4, 8)
-    )
-    if 16 <= rows * columns * choices / (32 * warps) <= 64
-]
+VECTORS = [Vectors(rows, warps) for rows, warps in itertools.product((1, 2, 4, 8), (1, 2, 4, 8))]
 TILES = [
     Tiles(16, outputs, inputs, warps, stages, first)
     for outputs, inputs, warps, stages in itertools.product((32, 64, 128), (64, 128, 256), (4, 8), (3, 4, 6))

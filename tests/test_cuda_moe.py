@@ -26,7 +26,7 @@ ACTIVATIONS = {
 }
 WEIGHTS_FIRST = (Tiles(16, 64, 32, 4, 2, weights_first=True),) * 2
 WAYS = {
-    "few": lambda *inputs: few_experts(*inputs, (Vectors(32, 32, 4, 2), Vectors(32, 32, 4, 2, choices=4))),
+    "few": lambda *inputs: few_experts(*inputs, (Vectors(8, 1), Vectors(8, 1))),
     "some": lambda *inputs: some_experts(*inputs, tiles(torch.float32, len(inputs[0]), 2, 4), tiled=False),
     "some, in tiles": lambda *inputs: some_experts(*inputs, WEIGHTS_FIRST, tiled=True),
     "many": many_experts,
@@ -87,6 +87,25 @@ def test_every_way_equals_the_definition(way, tokens, count, hidden, inner, k, a
     assert error(WAYS[way](*inputs), expected(*inputs)) < 1e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("tokens", "k", "activation", "biased", "shared"),
+    [
+        (1, 3, "silu", False, "opened"),
+        (2, 3, "silu", True, "added"),
+        (1, 1, "clamped", True, None),
+        (2, 2, "relu2", True, "opened"),
+    ],
+)
+def test_few_tokens_read_rows_in_several_pieces(tokens, k, activation, biased, shared, dtype):
+    """Pieces are 256 and 512 columns, rows are taken by 64 and 32: neither divides the sizes."""
+    hidden, inner = 530, 300
+    shared = shared and shared_expert(tokens, hidden, 270, shared == "opened", dtype)
+    inputs = inputs_of(tokens, 5, hidden, inner, k, ACTIVATIONS[activation], biased, dtype, shared)
+    ours = few_experts(*inputs, (Vectors(64, 1), Vectors(32, 2)))
+    assert error(ours, expected(*inputs)) < (1e-6 if dtype == torch.float32 else 1e-2)
+
+
 def test_a_token_is_worth_the_same_in_any_company():
     inputs = inputs_of(40, 6, 24, 16, 3, ACTIVATIONS["silu"], False)
     x, weights, chosen, *rest = inputs
@@ -128,7 +147,7 @@ ROUTERS = {
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-@pytest.mark.parametrize(("count", "k"), [(5, 2), (32, 4), (40, 8)])
+@pytest.mark.parametrize(("count", "k"), [(5, 2), (32, 4), (40, 8), (72, 10), (256, 8)])
 def test_routers_choose_as_their_references(name, count, k):
     options, defined = ROUTERS[name]
     # As part of a wider product, so that rows are not contiguous.
@@ -141,19 +160,37 @@ def test_routers_choose_as_their_references(name, count, k):
     torch.testing.assert_close(weights.cpu(), wanted_weights)
 
 
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_of_equals_the_first_are_chosen(kind):
+    logits = torch.zeros(3, 70, device=DEVICE)
+    logits[1, 33:], logits[2, 40] = 1, 2
+    # Zero with either sign is one score, and so is what is far too small.
+    logits[0, ::2], logits[2, 50] = -0.0, float("-inf")
+    weights, chosen = route(logits, 5, kind)
+    assert chosen.tolist() == [[0, 1, 2, 3, 4], [33, 34, 35, 36, 37], [40, 0, 1, 2, 3]]
+    torch.testing.assert_close(weights[:2].cpu(), torch.full((2, 5), 0.2))
+
+
+def test_a_bias_has_a_say_in_who_is_chosen_but_no_weight():
+    logits, bias = random(1, 9), torch.zeros(9, device=DEVICE)
+    bias[4], bias[7] = -5, 5
+    weights, chosen = route(logits, 8, "sigmoid", bias, renormalise=False)
+    assert chosen[0, 0] == 7
+    assert 4 not in chosen
+    torch.testing.assert_close(weights[0], logits[0].sigmoid()[chosen[0].long()])
+
+
 def test_a_row_that_is_not_numbers_chooses_different_experts():
     logits = random(2, 6)
     logits[0] = float("nan")
     for kind in ("softmax", "sigmoid"):
-        chosen = route(logits, 3, kind)[1]
-        assert all(len(set(row)) == 3 and 0 <= min(row) <= max(row) < 6 for row in chosen.tolist())
+        for k in (3, 6):
+            chosen = route(logits, k, kind)[1]
+            assert all(len(set(row)) == k and 0 <= min(row) <= max(row) < 6 for row in chosen.tolist())
 
 
 def launch_real_sizes() -> None:
-    for count, hidden, inner, k, activation, biased in (
-        (256, 2048, 512, 8, "silu", False),
-        (32, 2880, 2880, 4, "clamped", True),
-    ):
+    for count, hidden, inner, k, activation, biased in (REAL["Qwen3.5-35B-A3B"], REAL["gpt-oss-20b"]):
         chosen = torch.zeros(300, k, dtype=torch.int32)
         outer = 2 * inner
         matrices = [

@@ -20,16 +20,16 @@ from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, is_able, wait
 
-# Measured on an H200, on whole steps of a 1.2B model: up to so many rows faster than the library.
+# Measured on an H200: up to so many rows and outputs faster than the library.
 MOST_ROWS = 32
+MANY_OUTPUTS = 24576
 OUTPUTS = 64
 INPUTS = 128
-# Programs that keep the memory busy.
-PROGRAMS = 128
-# Outputs from which on the library does so as well. By rows, up to so many.
-MANY_OUTPUTS = {16: 24576, 32: 4096}
-# But for so many, with more than 16 rows: programs that take twice as many outputs, and so read the inputs half as
-# often, are then hardly fewer than the GPU has multiprocessors. They need the shared memory of a Hopper GPU.
+# Programs that keep the memory busy, by rows up to so many.
+PROGRAMS = {16: 128, 32: 88}
+MULTIPROCESSORS = 132
+# Of so many outputs, with more than 16 rows, programs that take twice as many, and so read the inputs half as often,
+# are hardly fewer than there are multiprocessors.
 WIDE = range(100 * 128, 132 * 128 + 1)
 # More outputs than any layer has, by blocks.
 COUNTERS = 1 << 16
@@ -46,18 +46,27 @@ class Cut(NamedTuple):
 
 
 def cut(rows: int, outputs: int, inputs: int, hopper: bool = True) -> Cut:
-    """
+    """What was fastest in whole steps; products alone, one after another, would choose otherwise.
+
+    >>> cut(1, 8728, 3072), cut(1, 24576, 3072)
+    (Cut(width=64, shares=1, inputs=128, warps=4, stages=4), Cut(width=64, shares=1, inputs=128, warps=4, stages=3))
+    >>> cut(32, 3072, 12288), cut(32, 8728, 3072)
+    (Cut(width=64, shares=2, inputs=128, warps=4, stages=5), Cut(width=64, shares=1, inputs=64, warps=4, stages=5))
     >>> cut(32, 15680, 4480)
     Cut(width=128, shares=1, inputs=128, warps=8, stages=4)
-    >>> cut(32, 3072, 12288), cut(1, 24576, 3072)
-    (Cut(width=64, shares=4, inputs=128, warps=4, stages=4), Cut(width=64, shares=1, inputs=128, warps=4, stages=3))
     """
     if is_wide(rows, outputs, hopper):
         return Cut(2 * OUTPUTS, 1, INPUTS, 8, 4)
-    blocks = -(-outputs // OUTPUTS)
-    shares = shares_of(blocks, inputs, PROGRAMS)
-    # Fewer programs have to read further ahead.
-    return Cut(OUTPUTS, shares, INPUTS, 4, 4 if blocks * shares <= 256 else 3)
+    compiled, blocks = rows_compiled(rows), -(-outputs // OUTPUTS)
+    shares = shares_of(blocks, inputs, PROGRAMS[compiled])
+    programs = blocks * shares
+    if not hopper:
+        return Cut(OUTPUTS, shares, INPUTS // 2, 4, 3)
+    if compiled == 16:
+        # Fewer programs have to read further ahead.
+        return Cut(OUTPUTS, shares, INPUTS, 4, 4 if programs <= 256 else 3)
+    # A program for each multiprocessor, or three with half the shared memory.
+    return Cut(OUTPUTS, shares, INPUTS if programs <= MULTIPROCESSORS else INPUTS // 2, 4, 5)
 
 
 def is_wide(rows: int, outputs: int, hopper: bool) -> bool:
@@ -66,10 +75,7 @@ def is_wide(rows: int, outputs: int, hopper: bool) -> bool:
 
 def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
     """Whether `few_rows` is the faster way. Known without asking the device."""
-    if not are_few(x, weight):
-        return False
-    rows, outputs = len(x), len(weight)
-    return outputs <= MANY_OUTPUTS[rows_compiled(rows)] or is_wide(rows, outputs, is_hopper(x))
+    return are_few(x, weight) and len(weight) <= MANY_OUTPUTS
 
 
 def are_few(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
@@ -183,12 +189,12 @@ def summed_products(
     x, weight, output, is_output, row, is_row, begin, end, inputs, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Of each output with each row, over the inputs from `begin` to `end`. Waits for the kernel before this one."""
+    """Of each output with each row, over the inputs from `begin` to `end`. Waits for the kernels before this one."""
     column = begin + tl.arange(0, INPUTS)
     weights = weight + output[:, None].to(tl.int64) * inputs + column[None, :]
     values = x + row[None, :] * x_stride + column[:, None]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    # Weights are older than any step: the first ones come while the kernel before this one is still at work.
+    # Weights are older than any step: the first ones come while others are still at work.
     is_input = column < end
     seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
     there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]

@@ -32,7 +32,7 @@ def experts(
     if not tokens:
         return x.new_empty(x.shape)
     if tokens == 1 or tokens * k <= FEW_PAIRS * count:
-        return few_experts(*inputs, vectors(hidden, inner))
+        return few_experts(*inputs, vectors(hidden, inner, k))
     if tokens > TILED_TOKENS and can_group(first, second):
         return many_experts(*inputs)
     return some_experts(*inputs, tiles(x.dtype, tokens, k, count), tiled=tokens > WHOLE_TOKENS)

@@ -19,13 +19,15 @@ TILED_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Blocks of a product with a vector: so many rows and columns of the matrix."""
+    """Blocks of products with a vector: so many rows of a matrix at once, and all their columns."""
 
     rows: int
-    columns: int
     warps: int
-    stages: int
-    choices: int = 1  # of a token, side by side
+
+    @property
+    def columns(self) -> int:
+        """Of a piece: 16 bytes for every thread. Where all threads share a row, nobody has to pass the vector on."""
+        return self.warps * 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,8 @@ class Tiles:
     weights_first: bool  # which operand of the product the weights are: the first needs 64 outputs to be fast
 
 
-# For experts whose inputs are a multiple of 2048, and for others.
-VECTORS = Vectors(rows=2, columns=2048, warps=4, stages=1)
-ODD_VECTORS = Vectors(rows=2, columns=1024, warps=4, stages=1)
-SECOND_VECTORS = Vectors(rows=4, columns=512, warps=4, stages=3)
+# Loads that a thread has under way at once in the second product, at most: more of them take more registers.
+LOADS = 20
 # By the number of pairs at once.
 TILES = {
     16: (Tiles(16, 32, 256, 4, 3, False), Tiles(16, 64, 64, 4, 6, True)),
@@ -53,8 +53,19 @@ TILES = {
 }
 
 
-def vectors(hidden: int, inner: int) -> tuple[Vectors, Vectors]:
-    return VECTORS if hidden % VECTORS.columns == 0 else ODD_VECTORS, SECOND_VECTORS
+def vectors(hidden: int, inner: int, k: int) -> tuple[Vectors, Vectors]:
+    """Of the first product and of the second, whose programs read a row of every choice at once.
+
+    >>> vectors(2048, 1792, 4), vectors(2880, 2880, 4)
+    ((Vectors(rows=1, warps=4), Vectors(rows=2, warps=8)), (Vectors(rows=2, warps=4), Vectors(rows=1, warps=4)))
+    >>> vectors(4096, 768, 10), vectors(2048, 512, 8)
+    ((Vectors(rows=2, warps=8), Vectors(rows=2, warps=4)), (Vectors(rows=1, warps=4), Vectors(rows=2, warps=2)))
+    """
+    first = Vectors(1, 4) if hidden <= 2048 else Vectors(2, 4 if hidden % 2048 else 8)
+    # A piece for a row, or pieces that are not much wider than what is left.
+    warps = next((warps for warps in (1, 2, 4, 8) if inner <= Vectors(1, warps).columns), 4)
+    of_a_row = k * -(-inner // Vectors(1, warps).columns)
+    return first, Vectors(2 if 2 * of_a_row <= LOADS else 1, warps)
 
 
 def tiles(dtype: torch.dtype, tokens: int, k: int, experts: int) -> tuple[Tiles, Tiles]:

@@ -37,12 +37,12 @@ def few_experts(
     few_first_kernel[(-(-inner // own.rows), tokens * k)](
         x, chosen, first, first_bias, between_them, activation.alpha, activation.limit,
         K=k, HIDDEN=hidden, INNER=inner, NAME=activation.name, PARTS=activation.parts,
-        ROWS=own.rows, COLUMNS=own.columns, STAGES=own.stages, num_warps=own.warps, **early(x),
+        ROWS=own.rows, COLUMNS=own.columns, num_warps=own.warps, **early(x),
     )  # fmt: skip
     few_second_kernel[(-(-hidden // other.rows), tokens)](
         between_them, weights, chosen, second, second_bias, *shared_parts(shared), out,
-        K=k, HIDDEN=hidden, INNER=inner, SHARED=0 if shared is None else shared.second.shape[1], CHOICES=other.choices,
-        ROWS=other.rows, COLUMNS=other.columns, STAGES=other.stages, num_warps=other.warps, **early(x),
+        K=k, HIDDEN=hidden, INNER=inner, SHARED=0 if shared is None else shared.second.shape[1],
+        ROWS=other.rows, COLUMNS=other.columns, num_warps=other.warps, **early(x),
     )  # fmt: skip
     return out
 
@@ -61,33 +61,35 @@ def shared_parts(shared: Shared | None) -> tuple[Tensor | int | None, ...]:
 def few_first_kernel(
     x, chosen, first, bias, out, alpha, limit,
     K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """activation(first(x)) of one pair, so many rows of it."""
     wait(EARLY)
     pair = tl.program_id(1)
-    expert = tl.load(chosen + pair).to(tl.int64)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real_row = row < INNER
-    vector = x + (pair // K).to(tl.int64) * HIDDEN
-    gates = first + expert * (PARTS * INNER * HIDDEN) + row[:, None] * HIDDEN
-    # Columns are added up in their places, and only at the end across them.
-    gate = tl.zeros([ROWS, COLUMNS], tl.float32)
-    up = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for begin in tl.range(0, HIDDEN, COLUMNS, num_stages=STAGES):
-        column = begin + tl.arange(0, COLUMNS)
-        real = real_row[:, None] & (column < HIDDEN)[None, :]
-        value = tl.load(vector + column, mask=column < HIDDEN, other=0.0).to(tl.float32)[None, :]
-        gate += tl.load(gates + column[None, :], mask=real, other=0.0).to(tl.float32) * value
-        if PARTS == 2:
-            up += tl.load(gates + INNER * HIDDEN + column[None, :], mask=real, other=0.0).to(tl.float32) * value
-    gate_sum, up_sum = tl.sum(gate, 1), tl.sum(up, 1)
+    expert = tl.load(chosen + pair).to(tl.int64)
+    gates = first + expert * (PARTS * INNER * HIDDEN)
+    gate_tiles = tiles(gates, row, real_row, HIDDEN, COLUMNS)
+    up_tiles = gate_tiles
+    if PARTS == 2:
+        up_tiles = tiles(gates + INNER * HIDDEN, row, real_row, HIDDEN, COLUMNS)
+    gate_bias, up_bias = 0.0, 0.0
     if bias is not None:
         biases = bias + expert * (PARTS * INNER) + row
-        gate_sum += tl.load(biases, mask=real_row, other=0.0).to(tl.float32)
+        gate_bias = tl.load(biases, mask=real_row, other=0.0).to(tl.float32)
         if PARTS == 2:
-            up_sum += tl.load(biases + INNER, mask=real_row, other=0.0).to(tl.float32)
-    result = between(gate_sum, up_sum, alpha, limit, NAME, PARTS)
+            up_bias = tl.load(biases + INNER, mask=real_row, other=0.0).to(tl.float32)
+    hold()
+    values = pieces(x + (pair // K).to(tl.int64) * HIDDEN, HIDDEN, COLUMNS)
+    nothing = tl.zeros([ROWS, COLUMNS], tl.float32)
+    gate = add_products(nothing, gate_tiles, values, 1.0, HIDDEN)
+    if PARTS == 2:
+        up = add_products(nothing, up_tiles, values, 1.0, HIDDEN)
+        gate, up = tl.split(tl.sum(tl.join(gate, up), 1))
+    else:
+        gate, up = tl.sum(gate, 1), 0.0
+    result = between(gate + gate_bias, up + up_bias, alpha, limit, NAME, PARTS)
     tl.store(out + pair.to(tl.int64) * INNER + row, result.to(out.dtype.element_ty), mask=real_row)
 
 
@@ -96,54 +98,86 @@ def few_second_kernel(
     inputs, weights, chosen, second, bias,
     shared_gate, shared_up, shared_second, opening, gate_stride, opening_stride, out,
     K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr,
-    CHOICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The weighted sum over one token's choices, so many rows of it; so many choices are read side by side."""
+    """The weighted sum over one token's choices, so many rows of it."""
     token = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real_row = row < HIDDEN
-    # Known before the router chose: the kernel before this one may still be at work.
-    result = tl.zeros([ROWS], tl.float32)
+    # Weights are older than any step: these come while others are still at work.
     if SHARED > 0:
-        result = shared_rows(
-            shared_gate + token * gate_stride, shared_up + token * gate_stride, shared_second, row, HIDDEN, SHARED
-        )
-        if opening is not None:
-            result *= sigmoid(tl.load(opening + token * opening_stride).to(tl.float32))
+        shared_tiles = tiles(shared_second, row, real_row, SHARED, COLUMNS)
     wait(EARLY)
-    total = tl.zeros([CHOICES, ROWS, COLUMNS], tl.float32)
-    BLOCKS: tl.constexpr = (INNER + COLUMNS - 1) // COLUMNS
-    STEPS: tl.constexpr = (K + CHOICES - 1) // CHOICES * BLOCKS
-    for step in tl.range(0, STEPS, num_stages=STAGES):
-        choice = step // BLOCKS * CHOICES + tl.arange(0, CHOICES)
-        column = step % BLOCKS * COLUMNS + tl.arange(0, COLUMNS)
-        pair = token * K + choice
-        expert = tl.load(chosen + pair, mask=choice < K, other=0).to(tl.int64)
-        real = (choice < K)[:, None] & (column < INNER)[None, :]
-        value = tl.load(inputs + pair.to(tl.int64)[:, None] * INNER + column[None, :], mask=real, other=0.0)
-        value = value.to(tl.float32) * tl.load(weights + pair, mask=choice < K, other=0.0).to(tl.float32)[:, None]
-        matrix = second + expert[:, None, None] * (HIDDEN * INNER) + row[None, :, None] * INNER + column[None, None, :]
-        block = tl.load(matrix, mask=real[:, None, :] & real_row[None, :, None], other=0.0)
-        total += block.to(tl.float32) * value[:, None, :]
-    result += tl.sum(tl.sum(total, 2), 0)
+    experts, factors, matrices = (), (), ()
+    for j in tl.static_range(K):
+        experts += (tl.load(chosen + token * K + j).to(tl.int64),)
+        factors += (tl.load(weights + token * K + j).to(tl.float32),)
+    for j in tl.static_range(K):
+        matrices += (tiles(second + experts[j] * (HIDDEN * INNER), row, real_row, INNER, COLUMNS),)
+    added = tl.zeros([ROWS], tl.float32)
     if bias is not None:
         for j in tl.static_range(K):
-            expert = tl.load(chosen + token * K + j).to(tl.int64)
-            added = tl.load(bias + expert * HIDDEN + row, mask=real_row, other=0.0).to(tl.float32)
-            result += tl.load(weights + token * K + j).to(tl.float32) * added
+            one = tl.load(bias + experts[j] * HIDDEN + row, mask=real_row, other=0.0)
+            added += one.to(tl.float32) * factors[j]
+    hold()
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if SHARED > 0:
+        factor = 1.0
+        if opening is not None:
+            factor = sigmoid(tl.load(opening + token * opening_stride).to(tl.float32))
+        values = gated(shared_gate + token * gate_stride, shared_up + token * gate_stride, SHARED, COLUMNS)
+        total = add_products(total, shared_tiles, values, factor, SHARED)
+    for j in tl.static_range(K):
+        values = pieces(inputs + (token * K + j).to(tl.int64) * INNER, INNER, COLUMNS)
+        total = add_products(total, matrices[j], values, factors[j], INNER)
+    result = tl.sum(total, 1) + added
     tl.store(out + token.to(tl.int64) * HIDDEN + row, result.to(out.dtype.element_ty), mask=real_row)
 
 
 @triton.jit
-def shared_rows(gate, up, second, row, HIDDEN: tl.constexpr, SHARED: tl.constexpr):
-    """Some rows of second @ (silu(gate) * up), for one token."""
-    STEP: tl.constexpr = 512
-    total = tl.zeros([row.shape[0], STEP], tl.float32)
-    for begin in tl.static_range(0, SHARED, STEP):
-        column = begin + tl.arange(0, STEP)
-        real = column < SHARED
-        opened = tl.load(gate + column, mask=real, other=0.0).to(tl.float32)
-        value = opened * sigmoid(opened) * tl.load(up + column, mask=real, other=0.0).to(tl.float32)
-        place = second + row[:, None] * SHARED + column[None, :]
-        total += tl.load(place, mask=(row < HIDDEN)[:, None] & real[None, :], other=0.0).to(tl.float32) * value[None, :]
-    return tl.sum(total, 1)
+def hold():
+    """Between loads of weights and of what they are multiplied with, so that all of the former are under way at once.
+
+    Else the compiler moves each load down to where it is needed, to save registers.
+    """
+    tl.debug_barrier()
+
+
+@triton.jit
+def pieces(vector, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    """All of a vector, in pieces of so many columns: read at once."""
+    found = ()
+    for begin in tl.static_range(0, SIZE, COLUMNS):
+        column = begin + tl.arange(0, COLUMNS)
+        found += (tl.load(vector + column, mask=column < SIZE, other=0.0),)
+    return found
+
+
+@triton.jit
+def tiles(matrix, row, real_row, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    """Rows of a matrix, in pieces of so many columns: read at once."""
+    found = ()
+    for begin in tl.static_range(0, SIZE, COLUMNS):
+        column = begin + tl.arange(0, COLUMNS)
+        real = real_row[:, None] & (column < SIZE)[None, :]
+        found += (tl.load(matrix + (row[:, None] * SIZE + column[None, :]), mask=real, other=0.0),)
+    return found
+
+
+@triton.jit
+def gated(gate, up, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    """silu(gate) * up, in such pieces."""
+    gates, ups = pieces(gate, SIZE, COLUMNS), pieces(up, SIZE, COLUMNS)
+    found = ()
+    for i in tl.static_range((SIZE + COLUMNS - 1) // COLUMNS):
+        value = gates[i].to(tl.float32)
+        found += (value * sigmoid(value) * ups[i].to(tl.float32),)
+    return found
+
+
+@triton.jit
+def add_products(total, tiles, values, factor, SIZE: tl.constexpr):
+    """Columns are added up in their places; the sum across them is left to the end."""
+    for i in tl.static_range((SIZE + total.shape[1] - 1) // total.shape[1]):
+        total += tiles[i].to(tl.float32) * (values[i].to(tl.float32) * factor)[None, :]
+    return total

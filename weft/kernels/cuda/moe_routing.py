@@ -19,7 +19,7 @@ from weft.kernels.cuda.overlap import early, wait
 # Pairs that a program looks at in one go.
 LIST_BLOCK = 8192
 # Below everything that a choice may be made from.
-LEAST_KEY = tl.constexpr(-(2**63))
+LEAST_RANK = tl.constexpr(-(2**31))
 
 
 def route(
@@ -36,10 +36,11 @@ def route(
     weights = torch.empty(tokens, k, dtype=torch.float32, device=logits.device)
     chosen = torch.empty(tokens, k, dtype=torch.int32, device=logits.device)
     if tokens:
+        # One warp, whose maximum of integers is a single instruction.
         route_kernel[(tokens,)](
             logits, bias, weights, chosen, logits.stride(0), scaling, eps,
-            COUNT=count, K=k, SCORING=scoring, RENORMALISE=renormalise,
-            BLOCK=power_of_two(count), K_BLOCK=power_of_two(k), num_warps=1 if count <= 256 else 2, **early(logits),
+            COUNT=count, K=k, SCORING=scoring, RENORMALISE=renormalise, BLOCK=power_of_two(count),
+            num_warps=1, **early(logits),
         )  # fmt: skip
     return weights, chosen
 
@@ -48,7 +49,7 @@ def route(
 def route_kernel(
     logits, bias, weights, chosen, logits_stride, scaling, eps,
     COUNT: tl.constexpr, K: tl.constexpr, SCORING: tl.constexpr, RENORMALISE: tl.constexpr,
-    BLOCK: tl.constexpr, K_BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
     token = tl.program_id(0).to(tl.int64)
@@ -64,23 +65,17 @@ def route_kernel(
     ranking = scores
     if bias is not None:
         ranking = ranking + tl.load(bias + expert, mask=real, other=0.0)
-    place = tl.arange(0, K_BLOCK)
-    best_weight = tl.zeros([K_BLOCK], tl.float32)
-    best_expert = tl.zeros([K_BLOCK], tl.int32)
-    # Rank and expert as one number, so that one maximum finds both; those that are not numbers differ too.
-    key = (rising_key(ranking).to(tl.int64) << 32) + (BLOCK - 1 - expert)
-    key = tl.where(real, key, LEAST_KEY)
+    rank = tl.where(real, tl.maximum(rising_key(ranking), LEAST_RANK + 1), LEAST_RANK)
+    place = tl.full([BLOCK], K, tl.int32)
     for j in tl.static_range(K):
-        best = tl.max(key, 0)
-        taken = BLOCK - 1 - (best & 0xFFFFFFFF).to(tl.int32)
-        score = tl.sum(tl.where(expert == taken, scores, 0.0), 0)
-        best_weight = tl.where(place == j, score, best_weight)
-        best_expert = tl.where(place == j, taken, best_expert)
-        key = tl.where(expert == taken, LEAST_KEY, key)
+        # The first of equals; what is not a number has a rank as well.
+        taken = tl.min(tl.where(rank == tl.max(rank, 0), expert, BLOCK), 0)
+        place = tl.where(expert == taken, j, place)
+        rank = tl.where(expert == taken, LEAST_RANK, rank)
     if RENORMALISE:
-        best_weight = best_weight / (tl.sum(tl.where(place < K, best_weight, 0.0), 0) + eps)
-    tl.store(weights + token * K + place, best_weight * scaling, mask=place < K)
-    tl.store(chosen + token * K + place, best_expert, mask=place < K)
+        scores = scores / (tl.sum(tl.where(place < K, scores, 0.0), 0) + eps)
+    tl.store(weights + token * K + place, scores * scaling, mask=place < K)
+    tl.store(chosen + token * K + place, expert, mask=place < K)
 
 
 @dataclass(frozen=True, slots=True)
