@@ -94,7 +94,7 @@ def test_products_are_cut_so_that_the_memory_is_kept_busy():
     for outputs in range(64, 40000, 24):
         for rows in (1, 32):
             chosen = cut(rows, outputs, 4096)
-            assert -(-outputs // chosen.width) * chosen.shares >= min(100, -(-outputs // 64) * 8)
+            assert -(-outputs // chosen.width) * chosen.shares >= min(88, -(-outputs // 64) * 8)
             assert cut(rows, outputs, 4096, hopper=False).width == 64
 
 

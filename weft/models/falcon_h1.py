@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
+from weft.kernels.beside import beside
 from weft.kernels.placing import side_by_side
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import View
@@ -83,8 +84,11 @@ class ParallelBlock(Layer):
         """What Mamba2 makes of its input and what attention does, added up."""
         mixed, (scanned, attended) = side_by_side(normed, self.out_proj.sizes)
         to_scan, to_attend = self.project(normed)
-        self.mamba.mix_projected(to_scan, batch, views, scanned)
-        self.self_attn.mix_projected(to_attend, rotation, batch, views, attended)
+        beside(
+            normed,
+            lambda: self.mamba.mix_projected(to_scan, batch, views, scanned),
+            lambda: self.self_attn.mix_projected(to_attend, rotation, batch, views, attended),
+        )
         return self.out_proj.unsummed(mixed)
 
     def project(self, normed: Float[Tensor, "tokens hidden"]) -> tuple[Tensor, Tensor]:
