@@ -8,6 +8,8 @@ import torch
 from weft.kernels.beside import beside
 from weft.kernels.cuda import overlap
 
+SIZE = 8192
+
 
 def test_elsewhere_one_comes_after_the_other():
     done: list[str] = []
@@ -24,13 +26,16 @@ def test_only_the_first_kernel_of_a_branch_starts_late(monkeypatch):
 
 @pytest.mark.gpu
 def test_recorded_branches_meet_again():
-    """Each branch takes long enough that whoever did not wait for it would be seen."""
+    """Each branch takes long enough that whoever did not wait for it would be seen.
+
+    Products are so wide that no programs share one: those count who has come, for one product at a time.
+    """
     from weft.kernels.cuda.linear import few_rows
 
     torch.manual_seed(0)
-    x = torch.randn(3, 4096, device="cuda", dtype=torch.bfloat16)
-    first, second, last = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) / 64 for _ in range(3))
-    kept = torch.zeros(3, 8192, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(3, SIZE, device="cuda", dtype=torch.bfloat16)
+    first, second, last = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) / SIZE**0.5 for _ in range(3))
+    kept = torch.zeros(3, 2 * SIZE, device="cuda", dtype=torch.bfloat16)
 
     def repeated(weight: torch.Tensor, out: torch.Tensor, times: int) -> None:
         y = x
@@ -39,8 +44,8 @@ def test_recorded_branches_meet_again():
         out.copy_(y)
 
     def step() -> torch.Tensor:
-        beside(x, lambda: repeated(first, kept[:, :4096], 3), lambda: repeated(second, kept[:, 4096:], 9))
-        return few_rows(kept[:, :4096] + kept[:, 4096:], last)
+        beside(x, lambda: repeated(first, kept[:, :SIZE], 3), lambda: repeated(second, kept[:, SIZE:], 9))
+        return few_rows(kept[:, :SIZE] + kept[:, SIZE:], last)
 
     wanted = step().clone()
     graph = torch.cuda.CUDAGraph()

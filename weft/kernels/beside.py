@@ -12,7 +12,8 @@ def beside(x: Tensor, one: Callable[[], object], other: Callable[[], object]) ->
     """Both, in a step that is recorded for a GPU at the same time; `x` is where they work.
 
     Only there: memory that one stream has done with must not be handed out while the other still reads it, which a
-    recording sees to by the order in which its pieces are given back. And elsewhere the host would not keep up.
+    recording sees to by the order in which its pieces are given back. And elsewhere the host would not keep up. Neither
+    may hold products whose sums are added up by whoever comes last: those are counted for one product at a time.
     """
     if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         one()
