@@ -24,7 +24,7 @@ from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
 from weft.kernels.cuda.activation import activate
-from weft.kernels.cuda.linear import Cut, cut, few_rows, is_hopper, rows_compiled
+from weft.kernels.cuda.linear import Cut, cut, few_rows, is_roomy, rows_compiled
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
 
@@ -113,7 +113,7 @@ def cuts(rows: int, outputs: int, inputs: int) -> Iterator[Cut]:
 def try_cuts(name: str, layer: Layer, weights: Sequence[Tensor], rows: int) -> None:
     """The five best and the usual one, beside cuBLAS, and why others failed if they did."""
     x = torch.randn(rows, layer.inputs, dtype=DTYPE, device=DEVICE)
-    usual = cut(rows, layer.outputs, layer.inputs, is_hopper(x))
+    usual = cut(rows, layer.outputs, layer.inputs, is_roomy(x.device))
     ways: dict[Cut | str, Callable[..., Any]] = {"cuBLAS": layer.multiply_by_cublas, usual: layer.multiply}
     ways |= {by: partial(layer.multiply, by=by) for by in cuts(rows, layer.outputs, layer.inputs)}
     found = {}

@@ -30,8 +30,11 @@ CAPABILITY = 90
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
-def assert_compiles(*launches: Callable[[], None]) -> None:
-    """Every kernel launched by these functions compiles. They are found again by their modules and names."""
+def assert_compiles(*launches: Callable[[], None], in_registers: bool = False) -> None:
+    """Every kernel launched by these functions compiles. They are found again by their modules and names.
+
+    `in_registers`: nothing that a thread computes with has to be laid aside in memory.
+    """
     names = [f"tests.{Path(launch.__code__.co_filename).stem}:{launch.__name__}" for launch in launches]
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -40,6 +43,7 @@ def assert_compiles(*launches: Callable[[], None]) -> None:
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stdout.count("\n") >= len(launches), "nothing was launched"
+    assert not in_registers or all("stack=0 " in line for line in done.stdout.splitlines()), done.stdout
 
 
 def compile_launches(names: list[str]) -> None:

@@ -8,7 +8,7 @@ import torch
 from weft.kernels.beside import beside
 from weft.kernels.cuda import overlap
 
-SIZE = 8192
+SIZE = 4096
 
 
 def test_elsewhere_one_comes_after_the_other():
@@ -20,32 +20,45 @@ def test_elsewhere_one_comes_after_the_other():
 def test_only_the_first_kernel_of_a_branch_starts_late(monkeypatch):
     monkeypatch.setattr(overlap, "is_able", lambda device: True)
     x = torch.empty(0)
-    overlap.start_late()
-    assert [overlap.early(x)["EARLY"] for _ in range(3)] == [False, True, True]
+
+    def launches(count: int) -> list[bool]:
+        return [overlap.early(x)["EARLY"] for _ in range(count)]
+
+    assert launches(1) == [True]
+    with overlap.branching():
+        assert overlap.on_branch()
+        assert launches(3) == [False, True, True]
+    with overlap.branching():
+        pass
+    assert launches(1) == [True]
+    assert not overlap.on_branch()
 
 
 @pytest.mark.gpu
 def test_recorded_branches_meet_again():
-    """Each branch takes long enough that whoever did not wait for it would be seen.
+    """Each takes long enough that whoever did not wait for it would be seen.
 
-    Products are so wide that no programs share one: those count who has come, for one product at a time.
+    They end, and what follows begins, as in a step: with kernels that start before the ones before them have ended.
+    Programs share sums on both at once.
     """
+    from weft.kernels.cuda.activation import activate
     from weft.kernels.cuda.linear import few_rows
 
     torch.manual_seed(0)
     x = torch.randn(3, SIZE, device="cuda", dtype=torch.bfloat16)
-    first, second, last = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) / SIZE**0.5 for _ in range(3))
+    first, second = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) / SIZE**0.5 for _ in range(2))
+    last = torch.randn(SIZE, 2 * SIZE, device="cuda", dtype=torch.bfloat16) / SIZE**0.5
     kept = torch.zeros(3, 2 * SIZE, device="cuda", dtype=torch.bfloat16)
 
     def repeated(weight: torch.Tensor, out: torch.Tensor, times: int) -> None:
         y = x
         for _ in range(times):
             y = few_rows(y, weight)
-        out.copy_(y)
+        activate("silu", y, None, out)
 
     def step() -> torch.Tensor:
         beside(x, lambda: repeated(first, kept[:, :SIZE], 3), lambda: repeated(second, kept[:, SIZE:], 9))
-        return few_rows(kept[:, :SIZE] + kept[:, SIZE:], last)
+        return few_rows(kept, last)
 
     wanted = step().clone()
     graph = torch.cuda.CUDAGraph()
@@ -53,5 +66,6 @@ def test_recorded_branches_meet_again():
         found = step()
     for _ in range(20):
         kept.zero_()
+        found.zero_()
         graph.replay()
         assert torch.equal(found, wanted)

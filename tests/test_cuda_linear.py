@@ -47,16 +47,19 @@ def check_activated(rows: int, inputs: int, outputs: int, parts: int, dtype: tor
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 2048, 64), (17, 1040, 100)])
-def test_parts_of_a_product_add_up_to_it(device, rows, inputs, outputs):
+def test_parts_of_a_product_add_up_to_it(device, rows, inputs, outputs, biased):
     # Triton's interpreter multiplies float16 right, bfloat16 not.
     x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs) / inputs**0.5
     x, weight = (t.to(device, torch.float16) for t in (x, weight))
-    parts = few_rows(x, weight, summed=False)
+    bias = torch.randn(outputs, device=device, dtype=torch.float16) if biased else None
+    parts = few_rows(x, weight, bias, summed=False)
     assert parts.ndim == 3
     assert len(parts) > 1
-    torch.testing.assert_close(parts.sum(0).half(), few_rows(x, weight))
-    torch.testing.assert_close(parts.sum(0), F.linear(x.float(), weight.float()), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(parts.sum(0).half(), few_rows(x, weight, bias), rtol=2e-3, atol=1e-4)
+    wanted = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    torch.testing.assert_close(parts.sum(0), wanted, rtol=1e-2, atol=1e-2)
     assert not counters(x.device).any()
 
 
@@ -87,6 +90,8 @@ def test_however_a_product_is_cut_it_is_the_same(by, parts):
     torch.testing.assert_close(few_rows(x, weight, None, name, parts, by=by).float(), wanted, rtol=1e-2, atol=1e-2)
     unsummed = few_rows(x, weight, summed=False, by=by)
     assert unsummed.shape == ((by.shares, 17, 300) if by.shares > 1 else (17, 300))
+    summed = unsummed.sum(0) if by.shares > 1 else unsummed.float()
+    torch.testing.assert_close(summed, few_rows(x, weight).float(), rtol=1e-2, atol=1e-2)
     assert not counters(x.device).any()
 
 
@@ -95,7 +100,7 @@ def test_products_are_cut_so_that_the_memory_is_kept_busy():
         for rows in (1, 32):
             chosen = cut(rows, outputs, 4096)
             assert -(-outputs // chosen.width) * chosen.shares >= min(88, -(-outputs // 64) * 8)
-            assert cut(rows, outputs, 4096, hopper=False).width == 64
+            assert cut(rows, outputs, 4096, roomy=False).width == 64
 
 
 def test_wide_programs_give_the_plain_product():

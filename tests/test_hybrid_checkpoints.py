@@ -168,6 +168,19 @@ def test_falcon_has_one_matrix_and_one_bias_behind_both_mixers(of_mamba, of_atte
             torch.testing.assert_close(block.out_proj.bias, 0.8 * of_one + 0.9 * of_other)
 
 
+@pytest.mark.parametrize("leaf", ["mamba.out_proj.bias", "self_attn.o_proj.bias"])
+def test_a_bias_that_is_added_to_another_is_missed_by_its_own_name_and_shape(leaf, tmp_path):
+    folder = saved(HYBRIDS["falcon_h1"].variant(projectors_bias=True, attention_bias=True), tmp_path)
+    stored, name = load_file(folder / "model.safetensors"), f"model.layers.0.{leaf}"
+    bias = stored.pop(name)
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"missing: {re.escape(name)}$"):
+        load(folder)
+    save_file(stored | {name: bias[:1].clone()}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"misshapen: {re.escape(name)} is \[1\]"):
+        load(folder)
+
+
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_in_bfloat16_decays_and_states_stay_float32_and_windows_do_not(name, tmp_path):
     model = load(saved(HYBRIDS[name], tmp_path), torch.bfloat16)

@@ -11,21 +11,25 @@ from torch import Tensor
 def beside(x: Tensor, one: Callable[[], object], other: Callable[[], object]) -> None:
     """Both, in a step that is recorded for a GPU at the same time; `x` is where they work.
 
-    Only there: memory that one stream has done with must not be handed out while the other still reads it, which a
-    recording sees to by the order in which its pieces are given back. And elsewhere the host would not keep up. Neither
-    may hold products whose sums are added up by whoever comes last: those are counted for one product at a time.
+    What was made before and is read by both has to be held until this returns: memory that a stream is done with is
+    handed out again without a look at the other. Where nothing is recorded, the host would not keep up with two.
     """
-    if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if not x.is_cuda:
         one()
         other()
         return
-    from weft.kernels.cuda.overlap import branch_of, start_late
+    from weft.kernels.cuda.overlap import branch_of, branching
 
+    if not torch.cuda.is_current_stream_capturing():
+        one()
+        # The same kernels as in a recording, before which they are to be compiled.
+        with branching():
+            other()
+        return
     main = torch.cuda.current_stream(x.device)
     branch = branch_of(x.device)
     branch.wait_stream(main)
-    with torch.cuda.stream(branch):
-        start_late()
+    with torch.cuda.stream(branch), branching():
         other()
     one()
     main.wait_stream(branch)

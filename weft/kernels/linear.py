@@ -93,11 +93,11 @@ def unsummed_linear(
     stored: Float[Tensor, "outputs inputs"] | None = None,
 ) -> Float[Tensor, "*parts n outputs"]:
     """The product for a residual stream (`norm.Change`), which adds up parts for nothing: it may come in such."""
-    if weight.is_cuda and HAS_TRITON and bias is None:
+    if weight.is_cuda and HAS_TRITON:
         from weft.kernels.cuda import linear as on_gpu
 
         if on_gpu.suits(x, weight):
-            return on_gpu.few_rows(x, weight, summed=False)
+            return on_gpu.few_rows(x, weight, bias, summed=False)
     return linear(x, weight, bias, stored)
 
 

@@ -1,8 +1,8 @@
 """Falcon-H1: in every block Mamba2 and full attention side by side, then a gated MLP, with factors everywhere.
 
 Both mixers read the same input, which one product projects for them, and leave their outcomes side by side, of which
-another makes what is added to the stream. Factors are folded into weights when they are loaded; that of the MLP's
-outcome rides along in its addition.
+another makes what is added to the stream. Factors of mixers and gates are folded into weights when they are loaded;
+that of an MLP's outcome rides along in its addition.
 """
 
 from __future__ import annotations

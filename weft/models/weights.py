@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,15 +212,17 @@ def check(
     folder: Path, config: Mapping[str, Any], wanted: list[Source], filling: list[Source], stored: Mapping[str, Stored]
 ) -> None:
     """Raise an error that names what is missing, extra or misshapen."""
-    used = {name for source in filling for name in (source.name, *source.companions)}
+    known = {name for source in wanted for name in (source.name, *source.companions)}
     misshapen = [
-        f"{s.name} is {list(stored[s.name].shape)} and should be {list(s.stored_shape)}"
+        f"{name} is {list(stored[name].shape)} and should be {list(s.stored_shape)}"
         for s in filling
-        if stored[s.name].shape != s.stored_shape
+        # Companions of what is stored in a shape of its own have theirs.
+        for name in (s.name, *(s.companions if s.shape is None else ()))
+        if stored[name].shape != s.stored_shape
     ]
     problems = {
-        "missing": missing(wanted, filling),
-        "not known to this architecture": sorted(set(stored) - used),
+        "missing": missing(wanted, filling, stored),
+        "not known to this architecture": sorted(set(stored) - known),
         "misshapen": misshapen,
     }
     told = [f"{what}: {_some(names)}" for what, names in problems.items() if names]
@@ -229,7 +231,7 @@ def check(
         raise ModelError(f"{folder} does not fit {architecture}. Tensors " + "; ".join(told))
 
 
-def missing(wanted: list[Source], filling: list[Source]) -> list[str]:
+def missing(wanted: list[Source], filling: list[Source], stored: Container[str]) -> list[str]:
     """Names of what stays unfilled, given that a part of a parameter may be offered whole or in pieces.
 
     Told as intervals of memory: a source is not needed if a filled one covers it, or filled ones inside add up to it.
@@ -247,7 +249,8 @@ def missing(wanted: list[Source], filling: list[Source]) -> list[str]:
         inside = sum(count for a, b, count in others if low <= a and b <= high)
         covered = any(a <= low and high <= b for a, b, _ in others)
         if not covered and inside < source.target.numel():
-            unfilled[_storage(source)].append((low, high, inside > 0, source.name))
+            absent = next(name for name in (source.name, *source.companions) if name not in stored)
+            unfilled[_storage(source)].append((low, high, inside > 0, absent))
     return [name for group in unfilled.values() for name in _outermost(group)]
 
 

@@ -18,11 +18,13 @@ from torch import Tensor
 
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between
-from weft.kernels.cuda.overlap import early, is_able, wait
+from weft.kernels.cuda.overlap import early, on_branch, wait
 
-# Measured on an H200: up to so many rows and outputs faster than the library.
+# Measured on an H200: up to so many rows and outputs faster than the library. With more than 16 rows elsewhere, fewer.
 MOST_ROWS = 32
-MANY_OUTPUTS = 24576
+MANY_OUTPUTS, MANY_ELSEWHERE = 24576, 4096
+# Of a program, in bytes: what the cuts for a Hopper GPU need.
+SHARED_MEMORY = 208 << 10
 OUTPUTS = 64
 INPUTS = 128
 # Programs that keep the memory busy, by rows up to so many.
@@ -45,7 +47,7 @@ class Cut(NamedTuple):
     stages: int
 
 
-def cut(rows: int, outputs: int, inputs: int, hopper: bool = True) -> Cut:
+def cut(rows: int, outputs: int, inputs: int, roomy: bool = True) -> Cut:
     """What was fastest in whole steps; products alone, one after another, would choose otherwise.
 
     >>> cut(1, 8728, 3072), cut(1, 24576, 3072)
@@ -55,12 +57,12 @@ def cut(rows: int, outputs: int, inputs: int, hopper: bool = True) -> Cut:
     >>> cut(32, 15680, 4480)
     Cut(width=128, shares=1, inputs=128, warps=8, stages=4)
     """
-    if is_wide(rows, outputs, hopper):
+    if is_wide(rows, outputs, roomy):
         return Cut(2 * OUTPUTS, 1, INPUTS, 8, 4)
     compiled, blocks = rows_compiled(rows), -(-outputs // OUTPUTS)
     shares = shares_of(blocks, inputs, PROGRAMS[compiled])
     programs = blocks * shares
-    if not hopper:
+    if not roomy:
         return Cut(OUTPUTS, shares, INPUTS // 2, 4, 3)
     if compiled == 16:
         # Fewer programs have to read further ahead.
@@ -69,13 +71,15 @@ def cut(rows: int, outputs: int, inputs: int, hopper: bool = True) -> Cut:
     return Cut(OUTPUTS, shares, INPUTS if programs <= MULTIPROCESSORS else INPUTS // 2, 4, 5)
 
 
-def is_wide(rows: int, outputs: int, hopper: bool) -> bool:
-    return hopper and rows_compiled(rows) > 16 and outputs in WIDE
+def is_wide(rows: int, outputs: int, roomy: bool) -> bool:
+    return roomy and rows_compiled(rows) > 16 and outputs in WIDE
 
 
 def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
     """Whether `few_rows` is the faster way. Known without asking the device."""
-    return are_few(x, weight) and len(weight) <= MANY_OUTPUTS
+    if not are_few(x, weight):
+        return False
+    return len(weight) <= (MANY_OUTPUTS if len(x) <= 16 or is_roomy(x.device) else MANY_ELSEWHERE)
 
 
 def are_few(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
@@ -100,14 +104,14 @@ def few_rows(
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
-    width, shares, step, warps, stages = by or cut(rows, outputs, inputs, is_hopper(x))
+    width, shares, step, warps, stages = by or cut(rows, outputs, inputs, is_roomy(x.device))
     blocks = -(-results // (width // parts))
     share = -(-inputs // (shares * step)) * step
     summed = summed or shares == 1
     found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else None
     y = torch.empty(rows, results, dtype=x.dtype, device=x.device) if summed else None
     few_rows_kernel[(blocks, shares)](
-        x, weight, bias, y, found, counters(x.device), rows, outputs, inputs, share, x.stride(0),
+        x, weight, bias, y, found, counters(x.device, on_branch()), rows, outputs, inputs, share, x.stride(0),
         ROWS=rows_compiled(rows), OUTPUTS=width, INPUTS=step, SHARES=shares,
         EVEN=inputs == shares * share, NAME=activation or "", PARTS=parts,
         num_warps=warps, num_stages=stages, **early(x),
@@ -117,9 +121,12 @@ def few_rows(
     return result
 
 
-def is_hopper(x: Tensor) -> bool:
-    """The interpreter works as if it were one."""
-    return x.is_cpu or is_able(x.device)
+@lru_cache
+def is_roomy(device: torch.device) -> bool:
+    """Whether it has the shared memory of a Hopper GPU; the interpreter works as if it had."""
+    if device.type == "cpu":
+        return True
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= SHARED_MEMORY
 
 
 def rows_compiled(rows: int) -> int:
@@ -143,8 +150,11 @@ def shares_of(blocks: int, inputs: int, programs: int) -> int:
 
 
 @lru_cache
-def counters(device: torch.device) -> Tensor:
-    """How many programs have come, for each block of outputs. Every call leaves zeros behind."""
+def counters(device: torch.device, branch: bool = False) -> Tensor:
+    """How many programs have come, for each block of outputs. Every call leaves zeros behind.
+
+    On a branch a product may be computed while another one is.
+    """
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
@@ -170,6 +180,9 @@ def few_rows_kernel(
     place = row[None, :] * outputs + output[:, None]
     real = is_row[None, :] & is_output[:, None]
     if SHARES > 1:
+        if y is None and bias is not None:
+            # Nobody finishes these: one of the parts has the bias in it.
+            total += tl.load(bias + output, mask=is_output & (part == 0), other=0.0).to(tl.float32)[:, None]
         tl.store(found + part * rows * outputs + place, total, mask=real)
         if y is not None:
             # All threads have stored before the count tells the others.

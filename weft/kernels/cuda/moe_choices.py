@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,8 +26,20 @@ class Vectors:
 
     @property
     def columns(self) -> int:
-        """Of a piece: 16 bytes for every thread. Where all threads share a row, nobody has to pass the vector on."""
+        """Of a piece: 8 for every thread. Where all threads share a row, nobody has to pass the vector on."""
         return self.warps * 256
+
+    def pieces(self, size: int) -> int:
+        """Of a row."""
+        return -(-size // self.columns)
+
+    def at_once(self, element_size: int) -> int:
+        """Pieces of these rows that fit into so many loads of 16 bytes.
+
+        >>> Vectors(2, 4).at_once(2), Vectors(1, 4).at_once(4)
+        (10, 10)
+        """
+        return max(1, LOADS * 2 // (self.rows * element_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +54,7 @@ class Tiles:
     weights_first: bool  # which operand of the product the weights are: the first needs 64 outputs to be fast
 
 
-# Loads that a thread has under way at once in the second product, at most: more of them take more registers.
+# Loads that a thread has under way at once, at most: more of them take more registers than there are.
 LOADS = 20
 # By the number of pairs at once.
 TILES = {
@@ -61,11 +73,14 @@ def vectors(hidden: int, inner: int, k: int) -> tuple[Vectors, Vectors]:
     >>> vectors(4096, 768, 10), vectors(2048, 512, 8)
     ((Vectors(rows=2, warps=8), Vectors(rows=2, warps=4)), (Vectors(rows=1, warps=4), Vectors(rows=2, warps=2)))
     """
-    first = Vectors(1, 4) if hidden <= 2048 else Vectors(2, 4 if hidden % 2048 else 8)
+    first = Vectors(1, 4 if hidden <= 2048 or hidden % 2048 else 8)
+    # Gate and up are read at once.
+    if hidden > 2048 and 4 * first.pieces(hidden) <= LOADS:
+        first = replace(first, rows=2)
     # A piece for a row, or pieces that are not much wider than what is left.
     warps = next((warps for warps in (1, 2, 4, 8) if inner <= Vectors(1, warps).columns), 4)
-    of_a_row = k * -(-inner // Vectors(1, warps).columns)
-    return first, Vectors(2 if 2 * of_a_row <= LOADS else 1, warps)
+    second = Vectors(1, warps)
+    return first, second if 2 * k * second.pieces(inner) > LOADS else replace(second, rows=2)
 
 
 def tiles(dtype: torch.dtype, tokens: int, k: int, experts: int) -> tuple[Tiles, Tiles]:

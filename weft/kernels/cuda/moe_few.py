@@ -42,7 +42,8 @@ def few_experts(
     few_second_kernel[(-(-hidden // other.rows), tokens)](
         between_them, weights, chosen, second, second_bias, *shared_parts(shared), out,
         K=k, HIDDEN=hidden, INNER=inner, SHARED=0 if shared is None else shared.second.shape[1],
-        ROWS=other.rows, COLUMNS=other.columns, num_warps=other.warps, **early(x),
+        ROWS=other.rows, COLUMNS=other.columns, AT_ONCE=other.at_once(x.element_size()), num_warps=other.warps,
+        **early(x),
     )  # fmt: skip
     return out
 
@@ -71,7 +72,6 @@ def few_first_kernel(
     expert = tl.load(chosen + pair).to(tl.int64)
     gates = first + expert * (PARTS * INNER * HIDDEN)
     gate_tiles = tiles(gates, row, real_row, HIDDEN, COLUMNS)
-    up_tiles = gate_tiles
     if PARTS == 2:
         up_tiles = tiles(gates + INNER * HIDDEN, row, real_row, HIDDEN, COLUMNS)
     gate_bias, up_bias = 0.0, 0.0
@@ -98,38 +98,43 @@ def few_second_kernel(
     inputs, weights, chosen, second, bias,
     shared_gate, shared_up, shared_second, opening, gate_stride, opening_stride, out,
     K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The weighted sum over one token's choices, so many rows of it."""
+    """The weighted sum over one token's choices, so many rows of it. So many pieces of matrices are read at once."""
     token = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real_row = row < HIDDEN
-    # Weights are older than any step: these come while others are still at work.
+    # Weights are older than any step: these come while the kernel before this one is still at work.
     if SHARED > 0:
         shared_tiles = tiles(shared_second, row, real_row, SHARED, COLUMNS)
     wait(EARLY)
-    experts, factors, matrices = (), (), ()
+    experts, factors = (), ()
     for j in tl.static_range(K):
         experts += (tl.load(chosen + token * K + j).to(tl.int64),)
         factors += (tl.load(weights + token * K + j).to(tl.float32),)
-    for j in tl.static_range(K):
-        matrices += (tiles(second + experts[j] * (HIDDEN * INNER), row, real_row, INNER, COLUMNS),)
     added = tl.zeros([ROWS], tl.float32)
-    if bias is not None:
-        for j in tl.static_range(K):
-            one = tl.load(bias + experts[j] * HIDDEN + row, mask=real_row, other=0.0)
-            added += one.to(tl.float32) * factors[j]
-    hold()
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    if SHARED > 0:
-        factor = 1.0
-        if opening is not None:
-            factor = sigmoid(tl.load(opening + token * opening_stride).to(tl.float32))
-        values = gated(shared_gate + token * gate_stride, shared_up + token * gate_stride, SHARED, COLUMNS)
-        total = add_products(total, shared_tiles, values, factor, SHARED)
-    for j in tl.static_range(K):
-        values = pieces(inputs + (token * K + j).to(tl.int64) * INNER, INNER, COLUMNS)
-        total = add_products(total, matrices[j], values, factors[j], INNER)
+    PIECES: tl.constexpr = (INNER + COLUMNS - 1) // COLUMNS
+    for begin in tl.static_range(0, K * PIECES, AT_ONCE):
+        blocks = ()
+        for number in tl.static_range(begin, min(begin + AT_ONCE, K * PIECES)):
+            matrix = second + experts[number // PIECES] * (HIDDEN * INNER)
+            blocks += (tile(matrix, row, real_row, number % PIECES, INNER, COLUMNS),)
+        if bias is not None and begin == 0:
+            for j in tl.static_range(K):
+                one = tl.load(bias + experts[j] * HIDDEN + row, mask=real_row, other=0.0)
+                added += one.to(tl.float32) * factors[j]
+        hold()
+        if SHARED > 0 and begin == 0:
+            factor = 1.0
+            if opening is not None:
+                factor = sigmoid(tl.load(opening + token * opening_stride).to(tl.float32))
+            values = gated(shared_gate + token * gate_stride, shared_up + token * gate_stride, SHARED, COLUMNS)
+            total = add_products(total, shared_tiles, values, factor, SHARED)
+        for number in tl.static_range(begin, min(begin + AT_ONCE, K * PIECES)):
+            vector = inputs + (token * K + number // PIECES).to(tl.int64) * INNER
+            value = piece(vector, number % PIECES, INNER, COLUMNS).to(tl.float32) * factors[number // PIECES]
+            total += blocks[number - begin].to(tl.float32) * value[None, :]
     result = tl.sum(total, 1) + added
     tl.store(out + token.to(tl.int64) * HIDDEN + row, result.to(out.dtype.element_ty), mask=real_row)
 
@@ -144,12 +149,24 @@ def hold():
 
 
 @triton.jit
+def piece(vector, number: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    column = number * COLUMNS + tl.arange(0, COLUMNS)
+    return tl.load(vector + column, mask=column < SIZE, other=0.0)
+
+
+@triton.jit
+def tile(matrix, row, real_row, number: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    column = number * COLUMNS + tl.arange(0, COLUMNS)
+    real = real_row[:, None] & (column < SIZE)[None, :]
+    return tl.load(matrix + (row[:, None] * SIZE + column[None, :]), mask=real, other=0.0)
+
+
+@triton.jit
 def pieces(vector, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
     """All of a vector, in pieces of so many columns: read at once."""
     found = ()
-    for begin in tl.static_range(0, SIZE, COLUMNS):
-        column = begin + tl.arange(0, COLUMNS)
-        found += (tl.load(vector + column, mask=column < SIZE, other=0.0),)
+    for number in tl.static_range((SIZE + COLUMNS - 1) // COLUMNS):
+        found += (piece(vector, number, SIZE, COLUMNS),)
     return found
 
 
@@ -157,10 +174,8 @@ def pieces(vector, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
 def tiles(matrix, row, real_row, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
     """Rows of a matrix, in pieces of so many columns: read at once."""
     found = ()
-    for begin in tl.static_range(0, SIZE, COLUMNS):
-        column = begin + tl.arange(0, COLUMNS)
-        real = real_row[:, None] & (column < SIZE)[None, :]
-        found += (tl.load(matrix + (row[:, None] * SIZE + column[None, :]), mask=real, other=0.0),)
+    for number in tl.static_range((SIZE + COLUMNS - 1) // COLUMNS):
+        found += (tile(matrix, row, real_row, number, SIZE, COLUMNS),)
     return found
 
 

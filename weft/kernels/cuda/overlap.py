@@ -9,6 +9,9 @@ the place of those that go on in the main line. Measured on an H200, on whole st
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -20,7 +23,6 @@ from torch import Tensor
 HOPPER = (9, 0)
 EARLY = {"EARLY": True, "launch_pdl": True}
 NOT_EARLY = {"EARLY": False}
-_late = False
 
 
 @cache
@@ -30,15 +32,33 @@ def is_able(device: torch.device) -> bool:
 
 def early(x: Tensor, wanted: bool = True) -> dict[str, Any]:
     """Settings of a launch whose kernel has a constant EARLY and calls `wait(EARLY)`; `x` is one of its tensors."""
-    global _late
-    late, _late = _late, False
+    late, _branch.is_fresh = _branch.is_fresh, False
     return EARLY if wanted and not late and is_able(x.device) else NOT_EARLY
 
 
-def start_late() -> None:
-    """The next kernel does not start early."""
-    global _late
-    _late = True
+@dataclass
+class Branch:
+    """Whether launches go to a branch, and whether that has had none yet."""
+
+    is_open: bool = False
+    is_fresh: bool = False
+
+
+_branch = Branch()
+
+
+def on_branch() -> bool:
+    return _branch.is_open
+
+
+@contextmanager
+def branching() -> Iterator[None]:
+    """What is launched inside goes to a branch."""
+    _branch.is_open = _branch.is_fresh = True
+    try:
+        yield
+    finally:
+        _branch.is_open = _branch.is_fresh = False
 
 
 @cache
