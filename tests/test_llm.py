@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from tests import tiny_model
-from weft import LLM, EngineStopped, ModelError, OptionError, RequestError, SamplingParams
+from weft import LLM, EngineStopped, ModelError, OptionError, RequestError, SamplingParams, builtin
+from weft.base.options import Options
+from weft.loading import load_text
 from weft.memory.audit import audit
 from weft.memory.misses import Reason
 
@@ -341,6 +343,14 @@ def test_a_model_without_tokenizer_takes_token_ids(tmp_path):
                 fault()
         with pytest.raises(RequestError, match="stop takes strings"):
             llm.generate([1], SamplingParams(stop="x"))
+
+
+def test_the_embedded_models_tokenizer_is_known_by_its_name():
+    tokenizer, template = load_text(Options(tokenizer="weft-small"), tiny_model.FOLDER)
+    assert tokenizer is not None
+    assert template is not None
+    with pytest.raises(ModelError, match="weft-large"):
+        load_text(Options(tokenizer="weft-large"), builtin.FOLDER)
 
 
 def test_a_folder_with_a_tokenizer_takes_text(tmp_path):

@@ -240,6 +240,12 @@ def test_a_step_costs_its_arithmetic_or_its_traffic_and_what_it_writes():
     assert cost.seconds(Work(1, 0, 0, 5e11)) == pytest.approx(alone + 0.5)
 
 
+def test_the_embedded_model_is_known_by_its_name():
+    assert 20e6 < cost_model("weft-small").parameters < 30e6
+    with pytest.raises(OptionError, match="weft-small"):
+        cost_model("weft-large")
+
+
 def test_rates_follow_from_a_benchmark(tmp_path):
     cost = cost_model("lfm2-1.2b")
     truth = replace(cost, rates=Rates(2e13, 5e11, 1e-3))

@@ -159,7 +159,7 @@ def choose_dtype(asked: str, folder: Path) -> torch.dtype:
 
 def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
     if options.tokenizer is not None:
-        folder = find_text_files(options.tokenizer)
+        folder = find_text_files(builtin.place_of(options.tokenizer))
     folder = folder if folder.is_dir() else folder.parent
     found = load_tokenizer(folder)
     if found is None and options.tokenizer is not None:

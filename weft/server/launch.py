@@ -23,6 +23,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
+from weft import builtin
 from weft.base.errors import ModelError, OptionError
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
@@ -237,7 +238,7 @@ def load_texts(options: Options, settings: dict[str, Any]) -> Texts:
     folder = folder if folder.is_dir() else folder.parent
     suggested = suggested_params(folder)
     if options.tokenizer is not None:
-        folder = find_text_files(options.tokenizer)
+        folder = find_text_files(builtin.place_of(options.tokenizer))
     found = load_tokenizer(folder)
     if found is None and options.tokenizer is not None:
         raise ModelError(f"tokenizer: {folder} holds no tokenizer.json")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from weft import builtin
 from weft.base.errors import OptionError
 from weft.memory.presets import PRESETS
 from weft.memory.spec import MemorySpec
@@ -76,9 +77,11 @@ def cost_model(name: str) -> CostModel:
     """Of a preset by its name, or of a folder or file with a model's config.json."""
     if name in SHAPES:
         return CostModel(PRESETS[name], *SHAPES[name])
-    if not Path(name).expanduser().exists():
-        raise OptionError(f"model must be one of {', '.join(SHAPES)}, or a folder with a config.json, got {name!r}")
-    return _from_configuration(Path(name).expanduser())
+    place = Path(builtin.place_of(name)).expanduser()
+    if not place.exists():
+        known = ", ".join([*SHAPES, builtin.NAME])
+        raise OptionError(f"model must be one of {known}, or a folder with a config.json, got {name!r}")
+    return _from_configuration(place)
 
 
 def _from_configuration(path: Path) -> CostModel:
