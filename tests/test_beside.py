@@ -17,6 +17,18 @@ def test_elsewhere_one_comes_after_the_other():
     assert done == ["one", "other"]
 
 
+@pytest.mark.gpu
+def test_many_rows_are_recorded_one_after_the_other():
+    x, streams = torch.zeros(33, 1, device="cuda"), []
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        beside(x, *[lambda: streams.append(torch.cuda.current_stream())] * 2)
+        beside(x[:32], *[lambda: streams.append(torch.cuda.current_stream())] * 2)
+        x.add_(1)
+    many, also_many, branch, main = streams
+    assert many == also_many == main != branch
+
+
 def test_only_the_first_kernel_of_a_branch_starts_late(monkeypatch):
     monkeypatch.setattr(overlap, "is_able", lambda device: True)
     x = torch.empty(0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
 from weft.kernels.cuda.gated_delta_walk import walk_cells
-from weft.kernels.cuda.launching import power_of_two
+from weft.kernels.cuda.launching import MULTIPROCESSORS, power_of_two
 from weft.kernels.cuda.overlap import early
 from weft.kernels.lanes import Lanes
 from weft.memory.device.store import RecurrentView
@@ -58,7 +58,7 @@ FEW_ROWS, WEIGH_FEW, WEIGH_MANY = 32, Weighing(64, 4), Weighing(16, 1)
 SOLVE = Choice(0, 4, 1, registers=128)
 # Programs beside each other on a multiprocessor; or, if there are not enough, more loads under way in each. What they
 # compute is the same to the bit.
-WALK, WALK_FEW, MULTIPROCESSORS = Choice(32, 4, 2), Choice(32, 4, 3), 132
+WALK, WALK_FEW = Choice(32, 4, 2), Choice(32, 4, 3)
 # Products of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = Choice(0, 8, 1), Choice(32, 8, 1)
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.launching import MULTIPROCESSORS, jit
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, on_branch, wait
 
@@ -29,10 +29,9 @@ OUTPUTS = 64
 INPUTS = 128
 # Programs that keep the memory busy, by rows up to so many.
 PROGRAMS = {16: 128, 32: 88}
-MULTIPROCESSORS = 132
 # Of so many outputs, with more than 16 rows, programs that take twice as many, and so read the inputs half as often,
 # are hardly fewer than there are multiprocessors.
-WIDE = range(100 * 128, 132 * 128 + 1)
+WIDE = range(100 * 128, MULTIPROCESSORS * 128 + 1)
 # More outputs than any layer has, by blocks.
 COUNTERS = 1 << 16
 

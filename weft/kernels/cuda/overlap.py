@@ -3,8 +3,8 @@
 Until it calls `wait`, such a kernel may only load what is older than the kernel before it: weights, a step's rows,
 tails. `wait` returns when all that came before is complete, and lets the next kernel start in its turn.
 
-Work that is given to a branch (`weft.kernels.beside`) begins with a kernel that does not start early: it would take
-the place of those that go on in the main line. Measured on an H200, on whole steps of a 7B model.
+Work that is given to a branch (`weft.kernels.beside`) begins with a kernel that does not start early: whole steps of a
+7B model on an H200 are 2 % faster so.
 """
 
 from __future__ import annotations
