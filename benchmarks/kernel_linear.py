@@ -1,8 +1,8 @@
-"""Products of few rows with weights: cases for `benchmarks.kernels`, beside cuBLAS.
+"""Products of up to 128 rows with weights: cases for `benchmarks.kernels`, beside cuBLAS.
 
     python -m benchmarks.kernels linear
-    python -m benchmarks.kernel_linear                  tries every cut of every product and prints the best
-    python -m benchmarks.kernel_linear Falcon LFM2      those whose names begin so: each cut is compiled first
+    python -m benchmarks.kernel_linear                  tries all blocks and cuts of every product and prints the best
+    python -m benchmarks.kernel_linear Falcon LFM2      those whose names begin so: each is compiled first
 
 Layers follow each other with weights of their own, so that none are in a cache. What the residual stream adds up is
 left in parts, as a step leaves it; cuBLAS is followed by our kernel for activations, where ours has one inside.
@@ -24,11 +24,16 @@ from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
 from weft.kernels.cuda.activation import activate
-from weft.kernels.cuda.linear import Cut, cut, few_rows, is_roomy, rows_compiled
+from weft.kernels.cuda.linear import product, suits, suits_activated
+from weft.kernels.cuda.linear_few import Cut, cut, few_rows, is_roomy, rows_compiled
+from weft.kernels.cuda.linear_one import blocks, one_row
+from weft.kernels.cuda.vectors import LOADS, Vectors
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
 
-DEVICE, DTYPE, ROWS = "cuda", torch.bfloat16, (1, 32)
+DEVICE, DTYPE, ROWS = "cuda", torch.bfloat16, (1, 8, 32, 128)
+# Rows whose blocks and cuts are tried.
+TRIED_ROWS = (1, 32)
 # Of layers that are measured together: they share what it takes to start a graph.
 COUNT = 16
 # That a program can have on an H200.
@@ -51,7 +56,15 @@ class Layer:
         shape = (COUNT, self.outputs, self.inputs)
         return torch.randn(shape, dtype=DTYPE, device=DEVICE).mul_(self.inputs**-0.5).unbind()
 
-    def multiply(self, x: Tensor, weight: Tensor, by: Cut | None = None) -> Tensor:
+    def is_ours(self, x: Tensor, weight: Tensor) -> bool:
+        return suits(x, weight) or (self.activation is not None and suits_activated(x, weight))
+
+    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        return product(x, weight, None, self.activation, self.parts, self.summed)
+
+    def multiply_by(self, by: Cut | Vectors, x: Tensor, weight: Tensor) -> Tensor:
+        if isinstance(by, Vectors):
+            return one_row(x, weight, None, self.activation, self.parts, by)
         return few_rows(x, weight, None, self.activation, self.parts, self.summed, by)
 
     def multiply_by_cublas(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -88,9 +101,23 @@ def cases() -> Iterator[Case]:
         weights = layer.random_weights()
         for rows in ROWS:
             x = torch.randn(rows, layer.inputs, dtype=DTYPE, device=DEVICE)
+            if not layer.is_ours(x, weights[0]):
+                continue
             own = one_after_another([partial(layer.multiply, x, weight) for weight in weights])
             peer = one_after_another([partial(layer.multiply_by_cublas, x, weight) for weight in weights])
             yield f"{name}, {rows} rows, {COUNT} layers", own, COUNT * layer.floor_bytes(rows), {"cuBLAS": peer}
+
+
+def vectors(layer: Layer) -> Iterator[Vectors]:
+    """Of one row: those whose weights fit into registers.
+
+    >>> blocks(4096, 12288, 1) in vectors(Layer(4096, 12288))
+    True
+    """
+    for rows, warps in itertools.product((1, 2, 4, 8), (2, 4, 8)):
+        by = Vectors(rows, warps)
+        if rows * layer.parts * by.pieces(layer.inputs) <= LOADS:
+            yield by
 
 
 def cuts(rows: int, outputs: int, inputs: int) -> Iterator[Cut]:
@@ -99,8 +126,8 @@ def cuts(rows: int, outputs: int, inputs: int) -> Iterator[Cut]:
     >>> cut(32, 3072, 12288) in cuts(32, 3072, 12288), Cut(64, 4, 128, 4, 5) in cuts(32, 24576, 3072)
     (True, False)
     """
-    kinds = ((32, 4), (64, 4), (64, 8)) if rows <= 16 else ((64, 4), (128, 4), (128, 8), (256, 8))
-    steps = (128, 256) if rows <= 16 else (64, 128)
+    kinds = ((64, 4), (128, 4), (128, 8), (256, 8)) if rows > 16 else ((32, 4), (64, 4), (64, 8))
+    steps = (64, 128) if rows > 16 else (128, 256)
     for (width, warps), step, stages, shares in itertools.product(kinds, steps, range(2, 6), (1, 2, 4)):
         # The first weights are loaded before the loop, into a place of their own.
         needed = (stages + 1) * step * (width + rows_compiled(rows)) * DTYPE.itemsize
@@ -113,9 +140,12 @@ def cuts(rows: int, outputs: int, inputs: int) -> Iterator[Cut]:
 def try_cuts(name: str, layer: Layer, weights: Sequence[Tensor], rows: int) -> None:
     """The five best and the usual one, beside cuBLAS, and why others failed if they did."""
     x = torch.randn(rows, layer.inputs, dtype=DTYPE, device=DEVICE)
-    usual = cut(rows, layer.outputs, layer.inputs, is_roomy(x.device))
-    ways: dict[Cut | str, Callable[..., Any]] = {"cuBLAS": layer.multiply_by_cublas, usual: layer.multiply}
-    ways |= {by: partial(layer.multiply, by=by) for by in cuts(rows, layer.outputs, layer.inputs)}
+    usual: Cut | Vectors = cut(rows, layer.outputs, layer.inputs, is_roomy(x.device))
+    others: Iterator[Cut | Vectors] = cuts(rows, layer.outputs, layer.inputs)
+    if rows == 1:
+        usual, others = blocks(layer.outputs // layer.parts, layer.inputs, layer.parts), vectors(layer)
+    ways: dict[Cut | Vectors | str, Callable[..., Any]] = {"cuBLAS": layer.multiply_by_cublas}
+    ways |= {by: partial(layer.multiply_by, by) for by in (usual, *others)}
     found = {}
     for way, multiply in ways.items():
         try:
@@ -135,7 +165,7 @@ def main() -> int:
     beginnings = tuple(sys.argv[1:]) or ("",)
     for name in filter(lambda name: name.startswith(beginnings), LAYERS):
         weights = LAYERS[name].random_weights()
-        for rows in ROWS:
+        for rows in TRIED_ROWS:
             try_cuts(name, LAYERS[name], weights, rows)
     return 0
 

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, recorded, seconds_of
-from weft.kernels.cuda.moe_choices import WHOLE_TOKENS, Tiles, Vectors, tiles, vectors
+from weft.kernels.cuda.moe_choices import WHOLE_TOKENS, Tiles, tiles, vectors
 from weft.kernels.cuda.moe_few import few_experts
 from weft.kernels.cuda.moe_some import some_experts
+from weft.kernels.cuda.vectors import Vectors
 from weft.kernels.moe import Activation, clamped, experts, gated, route_top
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]

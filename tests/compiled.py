@@ -94,11 +94,14 @@ def compile_one(kernel: Any, values: dict[str, Any], options: dict[str, Any]) ->
 def kind_of(value: Any, specialized: bool) -> str:
     """As Triton types a launch's argument: what is None, and mostly an integer of 1, are compiled in."""
     import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     if value is None or (specialized and isinstance(value, int) and value == 1):
         return "constexpr"
     if isinstance(value, torch.Tensor):
         return "*" + DTYPES[str(value.dtype).removeprefix("torch.")]
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{kind_of(value.base, specialized)[1:]}{list(value.block_shape)}>"
     if isinstance(value, bool):
         return "u1"
     if isinstance(value, int):

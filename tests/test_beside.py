@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.kernels.beside import beside
+from weft.kernels.beside import MOST_ROWS, beside
 from weft.kernels.cuda import overlap
 
 SIZE = 4096
@@ -19,11 +19,11 @@ def test_elsewhere_one_comes_after_the_other():
 
 @pytest.mark.gpu
 def test_many_rows_are_recorded_one_after_the_other():
-    x, streams = torch.zeros(33, 1, device="cuda"), []
+    x, streams = torch.zeros(MOST_ROWS + 1, 1, device="cuda"), []
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         beside(x, *[lambda: streams.append(torch.cuda.current_stream())] * 2)
-        beside(x[:32], *[lambda: streams.append(torch.cuda.current_stream())] * 2)
+        beside(x[:MOST_ROWS], *[lambda: streams.append(torch.cuda.current_stream())] * 2)
         x.add_(1)
     many, also_many, branch, main = streams
     assert many == also_many == main != branch
@@ -54,7 +54,7 @@ def test_recorded_branches_meet_again():
     Programs share sums on both at once.
     """
     from weft.kernels.cuda.activation import activate
-    from weft.kernels.cuda.linear import few_rows
+    from weft.kernels.cuda.linear_few import few_rows
 
     torch.manual_seed(0)
     x = torch.randn(3, SIZE, device="cuda", dtype=torch.bfloat16)

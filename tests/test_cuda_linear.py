@@ -1,4 +1,4 @@
-"""Products of few rows with weights, whose inputs several programs share."""
+"""Products with weights: of one row, of few, whose inputs several programs share, and of some, with an activation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from tests.compiled import assert_compiles
-from weft.kernels.cuda.linear import Cut, counters, cut, few_rows, suits
+from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
+from weft.kernels.cuda import linear_some
+from weft.kernels.cuda.linear import product, suits, suits_activated
+from weft.kernels.cuda.linear_few import Cut, counters, cut, few_rows
+from weft.kernels.cuda.linear_one import blocks, one_row
+from weft.kernels.cuda.linear_some import can_describe, some_rows
+from weft.kernels.cuda.vectors import LOADS, Vectors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -116,6 +122,104 @@ def test_layers_of_real_models_are_the_plain_product(rows, sizes):
     check(rows, *sizes, torch.bfloat16, "cuda")
 
 
+# A row --------------------------------------------------------------------------------------------------------------
+
+
+def check_one(inputs: int, outputs: int, dtype: torch.dtype, device: str, by: Vectors | None = None) -> None:
+    torch.manual_seed(inputs)
+    x = torch.randn(1, inputs, device=device).to(dtype)
+    weight = (torch.randn(outputs, inputs, device=device) * inputs**-0.5).to(dtype)
+    bias = torch.randn(outputs, device=device).to(dtype)
+    product = F.linear(x.float(), weight.float())
+    for added, wanted in ((None, product), (bias, product + bias.float())):
+        gate, up = wanted.chunk(2, -1)
+        found = {
+            "": (one_row(x, weight, added, by=by), wanted),
+            "relu2": (one_row(x, weight, added, "relu2", by=by), F.relu(wanted).square()),
+            "silu": (one_row(x, weight, added, "silu", 2, by=by), F.silu(gate) * up),
+        }
+        for mine, theirs in found.values():
+            torch.testing.assert_close(mine.float(), theirs, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("by", [None, Vectors(1, 1), Vectors(2, 2), Vectors(8, 1)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(48, 2), (1040, 70), (7000, 34)])
+def test_one_row_times_weights_is_the_plain_product(device, inputs, outputs, by):
+    """With more pieces than are loaded at once, too, and with outputs and inputs that fill none."""
+    check_one(inputs, outputs, torch.float16, device, by)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(2048, 32), (2880, 5120), (4096, 24576), (15680, 4480), (4480, 22656)])
+def test_one_row_of_a_real_model_is_the_plain_product(sizes):
+    check_one(*sizes, torch.bfloat16, "cuda")
+
+
+def test_a_program_has_no_more_loads_than_registers_for_them():
+    for inputs in range(16, 20000, 16):
+        for parts in (1, 2):
+            chosen = blocks(4096, inputs, parts)
+            assert chosen.rows == 1 or chosen.rows * parts * chosen.pieces(inputs) <= LOADS
+
+
+# Some rows -----------------------------------------------------------------------------------------------------------
+
+
+def check_some(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: str, apart: int = 0) -> None:
+    torch.manual_seed(rows + inputs)
+    x = torch.randn(rows, inputs + apart, device=device).to(dtype)[:, :inputs]
+    weight = (torch.randn(outputs, inputs, device=device) * inputs**-0.5).to(dtype)
+    bias = torch.randn(outputs, device=device).to(dtype)
+    assert can_describe(x, weight)
+    for added in (None, bias):
+        wanted = F.linear(x.float(), weight.float(), None if added is None else added.float())
+        gate, up = wanted.chunk(2, -1)
+        for parts, name, theirs in ((2, "silu", F.silu(gate) * up), (1, "relu2", F.relu(wanted).square())):
+            mine = some_rows(x, weight, added, name, parts)
+            torch.testing.assert_close(mine.float(), theirs, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(33, 72, 40), (64, 128, 256), (65, 200, 300), (128, 64, 128)])
+def test_activated_products_of_some_rows_are_those_of_the_plain_product(device, rows, inputs, outputs):
+    check_some(rows, inputs, outputs, torch.float16, device, apart=8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(2048, 16384), (4480, 15680)])
+@pytest.mark.parametrize("rows", [40, 64, 80, 128])
+def test_some_rows_of_a_real_model_are_the_plain_product(rows, sizes):
+    check_some(rows, *sizes, torch.bfloat16, "cuda")
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_any_number_of_rows_finds_its_way(rows):
+    x, weight = torch.randn(rows, 144).half(), torch.randn(64, 144).half() / 12
+    gate, up = F.linear(x.float(), weight.float()).chunk(2, -1)
+    found = product(x, weight, None, "silu", 2)
+    torch.testing.assert_close(found.float(), F.silu(gate) * up, rtol=2e-2, atol=2e-2)
+
+
+def test_some_rows_suit_where_every_multiprocessor_has_a_program(monkeypatch):
+    x, weight = (torch.zeros(rows, 64, dtype=torch.bfloat16) for rows in (128, 16384))
+    assert not suits_activated(x, weight), "there is no such unit on a CPU"
+    monkeypatch.setattr(linear_some, "is_able", lambda device: True)
+    assert suits_activated(x, weight)
+    assert not suits_activated(x[:32], weight)
+    assert not suits_activated(torch.cat((x, x)), weight)
+    assert not suits_activated(x.float(), weight.float())
+    assert not suits_activated(x, weight[:4096])
+    assert not suits_activated(x, torch.cat((weight, weight)))
+    wider = torch.zeros(128, 65, dtype=torch.bfloat16)
+    assert not suits_activated(wider[:, :64], weight), "lines begin anywhere"
+    monkeypatch.setattr(linear_some, "is_roomy", lambda device: False)
+    assert not suits_activated(x, weight)
+
+
+# All ------------------------------------------------------------------------------------------------------------------
+
+
 def test_what_it_does_not_suit_is_left_to_the_library():
     weight = torch.zeros(64, 512, dtype=torch.bfloat16)
     assert suits(torch.zeros(4, 512, dtype=torch.bfloat16), weight)
@@ -138,5 +242,23 @@ def launch_few_rows() -> None:
             few_rows(x, weight, None, "relu2", 1)
 
 
+def launch_one_row() -> None:
+    for inputs, outputs in ((2048, 32), (2048, 16384), (2880, 5120), (4480, 22656), (15680, 4480)):
+        x, weight = torch.empty(1, inputs, dtype=torch.bfloat16), torch.empty(outputs, inputs, dtype=torch.bfloat16)
+        one_row(x, weight)
+        one_row(x, weight, torch.empty(outputs, dtype=torch.bfloat16))
+        one_row(x, weight, None, "silu", 2)
+        one_row(x, weight, None, "relu2", 1)
+
+
+def launch_some_rows() -> None:
+    for rows in (40, 128):
+        for inputs, outputs in ((2048, 16384), (4480, 15680)):
+            x, weight = (torch.empty(size, inputs, dtype=torch.bfloat16) for size in (rows, outputs))
+            some_rows(x, weight, None, "silu", 2)
+            some_rows(x, weight, torch.empty(outputs, dtype=torch.bfloat16), "relu2", 1)
+
+
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_few_rows)
+    assert_compiles(launch_one_row, launch_some_rows, in_registers=True)

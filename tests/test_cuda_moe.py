@@ -10,11 +10,12 @@ from tests.compiled import assert_compiles
 from weft.kernels import moe as reference
 from weft.kernels.activation import squared_relu
 from weft.kernels.cuda import moe
-from weft.kernels.cuda.moe_choices import Tiles, Vectors, tiles
+from weft.kernels.cuda.moe_choices import Tiles, tiles
 from weft.kernels.cuda.moe_few import few_experts
 from weft.kernels.cuda.moe_many import many_experts
 from weft.kernels.cuda.moe_routing import list_pairs, route
 from weft.kernels.cuda.moe_some import some_experts
+from weft.kernels.cuda.vectors import Vectors
 from weft.kernels.moe import Shared, clamped, gated, plain
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -16,7 +16,7 @@ from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of
 from weft.kernels.batch import Batch
 from weft.kernels.causal_conv import gated_short_conv, projected_short_conv, short_conv_memory
 from weft.kernels.cuda import short_conv
-from weft.kernels.cuda.linear import few_rows
+from weft.kernels.cuda.linear import product
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import MemorySpec
 from weft.models.layers.short_conv import ShortConv
@@ -66,7 +66,7 @@ class Case:
         return projected_short_conv(self.x, *weights, self.batch, view)
 
     def one_by_one(self, view: RecurrentView) -> Tensor:
-        projected = few_rows(self.x, self.projection, self.projection_bias)
+        projected = product(self.x, self.projection, self.projection_bias)
         return gated_short_conv(projected, self.weight, self.bias, self.batch, view)
 
 

@@ -82,7 +82,7 @@ def _on_gpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         from weft.kernels.cuda import linear as on_gpu
 
         if on_gpu.suits(x, weight):
-            return on_gpu.few_rows(x, weight, bias)
+            return on_gpu.product(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
@@ -97,7 +97,7 @@ def unsummed_linear(
         from weft.kernels.cuda import linear as on_gpu
 
         if on_gpu.suits(x, weight):
-            return on_gpu.few_rows(x, weight, bias, summed=False)
+            return on_gpu.product(x, weight, bias, summed=False)
     return linear(x, weight, bias, stored)
 
 
@@ -114,8 +114,8 @@ def activated_linear(
         if weight.is_cuda and HAS_TRITON:
             from weft.kernels.cuda import linear as on_gpu
 
-            if on_gpu.suits(x, weight):
-                return on_gpu.few_rows(x, weight, bias, KERNELS[activation], parts)
+            if on_gpu.suits(x, weight) or on_gpu.suits_activated(x, weight):
+                return on_gpu.product(x, weight, bias, KERNELS[activation], parts)
         elif are_few(x, weight if stored is None else stored):
             return _few_rows(x, weight if stored is None else stored, bias, activation, parts)
     product = linear(x, weight, bias, stored)

@@ -9,37 +9,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from weft.kernels.cuda.vectors import LOADS, Vectors
+
 # Every pair reads its expert's weights for itself while there are at most so many pairs for every expert there is.
 FEW_PAIRS = 0.3
 # With more tokens than this, an expert's pairs are cut into tiles that are computed side by side.
 WHOLE_TOKENS = 256
 # And with more than this, torch's grouped product is faster, where it can be had.
 TILED_TOKENS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Vectors:
-    """Blocks of products with a vector: so many rows of a matrix at once, and all their columns."""
-
-    rows: int
-    warps: int
-
-    @property
-    def columns(self) -> int:
-        """Of a piece: 8 for every thread. Where all threads share a row, nobody has to pass the vector on."""
-        return self.warps * 256
-
-    def pieces(self, size: int) -> int:
-        """Of a row."""
-        return -(-size // self.columns)
-
-    def at_once(self, element_size: int) -> int:
-        """Pieces of these rows that fit into so many loads of 16 bytes.
-
-        >>> Vectors(2, 4).at_once(2), Vectors(1, 4).at_once(4)
-        (10, 10)
-        """
-        return max(1, LOADS * 2 // (self.rows * element_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +31,6 @@ class Tiles:
     weights_first: bool  # which operand of the product the weights are: the first needs 64 outputs to be fast
 
 
-# Loads that a thread has under way at once, at most: more of them take more registers than there are.
-LOADS = 20
 # By the number of pairs at once.
 TILES = {
     16: (Tiles(16, 32, 256, 4, 3, False), Tiles(16, 64, 64, 4, 6, True)),

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between, sigmoid
-from weft.kernels.cuda.moe_choices import Vectors
 from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.vectors import Vectors, add_products, hold, piece, pieces, tile, tiles
 from weft.kernels.moe import Activation, Shared
 
 
@@ -104,14 +104,15 @@ def few_second_kernel(
     token = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real_row = row < HIDDEN
-    # Weights are older than any step: these come while the kernel before this one is still at work.
+    # Weights are older than any step, and choices and the shared expert's gates older than the kernel before this one,
+    # which waited for them. So all of this comes while that is still at work.
     if SHARED > 0:
         shared_tiles = tiles(shared_second, row, real_row, SHARED, COLUMNS)
-    wait(EARLY)
     experts, factors = (), ()
     for j in tl.static_range(K):
-        experts += (tl.load(chosen + token * K + j).to(tl.int64),)
-        factors += (tl.load(weights + token * K + j).to(tl.float32),)
+        # Not by way of the nearest cache, which may not know yet what other kernels have written.
+        experts += (tl.load(chosen + token * K + j, cache_modifier=".cg").to(tl.int64),)
+        factors += (tl.load(weights + token * K + j, cache_modifier=".cg").to(tl.float32),)
     added = tl.zeros([ROWS], tl.float32)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     PIECES: tl.constexpr = (INNER + COLUMNS - 1) // COLUMNS
@@ -125,6 +126,8 @@ def few_second_kernel(
                 one = tl.load(bias + experts[j] * HIDDEN + row, mask=real_row, other=0.0)
                 added += one.to(tl.float32) * factors[j]
         hold()
+        if begin == 0:
+            wait(EARLY)
         if SHARED > 0 and begin == 0:
             factor = 1.0
             if opening is not None:
@@ -140,46 +143,6 @@ def few_second_kernel(
 
 
 @triton.jit
-def hold():
-    """Between loads of weights and of what they are multiplied with, so that all of the former are under way at once.
-
-    Else the compiler moves each load down to where it is needed, to save registers.
-    """
-    tl.debug_barrier()
-
-
-@triton.jit
-def piece(vector, number: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
-    column = number * COLUMNS + tl.arange(0, COLUMNS)
-    return tl.load(vector + column, mask=column < SIZE, other=0.0)
-
-
-@triton.jit
-def tile(matrix, row, real_row, number: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
-    column = number * COLUMNS + tl.arange(0, COLUMNS)
-    real = real_row[:, None] & (column < SIZE)[None, :]
-    return tl.load(matrix + (row[:, None] * SIZE + column[None, :]), mask=real, other=0.0)
-
-
-@triton.jit
-def pieces(vector, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
-    """All of a vector, in pieces of so many columns: read at once."""
-    found = ()
-    for number in tl.static_range((SIZE + COLUMNS - 1) // COLUMNS):
-        found += (piece(vector, number, SIZE, COLUMNS),)
-    return found
-
-
-@triton.jit
-def tiles(matrix, row, real_row, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
-    """Rows of a matrix, in pieces of so many columns: read at once."""
-    found = ()
-    for number in tl.static_range((SIZE + COLUMNS - 1) // COLUMNS):
-        found += (tile(matrix, row, real_row, number, SIZE, COLUMNS),)
-    return found
-
-
-@triton.jit
 def gated(gate, up, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
     """silu(gate) * up, in such pieces."""
     gates, ups = pieces(gate, SIZE, COLUMNS), pieces(up, SIZE, COLUMNS)
@@ -188,11 +151,3 @@ def gated(gate, up, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
         value = gates[i].to(tl.float32)
         found += (value * sigmoid(value) * ups[i].to(tl.float32),)
     return found
-
-
-@triton.jit
-def add_products(total, tiles, values, factor, SIZE: tl.constexpr):
-    """Columns are added up in their places; the sum across them is left to the end."""
-    for i in tl.static_range((SIZE + total.shape[1] - 1) // total.shape[1]):
-        total += tiles[i].to(tl.float32) * (values[i].to(tl.float32) * factor)[None, :]
-    return total

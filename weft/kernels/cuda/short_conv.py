@@ -2,12 +2,14 @@
 
 A program takes some channels of all rows: it multiplies the weights of what gates them before, of what gates them after
 and of themselves, and convolves what it has found while that is still in registers. So nobody waits for a product to be
-complete, and what a decode costs beyond reading the weights is one kernel instead of two.
+complete, and what a decode costs beyond reading the weights is one kernel instead of two. Of one row all weights are
+under way at once (`vectors`).
 """
 
 from __future__ import annotations
 
 import torch
+import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
@@ -15,8 +17,9 @@ from torch import Tensor
 from weft.kernels.batch import Batch
 from weft.kernels.cuda.causal_conv import LANES, WIDTHS, load_taps, store_window, sum_earlier
 from weft.kernels.cuda.launching import jit
-from weft.kernels.cuda.linear import INPUTS, are_few, rows_compiled, summed_products
-from weft.kernels.cuda.overlap import early
+from weft.kernels.cuda.linear_few import INPUTS, are_few, rows_compiled, summed_products
+from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.vectors import LOADS, Vectors, add_products, hold, pieces, tiles
 from weft.kernels.lanes import Lanes
 from weft.memory.device.store import RecurrentView
 
@@ -24,6 +27,9 @@ from weft.memory.device.store import RecurrentView
 # fourth that is not there, for sizes are powers of two. Weights are read so many steps ahead.
 CHANNELS = 16
 STAGES = 4
+# Of one row.
+CHANNELS_OF_ONE = 2
+WARPS = 4
 
 
 def suits(x: Float[Tensor, "rows inputs"], projection: Float[Tensor, "projected inputs"], lanes: Lanes) -> bool:
@@ -48,24 +54,34 @@ def projected_short_conv(
     assert len(projection) == 3 * channels
     assert width in WIDTHS, f"a convolution of width {width}"
     assert width - 1 <= lanes.cell
-    compiled = rows_compiled(rows)
     y = torch.empty(rows, channels, dtype=x.dtype, device=x.device)
-    short_conv_kernel[(-(-channels // CHANNELS),)](
+    at_once = CHANNELS if rows > 1 else channels_of_one(inputs)
+    short_conv_kernel[(-(-channels // at_once),)](
         x, projection, projection_bias, weight, bias, y, state, tail,
         lanes.start, lanes.slot, lanes.tail, lanes.closing,
         x.stride(0), *weight.stride(), state.stride(0), tail.stride(0),
-        rows, inputs, channels, tail.shape[1], lanes.cell,
-        ROWS=compiled, CHANNELS=CHANNELS, INPUTS=INPUTS, WIDTH=width, EVEN=inputs % INPUTS == 0,
-        num_warps=4, num_stages=STAGES, **early(x),
+        rows, channels, tail.shape[1], lanes.cell,
+        ROWS=rows_compiled(rows) if rows > 1 else 1, CHANNELS=at_once, SIZE=inputs, WIDTH=width,
+        COLUMNS=Vectors(1, WARPS).columns if rows == 1 else INPUTS,
+        num_warps=WARPS, num_stages=STAGES, **early(x),
     )  # fmt: skip
     return y
+
+
+def channels_of_one(inputs: int) -> int:
+    """As many as one program can have the weights of.
+
+    >>> channels_of_one(2048), channels_of_one(4096)
+    (2, 1)
+    """
+    return CHANNELS_OF_ONE if 3 * CHANNELS_OF_ONE * Vectors(1, WARPS).pieces(inputs) <= LOADS else 1
 
 
 @jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=LANES)
 def short_conv_kernel(
     x, projection, projection_bias, weight, bias, y, state, tail, row_start, row_slot, row_tail, row_closing,
-    x_stride, weight_channel, weight_tap, state_stride, tail_stride, rows, inputs, channels, ring, cell,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr, INPUTS: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr,
+    x_stride, weight_channel, weight_tap, state_stride, tail_stride, rows, channels, ring, cell,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = y.dtype.element_ty
@@ -86,23 +102,15 @@ def short_conv_kernel(
         tail, window, weight, start, opening, ring, weight_channel, weight_tap, channel, channels, real, WIDTH
     )
     taps = load_taps(weight, WIDTH - 1, channel, weight_channel, weight_tap, is_channel)
-    # A channel's outputs lie beside each other: what gates it before, what gates it after, itself, nothing.
-    number = tl.arange(0, 4 * CHANNELS)
-    part = number % 4
-    output = first + number // 4
-    is_output = (output < channels) & (part < 3)
-    output += part * channels
-    products = summed_products(
-        x, projection, output, is_output, row, is_row, 0, inputs, inputs, x_stride,
-        ROWS, 4 * CHANNELS, INPUTS, EVEN, EARLY,
-    )  # fmt: skip
-    if projection_bias is not None:
-        products += tl.load(projection_bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
-    # Rounded where a product by itself is.
-    parts = tl.permute(tl.reshape(products.to(dtype), (CHANNELS, 4, ROWS)), (0, 2, 1))
-    even, odd = tl.split(tl.reshape(parts, (CHANNELS, ROWS, 2, 2)))
-    before, value = tl.split(even)
-    after, _ = tl.split(odd)
+    if ROWS == 1:
+        before, after, value = project_one(
+            x, projection, projection_bias, first, channels, dtype, CHANNELS, SIZE, COLUMNS, EARLY
+        )
+    else:
+        before, after, value = project(
+            x, projection, projection_bias, first, channels, row, is_row, x_stride, dtype,
+            ROWS, CHANNELS, SIZE, COLUMNS, EARLY,
+        )  # fmt: skip
     new = (value.to(tl.float32) * before.to(tl.float32)).to(dtype)
     total += new.to(tl.float32) * taps
     if bias is not None:
@@ -114,3 +122,57 @@ def short_conv_kernel(
     # The ring is no longer than what was read: the new input takes the place of the oldest.
     tl.debug_barrier()
     tl.store(tail + (start % ring) * channels + channel, new, mask=real)
+
+
+@triton.jit
+def project(
+    x, projection, bias, first, channels, row, is_row, x_stride, dtype: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """What gates the channels before, what gates them after, and themselves; rounded where a product by itself is."""
+    # A channel's outputs lie beside each other, and a fourth that is not there.
+    number = tl.arange(0, 4 * CHANNELS)
+    part = number % 4
+    output = first + number // 4
+    is_output = (output < channels) & (part < 3)
+    output += part * channels
+    products = summed_products(
+        x, projection, output, is_output, row, is_row, 0, SIZE, SIZE, x_stride,
+        ROWS, 4 * CHANNELS, COLUMNS, SIZE % COLUMNS == 0, EARLY,
+    )  # fmt: skip
+    if bias is not None:
+        products += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    parts = tl.permute(tl.reshape(products.to(dtype), (CHANNELS, 4, ROWS)), (0, 2, 1))
+    even, odd = tl.split(tl.reshape(parts, (CHANNELS, ROWS, 2, 2)))
+    before, value = tl.split(even)
+    after, _ = tl.split(odd)
+    return before, after, value
+
+
+@triton.jit
+def project_one(
+    x, projection, bias, first, channels, dtype: tl.constexpr,
+    CHANNELS: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The same of one row."""
+    channel = (first + tl.arange(0, CHANNELS)).to(tl.int64)
+    real = channel < channels
+    befores = tiles(projection, channel, real, SIZE, COLUMNS)
+    afters = tiles(projection, channel + channels, real, SIZE, COLUMNS)
+    own = tiles(projection, channel + 2 * channels, real, SIZE, COLUMNS)
+    wait(EARLY)
+    hold()
+    values = pieces(x, SIZE, COLUMNS)
+    nothing = tl.zeros([CHANNELS, COLUMNS], tl.float32)
+    before = add_products(nothing, befores, values, 1.0, SIZE)
+    after = add_products(nothing, afters, values, 1.0, SIZE)
+    value = add_products(nothing, own, values, 1.0, SIZE)
+    # One sum across the threads for all three.
+    gates, values = tl.split(tl.sum(tl.join(tl.join(before, after), tl.join(value, value)), 1))
+    before, after = tl.split(gates)
+    value, _ = tl.split(values)
+    if bias is not None:
+        before += tl.load(bias + channel, mask=real, other=0.0).to(tl.float32)
+        after += tl.load(bias + channels + channel, mask=real, other=0.0).to(tl.float32)
+        value += tl.load(bias + 2 * channels + channel, mask=real, other=0.0).to(tl.float32)
+    return before.to(dtype)[:, None], after.to(dtype)[:, None], value.to(dtype)[:, None]

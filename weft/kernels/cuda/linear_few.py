@@ -1,0 +1,243 @@
+"""The product of few rows with weights: bound by reading the weights once, which takes many programs at work.
+
+Where a layer has too few outputs to occupy the GPU, its inputs are split among several programs; the one that comes
+last adds up what all have found, always in the same order, or leaves that to whoever reads it next.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.cuda.launching import MULTIPROCESSORS, jit
+from weft.kernels.cuda.moe_activation import between
+from weft.kernels.cuda.overlap import early, on_branch, wait
+
+# Measured on an H200: up to so many rows faster than the library.
+MOST_ROWS = 32
+# Of a program, in bytes: what the cuts for a Hopper GPU need.
+SHARED_MEMORY = 208 << 10
+OUTPUTS = 64
+INPUTS = 128
+# Programs that keep the memory busy, by rows up to so many.
+PROGRAMS = {16: 128, 32: 88}
+# Of so many outputs, with more than 16 rows, programs that take twice as many, and so read the inputs half as often,
+# are hardly fewer than there are multiprocessors.
+WIDE = range(100 * 128, MULTIPROCESSORS * 128 + 1)
+# More outputs than any layer has, by blocks.
+COUNTERS = 1 << 16
+
+
+class Cut(NamedTuple):
+    """How a product is cut into programs."""
+
+    width: int  # outputs of a program
+    shares: int  # programs that share the inputs of these
+    inputs: int  # that a program multiplies at a time
+    warps: int
+    stages: int
+
+
+def cut(rows: int, outputs: int, inputs: int, roomy: bool = True) -> Cut:
+    """What was fastest in whole steps; products alone, one after another, would choose otherwise.
+
+    >>> cut(1, 8728, 3072), cut(1, 24576, 3072)
+    (Cut(width=64, shares=1, inputs=128, warps=4, stages=4), Cut(width=64, shares=1, inputs=128, warps=4, stages=3))
+    >>> cut(32, 3072, 12288), cut(32, 8728, 3072)
+    (Cut(width=64, shares=2, inputs=128, warps=4, stages=5), Cut(width=64, shares=1, inputs=64, warps=4, stages=5))
+    >>> cut(32, 15680, 4480)
+    Cut(width=128, shares=1, inputs=128, warps=8, stages=4)
+    """
+    if is_wide(rows, outputs, roomy):
+        return Cut(2 * OUTPUTS, 1, INPUTS, 8, 4)
+    compiled, blocks = rows_compiled(rows), -(-outputs // OUTPUTS)
+    shares = shares_of(blocks, inputs, PROGRAMS[compiled])
+    programs = blocks * shares
+    if not roomy:
+        return Cut(OUTPUTS, shares, INPUTS // 2, 4, 3)
+    if compiled == 16:
+        # Fewer programs have to read further ahead.
+        return Cut(OUTPUTS, shares, INPUTS, 4, 4 if programs <= 256 else 3)
+    # A program for each multiprocessor, or three with half the shared memory.
+    return Cut(OUTPUTS, shares, INPUTS if programs <= MULTIPROCESSORS else INPUTS // 2, 4, 5)
+
+
+def is_wide(rows: int, outputs: int, roomy: bool) -> bool:
+    return roomy and rows_compiled(rows) > 16 and outputs in WIDE
+
+
+def are_few(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
+    """Whether these kernels can multiply them."""
+    half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
+    few = x.ndim == 2 and 0 < len(x) <= MOST_ROWS
+    return half and few and x.stride(1) == 1 and weight.is_contiguous() and weight.shape[1] % 16 == 0
+
+
+def few_rows(
+    x: Float[Tensor, "rows inputs"],
+    weight: Float[Tensor, "outputs inputs"],
+    bias: Float[Tensor, " outputs"] | None = None,
+    activation: str | None = None,
+    parts: int = 1,
+    summed: bool = True,
+    by: Cut | None = None,
+) -> Float[Tensor, "*shares rows results"]:
+    """With an activation, by name: that of the product or, of two parts side by side, of the first times the second.
+
+    Not `summed`: if several programs share an output, what each has found, in float32. `by`: not the usual cut.
+    """
+    (rows, inputs), outputs = x.shape, weight.shape[0]
+    results = outputs // parts
+    width, shares, step, warps, stages = by or cut(rows, outputs, inputs, is_roomy(x.device))
+    blocks = -(-results // (width // parts))
+    share = -(-inputs // (shares * step)) * step
+    summed = summed or shares == 1
+    found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else None
+    y = torch.empty(rows, results, dtype=x.dtype, device=x.device) if summed else None
+    few_rows_kernel[(blocks, shares)](
+        x, weight, bias, y, found, counters(x.device, on_branch()), rows, outputs, inputs, share, x.stride(0),
+        ROWS=rows_compiled(rows), OUTPUTS=width, INPUTS=step, SHARES=shares,
+        EVEN=inputs == shares * share, NAME=activation or "", PARTS=parts,
+        num_warps=warps, num_stages=stages, **early(x),
+    )  # fmt: skip
+    result = y if summed else found
+    assert result is not None
+    return result
+
+
+@lru_cache
+def is_roomy(device: torch.device) -> bool:
+    """Whether it has the shared memory of a Hopper GPU; the interpreter works as if it had."""
+    if device.type == "cpu":
+        return True
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= SHARED_MEMORY
+
+
+def rows_compiled(rows: int) -> int:
+    """
+    >>> rows_compiled(1), rows_compiled(17)
+    (16, 32)
+    """
+    return 16 if rows <= 16 else 32
+
+
+def shares_of(blocks: int, inputs: int, programs: int) -> int:
+    """Into how many parts the inputs are split: a power of two, and each part some steps long.
+
+    >>> shares_of(32, 2048, 128), shares_of(32, 8192, 128), shares_of(70, 15680, 128), shares_of(256, 2048, 128)
+    (4, 4, 2, 1)
+    """
+    shares = 1
+    while blocks * shares < programs and inputs >= 4 * INPUTS * shares:
+        shares *= 2
+    return shares
+
+
+@lru_cache
+def counters(device: torch.device, branch: bool = False) -> Tensor:
+    """How many programs have come, for each block of outputs. Every call leaves zeros behind.
+
+    On a branch a product may be computed while another one is.
+    """
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+
+
+@jit
+def few_rows_kernel(
+    x, weight, bias, y, found, come, rows, outputs, inputs, share, x_stride,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr, EVEN: tl.constexpr,
+    NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    block, part = tl.program_id(0), tl.program_id(1)
+    # Of two parts a program takes the same outputs, in turns: each gate lies beside what it gates.
+    results = outputs // PARTS
+    number = tl.arange(0, OUTPUTS)
+    output = block * (OUTPUTS // PARTS) + number // PARTS
+    row = tl.arange(0, ROWS)
+    is_output, is_row = output < results, row < rows
+    output += number % PARTS * results
+    end = tl.minimum(inputs, (part + 1) * share)
+    total = summed_products(
+        x, weight, output, is_output, row, is_row, part * share, end, inputs, x_stride,
+        ROWS, OUTPUTS, INPUTS, EVEN, EARLY,
+    )  # fmt: skip
+    place = row[None, :] * outputs + output[:, None]
+    real = is_row[None, :] & is_output[:, None]
+    if SHARES > 1:
+        if y is None and bias is not None:
+            # Nobody finishes these: one of the parts has the bias in it.
+            total += tl.load(bias + output, mask=is_output & (part == 0), other=0.0).to(tl.float32)[:, None]
+        tl.store(found + part * rows * outputs + place, total, mask=real)
+        if y is not None:
+            # All threads have stored before the count tells the others.
+            tl.debug_barrier()
+            if tl.atomic_add(come + block, 1, sem="acq_rel") < SHARES - 1:
+                return
+            total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+            for other in range(SHARES):
+                total += tl.load(found + other * rows * outputs + place, mask=real, other=0.0, cache_modifier=".cg")
+            tl.store(come + block, 0)
+    if y is not None:
+        finish(total, bias, y, row, rows, output, outputs, block, NAME, PARTS, OUTPUTS, ROWS)
+
+
+@triton.jit
+def summed_products(
+    x, weight, output, is_output, row, is_row, begin, end, inputs, x_stride,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Of each output with each row, over the inputs from `begin` to `end`. Waits for the kernels before this one."""
+    column = begin + tl.arange(0, INPUTS)
+    weights = weight + output[:, None].to(tl.int64) * inputs + column[None, :]
+    values = x + row[None, :] * x_stride + column[:, None]
+    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    # Weights are older than any step: the first ones come while others are still at work.
+    is_input = column < end
+    seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
+    there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
+    w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
+    wait(EARLY)
+    total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
+    for first in range(begin + INPUTS, end, INPUTS):
+        weights += INPUTS
+        values += INPUTS
+        is_input = first + tl.arange(0, INPUTS) < end
+        seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
+        there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
+        # Read once, while every program reads the values: the cache should keep those.
+        w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
+        total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
+    return total
+
+
+@triton.jit
+def finish(
+    total, bias, y, row, rows, output, outputs, block,
+    NAME: tl.constexpr, PARTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Bias and activation of a block of outputs, whose sums are complete."""
+    results = outputs // PARTS
+    is_row = row < rows
+    is_output = output < outputs
+    if bias is not None:
+        total += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    if NAME == "":
+        place = row[None, :] * outputs + output[:, None]
+        tl.store(y + place, total.to(y.dtype.element_ty), mask=is_row[None, :] & is_output[:, None])
+    else:
+        # Rounded where a product by itself is.
+        total = total.to(y.dtype.element_ty).to(tl.float32)
+        if PARTS == 2:
+            gate, up = tl.split(tl.permute(tl.reshape(total, (OUTPUTS // 2, 2, ROWS)), (0, 2, 1)))
+        else:
+            gate, up = total, total
+        result = block * (OUTPUTS // PARTS) + tl.arange(0, OUTPUTS // PARTS)
+        activated = between(gate, up, 0.0, 0.0, NAME, PARTS).to(y.dtype.element_ty)
+        real = is_row[None, :] & (result < results)[:, None]
+        tl.store(y + row[None, :] * results + result[:, None], activated, mask=real)

@@ -1,0 +1,101 @@
+"""The product of one row with weights: bound by reading the weights once, which takes many loads under way.
+
+A program has all its weights in registers, or on their way there, before it waits for the row. So they come while the
+kernels before it are at work, and nothing has to be shared out among programs or added up behind them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.moe_activation import between
+from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.vectors import LOADS, Vectors, hold, piece, tile
+
+# Measured on an H200, on whole steps: loads of a thread for which a program takes more outputs than one.
+USUAL_LOADS = 8
+MOST_OUTPUTS = 4
+WARPS = 4
+# With fewer outputs than this a program takes one.
+FEW_OUTPUTS = 512
+
+
+def blocks(results: int, inputs: int, parts: int) -> Vectors:
+    """
+    >>> blocks(2048, 2048, 1), blocks(12288, 4096, 2), blocks(4480, 15680, 1), blocks(32, 2048, 1)
+    (Vectors(rows=4, warps=4), Vectors(rows=1, warps=4), Vectors(rows=1, warps=4), Vectors(rows=1, warps=4))
+    """
+    single = Vectors(1, WARPS)
+    rows = MOST_OUTPUTS if results >= FEW_OUTPUTS else 1
+    while rows > 1 and rows * parts * single.pieces(inputs) > USUAL_LOADS:
+        rows //= 2
+    return Vectors(rows, WARPS)
+
+
+def one_row(
+    x: Float[Tensor, "1 inputs"],
+    weight: Float[Tensor, "outputs inputs"],
+    bias: Float[Tensor, " outputs"] | None = None,
+    activation: str | None = None,
+    parts: int = 1,
+    by: Vectors | None = None,
+) -> Float[Tensor, "1 results"]:
+    """With an activation, by name: that of the product or, of two parts side by side, of the first times the second."""
+    inputs, results = weight.shape[1], len(weight) // parts
+    y = torch.empty(1, results, dtype=x.dtype, device=x.device)
+    by = by or blocks(results, inputs, parts)
+    one_row_kernel[(-(-results // by.rows),)](
+        x, weight, bias, y, results,
+        INPUTS=inputs, NAME=activation or "", PARTS=parts, OUTPUTS=by.rows, COLUMNS=by.columns,
+        AT_ONCE=max(1, min(by.pieces(inputs), LOADS // (by.rows * parts))), num_warps=by.warps, **early(x),
+    )  # fmt: skip
+    return y
+
+
+@jit
+def one_row_kernel(
+    x, weight, bias, y, results,
+    INPUTS: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr,
+    OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    real = output < results
+    row = output.to(tl.int64)
+    gate_bias, up_bias = 0.0, 0.0
+    if bias is not None:
+        gate_bias = tl.load(bias + output, mask=real, other=0.0).to(tl.float32)
+        up_bias = tl.load(bias + results * (PARTS - 1) + output, mask=real, other=0.0).to(tl.float32)
+    gate = tl.zeros([OUTPUTS, COLUMNS], tl.float32)
+    up = tl.zeros([OUTPUTS, COLUMNS], tl.float32)
+    PIECES: tl.constexpr = (INPUTS + COLUMNS - 1) // COLUMNS
+    for begin in tl.static_range(0, PIECES, AT_ONCE):
+        gates, ups = (), ()
+        for number in tl.static_range(begin, min(begin + AT_ONCE, PIECES)):
+            gates += (tile(weight, row, real, number, INPUTS, COLUMNS),)
+            if PARTS == 2:
+                ups += (tile(weight, row + results, real, number, INPUTS, COLUMNS),)
+        if begin == 0:
+            wait(EARLY)
+        hold()
+        for number in tl.static_range(begin, min(begin + AT_ONCE, PIECES)):
+            value = piece(x, number, INPUTS, COLUMNS).to(tl.float32)[None, :]
+            gate += gates[number - begin].to(tl.float32) * value
+            if PARTS == 2:
+                up += ups[number - begin].to(tl.float32) * value
+    if PARTS == 2:
+        one, other = tl.split(tl.sum(tl.join(gate, up), 1))
+    else:
+        one, other = tl.sum(gate, 1), 0.0
+    one, other = one + gate_bias, other + up_bias
+    dtype: tl.constexpr = y.dtype.element_ty
+    if NAME != "":
+        # Rounded where a product by itself is.
+        one = one.to(dtype).to(tl.float32)
+        if PARTS == 2:
+            other = other.to(dtype).to(tl.float32)
+        one = between(one, other, 0.0, 0.0, NAME, PARTS)
+    tl.store(y + output, one.to(dtype), mask=real)

@@ -1,0 +1,98 @@
+"""The product of some dozens of rows with weights, and the activation behind it, in one kernel.
+
+A library's product would write what the activation reads again, and start no earlier than the kernel before it has
+ended. Tiles of weights and rows are copied by the hardware's own unit for that (tensor descriptors, from Hopper on).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from weft.kernels.cuda.launching import MULTIPROCESSORS
+from weft.kernels.cuda.linear_few import is_roomy
+from weft.kernels.cuda.moe_activation import between
+from weft.kernels.cuda.overlap import early, is_able, wait
+
+# Measured on an H200: rows and outputs for which whole steps are faster than with the library. A program takes so many
+# outputs, and every multiprocessor one program.
+ROWS = range(33, 129)
+WIDTH = 128
+OUTPUTS = range(64 * WIDTH, MULTIPROCESSORS * WIDTH + 1)
+# That a program multiplies at a time, and how many such steps ahead it reads.
+INPUTS = 64
+STAGES = 5
+# What a descriptor asks of addresses and lines, in bytes.
+ALIGNMENT = 16
+
+
+def suits_activated(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
+    """Whether `some_rows` is the faster way. Known without asking the device."""
+    half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
+    some = x.ndim == 2 and len(x) in ROWS and len(weight) in OUTPUTS
+    able = is_able(x.device) and is_roomy(x.device)
+    return half and some and able and can_describe(x, weight)
+
+
+def can_describe(*matrices: Float[Tensor, "rows columns"]) -> bool:
+    return all(
+        matrix.stride(1) == 1
+        and matrix.stride(0) * matrix.element_size() % ALIGNMENT == 0
+        and matrix.data_ptr() % ALIGNMENT == 0
+        for matrix in matrices
+    )
+
+
+def some_rows(
+    x: Float[Tensor, "rows inputs"],
+    weight: Float[Tensor, "outputs inputs"],
+    bias: Float[Tensor, " outputs"] | None,
+    activation: str,
+    parts: int,
+) -> Float[Tensor, "rows results"]:
+    """The activation of the product, by name; of two parts side by side, that of the first times the second."""
+    (rows, inputs), results, width = x.shape, len(weight) // parts, WIDTH // parts
+    y = torch.empty(rows, results, dtype=x.dtype, device=x.device)
+    compiled = 64 if rows <= 64 else 128
+    some_rows_kernel[(-(-results // width),)](
+        TensorDescriptor(x, x.shape, x.stride(), [compiled, INPUTS]),
+        TensorDescriptor(weight, weight.shape, weight.stride(), [width, INPUTS]),
+        bias, y, rows, results, inputs,
+        ROWS=compiled, OUTPUTS=width, INPUTS=INPUTS, NAME=activation, PARTS=parts,
+        num_warps=4, num_stages=STAGES, **early(x),
+    )  # fmt: skip
+    return y
+
+
+@triton.jit(do_not_specialize=["rows"])
+def some_rows_kernel(
+    x, weight, bias, y, rows, results, inputs,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * OUTPUTS
+    gate = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    up = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    wait(EARLY)
+    for column in range(0, inputs, INPUTS):
+        # What lies outside is zero.
+        gates = weight.load([first, column])
+        values = x.load([0, column])
+        gate = tl.dot(values, gates.T, gate)
+        if PARTS == 2:
+            up = tl.dot(values, weight.load([results + first, column]).T, up)
+    row, output = tl.arange(0, ROWS), first + tl.arange(0, OUTPUTS)
+    is_output = output < results
+    if bias is not None:
+        gate += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
+        if PARTS == 2:
+            up += tl.load(bias + results + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    dtype: tl.constexpr = y.dtype.element_ty
+    # Rounded where a product by itself is.
+    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
+    activated = between(gate, up, 0.0, 0.0, NAME, PARTS).to(dtype)
+    tl.store(y + row[:, None] * results + output[None, :], activated, mask=(row < rows)[:, None] & is_output[None, :])
