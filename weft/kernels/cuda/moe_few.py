@@ -104,15 +104,15 @@ def few_second_kernel(
     token = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real_row = row < HIDDEN
-    # Weights are older than any step, and choices and the shared expert's gates older than the kernel before this one,
-    # which waited for them. So all of this comes while that is still at work.
+    # Weights are older than any step: these come while the kernel before this one is still at work. (Choices are older
+    # than that kernel, too. But whoever asked for experts that early would take the memory from it.)
     if SHARED > 0:
         shared_tiles = tiles(shared_second, row, real_row, SHARED, COLUMNS)
+    wait(EARLY)
     experts, factors = (), ()
     for j in tl.static_range(K):
-        # Not by way of the nearest cache, which may not know yet what other kernels have written.
-        experts += (tl.load(chosen + token * K + j, cache_modifier=".cg").to(tl.int64),)
-        factors += (tl.load(weights + token * K + j, cache_modifier=".cg").to(tl.float32),)
+        experts += (tl.load(chosen + token * K + j).to(tl.int64),)
+        factors += (tl.load(weights + token * K + j).to(tl.float32),)
     added = tl.zeros([ROWS], tl.float32)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     PIECES: tl.constexpr = (INNER + COLUMNS - 1) // COLUMNS
@@ -126,8 +126,6 @@ def few_second_kernel(
                 one = tl.load(bias + experts[j] * HIDDEN + row, mask=real_row, other=0.0)
                 added += one.to(tl.float32) * factors[j]
         hold()
-        if begin == 0:
-            wait(EARLY)
         if SHARED > 0 and begin == 0:
             factor = 1.0
             if opening is not None:
