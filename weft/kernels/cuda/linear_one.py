@@ -1,7 +1,8 @@
 """The product of one row with weights: bound by reading the weights once, which takes many loads under way.
 
-A program has all its weights in registers, or on their way there, before it waits for the row. So they come while the
-kernels before it are at work, and nothing has to be shared out among programs or added up behind them.
+A program has all its weights on their way into registers at once, so nothing has to be shared out among programs or
+added up behind them. Those of a small product are asked for before the row is there, while the kernels before this one
+are at work. Those of a large one would only keep such kernels from what they wait for.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ MOST_OUTPUTS = 4
 WARPS = 4
 # With fewer outputs than this a program takes one.
 FEW_OUTPUTS = 512
+# Weights up to which a product is small.
+SMALL = 12 << 20
 
 
 def blocks(results: int, inputs: int, parts: int) -> Vectors:
@@ -50,7 +53,8 @@ def one_row(
     by = by or blocks(results, inputs, parts)
     one_row_kernel[(-(-results // by.rows),)](
         x, weight, bias, y, results,
-        INPUTS=inputs, NAME=activation or "", PARTS=parts, OUTPUTS=by.rows, COLUMNS=by.columns,
+        AHEAD=weight.numel() <= SMALL, INPUTS=inputs, NAME=activation or "", PARTS=parts,
+        OUTPUTS=by.rows, COLUMNS=by.columns,
         AT_ONCE=max(1, min(by.pieces(inputs), LOADS // (by.rows * parts))), num_warps=by.warps, **early(x),
     )  # fmt: skip
     return y
@@ -59,9 +63,11 @@ def one_row(
 @jit
 def one_row_kernel(
     x, weight, bias, y, results,
-    INPUTS: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr,
+    AHEAD: tl.constexpr, INPUTS: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    if not AHEAD:
+        wait(EARLY)
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     real = output < results
     row = output.to(tl.int64)
@@ -78,7 +84,7 @@ def one_row_kernel(
             gates += (tile(weight, row, real, number, INPUTS, COLUMNS),)
             if PARTS == 2:
                 ups += (tile(weight, row + results, real, number, INPUTS, COLUMNS),)
-        if begin == 0:
+        if AHEAD and begin == 0:
             wait(EARLY)
         hold()
         for number in tl.static_range(begin, min(begin + AT_ONCE, PIECES)):
