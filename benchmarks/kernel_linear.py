@@ -126,8 +126,8 @@ def cuts(rows: int, outputs: int, inputs: int) -> Iterator[Cut]:
     >>> cut(32, 3072, 12288) in cuts(32, 3072, 12288), Cut(64, 4, 128, 4, 5) in cuts(32, 24576, 3072)
     (True, False)
     """
-    kinds = ((64, 4), (128, 4), (128, 8), (256, 8)) if rows > 16 else ((32, 4), (64, 4), (64, 8))
-    steps = (64, 128) if rows > 16 else (128, 256)
+    kinds = ((32, 4), (64, 4), (64, 8)) if rows <= 16 else ((64, 4), (128, 4), (128, 8), (256, 8))
+    steps = (128, 256) if rows <= 16 else (64, 128)
     for (width, warps), step, stages, shares in itertools.product(kinds, steps, range(2, 6), (1, 2, 4)):
         # The first weights are loaded before the loop, into a place of their own.
         needed = (stages + 1) * step * (width + rows_compiled(rows)) * DTYPE.itemsize
@@ -140,10 +140,13 @@ def cuts(rows: int, outputs: int, inputs: int) -> Iterator[Cut]:
 def try_cuts(name: str, layer: Layer, weights: Sequence[Tensor], rows: int) -> None:
     """The five best and the usual one, beside cuBLAS, and why others failed if they did."""
     x = torch.randn(rows, layer.inputs, dtype=DTYPE, device=DEVICE)
-    usual: Cut | Vectors = cut(rows, layer.outputs, layer.inputs, is_roomy(x.device))
-    others: Iterator[Cut | Vectors] = cuts(rows, layer.outputs, layer.inputs)
+    usual: Cut | Vectors
+    others: Iterator[Cut | Vectors]
     if rows == 1:
         usual, others = blocks(layer.outputs // layer.parts, layer.inputs, layer.parts), vectors(layer)
+    else:
+        usual = cut(rows, layer.outputs, layer.inputs, is_roomy(x.device))
+        others = cuts(rows, layer.outputs, layer.inputs)
     ways: dict[Cut | Vectors | str, Callable[..., Any]] = {"cuBLAS": layer.multiply_by_cublas}
     ways |= {by: partial(layer.multiply_by, by) for by in (usual, *others)}
     found = {}

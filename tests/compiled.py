@@ -87,6 +87,8 @@ def compile_one(kernel: Any, values: dict[str, Any], options: dict[str, Any]) ->
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", CAPABILITY, WARP), options=options)
+    # Whoever starts early has to wait for those before it.
+    assert not values.get("EARLY") or "griddepcontrol.wait" in compiled.asm["ptx"], kernel.__name__
     chosen = {kernel.params[index].name: value for (index,), value in constants.items()}
     return f"{kernel.__name__} {resources(compiled.asm['cubin'])} shared={compiled.metadata.shared} {options} {chosen}"
 

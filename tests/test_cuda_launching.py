@@ -185,6 +185,10 @@ def launched_in(source: Path) -> set[str]:
     return {f.value.id for f in calls if isinstance(f, ast.Subscript) and isinstance(f.value, ast.Name)}
 
 
+# What Triton makes of a descriptor is made anew at every launch.
+TAKE_DESCRIPTORS = {"some_rows_kernel"}
+
+
 def test_all_kernels_that_are_launched_remember_and_none_else():
     decorators: dict[str, set[str]] = {}
     for source in SOURCES:
@@ -193,7 +197,7 @@ def test_all_kernels_that_are_launched_remember_and_none_else():
     launched = set().union(*(launched_in(source) for source in SOURCES))
     compiled = {name for name, by in decorators.items() if by & {"jit", "triton.jit"}}
     assert len(launched & compiled) > 30
-    assert {name for name in launched & compiled if "jit" not in decorators[name]} == set()
+    assert {name for name in launched & compiled if "jit" not in decorators[name]} == TAKE_DESCRIPTORS
     assert {name for name in compiled - launched if "jit" in decorators[name]} == set()
 
 

@@ -28,9 +28,12 @@ CELL = 8
 STARTS = (0, 1, 2, 7, 8, 9, 10, 15, 23, 21, 3, 16)
 
 
-def decodes(rows: int, spec: MemorySpec, device: str, lanes: bool = True) -> Batch:
-    """Rows with slots and tails of their own; of those that close their cell, every other one hands out its window."""
-    starts = [STARTS[row % len(STARTS)] for row in range(rows)]
+def decodes(rows: int, spec: MemorySpec, device: str, lanes: bool = True, first: int = 0) -> Batch:
+    """Rows with slots and tails of their own; of those that close their cell, every other one hands out its window.
+
+    `first` is the place of the first row's start in `STARTS`.
+    """
+    starts = [STARTS[(first + row) % len(STARTS)] for row in range(rows)]
     plan_rows = [Row(s, s + 1, row if s >= CELL else NOWHERE, rows - 1 - row) for row, s in enumerate(starts)]
     closing = [row for row, start in enumerate(starts) if start % CELL == CELL - 1]
     captures = [Capture(row, starts[row] + 1, rows + row) for row in closing[::2]]
@@ -42,10 +45,10 @@ class Case:
     """A layer's weights, a step of decodes, and what its rows remember."""
 
     # Triton's interpreter multiplies float16 right, bfloat16 not.
-    def __init__(self, rows, inputs, channels, width, dtype=torch.float16, device="cpu", bias=False, room=0):
+    def __init__(self, rows, inputs, channels, width, dtype=torch.float16, device="cpu", bias=False, room=0, first=0):
         memory = short_conv_memory(channels, width, str(dtype).removeprefix("torch."))
         self.spec = MemorySpec((memory,), cell=CELL, draft_room=room)
-        self.batch = decodes(rows, self.spec, device)
+        self.batch = decodes(rows, self.spec, device, first=first)
 
         def made(*shape: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.randn(shape, device=device).to(kind)
@@ -96,6 +99,14 @@ def test_outputs_tails_and_windows_are_those_of_product_and_convolution_to_the_b
 @pytest.mark.parametrize(("rows", "inputs", "channels"), [(12, 256, 16), (12, 80, 7), (24, 384, 33)])
 def test_so_they_are_with_biases_and_room_for_drafts(device, rows, inputs, channels):
     check(Case(rows, inputs, channels, 3, device=device, bias=True, room=2))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("first", range(len(STARTS)))
+@pytest.mark.parametrize(("inputs", "channels"), [(80, 7), (1040, 7), (3088, 3)])
+def test_so_they_are_of_one_row_wherever_it_stands(device, first, inputs, channels):
+    """With several pieces of weights, and with so many that a program takes one channel."""
+    check(Case(1, inputs, channels, 3, device=device, bias=True, room=2, first=first), tolerance=5e-3)
 
 
 def test_of_zeros_before_a_sequence_nothing_is_read():

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# Rows up to which two streams were measured to be faster, on whole steps of a 7B model on an H200: by 4 % with one row,
-# by 1 % with so many. Then each piece of work keeps the memory busy by itself.
+# Rows up to which two streams were measured to be faster, on whole decode steps of a 7B model on an H200: by 4 % with
+# one row, by 1 % with so many. Then each piece of work keeps the memory busy by itself.
 MOST_ROWS = 128
 
 
 def beside(x: Tensor, one: Callable[[], object], other: Callable[[], object]) -> None:
-    """Both, in a step of few rows that is recorded for a GPU at the same time; `x` has the rows.
+    """Both; in a step of not many rows that is recorded for a GPU, at the same time; `x` has the rows.
 
     What was made before and is read by both has to be held until this returns: memory that a stream is done with is
     handed out again without a look at the other. Where nothing is recorded, the host would not keep up with two.

@@ -47,7 +47,7 @@ class Cut(NamedTuple):
 def cut(rows: int, outputs: int, inputs: int, roomy: bool = True) -> Cut:
     """What was fastest in whole steps; products alone, one after another, would choose otherwise.
 
-    >>> cut(1, 8728, 3072), cut(1, 24576, 3072)
+    >>> cut(2, 8728, 3072), cut(2, 24576, 3072)
     (Cut(width=64, shares=1, inputs=128, warps=4, stages=4), Cut(width=64, shares=1, inputs=128, warps=4, stages=3))
     >>> cut(32, 3072, 12288), cut(32, 8728, 3072)
     (Cut(width=64, shares=2, inputs=128, warps=4, stages=5), Cut(width=64, shares=1, inputs=64, warps=4, stages=5))
@@ -121,7 +121,7 @@ def is_roomy(device: torch.device) -> bool:
 
 def rows_compiled(rows: int) -> int:
     """
-    >>> rows_compiled(1), rows_compiled(17)
+    >>> rows_compiled(2), rows_compiled(17)
     (16, 32)
     """
     return 16 if rows <= 16 else 32

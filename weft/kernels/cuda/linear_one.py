@@ -1,8 +1,8 @@
 """The product of one row with weights: bound by reading the weights once, which takes many loads under way.
 
-A program has all its weights on their way into registers at once, so nothing has to be shared out among programs or
-added up behind them. Those of a small product are asked for before the row is there, while the kernels before this one
-are at work. Those of a large one would only keep such kernels from what they wait for.
+A program has its weights on their way into registers at once, or as many as there is room for, so nothing has to be
+shared out among programs or added up behind them. Those of a small product are asked for before the row is there, while
+the kernels before this one are at work. Those of a large one would only keep such kernels from what they wait for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, wait
-from weft.kernels.cuda.vectors import LOADS, Vectors, hold, piece, tile
+from weft.kernels.cuda.vectors import Vectors, hold, piece, tile
 
 # Measured on an H200, on whole steps: loads of a thread for which a program takes more outputs than one.
 USUAL_LOADS = 8
@@ -55,7 +55,7 @@ def one_row(
         x, weight, bias, y, results,
         AHEAD=weight.numel() <= SMALL, INPUTS=inputs, NAME=activation or "", PARTS=parts,
         OUTPUTS=by.rows, COLUMNS=by.columns,
-        AT_ONCE=max(1, min(by.pieces(inputs), LOADS // (by.rows * parts))), num_warps=by.warps, **early(x),
+        AT_ONCE=by.at_once(parts * x.element_size()), num_warps=by.warps, **early(x),
     )  # fmt: skip
     return y
 
