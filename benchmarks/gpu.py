@@ -23,6 +23,7 @@ import torch
 
 from benchmarks.floors import copy_bandwidth, matrix_rate
 from weft import LLM
+from weft.base.heap import keep_heap
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -172,6 +173,8 @@ def start(model: str, arguments: argparse.Namespace, **options: Any) -> LLM:
     llm = LLM(model, progress=False, **given | options)
     if arguments.device == "cuda" and type(llm.engine._device) is Runner:
         raise RuntimeError("the kernels for GPUs cannot be used here, for the reason above: nothing worth measuring")
+    # As the engine of a server does.
+    keep_heap()
     return llm
 
 

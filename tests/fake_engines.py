@@ -5,6 +5,7 @@ Run as a program with the number of a file descriptor it is an engine process th
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from pathlib import Path
@@ -106,7 +107,7 @@ class InstantEngine:
         return 0
 
     def stats(self) -> dict[str, Any]:
-        return {"running": len(self._open), "waiting": 0, "steps": self._steps}
+        return {"running": len(self._open), "waiting": 0, "steps": self._steps, "frozen": gc.get_freeze_count()}
 
     def cache_report(self, limit: int) -> dict[str, Any]:
         return {"prefixes": [], "limit": limit}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from weft import builtin
 from weft.base.errors import ModelError, OptionError
+from weft.base.heap import keep_heap
 from weft.base.options import Options
 from weft.engine.exchange import Command, Event, Shutdown
 from weft.engine.preparation import Prepared
@@ -121,6 +122,7 @@ def run_engine(connection: socket.socket, load: Load) -> int:
     except (OptionError, ModelError) as error:
         connection.sendall(frame(wire.Unloadable(str(error), isinstance(error, OptionError))))
         return 1
+    keep_heap()
     connection.sendall(frame(wire.Ready(**asdict(info))))
 
     def deliver(event: Event) -> None:

@@ -25,6 +25,7 @@ from uvicorn.loops.auto import auto_loop_factory
 
 from weft import builtin
 from weft.base.errors import ModelError, OptionError
+from weft.base.heap import keep_heap
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.server.app import create_app
@@ -92,6 +93,7 @@ async def serve(options: Options, settings: ServerSettings, place: Place, listen
     except BaseException:
         await backend.stop(0)
         raise
+    keep_heap()
 
     def ready(host: str, port: int) -> None:
         print(first_line(backend.info, settings, texts, host, port), flush=True)
