@@ -24,7 +24,7 @@ from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
 from weft.kernels.cuda.activation import activate
-from weft.kernels.cuda.linear import product, suits, suits_activated
+from weft.kernels.cuda.linear import product, suits
 from weft.kernels.cuda.linear_few import Cut, cut, few_rows, is_roomy, rows_compiled
 from weft.kernels.cuda.linear_one import blocks, one_row
 from weft.kernels.cuda.vectors import LOADS, Vectors
@@ -57,7 +57,7 @@ class Layer:
         return torch.randn(shape, dtype=DTYPE, device=DEVICE).mul_(self.inputs**-0.5).unbind()
 
     def is_ours(self, x: Tensor, weight: Tensor) -> bool:
-        return suits(x, weight) or (self.activation is not None and suits_activated(x, weight))
+        return suits(x, weight, activated=self.activation is not None)
 
     def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
         return product(x, weight, None, self.activation, self.parts, self.summed)

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from tests.compiled import assert_compiles
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cuda import linear_some
-from weft.kernels.cuda.linear import product, suits, suits_activated
+from weft.kernels.cuda.linear import product, suits
 from weft.kernels.cuda.linear_few import Cut, counters, cut, few_rows
 from weft.kernels.cuda.linear_one import USUAL_LOADS, blocks, one_row
-from weft.kernels.cuda.linear_some import can_describe, some_rows
+from weft.kernels.cuda.linear_some import are_some, can_describe, some_rows
 from weft.kernels.cuda.vectors import LOADS, Vectors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -216,21 +216,23 @@ def test_any_number_of_rows_finds_its_way(rows):
 
 def test_some_rows_suit_where_most_multiprocessors_have_a_program(monkeypatch):
     x, weight = (torch.zeros(rows, 64, dtype=torch.bfloat16) for rows in (128, 16384))
-    assert not suits_activated(x, weight), "there is no such unit on a CPU"
+    assert not are_some(x, weight), "there is no such unit on a CPU"
     monkeypatch.setattr(linear_some, "is_able", lambda device: True)
-    assert suits_activated(x, weight)
-    assert not suits_activated(x[:32], weight)
-    assert not suits_activated(torch.cat((x, x)), weight)
-    assert not suits_activated(x.float(), weight.float())
-    assert not suits_activated(x, weight[:4096])
-    assert not suits_activated(x, torch.cat((weight, weight)))
+    assert are_some(x, weight)
+    assert suits(x, weight, activated=True)
+    assert not suits(x, weight)
+    assert not are_some(x[:32], weight)
+    assert not are_some(torch.cat((x, x)), weight)
+    assert not are_some(x.float(), weight.float())
+    assert not are_some(x, weight[:4096])
+    assert not are_some(x, torch.cat((weight, weight)))
     wider = torch.zeros(128, 65, dtype=torch.bfloat16)
-    assert not suits_activated(wider[:, :64], weight), "lines begin anywhere"
+    assert not are_some(wider[:, :64], weight), "lines begin anywhere"
     shifted = torch.zeros(128 * 64 + 1, dtype=torch.bfloat16)[1:].view(128, 64)
-    assert not suits_activated(shifted, weight), "the first line does not begin where it should"
-    assert not suits_activated(torch.zeros(64, 128, dtype=torch.bfloat16).t(), weight), "lines lie across"
+    assert not are_some(shifted, weight), "the first line does not begin where it should"
+    assert not are_some(torch.zeros(64, 128, dtype=torch.bfloat16).t(), weight), "lines lie across"
     monkeypatch.setattr(linear_some, "is_roomy", lambda device: False)
-    assert not suits_activated(x, weight)
+    assert not are_some(x, weight)
 
 
 # All ------------------------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def activated_linear(
         if weight.is_cuda and HAS_TRITON:
             from weft.kernels.cuda import linear as on_gpu
 
-            if on_gpu.suits(x, weight) or on_gpu.suits_activated(x, weight):
+            if on_gpu.suits(x, weight, activated=True):
                 return on_gpu.product(x, weight, bias, KERNELS[activation], parts)
         elif are_few(x, weight if stored is None else stored):
             return _few_rows(x, weight if stored is None else stored, bias, activation, parts)

@@ -11,19 +11,17 @@ from torch import Tensor
 
 from weft.kernels.cuda.linear_few import MOST_ROWS, are_few, few_rows, is_roomy
 from weft.kernels.cuda.linear_one import one_row
-from weft.kernels.cuda.linear_some import some_rows, suits_activated
-
-__all__ = ["product", "suits", "suits_activated"]
+from weft.kernels.cuda.linear_some import are_some, some_rows
 
 # Measured on an H200: up to so many outputs faster than the library. Of one row, more; with more than 16 rows on
 # smaller GPUs, fewer.
 MANY_OUTPUTS, MANY_OF_ONE, MANY_ELSEWHERE = 24576, 32768, 4096
 
 
-def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
-    """Whether `product` is the faster way. Known without asking the device."""
+def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"], activated: bool = False) -> bool:
+    """Whether `product`, with an activation or without, is the faster way. Known without asking the device."""
     if not are_few(x, weight):
-        return False
+        return activated and are_some(x, weight)
     if len(x) == 1:
         return len(weight) <= MANY_OF_ONE
     return len(weight) <= (MANY_OUTPUTS if len(x) <= 16 or is_roomy(x.device) else MANY_ELSEWHERE)

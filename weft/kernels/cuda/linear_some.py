@@ -30,7 +30,7 @@ STAGES = 5
 ALIGNMENT = 16
 
 
-def suits_activated(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
+def are_some(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
     """Whether `some_rows` is the faster way. Known without asking the device."""
     half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
     some = x.ndim == 2 and len(x) in ROWS and len(weight) in OUTPUTS
