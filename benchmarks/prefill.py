@@ -56,7 +56,7 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
         found["captures"] = cost_of_captures(llm, 3 if arguments.quick else 9)
     keep(found, arguments)
     with attempts.part("repeated prompt"):
-        found["repeated"] = repeated_prompt(llm, 1 if arguments.quick else 3)
+        found["repeated"] = repeated_prompt(llm, 1 if arguments.quick else 7)
     return found
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.kernels.activation import KERNELS, activated, gated_product
 from weft.kernels.native import library as native
+from weft.kernels.norm import Reading
 
 # Up to so many rows our own kernel on a CPU is the fastest: it has no use for units that multiply whole tiles.
 FEW_ROWS = {torch.float32: 16, torch.bfloat16: 4}
@@ -31,12 +32,15 @@ _onednn = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None
 
 
 def linear(
-    x: Float[Tensor, "*n inputs"],
+    x: Float[Tensor, "*n inputs"] | Reading,
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
     stored: Float[Tensor, "outputs inputs"] | None = None,
 ) -> Float[Tensor, "*n outputs"]:
     """x @ weight.T + bias; `weight` as it is, or as `pack` made it. `stored`: the same weights for few rows."""
+    x = unread(x, weight)
+    if isinstance(x, Reading):
+        return _on_gpu(x, weight, bias)
     if stored is None:
         stored = weight
     if are_few(x, stored):
@@ -77,13 +81,22 @@ def _few_rows(
     return few_rows(x, weight, bias, activation, parts)
 
 
-def _on_gpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _on_gpu(x: Tensor | Reading, weight: Tensor, bias: Tensor | None) -> Tensor:
     if HAS_TRITON:
         from weft.kernels.cuda import linear as on_gpu
 
         if on_gpu.suits(x, weight):
             return on_gpu.product(x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def unread(x: Tensor | Reading, weight: Tensor) -> Tensor | Reading:
+    """As it is, if it is a norm that the product with these weights is to compute; else computed."""
+    if isinstance(x, Reading):
+        from weft.kernels.cuda import linear as on_gpu
+
+        return x if on_gpu.can_norm(x, weight) else x.normed()
+    return x
 
 
 def unsummed_linear(
@@ -102,7 +115,7 @@ def unsummed_linear(
 
 
 def activated_linear(
-    x: Float[Tensor, "n inputs"],
+    x: Float[Tensor, "n inputs"] | Reading,
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None,
     activation: Callable[[Tensor], Tensor],
@@ -110,6 +123,7 @@ def activated_linear(
     stored: Float[Tensor, "outputs inputs"] | None = None,
 ) -> Float[Tensor, "n results"]:
     """activation(linear(x)); with two parts side by side, the activation of the first times the second."""
+    x = unread(x, weight)
     if activation in KERNELS:
         if weight.is_cuda and HAS_TRITON:
             from weft.kernels.cuda import linear as on_gpu

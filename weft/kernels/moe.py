@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.kernels.activation import KERNELS, gated_product
 from weft.kernels.linear import linear
+from weft.kernels.norm import Reading, whole
 
 Routing = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
 
@@ -131,7 +132,7 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
 
 
 def experts(
-    x: Float[Tensor, "tokens hidden"],
+    x: Float[Tensor, "tokens hidden"] | Reading,
     weights: Float[Tensor, "tokens k"],
     chosen: Int[Tensor, "tokens k"],
     first: Float[Tensor, "experts outer hidden"],
@@ -142,6 +143,7 @@ def experts(
     shared: Shared | None = None,
 ) -> Float[Tensor, "tokens hidden"]:
     """The weighted sum of the chosen experts: second(activation(first(x))); and a shared one, if there is one."""
+    x = whole(x)
     if x.is_cuda:
         from weft.kernels.cuda import moe
 

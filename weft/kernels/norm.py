@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from weft.kernels.native import library as native
 from weft.kernels.placing import placed
+
+HAS_TRITON = find_spec("triton") is not None
 
 
 def rms_norm(x: Float[Tensor, "*n size"], weight: Float[Tensor, " size"], eps: float) -> Float[Tensor, "*n size"]:
@@ -47,6 +50,57 @@ def add(x: Float[Tensor, "n size"], change: Change) -> Float[Tensor, "n size"]:
     if change.weight is not None:
         value = rms_norm(value, change.weight, change.eps)
     return torch.add(x, value, alpha=change.factor)
+
+
+@dataclass(slots=True)
+class Reading:
+    """The norm of a residual stream and of what is to be added to it, not computed yet: of one row on a GPU.
+
+    If the product that reads it first is small, it computes the norm on its way and leaves it for those who read later:
+    a kernel that did nothing else would take longer than that, and let the memory rest meanwhile.
+    """
+
+    x: Float[Tensor, "1 size"]
+    change: Change | None
+    weight: Float[Tensor, " size"]
+    eps: float
+    # Once somebody has computed them: x with the change, and the norm of that.
+    total: Float[Tensor, "1 size"] | None = None
+    norm: Float[Tensor, "1 size"] | None = None
+
+    def summed(self) -> Float[Tensor, "1 size"]:
+        if self.total is None:
+            self.normed()
+        assert self.total is not None
+        return self.total
+
+    def normed(self) -> Float[Tensor, "1 size"]:
+        if self.norm is None:
+            changes = [] if self.change is None else [self.change]
+            self.total, self.norm = add_and_norm(self.x, changes, self.weight, self.eps)
+        return self.norm
+
+    def leave(self) -> tuple[Tensor, Tensor]:
+        """Where a kernel that computes them is to leave the sum and its norm."""
+        assert self.norm is None
+        self.total, self.norm = torch.empty_like(self.x), torch.empty_like(self.x)
+        return self.total, self.norm
+
+
+def can_wait(x: Float[Tensor, "n size"], changes: list[Change]) -> bool:
+    """Whether a norm may be left to those that read it."""
+    return (
+        x.is_cuda
+        and len(x) == 1
+        and HAS_TRITON
+        and len(changes) <= 1
+        and all(change.weight is None and change.value.ndim == 2 for change in changes)
+    )
+
+
+def whole(x: Float[Tensor, "n size"] | Reading) -> Float[Tensor, "n size"]:
+    """For whoever needs a tensor."""
+    return x.normed() if isinstance(x, Reading) else x
 
 
 def add_and_norm(

@@ -48,8 +48,8 @@ class Block(Layer):
         self.mlp = mlp
 
     def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
-        stream.add(self.self_attn(stream.read(self.input_layernorm), rotation, batch, views), self.factor)
-        stream.add(self.mlp(stream.read(self.post_attention_layernorm)), self.factor)
+        stream.add(self.self_attn(stream.offer(self.input_layernorm), rotation, batch, views), self.factor)
+        stream.add(self.mlp(stream.offer(self.post_attention_layernorm)), self.factor)
 
 
 class Decoder(Layer):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from weft.kernels.batch import Batch
 from weft.kernels.beside import beside
+from weft.kernels.norm import Reading
 from weft.kernels.placing import side_by_side
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import View
@@ -75,23 +76,27 @@ class ParallelBlock(Layer):
         self.folded = folded_factors(config, shape)
 
     def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
-        stream.add(self.mix(stream.read(self.input_layernorm), rotation, batch, views))
-        stream.add(self.feed_forward(stream.read(self.pre_ff_layernorm)), self.mlp_factor)
+        stream.add(self.mix(stream.offer(self.input_layernorm), rotation, batch, views))
+        stream.add(self.feed_forward(stream.offer(self.pre_ff_layernorm)), self.mlp_factor)
 
     def mix(
-        self, normed: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
+        self,
+        normed: Float[Tensor, "tokens hidden"] | Reading,
+        rotation: Rotation | None,
+        batch: Batch,
+        views: tuple[View, ...],
     ) -> Float[Tensor, "*parts tokens hidden"]:
         """What Mamba2 makes of its input and what attention does, added up."""
-        mixed, (scanned, attended) = side_by_side(normed, self.out_proj.sizes)
         to_scan, to_attend = self.project(normed)
+        mixed, (scanned, attended) = side_by_side(to_scan, self.out_proj.sizes)
         beside(
-            normed,
+            to_scan,
             lambda: self.mamba.mix_projected(to_scan, batch, views, scanned),
             lambda: self.self_attn.mix_projected(to_attend, rotation, batch, views, attended),
         )
         return self.out_proj.unsummed(mixed)
 
-    def project(self, normed: Float[Tensor, "tokens hidden"]) -> tuple[Tensor, Tensor]:
+    def project(self, normed: Float[Tensor, "tokens hidden"] | Reading) -> tuple[Tensor, Tensor]:
         """What Mamba2 reads, and what attention does."""
         if self.in_proj is None:
             assert self.mamba.in_proj is not None

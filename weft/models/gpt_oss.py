@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from weft.kernels.moe import clamped, experts, route_top
+from weft.kernels.norm import Reading
 from weft.models import mxfp4
 from weft.models.config import Config
 from weft.models.decoder import Block, DecoderModel, attention_shape, frame
@@ -72,7 +73,10 @@ class ClampedExperts(Layer):
         )
 
     def forward(
-        self, x: Float[Tensor, "tokens hidden"], weights: Float[Tensor, "tokens k"], chosen: Int[Tensor, "tokens k"]
+        self,
+        x: Float[Tensor, "tokens hidden"] | Reading,
+        weights: Float[Tensor, "tokens k"],
+        chosen: Int[Tensor, "tokens k"],
     ) -> Float[Tensor, "tokens hidden"]:
         return experts(x, weights, chosen, self.first, self.second, self.activation, self.first_bias, self.second_bias)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from weft.base.errors import ModelError
 from weft.kernels.batch import Batch
 from weft.kernels.moe import route_sigmoid
+from weft.kernels.norm import Reading, whole
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import View
 from weft.models.config import Config
@@ -71,7 +72,7 @@ class SingleBlock(Layer):
         self.remembers = isinstance(mixer, Mixer)
 
     def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
-        normed = stream.read(self.norm)
+        normed = stream.offer(self.norm)
         stream.add(self.mixer(normed, rotation, batch, views) if self.remembers else self.mixer(normed))
 
 
@@ -178,7 +179,8 @@ class SparseSquaredMLP(Layer):
             scaling=config.number("routed_scaling_factor", default=1.0),
         )
 
-    def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+    def forward(self, x: Float[Tensor, "tokens hidden"] | Reading) -> Float[Tensor, "tokens hidden"]:
+        x = whole(x)
         routing = self.route(self.gate(x), bias=self.gate.e_score_correction_bias)
         if self.fc1_latent_proj is None:
             return self.experts(x, *routing).add_(self.shared_experts.summed(x))

@@ -12,14 +12,28 @@ from torch import Tensor
 from weft.kernels.cuda.linear_few import MOST_ROWS, are_few, few_rows, is_roomy
 from weft.kernels.cuda.linear_one import one_row
 from weft.kernels.cuda.linear_some import are_some, some_rows
+from weft.kernels.norm import Reading
 
 # Measured on an H200: up to so many outputs faster than the library. Of one row, more; with more than 16 rows on
 # smaller GPUs, fewer.
 MANY_OUTPUTS, MANY_OF_ONE, MANY_ELSEWHERE = 24576, 32768, 4096
+# Weights up to which one row's product is faster with a norm to compute than behind it: of so many inputs, or of more.
+NARROW = 2048
+NORMING, NORMING_WIDE = 40 << 20, 8 << 20
 
 
-def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"], activated: bool = False) -> bool:
+def can_norm(x: Reading, weight: Float[Tensor, "outputs inputs"]) -> bool:
+    """Whether `product` is to compute this norm on its way."""
+    most = NORMING if weight.shape[1] <= NARROW else NORMING_WIDE
+    return x.norm is None and weight.numel() <= most and suits(x, weight)
+
+
+def suits(
+    x: Float[Tensor, "rows inputs"] | Reading, weight: Float[Tensor, "outputs inputs"], activated: bool = False
+) -> bool:
     """Whether `product`, with an activation or without, is the faster way. Known without asking the device."""
+    if isinstance(x, Reading):
+        x = x.x
     if not are_few(x, weight):
         return activated and are_some(x, weight)
     if len(x) == 1:
@@ -28,7 +42,7 @@ def suits(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs
 
 
 def product(
-    x: Float[Tensor, "rows inputs"],
+    x: Float[Tensor, "rows inputs"] | Reading,
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
     activation: str | None = None,
@@ -39,7 +53,7 @@ def product(
 
     Not `summed`: it may come in parts that are still to be added up.
     """
-    if len(x) == 1:
+    if isinstance(x, Reading) or len(x) == 1:
         return one_row(x, weight, bias, activation, parts)
     if len(x) <= MOST_ROWS:
         return few_rows(x, weight, bias, activation, parts, summed)

@@ -15,7 +15,8 @@ from torch import Tensor
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, wait
-from weft.kernels.cuda.vectors import Vectors, hold, piece, tile
+from weft.kernels.cuda.vectors import Vectors, hold, normed, operands, piece, pieces, tile
+from weft.kernels.norm import Reading
 
 # Measured on an H200, on whole steps: loads of a thread for which a program takes more outputs than one.
 USUAL_LOADS = 8
@@ -40,7 +41,7 @@ def blocks(results: int, inputs: int, parts: int) -> Vectors:
 
 
 def one_row(
-    x: Float[Tensor, "1 inputs"],
+    x: Float[Tensor, "1 inputs"] | Reading,
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
     activation: str | None = None,
@@ -49,10 +50,11 @@ def one_row(
 ) -> Float[Tensor, "1 results"]:
     """With an activation, by name: that of the product or, of two parts side by side, of the first times the second."""
     inputs, results = weight.shape[1], len(weight) // parts
+    x, *reading = operands(x)
     y = torch.empty(1, results, dtype=x.dtype, device=x.device)
     by = by or blocks(results, inputs, parts)
     one_row_kernel[(-(-results // by.rows),)](
-        x, weight, bias, y, results,
+        x, *reading, weight, bias, y, results,
         AHEAD=weight.numel() <= SMALL, INPUTS=inputs, NAME=activation or "", PARTS=parts,
         OUTPUTS=by.rows, COLUMNS=by.columns,
         AT_ONCE=by.at_once(parts * x.element_size()), num_warps=by.warps, **early(x),
@@ -62,7 +64,7 @@ def one_row(
 
 @jit
 def one_row_kernel(
-    x, weight, bias, y, results,
+    x, scale, eps, change, factor, total, norm, weight, bias, y, results,
     AHEAD: tl.constexpr, INPUTS: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -75,6 +77,8 @@ def one_row_kernel(
     if bias is not None:
         gate_bias = tl.load(bias + output, mask=real, other=0.0).to(tl.float32)
         up_bias = tl.load(bias + results * (PARTS - 1) + output, mask=real, other=0.0).to(tl.float32)
+    if scale is not None:
+        scales = pieces(scale, INPUTS, COLUMNS)
     gate = tl.zeros([OUTPUTS, COLUMNS], tl.float32)
     up = tl.zeros([OUTPUTS, COLUMNS], tl.float32)
     PIECES: tl.constexpr = (INPUTS + COLUMNS - 1) // COLUMNS
@@ -87,8 +91,11 @@ def one_row_kernel(
         if AHEAD and begin == 0:
             wait(EARLY)
         hold()
+        if scale is not None and begin == 0:
+            values = normed(x, scales, eps, change, factor, total, norm, tl.program_id(0) == 0, INPUTS, COLUMNS)
         for number in tl.static_range(begin, min(begin + AT_ONCE, PIECES)):
-            value = piece(x, number, INPUTS, COLUMNS).to(tl.float32)[None, :]
+            value = values[number] if scale is not None else piece(x, number, INPUTS, COLUMNS)
+            value = value.to(tl.float32)[None, :]
             gate += gates[number - begin].to(tl.float32) * value
             if PARTS == 2:
                 up += ups[number - begin].to(tl.float32) * value

@@ -104,15 +104,16 @@ def few_second_kernel(
     token = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real_row = row < HIDDEN
-    # Weights are older than any step: these come while the kernel before this one is still at work. (Choices are older
-    # than that kernel, too. But whoever asked for experts that early would take the memory from it.)
+    # Weights are older than any step: these come while the kernel before this one is still at work. Choices are older
+    # than that kernel, too, which began when they were there. (But whoever asked for experts that early would take the
+    # memory from it.)
     if SHARED > 0:
         shared_tiles = tiles(shared_second, row, real_row, SHARED, COLUMNS)
-    wait(EARLY)
     experts, factors = (), ()
     for j in tl.static_range(K):
         experts += (tl.load(chosen + token * K + j).to(tl.int64),)
         factors += (tl.load(weights + token * K + j).to(tl.float32),)
+    wait(EARLY)
     added = tl.zeros([ROWS], tl.float32)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     PIECES: tl.constexpr = (INNER + COLUMNS - 1) // COLUMNS

@@ -19,8 +19,9 @@ from weft.kernels.cuda.causal_conv import LANES, WIDTHS, load_taps, store_window
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.linear_few import INPUTS, are_few, rows_compiled, summed_products
 from weft.kernels.cuda.overlap import early, wait
-from weft.kernels.cuda.vectors import LOADS, Vectors, add_products, hold, pieces, tiles
+from weft.kernels.cuda.vectors import LOADS, Vectors, add_products, hold, normed, operands, pieces, tiles
 from weft.kernels.lanes import Lanes
+from weft.kernels.norm import Reading
 from weft.memory.device.store import RecurrentView
 
 # Measured on an H200, on whole steps of a model of 2,048 channels. Channels of a program: three outputs each, and a
@@ -32,13 +33,15 @@ CHANNELS_OF_ONE = 2
 WARPS = 4
 
 
-def suits(x: Float[Tensor, "rows inputs"], projection: Float[Tensor, "projected inputs"], lanes: Lanes) -> bool:
+def suits(
+    x: Float[Tensor, "rows inputs"] | Reading, projection: Float[Tensor, "projected inputs"], lanes: Lanes
+) -> bool:
     """Whether `projected_short_conv` can take them: few rows, all of them decodes."""
-    return lanes.pieces == 0 and are_few(x, projection)
+    return lanes.pieces == 0 and are_few(x.x if isinstance(x, Reading) else x, projection)
 
 
 def projected_short_conv(
-    x: Float[Tensor, "rows inputs"],
+    x: Float[Tensor, "rows inputs"] | Reading,
     projection: Float[Tensor, "projected inputs"],
     projection_bias: Float[Tensor, " projected"] | None,
     weight: Float[Tensor, "channels width"],
@@ -49,6 +52,7 @@ def projected_short_conv(
     lanes = batch.lanes
     assert lanes is not None
     state, tail = view.state["conv"], view.tail["conv"]
+    x, *reading = operands(x)
     (rows, inputs), (channels, width) = x.shape, weight.shape
     assert rows == lanes.decodes
     assert len(projection) == 3 * channels
@@ -57,7 +61,7 @@ def projected_short_conv(
     y = torch.empty(rows, channels, dtype=x.dtype, device=x.device)
     at_once = CHANNELS if rows > 1 else channels_of_one(inputs)
     short_conv_kernel[(-(-channels // at_once),)](
-        x, projection, projection_bias, weight, bias, y, state, tail,
+        x, *reading, projection, projection_bias, weight, bias, y, state, tail,
         lanes.start, lanes.slot, lanes.tail, lanes.closing,
         x.stride(0), *weight.stride(), state.stride(0), tail.stride(0),
         rows, channels, tail.shape[1], lanes.cell,
@@ -79,7 +83,8 @@ def channels_of_one(inputs: int) -> int:
 
 @jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=LANES)
 def short_conv_kernel(
-    x, projection, projection_bias, weight, bias, y, state, tail, row_start, row_slot, row_tail, row_closing,
+    x, scale, eps, change, factor, stream, norm, projection, projection_bias, weight, bias, y, state, tail,
+    row_start, row_slot, row_tail, row_closing,
     x_stride, weight_channel, weight_tap, state_stride, tail_stride, rows, channels, ring, cell,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
     EARLY: tl.constexpr,
@@ -104,8 +109,9 @@ def short_conv_kernel(
     taps = load_taps(weight, WIDTH - 1, channel, weight_channel, weight_tap, is_channel)
     if ROWS == 1:
         before, after, value = project_one(
-            x, projection, projection_bias, first, channels, dtype, CHANNELS, SIZE, COLUMNS, EARLY
-        )
+            x, scale, eps, change, factor, stream, norm, projection, projection_bias, first, channels, dtype,
+            CHANNELS, SIZE, COLUMNS, EARLY,
+        )  # fmt: skip
     else:
         before, after, value = project(
             x, projection, projection_bias, first, channels, row, is_row, x_stride, dtype,
@@ -151,7 +157,7 @@ def project(
 
 @triton.jit
 def project_one(
-    x, projection, bias, first, channels, dtype: tl.constexpr,
+    x, scale, eps, change, factor, stream, norm, projection, bias, first, channels, dtype: tl.constexpr,
     CHANNELS: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The same of one row."""
@@ -160,9 +166,14 @@ def project_one(
     befores = tiles(projection, channel, real, SIZE, COLUMNS)
     afters = tiles(projection, channel + channels, real, SIZE, COLUMNS)
     own = tiles(projection, channel + 2 * channels, real, SIZE, COLUMNS)
+    if scale is not None:
+        scales = pieces(scale, SIZE, COLUMNS)
     wait(EARLY)
     hold()
-    values = pieces(x, SIZE, COLUMNS)
+    if scale is not None:
+        values = normed(x, scales, eps, change, factor, stream, norm, first == 0, SIZE, COLUMNS)
+    else:
+        values = pieces(x, SIZE, COLUMNS)
     nothing = tl.zeros([CHANNELS, COLUMNS], tl.float32)
     before = add_products(nothing, befores, values, 1.0, SIZE)
     after = add_products(nothing, afters, values, 1.0, SIZE)

@@ -1,15 +1,20 @@
 """Matrices times a vector, for kernels that read every weight once: all loads of a program are under way together.
 
 A program takes some rows of a matrix. Threads lie along the columns, so nobody passes the vector on, and what they have
-found is added up across them once, at the end.
+found is added up across them once, at the end. The vector may be a norm that is still to be computed (`norm.Reading`):
+then every program does that for itself, while its weights are on their way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from weft.kernels.norm import Reading
 
 # Loads of 16 bytes that a thread has under way at once, at most: more of them take more registers than there are.
 LOADS = 20
@@ -40,6 +45,14 @@ class Vectors:
         return max(1, LOADS * 2 // (self.rows * element_size))
 
 
+def operands(x: Tensor | Reading) -> tuple[Any, ...]:
+    """As kernels take them: x and, for `normed`, its scale, eps, change and factor, and where to leave sum and norm."""
+    if not isinstance(x, Reading):
+        return x, None, 0.0, None, 0.0, None, None
+    value, factor = (None, 0.0) if x.change is None else (x.change.value, x.change.factor)
+    return x.x, x.weight, x.eps, value, factor, *x.leave()
+
+
 @triton.jit
 def hold():
     """Between loads of weights and of what they are multiplied with, so that all of the former are under way at once.
@@ -59,7 +72,9 @@ def piece(vector, number: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexp
 def tile(matrix, row, real_row, number: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
     column = number * COLUMNS + tl.arange(0, COLUMNS)
     real = real_row[:, None] & (column < SIZE)[None, :]
-    return tl.load(matrix + (row[:, None] * SIZE + column[None, :]), mask=real, other=0.0)
+    # Nobody reads them again in this step: what is read again should stay in the caches instead.
+    place = matrix + (row[:, None] * SIZE + column[None, :])
+    return tl.load(place, mask=real, other=0.0, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -77,6 +92,33 @@ def tiles(matrix, row, real_row, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
     found = ()
     for number in tl.static_range((SIZE + COLUMNS - 1) // COLUMNS):
         found += (tile(matrix, row, real_row, number, SIZE, COLUMNS),)
+    return found
+
+
+@triton.jit
+def normed(x, scales, eps, change, factor, total, norm, is_first, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    """The norm of x with a change, if there is one, in such pieces; `scales` are those of its weights.
+
+    Rounded where the norm by itself is. The first program leaves sum and norm for whoever reads on.
+    """
+    dtype: tl.constexpr = x.dtype.element_ty
+    values, squares = (), tl.zeros([COLUMNS], tl.float32)
+    for number in tl.static_range((SIZE + COLUMNS - 1) // COLUMNS):
+        value = piece(x, number, SIZE, COLUMNS).to(tl.float32)
+        if change is not None:
+            value += piece(change, number, SIZE, COLUMNS).to(tl.float32) * factor
+            value = value.to(dtype).to(tl.float32)
+        values += (value,)
+        squares += value * value
+    inverse = tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)
+    found = ()
+    for number in tl.static_range((SIZE + COLUMNS - 1) // COLUMNS):
+        value = (values[number] * inverse * scales[number].to(tl.float32)).to(dtype)
+        column = number * COLUMNS + tl.arange(0, COLUMNS)
+        real = (column < SIZE) & is_first
+        tl.store(total + column, values[number].to(dtype), mask=real)
+        tl.store(norm + column, value, mask=real)
+        found += (value,)
     return found
 
 

@@ -14,6 +14,7 @@ from weft.base.grid import CELL
 from weft.kernels.activation import gated_product
 from weft.kernels.attention import attention
 from weft.kernels.batch import Batch
+from weft.kernels.norm import Reading
 from weft.kernels.rotary import Rotation, rotate
 from weft.memory.device.store import AttentionView, View
 from weft.memory.spec import AttentionMemory
@@ -77,7 +78,11 @@ class Attention(Mixer):
         self.sinks = nn.Parameter(torch.empty(heads), requires_grad=False) if shape.sinks else None
 
     def forward(
-        self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
+        self,
+        x: Float[Tensor, "tokens hidden"] | Reading,
+        rotation: Rotation | None,
+        batch: Batch,
+        views: tuple[View, ...],
     ) -> Float[Tensor, "*parts tokens hidden"]:
         assert self.qkv is not None
         assert self.o_proj is not None

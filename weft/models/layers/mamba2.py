@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.base.errors import ModelError
 from weft.kernels.batch import Batch
+from weft.kernels.norm import Reading
 from weft.kernels.rotary import Rotation
 from weft.kernels.ssd import UNLIMITED, ssd, ssd_memory
 from weft.memory.device.store import RecurrentView, View
@@ -99,7 +100,11 @@ class Mamba2(Mixer):
         )
 
     def forward(
-        self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
+        self,
+        x: Float[Tensor, "tokens hidden"] | Reading,
+        rotation: Rotation | None,
+        batch: Batch,
+        views: tuple[View, ...],
     ) -> Float[Tensor, "*parts tokens hidden"]:
         assert self.in_proj is not None
         assert self.out_proj is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.norm import Change
+from weft.kernels.norm import Change, Reading, can_wait
 from weft.models.layers.norm import RMSNorm
 
 
@@ -17,14 +17,30 @@ class Residual:
     def __init__(self, x: Float[Tensor, "tokens hidden"]) -> None:
         self.x = x
         self.pending: list[Change] = []
+        # Whoever read last, if it may be that nobody has computed the sum yet.
+        self.reading: Reading | None = None
 
     def read(self, norm: RMSNorm) -> Float[Tensor, "tokens hidden"]:
         """The norm of all that was added so far."""
+        self._settle()
         if not self.pending:
             return norm(self.x)
         self.x, normed = norm.join(self.x, self.pending)
         self.pending = []
         return normed
+
+    def offer(self, norm: RMSNorm) -> Float[Tensor, "tokens hidden"] | Reading:
+        """The same for products, which may have to compute it themselves."""
+        self._settle()
+        if not can_wait(self.x, self.pending):
+            return self.read(norm)
+        self.reading = Reading(self.x, self.pending[0] if self.pending else None, norm.weight, norm.eps)
+        self.pending = []
+        return self.reading
+
+    def _settle(self) -> None:
+        if self.reading is not None:
+            self.x, self.reading = self.reading.summed(), None
 
     def add(
         self, change: Float[Tensor, "*parts tokens hidden"], factor: float = 1.0, norm: RMSNorm | None = None

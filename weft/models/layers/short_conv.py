@@ -8,6 +8,7 @@ from torch import Tensor
 
 from weft.kernels.batch import Batch
 from weft.kernels.causal_conv import short_conv_memory
+from weft.kernels.norm import Reading
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import RecurrentView, View
 from weft.models.layers.attention import DTYPE_NAMES
@@ -27,7 +28,11 @@ class ShortConv(Mixer):
         self.memory = short_conv_memory(hidden, width, DTYPE_NAMES[dtype])
 
     def forward(
-        self, x: Float[Tensor, "tokens hidden"], rotation: Rotation | None, batch: Batch, views: tuple[View, ...]
+        self,
+        x: Float[Tensor, "tokens hidden"] | Reading,
+        rotation: Rotation | None,
+        batch: Batch,
+        views: tuple[View, ...],
     ) -> Float[Tensor, "*parts tokens hidden"]:
         view = views[self.index]
         assert isinstance(view, RecurrentView)
