@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch, Convolution
-from weft.kernels.linear import linear, unread
+from weft.kernels.linear import for_product, linear
 from weft.kernels.native.causal_conv import causal_conv as convolve_natively
-from weft.kernels.norm import Reading
+from weft.kernels.norm import LazyNorm
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
@@ -88,7 +88,7 @@ def gated_short_conv(
 
 
 def projected_short_conv(
-    x: Float[Tensor, "tokens inputs"] | Reading,
+    x: Float[Tensor, "tokens inputs"] | LazyNorm,
     projection: Float[Tensor, "projected inputs"],
     projection_bias: Float[Tensor, " projected"] | None,
     stored: Float[Tensor, "projected inputs"] | None,
@@ -101,7 +101,7 @@ def projected_short_conv(
     if batch.lanes is not None and not batch.lanes.native:
         from weft.kernels.cuda import short_conv as kernels
 
-        x = unread(x, projection)
+        x = for_product(x, projection)
         if kernels.suits(x, projection, batch.lanes):
             return kernels.projected_short_conv(x, projection, projection_bias, weight, bias, batch, view)
     return gated_short_conv(linear(x, projection, projection_bias, stored), weight, bias, batch, view)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.kernels.activation import KERNELS, activated, gated_product
 from weft.kernels.native import library as native
-from weft.kernels.norm import Reading
+from weft.kernels.norm import LazyNorm
 
 # Up to so many rows our own kernel on a CPU is the fastest: it has no use for units that multiply whole tiles.
 FEW_ROWS = {torch.float32: 16, torch.bfloat16: 4}
@@ -32,15 +32,17 @@ _onednn = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None
 
 
 def linear(
-    x: Float[Tensor, "*n inputs"] | Reading,
+    x: Float[Tensor, "*n inputs"] | LazyNorm,
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
     stored: Float[Tensor, "outputs inputs"] | None = None,
 ) -> Float[Tensor, "*n outputs"]:
     """x @ weight.T + bias; `weight` as it is, or as `pack` made it. `stored`: the same weights for few rows."""
-    x = unread(x, weight)
-    if isinstance(x, Reading):
-        return _on_gpu(x, weight, bias)
+    x = for_product(x, weight)
+    if isinstance(x, LazyNorm):
+        from weft.kernels.cuda import linear as on_gpu
+
+        return on_gpu.product(x, weight, bias)
     if stored is None:
         stored = weight
     if are_few(x, stored):
@@ -81,7 +83,7 @@ def _few_rows(
     return few_rows(x, weight, bias, activation, parts)
 
 
-def _on_gpu(x: Tensor | Reading, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _on_gpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if HAS_TRITON:
         from weft.kernels.cuda import linear as on_gpu
 
@@ -90,12 +92,12 @@ def _on_gpu(x: Tensor | Reading, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def unread(x: Tensor | Reading, weight: Tensor) -> Tensor | Reading:
-    """As it is, if it is a norm that the product with these weights is to compute; else computed."""
-    if isinstance(x, Reading):
+def for_product(x: Tensor | LazyNorm, weight: Tensor) -> Tensor | LazyNorm:
+    """What a product with these weights reads: rows, or a norm that it is to compute on its way."""
+    if isinstance(x, LazyNorm):
         from weft.kernels.cuda import linear as on_gpu
 
-        return x if on_gpu.can_norm(x, weight) else x.normed()
+        return x if on_gpu.can_norm(x, weight) else x.computed()
     return x
 
 
@@ -115,7 +117,7 @@ def unsummed_linear(
 
 
 def activated_linear(
-    x: Float[Tensor, "n inputs"] | Reading,
+    x: Float[Tensor, "n inputs"] | LazyNorm,
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None,
     activation: Callable[[Tensor], Tensor],
@@ -123,9 +125,9 @@ def activated_linear(
     stored: Float[Tensor, "outputs inputs"] | None = None,
 ) -> Float[Tensor, "n results"]:
     """activation(linear(x)); with two parts side by side, the activation of the first times the second."""
-    x = unread(x, weight)
+    x = for_product(x, weight)
     if activation in KERNELS:
-        if weight.is_cuda and HAS_TRITON:
+        if isinstance(x, LazyNorm) or (weight.is_cuda and HAS_TRITON):
             from weft.kernels.cuda import linear as on_gpu
 
             if on_gpu.suits(x, weight, activated=True):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +15,6 @@ from torch import Tensor
 
 from weft.kernels.native import library as native
 from weft.kernels.placing import placed
-
-HAS_TRITON = find_spec("triton") is not None
 
 
 def rms_norm(x: Float[Tensor, "*n size"], weight: Float[Tensor, " size"], eps: float) -> Float[Tensor, "*n size"]:
@@ -53,7 +50,7 @@ def add(x: Float[Tensor, "n size"], change: Change) -> Float[Tensor, "n size"]:
 
 
 @dataclass(slots=True)
-class Reading:
+class LazyNorm:
     """The norm of a residual stream and of what is to be added to it, not computed yet: of one row on a GPU.
 
     If the product that reads it first is small, it computes the norm on its way and leaves it for those who read later:
@@ -66,41 +63,37 @@ class Reading:
     eps: float
     # Once somebody has computed them: x with the change, and the norm of that.
     total: Float[Tensor, "1 size"] | None = None
-    norm: Float[Tensor, "1 size"] | None = None
+    result: Float[Tensor, "1 size"] | None = None
 
     def summed(self) -> Float[Tensor, "1 size"]:
+        """x with the change."""
         if self.total is None:
-            self.normed()
+            self.computed()
         assert self.total is not None
         return self.total
 
-    def normed(self) -> Float[Tensor, "1 size"]:
-        if self.norm is None:
+    def computed(self) -> Float[Tensor, "1 size"]:
+        if self.result is None:
             changes = [] if self.change is None else [self.change]
-            self.total, self.norm = add_and_norm(self.x, changes, self.weight, self.eps)
-        return self.norm
+            self.total, self.result = add_and_norm(self.x, changes, self.weight, self.eps)
+        return self.result
 
     def leave(self) -> tuple[Tensor, Tensor]:
         """Where a kernel that computes them is to leave the sum and its norm."""
-        assert self.norm is None
-        self.total, self.norm = torch.empty_like(self.x), torch.empty_like(self.x)
-        return self.total, self.norm
+        assert self.result is None
+        self.total, self.result = torch.empty_like(self.x), torch.empty_like(self.x)
+        return self.total, self.result
 
 
 def can_wait(x: Float[Tensor, "n size"], changes: list[Change]) -> bool:
-    """Whether a norm may be left to those that read it."""
-    return (
-        x.is_cuda
-        and len(x) == 1
-        and HAS_TRITON
-        and len(changes) <= 1
-        and all(change.weight is None and change.value.ndim == 2 for change in changes)
-    )
+    """Whether a norm may be left to those that read it: a kernel of theirs adds one plain change at most."""
+    plain = all(change.weight is None and change.value.ndim == 2 for change in changes)
+    return x.is_cuda and len(x) == 1 and len(changes) <= 1 and plain
 
 
-def whole(x: Float[Tensor, "n size"] | Reading) -> Float[Tensor, "n size"]:
+def whole(x: Float[Tensor, "n size"] | LazyNorm) -> Float[Tensor, "n size"]:
     """For whoever needs a tensor."""
-    return x.normed() if isinstance(x, Reading) else x
+    return x.computed() if isinstance(x, LazyNorm) else x
 
 
 def add_and_norm(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.kernels.batch import Batch
 from weft.kernels.beside import beside
-from weft.kernels.norm import Reading
+from weft.kernels.norm import LazyNorm
 from weft.kernels.placing import side_by_side
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import View
@@ -81,7 +81,7 @@ class ParallelBlock(Layer):
 
     def mix(
         self,
-        normed: Float[Tensor, "tokens hidden"] | Reading,
+        normed: Float[Tensor, "tokens hidden"] | LazyNorm,
         rotation: Rotation | None,
         batch: Batch,
         views: tuple[View, ...],
@@ -96,7 +96,7 @@ class ParallelBlock(Layer):
         )
         return self.out_proj.unsummed(mixed)
 
-    def project(self, normed: Float[Tensor, "tokens hidden"] | Reading) -> tuple[Tensor, Tensor]:
+    def project(self, normed: Float[Tensor, "tokens hidden"] | LazyNorm) -> tuple[Tensor, Tensor]:
         """What Mamba2 reads, and what attention does."""
         if self.in_proj is None:
             assert self.mamba.in_proj is not None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from weft.base.errors import ModelError
 from weft.kernels.batch import Batch
 from weft.kernels.moe import route_sigmoid
-from weft.kernels.norm import Reading, whole
+from weft.kernels.norm import LazyNorm, whole
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import View
 from weft.models.config import Config
@@ -179,7 +179,7 @@ class SparseSquaredMLP(Layer):
             scaling=config.number("routed_scaling_factor", default=1.0),
         )
 
-    def forward(self, x: Float[Tensor, "tokens hidden"] | Reading) -> Float[Tensor, "tokens hidden"]:
+    def forward(self, x: Float[Tensor, "tokens hidden"] | LazyNorm) -> Float[Tensor, "tokens hidden"]:
         x = whole(x)
         routing = self.route(self.gate(x), bias=self.gate.e_score_correction_bias)
         if self.fc1_latent_proj is None:

@@ -12,27 +12,29 @@ from torch import Tensor
 from weft.kernels.cuda.linear_few import MOST_ROWS, are_few, few_rows, is_roomy
 from weft.kernels.cuda.linear_one import one_row
 from weft.kernels.cuda.linear_some import are_some, some_rows
-from weft.kernels.norm import Reading
+from weft.kernels.norm import LazyNorm
 
 # Measured on an H200: up to so many outputs faster than the library. Of one row, more; with more than 16 rows on
 # smaller GPUs, fewer.
 MANY_OUTPUTS, MANY_OF_ONE, MANY_ELSEWHERE = 24576, 32768, 4096
-# Weights up to which one row's product is faster with a norm to compute than behind it: of so many inputs, or of more.
-NARROW = 2048
+# Weights up to which one row's product is faster with a norm to compute than behind it: with up to NARROW inputs, and
+# beyond. With more inputs than WIDEST a thread has no registers for them.
+NARROW, WIDEST = 2048, 8192
 NORMING, NORMING_WIDE = 40 << 20, 8 << 20
 
 
-def can_norm(x: Reading, weight: Float[Tensor, "outputs inputs"]) -> bool:
+def can_norm(x: LazyNorm, weight: Float[Tensor, "outputs inputs"]) -> bool:
     """Whether `product` is to compute this norm on its way."""
-    most = NORMING if weight.shape[1] <= NARROW else NORMING_WIDE
-    return x.norm is None and weight.numel() <= most and suits(x, weight)
+    inputs = weight.shape[1]
+    most = NORMING if inputs <= NARROW else NORMING_WIDE
+    return inputs <= WIDEST and x.result is None and weight.numel() <= most and suits(x, weight)
 
 
 def suits(
-    x: Float[Tensor, "rows inputs"] | Reading, weight: Float[Tensor, "outputs inputs"], activated: bool = False
+    x: Float[Tensor, "rows inputs"] | LazyNorm, weight: Float[Tensor, "outputs inputs"], activated: bool = False
 ) -> bool:
     """Whether `product`, with an activation or without, is the faster way. Known without asking the device."""
-    if isinstance(x, Reading):
+    if isinstance(x, LazyNorm):
         x = x.x
     if not are_few(x, weight):
         return activated and are_some(x, weight)
@@ -42,7 +44,7 @@ def suits(
 
 
 def product(
-    x: Float[Tensor, "rows inputs"] | Reading,
+    x: Float[Tensor, "rows inputs"] | LazyNorm,
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
     activation: str | None = None,
@@ -53,7 +55,7 @@ def product(
 
     Not `summed`: it may come in parts that are still to be added up.
     """
-    if isinstance(x, Reading) or len(x) == 1:
+    if isinstance(x, LazyNorm) or len(x) == 1:
         return one_row(x, weight, bias, activation, parts)
     if len(x) <= MOST_ROWS:
         return few_rows(x, weight, bias, activation, parts, summed)

@@ -16,7 +16,7 @@ from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.vectors import Vectors, hold, normed, operands, piece, pieces, tile
-from weft.kernels.norm import Reading
+from weft.kernels.norm import LazyNorm
 
 # Measured on an H200, on whole steps: loads of a thread for which a program takes more outputs than one.
 USUAL_LOADS = 8
@@ -41,7 +41,7 @@ def blocks(results: int, inputs: int, parts: int) -> Vectors:
 
 
 def one_row(
-    x: Float[Tensor, "1 inputs"] | Reading,
+    x: Float[Tensor, "1 inputs"] | LazyNorm,
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
     activation: str | None = None,
@@ -50,11 +50,11 @@ def one_row(
 ) -> Float[Tensor, "1 results"]:
     """With an activation, by name: that of the product or, of two parts side by side, of the first times the second."""
     inputs, results = weight.shape[1], len(weight) // parts
-    x, *reading = operands(x)
+    x, *norm = operands(x)
     y = torch.empty(1, results, dtype=x.dtype, device=x.device)
     by = by or blocks(results, inputs, parts)
     one_row_kernel[(-(-results // by.rows),)](
-        x, *reading, weight, bias, y, results,
+        x, *norm, weight, bias, y, results,
         AHEAD=weight.numel() <= SMALL, INPUTS=inputs, NAME=activation or "", PARTS=parts,
         OUTPUTS=by.rows, COLUMNS=by.columns,
         AT_ONCE=by.at_once(parts * x.element_size()), num_warps=by.warps, **early(x),

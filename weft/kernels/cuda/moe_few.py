@@ -37,13 +37,13 @@ def few_experts(
     few_first_kernel[(-(-inner // own.rows), tokens * k)](
         x, chosen, first, first_bias, between_them, activation.alpha, activation.limit,
         K=k, HIDDEN=hidden, INNER=inner, NAME=activation.name, PARTS=activation.parts,
-        ROWS=own.rows, COLUMNS=own.columns, num_warps=own.warps, **early(x),
+        ROWS=own.rows, COLUMNS=own.columns, ONCE=tokens == 1, num_warps=own.warps, **early(x),
     )  # fmt: skip
     few_second_kernel[(-(-hidden // other.rows), tokens)](
         between_them, weights, chosen, second, second_bias, *shared_parts(shared), out,
         K=k, HIDDEN=hidden, INNER=inner, SHARED=0 if shared is None else shared.second.shape[1],
-        ROWS=other.rows, COLUMNS=other.columns, AT_ONCE=other.at_once(x.element_size()), num_warps=other.warps,
-        **early(x),
+        ROWS=other.rows, COLUMNS=other.columns, AT_ONCE=other.at_once(x.element_size()),
+        ONCE=tokens == 1, num_warps=other.warps, **early(x),
     )  # fmt: skip
     return out
 
@@ -62,7 +62,7 @@ def shared_parts(shared: Shared | None) -> tuple[Tensor | int | None, ...]:
 def few_first_kernel(
     x, chosen, first, bias, out, alpha, limit,
     K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ONCE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """activation(first(x)) of one pair, so many rows of it."""
     wait(EARLY)
@@ -71,9 +71,9 @@ def few_first_kernel(
     real_row = row < INNER
     expert = tl.load(chosen + pair).to(tl.int64)
     gates = first + expert * (PARTS * INNER * HIDDEN)
-    gate_tiles = tiles(gates, row, real_row, HIDDEN, COLUMNS)
+    gate_tiles = tiles(gates, row, real_row, HIDDEN, COLUMNS, ONCE)
     if PARTS == 2:
-        up_tiles = tiles(gates + INNER * HIDDEN, row, real_row, HIDDEN, COLUMNS)
+        up_tiles = tiles(gates + INNER * HIDDEN, row, real_row, HIDDEN, COLUMNS, ONCE)
     gate_bias, up_bias = 0.0, 0.0
     if bias is not None:
         biases = bias + expert * (PARTS * INNER) + row
@@ -98,17 +98,18 @@ def few_second_kernel(
     inputs, weights, chosen, second, bias,
     shared_gate, shared_up, shared_second, opening, gate_stride, opening_stride, out,
     K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, ONCE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The weighted sum over one token's choices, so many rows of it. So many pieces of matrices are read at once."""
     token = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real_row = row < HIDDEN
     # Weights are older than any step: these come while the kernel before this one is still at work. Choices are older
-    # than that kernel, too, which began when they were there. (But whoever asked for experts that early would take the
-    # memory from it.)
+    # than that kernel, too: all its programs had waited for them when this one could start. (But whoever asked for
+    # experts that early would take the memory from it.)
     if SHARED > 0:
-        shared_tiles = tiles(shared_second, row, real_row, SHARED, COLUMNS)
+        shared_tiles = tiles(shared_second, row, real_row, SHARED, COLUMNS, ONCE)
     experts, factors = (), ()
     for j in tl.static_range(K):
         experts += (tl.load(chosen + token * K + j).to(tl.int64),)
@@ -121,7 +122,7 @@ def few_second_kernel(
         blocks = ()
         for number in tl.static_range(begin, min(begin + AT_ONCE, K * PIECES)):
             matrix = second + experts[number // PIECES] * (HIDDEN * INNER)
-            blocks += (tile(matrix, row, real_row, number % PIECES, INNER, COLUMNS),)
+            blocks += (tile(matrix, row, real_row, number % PIECES, INNER, COLUMNS, ONCE),)
         if bias is not None and begin == 0:
             for j in tl.static_range(K):
                 one = tl.load(bias + experts[j] * HIDDEN + row, mask=real_row, other=0.0)

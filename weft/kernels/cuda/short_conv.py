@@ -21,7 +21,7 @@ from weft.kernels.cuda.linear_few import INPUTS, are_few, rows_compiled, summed_
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.vectors import LOADS, Vectors, add_products, hold, normed, operands, pieces, tiles
 from weft.kernels.lanes import Lanes
-from weft.kernels.norm import Reading
+from weft.kernels.norm import LazyNorm
 from weft.memory.device.store import RecurrentView
 
 # Measured on an H200, on whole steps of a model of 2,048 channels. Channels of a program: three outputs each, and a
@@ -34,14 +34,14 @@ WARPS = 4
 
 
 def suits(
-    x: Float[Tensor, "rows inputs"] | Reading, projection: Float[Tensor, "projected inputs"], lanes: Lanes
+    x: Float[Tensor, "rows inputs"] | LazyNorm, projection: Float[Tensor, "projected inputs"], lanes: Lanes
 ) -> bool:
     """Whether `projected_short_conv` can take them: few rows, all of them decodes."""
-    return lanes.pieces == 0 and are_few(x.x if isinstance(x, Reading) else x, projection)
+    return lanes.pieces == 0 and are_few(x.x if isinstance(x, LazyNorm) else x, projection)
 
 
 def projected_short_conv(
-    x: Float[Tensor, "rows inputs"] | Reading,
+    x: Float[Tensor, "rows inputs"] | LazyNorm,
     projection: Float[Tensor, "projected inputs"],
     projection_bias: Float[Tensor, " projected"] | None,
     weight: Float[Tensor, "channels width"],
@@ -52,7 +52,7 @@ def projected_short_conv(
     lanes = batch.lanes
     assert lanes is not None
     state, tail = view.state["conv"], view.tail["conv"]
-    x, *reading = operands(x)
+    x, *norm = operands(x)
     (rows, inputs), (channels, width) = x.shape, weight.shape
     assert rows == lanes.decodes
     assert len(projection) == 3 * channels
@@ -61,7 +61,7 @@ def projected_short_conv(
     y = torch.empty(rows, channels, dtype=x.dtype, device=x.device)
     at_once = CHANNELS if rows > 1 else channels_of_one(inputs)
     short_conv_kernel[(-(-channels // at_once),)](
-        x, *reading, projection, projection_bias, weight, bias, y, state, tail,
+        x, *norm, projection, projection_bias, weight, bias, y, state, tail,
         lanes.start, lanes.slot, lanes.tail, lanes.closing,
         x.stride(0), *weight.stride(), state.stride(0), tail.stride(0),
         rows, channels, tail.shape[1], lanes.cell,

@@ -1,7 +1,7 @@
 """Matrices times a vector, for kernels that read every weight once: all loads of a program are under way together.
 
 A program takes some rows of a matrix. Threads lie along the columns, so nobody passes the vector on, and what they have
-found is added up across them once, at the end. The vector may be a norm that is still to be computed (`norm.Reading`):
+found is added up across them once, at the end. The vector may be a norm that is still to be computed (`norm.LazyNorm`):
 then every program does that for itself, while its weights are on their way.
 """
 
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.norm import Reading
+from weft.kernels.norm import LazyNorm
 
 # Loads of 16 bytes that a thread has under way at once, at most: more of them take more registers than there are.
 LOADS = 20
@@ -45,11 +45,13 @@ class Vectors:
         return max(1, LOADS * 2 // (self.rows * element_size))
 
 
-def operands(x: Tensor | Reading) -> tuple[Any, ...]:
+def operands(x: Tensor | LazyNorm) -> tuple[Any, ...]:
     """As kernels take them: x and, for `normed`, its scale, eps, change and factor, and where to leave sum and norm."""
-    if not isinstance(x, Reading):
+    if not isinstance(x, LazyNorm):
         return x, None, 0.0, None, 0.0, None, None
+    assert x.x.stride(1) == 1
     value, factor = (None, 0.0) if x.change is None else (x.change.value, x.change.factor)
+    assert value is None or value.stride(1) == 1
     return x.x, x.weight, x.eps, value, factor, *x.leave()
 
 
@@ -69,12 +71,14 @@ def piece(vector, number: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexp
 
 
 @triton.jit
-def tile(matrix, row, real_row, number: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+def tile(
+    matrix, row, real_row, number: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, ONCE: tl.constexpr = True
+):  # fmt: skip
+    """`ONCE`: no other program reads these weights, so they may leave the caches before what is read again."""
     column = number * COLUMNS + tl.arange(0, COLUMNS)
     real = real_row[:, None] & (column < SIZE)[None, :]
-    # Nobody reads them again in this step: what is read again should stay in the caches instead.
     place = matrix + (row[:, None] * SIZE + column[None, :])
-    return tl.load(place, mask=real, other=0.0, eviction_policy="evict_first")
+    return tl.load(place, mask=real, other=0.0, eviction_policy="evict_first" if ONCE else "")
 
 
 @triton.jit
@@ -87,11 +91,11 @@ def pieces(vector, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def tiles(matrix, row, real_row, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+def tiles(matrix, row, real_row, SIZE: tl.constexpr, COLUMNS: tl.constexpr, ONCE: tl.constexpr = True):
     """Rows of a matrix, in pieces of so many columns: read at once."""
     found = ()
     for number in tl.static_range((SIZE + COLUMNS - 1) // COLUMNS):
-        found += (tile(matrix, row, real_row, number, SIZE, COLUMNS),)
+        found += (tile(matrix, row, real_row, number, SIZE, COLUMNS, ONCE),)
     return found
 
 

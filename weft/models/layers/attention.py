@@ -14,7 +14,7 @@ from weft.base.grid import CELL
 from weft.kernels.activation import gated_product
 from weft.kernels.attention import attention
 from weft.kernels.batch import Batch
-from weft.kernels.norm import Reading
+from weft.kernels.norm import LazyNorm
 from weft.kernels.rotary import Rotation, rotate
 from weft.memory.device.store import AttentionView, View
 from weft.memory.spec import AttentionMemory
@@ -79,7 +79,7 @@ class Attention(Mixer):
 
     def forward(
         self,
-        x: Float[Tensor, "tokens hidden"] | Reading,
+        x: Float[Tensor, "tokens hidden"] | LazyNorm,
         rotation: Rotation | None,
         batch: Batch,
         views: tuple[View, ...],

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from weft.base.errors import ModelError
 from weft.kernels.batch import Batch
 from weft.kernels.gated_delta import gated_delta_memory, projected_gated_delta
-from weft.kernels.norm import Reading
+from weft.kernels.norm import LazyNorm
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import RecurrentView, View
 from weft.models.layers.attention import DTYPE_NAMES
@@ -123,7 +123,7 @@ class GatedDeltaNet(Mixer):
 
     def forward(
         self,
-        x: Float[Tensor, "tokens hidden"] | Reading,
+        x: Float[Tensor, "tokens hidden"] | LazyNorm,
         rotation: Rotation | None,
         batch: Batch,
         views: tuple[View, ...],

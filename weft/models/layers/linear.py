@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.kernels.linear import activated_linear, for_few_rows, linear, pack, unsummed_linear
-from weft.kernels.norm import Reading
+from weft.kernels.norm import LazyNorm
 from weft.models.model import Layer, Source
 
 
@@ -33,7 +33,7 @@ class Linear(Layer):
         # The weights once more, as few rows read them fastest.
         self.stored: Tensor | None = None
 
-    def forward(self, x: Float[Tensor, "*n inputs"] | Reading) -> Float[Tensor, "*n outputs"]:
+    def forward(self, x: Float[Tensor, "*n inputs"] | LazyNorm) -> Float[Tensor, "*n outputs"]:
         return linear(x, self.weight, self.bias, self.stored)
 
     def unsummed(self, x: Float[Tensor, "n inputs"]) -> Float[Tensor, "*parts n outputs"]:
@@ -41,7 +41,7 @@ class Linear(Layer):
         return unsummed_linear(x, self.weight, self.bias, self.stored)
 
     def activated(
-        self, x: Float[Tensor, "n inputs"] | Reading, activation: Callable[[Tensor], Tensor], parts: int = 1
+        self, x: Float[Tensor, "n inputs"] | LazyNorm, activation: Callable[[Tensor], Tensor], parts: int = 1
     ) -> Float[Tensor, "n results"]:
         """The activation of the product; of two parts side by side, that of the first times the second."""
         return activated_linear(x, self.weight, self.bias, activation, parts, self.stored)
@@ -63,7 +63,7 @@ class PackedLinear(Linear):
         super().__init__(inputs, sum(parts.values()), bias)
         self.parts = parts
 
-    def split(self, x: Float[Tensor, "*n inputs"] | Reading) -> tuple[Tensor, ...]:
+    def split(self, x: Float[Tensor, "*n inputs"] | LazyNorm) -> tuple[Tensor, ...]:
         return self(x).split(list(self.parts.values()), dim=-1)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from weft.base.errors import ModelError
 from weft.kernels.batch import Batch
-from weft.kernels.norm import Reading
+from weft.kernels.norm import LazyNorm
 from weft.kernels.rotary import Rotation
 from weft.kernels.ssd import UNLIMITED, ssd, ssd_memory
 from weft.memory.device.store import RecurrentView, View
@@ -101,7 +101,7 @@ class Mamba2(Mixer):
 
     def forward(
         self,
-        x: Float[Tensor, "tokens hidden"] | Reading,
+        x: Float[Tensor, "tokens hidden"] | LazyNorm,
         rotation: Rotation | None,
         batch: Batch,
         views: tuple[View, ...],

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.activation import gelu_tanh, squared_relu
-from weft.kernels.norm import Reading
+from weft.kernels.norm import LazyNorm
 from weft.models.layers.linear import Linear, PackedLinear
 from weft.models.model import Layer
 
@@ -40,7 +40,7 @@ class GatedMLP(Layer):
         self.down_proj = Linear(inner, hidden, bias)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x: Float[Tensor, "n hidden"] | Reading) -> Float[Tensor, "*parts n hidden"]:
+    def forward(self, x: Float[Tensor, "n hidden"] | LazyNorm) -> Float[Tensor, "*parts n hidden"]:
         return self.down_proj.unsummed(self.gate_up.activated(x, self.activation, parts=2))
 
 
@@ -53,7 +53,7 @@ class PlainMLP(Layer):
         self.down_proj = Linear(inner, hidden, bias)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x: Float[Tensor, "n hidden"] | Reading) -> Float[Tensor, "*parts n hidden"]:
+    def forward(self, x: Float[Tensor, "n hidden"] | LazyNorm) -> Float[Tensor, "*parts n hidden"]:
         return self.down_proj.unsummed(self.up_proj.activated(x, self.activation))
 
     def summed(self, x: Float[Tensor, "n hidden"]) -> Float[Tensor, "n hidden"]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from weft.kernels.batch import Batch
 from weft.kernels.causal_conv import short_conv_memory
-from weft.kernels.norm import Reading
+from weft.kernels.norm import LazyNorm
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import RecurrentView, View
 from weft.models.layers.attention import DTYPE_NAMES
@@ -29,7 +29,7 @@ class ShortConv(Mixer):
 
     def forward(
         self,
-        x: Float[Tensor, "tokens hidden"] | Reading,
+        x: Float[Tensor, "tokens hidden"] | LazyNorm,
         rotation: Rotation | None,
         batch: Batch,
         views: tuple[View, ...],
