@@ -31,7 +31,7 @@ VOCABULARY = 256
 
 
 @cache
-def model_of(family: str) -> CausalModel:
+def model_of(family: str, dtype: torch.dtype = torch.float32) -> CausalModel:
     """A tiny model with random weights of a size that makes states matter."""
     import transformers
 
@@ -40,7 +40,7 @@ def model_of(family: str) -> CausalModel:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         file.write_text(json.dumps(config | {"architectures": [tiny.model_class]}))
-        model, _ = load_model(file, torch.float32, weights="dummy", progress=False)
+        model, _ = load_model(file, dtype, weights="dummy", progress=False)
     return model
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.compiled import assert_compiles
-from tests.engines import FAMILIES, Ask, greedy, serve, tokens
+from tests.engines import FAMILIES, Ask, greedy, model_of, serve, tokens
 from tests.test_cuda_short_conv import Case, assert_close
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.base.config import EngineConfig
@@ -32,7 +28,6 @@ from weft.models.layers import residual
 from weft.models.layers.norm import RMSNorm
 from weft.models.layers.residual import Residual
 from weft.models.model import CausalModel
-from weft.models.weights import load_model
 from weft.runner.runner import Runner
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -194,7 +189,7 @@ def after_norm(case: Case, normed: Tensor) -> Tensor:
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in OWN_NORMS])
 def test_models_answer_as_with_norms_computed_before(family, monkeypatch):
     """In float16, which products of one row take; the first token comes of a prompt, the others of rows."""
-    model, asks = half_model(family), [Ask(tokens(9, seed=1), greedy(8))]
+    model, asks = model_of(family, torch.float16), [Ask(tokens(9, seed=1), greedy(8))]
     [before] = serve(engine_of(model), asks)
     lazy_ones = []
 
@@ -215,18 +210,6 @@ def test_models_answer_as_with_norms_computed_before(family, monkeypatch):
     assert len(lazy_ones) >= 7
     assert found.tokens == before.tokens
     torch.testing.assert_close(torch.tensor(found.logprobs), torch.tensor(before.logprobs), rtol=0, atol=2e-2)
-
-
-def half_model(family: str) -> CausalModel:
-    import transformers
-
-    tiny = FAMILIES[family]
-    config = getattr(transformers, tiny.config_class)(**json.loads(json.dumps(tiny.settings))).to_dict()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "config.json"
-        file.write_text(json.dumps(config | {"architectures": [tiny.model_class]}))
-        model, _ = load_model(file, torch.float16, weights="dummy", progress=False)
-    return model
 
 
 def engine_of(model: CausalModel) -> Engine:
