@@ -421,6 +421,13 @@ def test_a_failed_step_stops_everything_and_says_why(monkeypatch):
                 ask()
 
 
+def test_more_positions_than_the_model_was_made_for_are_told(capsys):
+    make(max_length=32768).close()
+    assert "positions" not in capsys.readouterr().err
+    make(max_length=40000, memory="64MiB").close()
+    assert "max_length of 40000: the model was made for 32768 positions" in capsys.readouterr().err
+
+
 def test_a_prompt_that_memory_cannot_hold_takes_the_others_of_its_call_back():
     with make(memory="1400KiB") as llm:
         stream = llm.stream("Hello", greedy())

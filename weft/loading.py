@@ -93,9 +93,13 @@ def load(options: Options, progress: bool = True) -> Loaded:
         raise ModelError(f"the weights do not fit into the GPU's memory: {error}") from error
     spec = MemorySpec(model.memories())
     room = measure(model, spec, options) if device == "cuda" else None
-    engine_config, reasons = resolve(options, facts_of(spec, config, device, room))
+    facts = facts_of(spec, config, device, room)
+    engine_config, reasons = resolve(options, facts)
     for name, reason in reasons.items():
         log.info("%s: %s", name, reason)
+    if facts.model_length is not None and engine_config.max_length > facts.model_length:
+        asked = f"max_length of {engine_config.max_length}"
+        tell_once(f"warning: {asked}: the model was made for {facts.model_length} positions, and may lose track beyond")
     tokenizer, template = load_text(options, folder)
     beside = folder if folder.is_dir() else folder.parent
     ends = end_tokens(beside)
