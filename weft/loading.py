@@ -20,7 +20,7 @@ from weft.base.grid import cells_covering
 from weft.base.options import Facts, Options, count, resolve
 from weft.base.sampling import SamplingParams
 from weft.memory.spec import MemorySpec
-from weft.models.config import read_config, text_part
+from weft.models.config import Config, read_config, text_part
 from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
 from weft.runner.cuda.room import Room, find_room
@@ -179,7 +179,7 @@ def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: Room |
         device=device,
         room="half of what is free on the GPU" if room is None else str(room),
         free_bytes=free if room is None else room.arena,
-        model_length=config.get("max_position_embeddings"),
+        model_length=Config(config).integer("max_position_embeddings", default=None),
         bytes_per_token=cells_covering(per_cell, spec.cell),
         fixed_bytes=spec.tail_bytes + 4 * spec.state_bytes + window + 8 * per_cell,
     )

@@ -1,4 +1,4 @@
-"""LazyNorm a checkpoint's config.json: field by field, with errors that name the field.
+"""Reading a checkpoint's config.json: field by field, with errors that name the field.
 
 Knows how configurations are spelled (old and new), not what any family does with them.
 """
