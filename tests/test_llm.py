@@ -13,7 +13,7 @@ import torch
 from tests import tiny_model
 from weft import LLM, EngineStopped, ModelError, OptionError, RequestError, SamplingParams, builtin
 from weft.base.options import Options
-from weft.loading import load_text
+from weft.loading import facts_of, load_text
 from weft.memory.audit import audit
 from weft.memory.misses import Reason
 
@@ -428,13 +428,11 @@ def test_more_positions_than_the_model_was_made_for_are_told(capsys):
     assert "max_length of 40000: the model was made for 32768 positions" in capsys.readouterr().err
 
 
-def test_positions_that_are_no_number_are_told(tmp_path):
-    config = json.loads((tiny_model.FOLDER / "config.json").read_text())
-    for wrong in ("many", 0, 1.5, [4096]):
-        (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": wrong}))
-        for length in (64, "auto"):
-            with pytest.raises(ModelError, match="max_position_embeddings must be an integer"):
-                make(model=str(tmp_path), weights="dummy", tokenizer=None, max_length=length)
+@pytest.mark.parametrize("wrong", ["many", 0, 1.5, [4096]])
+def test_positions_that_are_no_number_are_told(llm, wrong):
+    """Models without rotation ask for them nowhere else."""
+    with pytest.raises(ModelError, match="max_position_embeddings must be an integer"):
+        facts_of(llm.engine.ledger.spec, {"max_position_embeddings": wrong}, "cpu", None)
 
 
 def test_a_prompt_that_memory_cannot_hold_takes_the_others_of_its_call_back():
