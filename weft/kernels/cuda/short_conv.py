@@ -21,7 +21,7 @@ from weft.kernels.cuda.linear_few import INPUTS, are_few, rows_compiled, summed_
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.vectors import LOADS, Vectors, add_products, hold, normed, operands, pieces, tiles
 from weft.kernels.lanes import Lanes
-from weft.kernels.norm import LazyNorm
+from weft.kernels.stream import LazyNorm
 from weft.memory.device.store import RecurrentView
 
 # Measured on an H200, on whole steps of a model of 2,048 channels. Channels of a program: three outputs each, and a

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from weft.kernels.batch import Batch
 from weft.kernels.causal_conv import causal_conv, projected_short_conv
-from weft.kernels.norm import LazyNorm
+from weft.kernels.stream import Normed
 from weft.memory.device.store import RecurrentView
 from weft.models.layers.linear import Linear
 from weft.models.model import Layer, Source
@@ -32,7 +32,7 @@ class CausalConv(Layer):
         return causal_conv(x, self.taps.t(), self.bias, self.activation, batch, view)
 
     def gated(
-        self, x: Float[Tensor, "tokens inputs"] | LazyNorm, projection: Linear, batch: Batch, view: RecurrentView
+        self, x: Normed, projection: Linear, batch: Batch, view: RecurrentView
     ) -> Float[Tensor, "tokens channels"]:
         """Of a product that holds its input behind two gates, one for before and one for after; without SiLU."""
         weights = (projection.weight, projection.bias, projection.stored, self.taps.t(), self.bias)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.norm import Change, add_and_norm, gated_rms_norm, rms_norm, rms_norm_heads
+from weft.kernels.norm import gated_rms_norm, rms_norm
 from weft.models.layers.linear import parent_of
 from weft.models.model import Layer, Source
 
@@ -30,32 +30,22 @@ class RMSNorm(Layer):
     def forward(self, x: Float[Tensor, "*n size"]) -> Float[Tensor, "*n size"]:
         return rms_norm(x, self.weight, self.eps)
 
-    def join(
-        self, x: Float[Tensor, "n size"], changes: list[Change]
-    ) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:
-        """x with all changes, and the norm of that."""
-        return add_and_norm(x, changes, self.weight, self.eps)
-
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "weight", self.weight, one_plus if self.zero_centred else None)
 
 
 class QueryKeyNorm(Layer):
-    """The norms of queries and keys, head by head, in one pass over both.
+    """The weights of queries' and keys' norms, head by head: attention applies both in one pass.
 
     A sibling of `q_norm` and `k_norm` in the checkpoint, each of `head_dim` weights.
     """
 
-    def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float, zero_centred: bool = False) -> None:
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, zero_centred: bool = False) -> None:
         super().__init__()
-        self.eps = eps
         self.heads = heads
         self.zero_centred = zero_centred
         dtype = torch.float32 if zero_centred else None
         self.weight = nn.Parameter(torch.empty(heads + kv_heads, head_dim, dtype=dtype), requires_grad=False)
-
-    def forward(self, x: Float[Tensor, "tokens heads head_dim"]) -> Float[Tensor, "tokens heads head_dim"]:
-        return rms_norm_heads(x, self.weight, self.eps)
 
     def initialise(self, generator: torch.Generator) -> None:
         self.weight.fill_(1.0)
