@@ -184,6 +184,35 @@ def test_a_bias_that_is_added_to_another_is_missed_by_its_own_name_and_shape(lea
         load(folder)
 
 
+@pytest.mark.parametrize("cuts", [None, [24, 24, 96], [48, 48, 48]])
+def test_olmo_convolves_the_same_however_its_checkpoint_cuts_the_filter(cuts, tmp_path):
+    parts = [f"{name}_conv1d.weight" for name in "qkv"]
+
+    def recut(tensors: Tensors) -> Tensors:
+        found = dict(tensors)
+        for layer in (0, 1):
+            path = f"model.layers.{layer}.linear_attn."
+            whole = torch.cat([found.pop(path + part) for part in parts])
+            pieces = {"conv1d.weight": whole} if cuts is None else dict(zip(parts, whole.split(cuts)))
+            found |= {path + name: piece for name, piece in pieces.items()}
+        return found
+
+    folder = saved(HYBRIDS["olmo_hybrid"], tmp_path / "cut", recut)
+    plain = load(saved(HYBRIDS["olmo_hybrid"], tmp_path / "plain"))
+    for found, wanted in zip(load(folder).parameters(), plain.parameters(), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_a_part_of_a_filter_that_is_missing_or_too_long_is_named(tmp_path):
+    name = "model.layers.0.linear_attn.k_conv1d.weight"
+    without = saved(HYBRIDS["olmo_hybrid"], tmp_path / "a", lambda t: {k: v for k, v in t.items() if k != name})
+    with pytest.raises(ModelError, match=r"missing: \S*(k_conv1d|conv1d)\.weight"):
+        load(without)
+    longer = saved(HYBRIDS["olmo_hybrid"], tmp_path / "b", lambda t: t | {name: torch.cat([t[name], t[name]])})
+    with pytest.raises(ModelError, match=r"misshapen: \S*q_conv1d\.weight and \S*k_conv1d\S* and \S* is \[192, 1, 4\]"):
+        load(longer)
+
+
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_in_bfloat16_decays_and_states_stay_float32_and_windows_do_not(name, tmp_path):
     model = load(saved(HYBRIDS[name], tmp_path), torch.bfloat16)

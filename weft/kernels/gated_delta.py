@@ -113,16 +113,17 @@ def projected_gated_delta(
     bias: Float[Tensor, " value_heads"],
     batch: Batch,
     view: RecurrentView,
+    most: float = 1.0,
 ) -> Float[Tensor, "tokens value_heads value_dim"]:
-    """The same, with g = rates * softplus(step + bias) and beta = sigmoid(strength)."""
+    """Apply the rule with g = rates * softplus(step + bias) and beta = most * sigmoid(strength)."""
     if batch.lanes is not None:
         if batch.lanes.native:
-            return correct_natively(q, k, v, step, strength, rates, bias, batch, view)
+            return correct_natively(q, k, v, step, strength, rates, bias, batch, view, most)
         from weft.kernels.cuda.gated_delta import Inputs, gated_delta_lanes
 
-        return gated_delta_lanes(Inputs(q, k, v, step, strength, rates, bias), batch.lanes, view)
+        return gated_delta_lanes(Inputs(q, k, v, step, strength, rates, bias, most), batch.lanes, view)
     g = F.softplus(step.float() + bias) * rates
-    return gated_delta(q, k, v, g, strength.float().sigmoid(), batch, view)
+    return gated_delta(q, k, v, g, strength.float().sigmoid().mul_(most), batch, view)
 
 
 def unit_keys_and_queries(

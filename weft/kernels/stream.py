@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.norm import Change, add_and_norm, rms_norm
+from weft.kernels.norm import Change, add, add_and_norm, rms_norm
 
 
 class Norm(Protocol):
@@ -95,6 +95,14 @@ class Residual:
         self.lazy = LazyNorm(self.x, self.pending[0] if self.pending else None, norm.weight, norm.eps)
         self.pending = []
         return self.lazy
+
+    def total(self) -> Float[Tensor, "tokens hidden"]:
+        """Return the stream itself, for blocks that norm what they add instead of what they read."""
+        self._settle()
+        for change in self.pending:
+            self.x = add(self.x, change)
+        self.pending = []
+        return self.x
 
     def finish(self, norm: Norm) -> Float[Tensor, "tokens hidden"]:
         """Return the norm of the stream behind the last block."""

@@ -33,6 +33,8 @@ class Source:
     transform: Callable[..., Tensor] | None = None
     shape: tuple[int, ...] | None = None
     companions: tuple[str, ...] = ()
+    # The tensor and its companions are concatenated; where they are cut is the checkpoint's affair.
+    concatenated: bool = False
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView, View
 from weft.memory.spec import AttentionMemory
 from weft.models.layers.linear import OutputLinear, PackedLinear, parent_of
-from weft.models.layers.norm import QueryKeyNorm
+from weft.models.layers.norm import AcrossHeadsNorm, QueryKeyNorm
 from weft.models.model import ProjectedMixer, Source
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -37,6 +37,7 @@ class AttentionShape:
     output_bias: bool = False
     norm_eps: float | None = None  # None: queries and keys are not normed
     norm_zero_centred: bool = False
+    norm_across_heads: bool = False  # one norm over all heads of the queries and one over those of the keys (OLMo)
     softcap: float | None = None
     sinks: bool = False
     gated: bool = False  # the output is multiplied by a sigmoid that `q_proj` brings along, head by head
@@ -75,9 +76,11 @@ class Attention(ProjectedMixer):
         self.memory = AttentionMemory(kv_heads, head_dim, DTYPE_NAMES[shape.dtype], shape.window)
         self.qkv = projection(shape)
         self.o_proj = OutputLinear(shape.inner, shape.hidden, shape.output_bias)
-        self.qk_norm = (
-            QueryKeyNorm(heads, kv_heads, head_dim, shape.norm_zero_centred) if shape.norm_eps is not None else None
-        )
+        self.qk_norm = self.wide_norm = None
+        if shape.norm_eps is not None and shape.norm_across_heads:
+            self.wide_norm = AcrossHeadsNorm(shape.inner, kv_heads * head_dim, shape.norm_eps)
+        elif shape.norm_eps is not None:
+            self.qk_norm = QueryKeyNorm(heads, kv_heads, head_dim, shape.norm_zero_centred)
         self.sinks = nn.Parameter(torch.empty(heads), requires_grad=False) if shape.sinks else None
 
     def mix(
@@ -90,6 +93,8 @@ class Attention(ProjectedMixer):
     ) -> Float[Tensor, "tokens inner"]:
         view = views[self.index]
         assert isinstance(view, AttentionView)
+        if self.wide_norm is not None:
+            projected = self.wide_norm(projected)
         norm = None if self.qk_norm is None else self.qk_norm.weight
         return attend(projected, self.form, norm, self.sinks, rotation, batch, view, out)
 

@@ -32,6 +32,7 @@ class GatedDeltaShape:
     conv_width: int
     eps: float
     dtype: torch.dtype
+    most_correction: float = 1.0  # of the rate at which a key's content is corrected; it is never below zero
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
@@ -95,13 +96,16 @@ def split_projection(shape: GatedDeltaShape) -> PackedLinear:
 
 
 class GatedDeltaNet(ProjectedMixer):
-    """`projection` is one of the two above; both yield queries, keys, values, gates, write strengths and decays."""
+    """`projection` yields queries, keys, values, gates, write strengths and decays, as the two above do.
 
-    def __init__(self, shape: GatedDeltaShape, projection: PackedLinear) -> None:
+    `convolutions` are the names of the parts in which a checkpoint may store the convolution.
+    """
+
+    def __init__(self, shape: GatedDeltaShape, projection: PackedLinear, convolutions: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.shape = shape
         self.in_proj = projection
-        self.conv1d = CausalConv(shape.conv_channels, shape.conv_width, bias=False, activation=True)
+        self.conv1d = CausalConv(shape.conv_channels, shape.conv_width, bias=False, activation=True, parts=convolutions)
         # A and the bias of dt stay in float32 whatever the model's dtype: decays are products of many factors.
         self.A, self.dt_bias = (
             nn.Parameter(torch.empty(shape.value_heads, dtype=torch.float32), requires_grad=False) for _ in range(2)
@@ -143,6 +147,7 @@ class GatedDeltaNet(ProjectedMixer):
             self.dt_bias,
             batch,
             view,
+            shape.most_correction,
         )
         by_head = None if out is None else out.unflatten(-1, (heads, shape.value_dim))
         return self.norm(y, gate.unflatten(-1, (heads, shape.value_dim)), by_head).flatten(-2)

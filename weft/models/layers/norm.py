@@ -58,6 +58,27 @@ class QueryKeyNorm(Layer):
         yield Source(f"{siblings}k_norm.weight", self.weight[self.heads :], transform, shape)
 
 
+class AcrossHeadsNorm(Layer):
+    """The norms of queries and keys, each over all its heads together; checkpoint names as of `QueryKeyNorm`."""
+
+    def __init__(self, queries: int, keys: int, eps: float) -> None:
+        super().__init__()
+        self.sizes, self.eps = [queries, keys], eps
+        self.weight = nn.Parameter(torch.empty(queries + keys), requires_grad=False)
+
+    def forward(self, projected: Float[Tensor, "tokens projected"]) -> Float[Tensor, "tokens projected"]:
+        """Norm the queries and keys with which `projected` begins."""
+        queries, keys = self.sizes
+        parts = projected.split_with_sizes([queries, keys, projected.shape[1] - queries - keys], -1)
+        weights = self.weight.split(self.sizes)
+        normed = (rms_norm(part.contiguous(), weight, self.eps) for part, weight in zip(parts, weights))
+        return torch.cat([*normed, parts[2]], -1)
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        for name, weight in zip(("q_norm", "k_norm"), self.weight.split(self.sizes)):
+            yield Source(f"{parent_of(prefix)}{name}.weight", weight)
+
+
 class GatedRMSNorm(Layer):
     """After a recurrent mixer: norm(x) * silu(gate), or norm(x * silu(gate)) if the gate comes first."""
 
