@@ -8,7 +8,7 @@ opaque values: `Normed`, which matmuls take as it is, and `Addend`, which only t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,7 @@ from torch import Tensor
 from weft.kernels.norm import Change, add, add_and_norm, rms_norm
 
 
+@runtime_checkable
 class Norm(Protocol):
     """The weights of a norm, as layers hold them."""
 
