@@ -96,7 +96,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     include: list[str] | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     previous_response_id: str | None = None
     background: bool | None = None
     conversation: Any = None
@@ -165,7 +165,9 @@ def _add_call(found: list[ChatMessage], item: InputItem, where: str) -> None:
         raise FieldError(where, "is a call: it must have call_id and name")
     call = CalledTool(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments or "{}"))
     if found and found[-1].role == "assistant":
-        found[-1].tool_calls = [*(found[-1].tool_calls or []), call]
+        if found[-1].tool_calls is None:
+            found[-1].tool_calls = []
+        found[-1].tool_calls.append(call)
     else:
         found.append(ChatMessage(role="assistant", tool_calls=[call]))
 

@@ -82,8 +82,9 @@ class Followed:
 
     def begins(self, count: int, shift: int = 0) -> list[int]:
         """Where in the text the last `count` tokens begin."""
-        begins = [shift, *(shift + end for end in self.text_ends[:-1])]
-        return begins[len(self.text_ends) - count :]
+        first = len(self.text_ends) - count
+        ends = self.text_ends[max(first - 1, 0) : len(self.text_ends) - 1]
+        return [shift + end for end in ([0, *ends] if first <= 0 else ends)]
 
     @property
     def cut(self) -> bool:
