@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,8 @@ def grammar_works(tokenizer: Tokenizer) -> dict[str, Work]:
         grammars.warm()
 
         def work() -> None:
-            try:
+            with suppress(RequestError):
                 grammars(Grammar(kind, text))
-            except RequestError:
-                pass
 
         return work
 

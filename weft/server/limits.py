@@ -16,7 +16,8 @@ from weft.server.settings import Limits
 from weft.text.nesting import nesting
 
 T = TypeVar("T")
-LARGE_BODY = 1 << 16
+# Of a body without prompts. Others are read where `intake.py` says.
+MAX_PLAIN_BYTES = 1 << 16
 # Characters of a message that may quote the client.
 MAX_QUOTED = 300
 
@@ -53,10 +54,10 @@ async def _received(request: Request, limits: Limits) -> bytes:
 
 
 async def read(request: Request, kind: type[T], limits: Limits) -> T:
-    """A request's body as a value of a type. Large ones are decoded beside the event loop."""
+    """A body without prompts as a value of a type."""
     body = await read_body(request, limits)
-    if len(body) > LARGE_BODY:
-        return await asyncio.to_thread(decode, body, kind, limits)
+    if len(body) > MAX_PLAIN_BYTES:
+        raise RequestError(f"a body for this route has at most {MAX_PLAIN_BYTES} bytes, got {len(body)}", 413)
     return decode(body, kind, limits)
 
 

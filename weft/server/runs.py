@@ -161,6 +161,11 @@ class Run:
                 found += len(sequence.report.prompt_scores) * (1 + params.prompt_logprobs)
         return found
 
+    @property
+    def size(self) -> int:
+        """About how many characters and scores an answer has to shape, its prompts included."""
+        return self.scores + sum(len(each.request.prompt) + 4 * each.generated for each in self.sequences)
+
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self._follow(self.sequences[0]) if len(self.sequences) == 1 else self._merge()
 

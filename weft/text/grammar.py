@@ -88,7 +88,9 @@ class Grammars:
         found = self._compiled.get(grammar)
         if found is None:
             # Outside of the lock: nobody who has a grammar ready waits for somebody else's.
-            found = LLMatcher(self._words(), source_of(grammar), log_level=0, limits=_LIMITS)
+            source = source_of(grammar) if grammar.source is None else grammar.source
+            # The library releases the interpreter lock, so an engine's steps go on beside this.
+            found = LLMatcher(self._words(), source, log_level=0, limits=_LIMITS)
             if found.is_error():
                 raise RequestError(f"{FIELDS[grammar.kind]} cannot be used: {_first_words(found.get_error())}")
         with self._lock:
