@@ -18,6 +18,7 @@ from tests import tiny_model
 from tests.held_steps import SECONDS
 from weft.base.options import Options
 from weft.server.app import create_app
+from weft.server.front import pool_for
 from weft.server.http import bounded_protocol
 from weft.server.settings import ServerSettings
 from weft.server.thread_backend import ThreadBackend
@@ -67,7 +68,8 @@ class Served:
             tokenizer.backend.post_processor = TemplateProcessing(f"{start} $A", special_tokens=[(start, 256)])
         template = ChatTemplate(self._template, tokenizer.specials) if tokenizer else None
         ends = tokenizer.end_tokens if tokenizer else frozenset([257])
-        self.app = create_app(self.backend, tokenizer, template, ends, self.settings)
+        self.pool = pool_for(tokenizer, template, self.settings)
+        self.app = create_app(self.backend, tokenizer, template, ends, self.settings, pool=self.pool)
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         protocol = bounded_protocol(self.settings.limits)
@@ -79,6 +81,7 @@ class Served:
             await asyncio.sleep(0.01)
         self._ready.set()
         await serving
+        self.pool.stop()
         await self.backend.stop(0)
 
     def stop(self) -> None:

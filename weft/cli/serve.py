@@ -58,6 +58,10 @@ class ServeOptions(Options):
         "seconds without a sign of life from the engine until /health is red (and it is killed, with "
         "--restart-engine); more than the longest step takes; 0: never",
     )
+    front_timeout: float = option(
+        30.0,
+        "seconds that the server's own event loop may be blocked until the process ends with exit code 1; 0: for ever",
+    )
     in_process: bool = option(False, "run the engine in a thread of the server's process")
     tool_parser: str = option("auto", "how the model writes calls of tools; auto: by its chat template", TOOL_PARSERS)
     reasoning_parser: str = option("auto", "how the model marks thoughts; auto: by its template", REASONING_PARSERS)
@@ -70,7 +74,7 @@ class ServeOptions(Options):
         super().__post_init__()
         if not 0 <= self.port <= 65535:
             raise OptionError(f"port must be from 0 to 65535, got {self.port}")
-        for name in ("drain_seconds", "engine_timeout"):
+        for name in ("drain_seconds", "engine_timeout", "front_timeout"):
             if not 0 <= getattr(self, name) <= 86400:
                 raise OptionError(f"{name} must be from 0 to 86400, got {getattr(self, name)}")
         for name in ("max_open_requests", "max_answers"):
@@ -89,6 +93,7 @@ def run(options: ServeOptions) -> int:
         in_process=options.in_process,
         restart_engine=options.restart_engine,
         engine_timeout=options.engine_timeout,
+        front_timeout=options.front_timeout,
     )
     return launch(options, settings_of(options), place)
 

@@ -31,6 +31,7 @@ from weft.server.front import Front
 from weft.server.guard import Guard
 from weft.server.openapi import document
 from weft.server.settings import ServerSettings
+from weft.server.text_pool import TextPool
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
 
@@ -64,12 +65,13 @@ def create_app(
     end_tokens: frozenset[int],
     settings: ServerSettings,
     suggested: SamplingParams | None = None,
+    pool: TextPool | None = None,
 ) -> ASGIApp:
     """The app for a backend that somebody else has started and will stop.
 
-    `suggested` are the sampling parameters of requests that name none.
+    `suggested` are the sampling parameters of requests that name none; `pool` reads large bodies.
     """
-    front = Front(backend, tokenizer, template, end_tokens, settings, suggested)
+    front = Front(backend, tokenizer, template, end_tokens, settings, suggested, pool)
     routes = [Route(path, bound(front, endpoint), methods=[method]) for path, method, endpoint in ROUTES]
 
     async def openapi(request: Request) -> Response:

@@ -136,6 +136,7 @@ def _end_with_front(connection: socket.socket) -> None:
     hangup = select.poll()
     hangup.register(connection, 0)
     hangup.poll()
+    log.error("the front is gone: the engine process ends")
     os._exit(1)
 
 

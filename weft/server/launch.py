@@ -30,10 +30,12 @@ from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.server.app import create_app
 from weft.server.backend import ModelInfo
+from weft.server.front import pool_for
 from weft.server.http import bounded_protocol
 from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
 from weft.server.thread_backend import ThreadBackend
+from weft.server.watchdog import Watchdog, notify
 from weft.text.suggestions import suggested_params
 from weft.text.template import ChatTemplate, load_template
 from weft.text.tokenizer import Tokenizer, find_text_files, load_tokenizer
@@ -57,6 +59,7 @@ class Place:
     in_process: bool = False
     restart_engine: bool = False
     engine_timeout: float = 120.0  # seconds without a sign of life from the engine; 0: any
+    front_timeout: float = 30.0  # seconds that the front's own loop may be silent; 0: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,9 @@ async def serve(options: Options, settings: ServerSettings, place: Place, listen
     await starting
     try:
         texts = load_texts(options, backend.info.settings)
-        app = create_app(backend, texts.tokenizer, texts.template, texts.end_tokens, settings, texts.suggested)
+        pool = pool_for(texts.tokenizer, texts.template, settings)
+        app = create_app(backend, texts.tokenizer, texts.template, texts.end_tokens, settings, texts.suggested, pool)
+        await pool.start()
     except BaseException:
         await backend.stop(0)
         raise
@@ -97,9 +102,16 @@ async def serve(options: Options, settings: ServerSettings, place: Place, listen
 
     def ready(host: str, port: int) -> None:
         print(first_line(backend.info, settings, texts, host, port), flush=True)
+        watchdog.start()
+        notify("READY=1")
 
     server = Server(app, settings, lambda: drain(backend, orders, settings.drain_seconds), ready)
-    return await run_until_told(server, backend, orders, listener)
+    watchdog = Watchdog(place.front_timeout)
+    try:
+        return await run_until_told(server, backend, orders, listener)
+    finally:
+        watchdog.stop()
+        pool.stop()
 
 
 def make_backend(options: Options, settings: ServerSettings, place: Place) -> Running:
@@ -144,6 +156,7 @@ async def run_until_told(server: Server, backend: Running, orders: Orders, liste
     if died:
         log.error("ending, for the engine is gone: %s", dying.result())
     dying.cancel()
+    notify("STOPPING=1")
     server.should_exit = True
     await serving
     return ENGINE_DIED if died or not server.started else 0

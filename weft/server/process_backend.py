@@ -133,7 +133,7 @@ class ProcessBackend(Desk):
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__,
-                env=_environment(),
+                env=environment(),
                 # Not in the terminal's group: Ctrl-C is for the front.
                 process_group=0,
             )
@@ -227,8 +227,8 @@ class ProcessBackend(Desk):
         self._stopped(f"{DIED} {MAX_RESTARTS} times")
 
 
-def _environment() -> dict[str, str]:
-    """This one's, so that the engine process finds the same Weft."""
+def environment() -> dict[str, str]:
+    """Return this process's environment, with the path on which a child process finds the same Weft."""
     root = str(Path(weft.__file__).parent.parent)
     path = os.environ.get("PYTHONPATH")
     return os.environ | {"PYTHONPATH": root if not path else root + os.pathsep + path}

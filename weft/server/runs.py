@@ -82,8 +82,9 @@ class Followed:
 
     def begins(self, count: int, shift: int = 0) -> list[int]:
         """Where in the text the last `count` tokens begin."""
-        begins = [shift, *(shift + end for end in self.text_ends[:-1])]
-        return begins[len(self.text_ends) - count :]
+        first = len(self.text_ends) - count
+        ends = self.text_ends[max(first - 1, 0) : len(self.text_ends) - 1]
+        return [shift + end for end in ([0, *ends] if first <= 0 else ends)]
 
     @property
     def cut(self) -> bool:
@@ -159,6 +160,11 @@ class Run:
             if params.prompt_logprobs is not None:
                 found += len(sequence.report.prompt_scores) * (1 + params.prompt_logprobs)
         return found
+
+    @property
+    def size(self) -> int:
+        """About how many characters and scores an answer has to shape, its prompts included."""
+        return self.scores + sum(len(each.request.prompt) + 4 * each.generated for each in self.sequences)
 
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self._follow(self.sequences[0]) if len(self.sequences) == 1 else self._merge()

@@ -16,6 +16,7 @@ TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_
 
 # Bounds of the layers below, which no setting here can widen.
 MOST = {
+    "body_bytes": 100 << 20,
     "max_tokens": 1 << 24,
     "logprobs": MAX_LOGPROBS,
     "stops": MAX_STOPS,
@@ -38,6 +39,10 @@ class Limits:
     body_seconds: float = 300.0  # for a request's body to arrive
     stall_seconds: float = 300.0  # without reading, before a client is cut off
     json_depth: int = 64
+    beside_bytes: int = 256 << 10  # of a large body beside its prompts: tools, schemas, everything else
+    text_seconds: float = 30.0  # for a worker process to read one large body
+    text_memory_bytes: int = 4 << 30  # of a worker process
+    waiting_bytes: int = 128 << 20  # of large bodies that are read or wait for a worker; more are answered with 503
     prompts: int = 128  # prompts in one body
     n: int = 32  # answers to one prompt
     sequences: int = 256  # prompts times n
