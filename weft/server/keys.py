@@ -163,8 +163,8 @@ def _parse_rates(words: Sequence[str]) -> Rates:
 
 
 def _read(path: Path) -> str:
-    # Without blocking, for a pipe would never end.
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+    # Opening a pipe would wait for its writer.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode):
             raise OptionError("a key file must be a regular file")
