@@ -87,7 +87,7 @@ def test_an_answer_without_a_bound_may_start_and_is_paid_for_when_it_was_longer(
     account.settle(reserved, Used(10, 0, 2990))
     assert remaining(account) == 0
     clock.now += 120
-    with pytest.raises(RateLimited, match="in 0.1 s"):
+    with pytest.raises(RateLimited, match=r"in 0\.1 s"):
         account.reserve(1, 1)
     clock.now += 1
     account.reserve(1, 1)

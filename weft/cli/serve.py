@@ -42,8 +42,12 @@ class ServeOptions(Options):
         None, "key for what concerns all clients, where there are several keys; also from WEFT_ADMIN_KEY"
     )
     admin_key_file: str | None = option(None, "file with the admin key, in the same form; reread on SIGHUP")
-    requests_per_minute: int = option(0, "requests a minute of each key that sets no limit of its own; 0: any number")
-    tokens_per_minute: int = option(0, "tokens a minute of each key that sets no limit of its own; 0: any number")
+    requests_per_minute: int = option(
+        0, "requests a minute of each key that sets no limit of its own; 0: any number", metavar="NUMBER"
+    )
+    tokens_per_minute: int = option(
+        0, "tokens a minute of each key that sets no limit of its own; 0: any number", metavar="NUMBER"
+    )
     served_model_name: str | None = option(None, "what clients call the model")
     open_health: bool = option(True, "/health answers without a key: up or down, nothing else")
     max_open_requests: int = option(1024, "requests running and waiting at most; others are told to come back later")
@@ -71,7 +75,9 @@ class ServeOptions(Options):
     cors_origin: tuple[str, ...] = field(
         default=(), metadata={"help": "web pages of this origin may call, may be repeated", "choices": ()}
     )
-    sse_keep_alive: float = option(15.0, "seconds of silence after which a stream sends a comment; 0: never")
+    sse_keep_alive: float = option(
+        15.0, "seconds of silence after which a stream sends a comment; 0: never", metavar="SECONDS"
+    )
     log_level: str = option("info", "how much is told on standard error", LEVELS)
     log_format: str = option("text", "form of the log's lines", LOG_FORMATS)
     log_requests: bool = option(True, "log a line for each request: who, what, status, tokens, times; never text")
