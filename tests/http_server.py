@@ -47,8 +47,8 @@ class Served:
         assert self._ready.wait(SECONDS), "the server does not come up"
         if self._error is not None:
             raise self._error
-        key = self.settings.api_keys[:1]
-        headers = {"authorization": f"Bearer {key[0]}"} if key else {}
+        key = self.settings.keys[:1]
+        headers = {"authorization": f"Bearer {key[0].secret}"} if key else {}
         self.client = httpx.Client(base_url=self.url, headers=headers, timeout=SECONDS)
 
     def _run(self) -> None:

@@ -19,6 +19,13 @@ def test_every_rule_of_security_names_a_test_that_exists() -> None:
         assert "::test_" in rule or "planted-bugs.md" in rule, rule
 
 
+def test_security_lists_the_open_routes() -> None:
+    from weft.server.guard import OPEN_ROUTES
+
+    section = SECURITY.partition("## Routes that answer without a key")[2].partition("\n## ")[0]
+    assert tuple(re.findall(r"^    (\w+) (/\S+)$", section, re.MULTILINE)) == OPEN_ROUTES
+
+
 def test_files_that_security_names_exist() -> None:
     for row in re.findall(r"^\| .* \|$", SECURITY.partition("## Rules")[2], re.MULTILINE):
         for name in re.findall(r"`([\w/]+\.py)`", row.split("|")[2]):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import OptionError
@@ -13,6 +11,7 @@ from weft.base.options import Options, memory_bytes, option
 from weft.cli.options import argument
 
 if TYPE_CHECKING:
+    from weft.server.keys import Key
     from weft.server.settings import Limits, ServerSettings
 
 ABOUT = "serve a model over HTTP: OpenAI's API, and the native one that SGLang's clients speak"
@@ -22,6 +21,7 @@ TOOL_PARSERS: tuple[str, ...] = ("auto", "none", "hermes", "qwen3_coder", "lfm2"
 TOOL_PARSERS += ("granite", "nemotron", "gemma", "harmony")
 REASONING_PARSERS = ("auto", "none", "think", "mistral", "granite", "harmony")
 LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,21 @@ class ServeOptions(Options):
         default=(),
         metadata={"help": "key that clients must send, may be repeated; also from WEFT_API_KEY", "choices": ()},
     )
-    api_key_file: str | None = option(None, "file with a key on each line, which no process list shows")
-    admin_key: str | None = option(None, "key for what concerns all clients, where there are several keys")
+    api_key_file: str | None = option(
+        None, "file of keys, which no process list shows: a KEY, or NAME KEY LIMITS on each line; reread on SIGHUP"
+    )
+    admin_key: str | None = option(
+        None, "key for what concerns all clients, where there are several keys; also from WEFT_ADMIN_KEY"
+    )
+    admin_key_file: str | None = option(None, "file with the admin key, in the same form; reread on SIGHUP")
+    requests_per_minute: int = option(
+        0, "requests a minute of each key that sets no limit of its own; 0: any number", metavar="NUMBER"
+    )
+    tokens_per_minute: int = option(
+        0, "tokens a minute of each key that sets no limit of its own; 0: any number", metavar="NUMBER"
+    )
     served_model_name: str | None = option(None, "what clients call the model")
-    open_health: bool = option(False, "/health answers without a key")
+    open_health: bool = option(True, "/health answers without a key: up or down, nothing else")
     max_open_requests: int = option(1024, "requests running and waiting at most; others are told to come back later")
     max_body: str | int = option("8MiB", "size of a request at most")
     max_answers: int = option(32, "answers to one prompt (n) at most")
@@ -68,25 +79,33 @@ class ServeOptions(Options):
     cors_origin: tuple[str, ...] = field(
         default=(), metadata={"help": "web pages of this origin may call, may be repeated", "choices": ()}
     )
+    sse_keep_alive: float = option(
+        15.0, "seconds of silence after which a stream sends a comment; 0: never", metavar="SECONDS"
+    )
     log_level: str = option("info", "how much is told on standard error", LEVELS)
+    log_format: str = option("text", "form of the log's lines", LOG_FORMATS)
+    log_requests: bool = option(True, "log a line for each request: who, what, status, tokens, times; never text")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.port <= 65535:
             raise OptionError(f"port must be from 0 to 65535, got {self.port}")
-        for name in ("drain_seconds", "engine_timeout", "front_timeout"):
+        for name in ("drain_seconds", "engine_timeout", "front_timeout", "sse_keep_alive"):
             if not 0 <= getattr(self, name) <= 86400:
                 raise OptionError(f"{name} must be from 0 to 86400, got {getattr(self, name)}")
         for name in ("max_open_requests", "max_answers"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.admin_key is not None and self.admin_key_file is not None:
+            raise OptionError("admin_key and admin_key_file exclude each other: give one of them")
         size_of("max_body", self.max_body)
 
 
 def run(options: ServeOptions) -> int:
     from weft.server.launch import Place, launch
+    from weft.server.logs import set_up_logging
 
-    logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    set_up_logging(options.log_level.upper(), options.log_format)
     place = Place(
         host=options.host,
         port=options.port,
@@ -94,17 +113,21 @@ def run(options: ServeOptions) -> int:
         restart_engine=options.restart_engine,
         engine_timeout=options.engine_timeout,
         front_timeout=options.front_timeout,
+        log_format="json" if options.log_format == "json" else "text",
     )
-    return launch(options, settings_of(options), place)
+    has_files = options.api_key_file is not None or options.admin_key_file is not None
+    return launch(options, settings_of(options), place, (lambda: settings_of(options)) if has_files else None)
 
 
 def settings_of(options: ServeOptions) -> ServerSettings:
+    from weft.server.keys import Rates
     from weft.server.settings import ServerSettings
 
     keys = read_keys(options)
     return ServerSettings(
         api_keys=keys,
-        admin_key=options.admin_key,
+        admin_key=read_admin_key(options),
+        key_rates=Rates(options.requests_per_minute, options.tokens_per_minute),
         model_name=options.served_model_name,
         open_health=options.open_health,
         cors_origins=options.cors_origin,
@@ -113,6 +136,8 @@ def settings_of(options: ServeOptions) -> ServerSettings:
         tool_parser=options.tool_parser,
         reasoning_parser=options.reasoning_parser,
         drain_seconds=options.drain_seconds,
+        log_requests=options.log_requests,
+        keep_alive_seconds=options.sse_keep_alive,
         limits=limits_of(options),
     )
 
@@ -149,18 +174,25 @@ def size_of(name: str, value: str | int) -> int:
     return size
 
 
-def read_keys(options: ServeOptions) -> tuple[str, ...]:
+def read_keys(options: ServeOptions) -> tuple[str | Key, ...]:
     """Keys from the command line and from the file; from the environment if there are none."""
-    keys = list(options.api_key)
+    from weft.server.keys import read_key_file
+
+    keys: list[str | Key] = list(options.api_key)
     if options.api_key_file is not None:
-        try:
-            lines = Path(options.api_key_file).expanduser().read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"api_key_file {options.api_key_file} cannot be read: {error}") from None
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
-            raise OptionError(f"api_key_file {options.api_key_file} holds no key")
-        keys += found
+        keys += read_key_file("api_key_file", options.api_key_file)
     if not keys and os.environ.get("WEFT_API_KEY"):
-        keys = os.environ["WEFT_API_KEY"].split(",")
+        keys += os.environ["WEFT_API_KEY"].split(",")
     return tuple(keys)
+
+
+def read_admin_key(options: ServeOptions) -> str | Key | None:
+    """The admin's key from the command line or from the file; from the environment if neither has one."""
+    from weft.server.keys import read_key_file
+
+    if options.admin_key_file is not None:
+        keys = read_key_file("admin_key_file", options.admin_key_file)
+        if len(keys) > 1:
+            raise OptionError(f"admin_key_file {options.admin_key_file} must hold one key, got {len(keys)}")
+        return keys[0]
+    return options.admin_key or os.environ.get("WEFT_ADMIN_KEY") or None

@@ -25,11 +25,15 @@ from weft.server import (
     openai_responses,
     tokens,
 )
+from weft.server.access import REQUEST_ID, Access
+from weft.server.auth import Keys
 from weft.server.backend import Backend
 from weft.server.errors import json_response, response
 from weft.server.front import Front
 from weft.server.guard import Guard
+from weft.server.key_metrics import KeyCollector
 from weft.server.openapi import document
+from weft.server.rates import RATE_HEADERS
 from weft.server.settings import ServerSettings
 from weft.server.text_pool import TextPool
 from weft.text.template import ChatTemplate
@@ -66,11 +70,14 @@ def create_app(
     settings: ServerSettings,
     suggested: SamplingParams | None = None,
     pool: TextPool | None = None,
+    keys: Keys | None = None,
 ) -> ASGIApp:
-    """The app for a backend that somebody else has started and will stop.
+    """The app for a backend that the caller has started and will stop.
 
-    `suggested` are the sampling parameters of requests that name none; `pool` reads large bodies.
+    `suggested` are the sampling parameters of requests that name none; `pool` reads large bodies. `keys` are those of
+    the settings, for a caller that replaces them later.
     """
+    keys = keys or Keys(settings)
     front = Front(backend, tokenizer, template, end_tokens, settings, suggested, pool)
     routes = [Route(path, bound(front, endpoint), methods=[method]) for path, method, endpoint in ROUTES]
 
@@ -81,12 +88,20 @@ def create_app(
     routes += observing(front)
     handlers = dict.fromkeys((WeftError, HTTPException, Exception), _failed)
     inner = Starlette(routes=routes, exception_handlers=handlers)
-    app = Guard(inner, settings, front.metrics, frozenset(route.path for route in routes))
-    if not settings.cors_origins:
-        return app
-    # Outside of the guard: a browser asks for permission before it shows its key.
-    allowed = list(settings.cors_origins)
-    return CORSMiddleware(app, allow_origins=allowed, allow_methods=["GET", "POST"], allow_headers=["*"])
+    app: ASGIApp = Guard(inner, settings, keys)
+    if settings.cors_origins:
+        # Outside of the guard: a browser asks for permission before it shows its key.
+        app = with_cors(app, settings.cors_origins)
+    front.metrics.registry.register(KeyCollector(keys))
+    return Access(app, routes, front.metrics, settings.log_requests)
+
+
+def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    shown = [REQUEST_ID.decode(), "retry-after", *RATE_HEADERS]
+    methods = ["GET", "POST"]
+    return CORSMiddleware(
+        app, allow_origins=list(origins), allow_methods=methods, allow_headers=["*"], expose_headers=shown
+    )
 
 
 def bound(front: Front, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:

@@ -30,6 +30,7 @@ from weft.engine.service import Drivable, Service
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo
 from weft.server.codec import Frames, ProtocolError, decode_begin, decode_command, encode_event, frame
+from weft.server.logs import set_up_logging
 
 if TYPE_CHECKING:
     from weft.engine.loop import Engine
@@ -115,7 +116,7 @@ def run_engine(connection: socket.socket, load: Load) -> int:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     inbox = SocketInbox(connection)
     begin = inbox.first()
-    logging.basicConfig(level=begin.log_level, format="%(levelname)s %(name)s: %(message)s")
+    set_up_logging(begin.log_level, begin.log_format)
     threading.Thread(target=_end_with_front, args=(connection,), daemon=True).start()
     try:
         engine, info = load(begin.options, begin.progress)
@@ -191,8 +192,8 @@ def _longest(ledger: Ledger) -> int:
 
 
 def main(load: Load = load_engine) -> None:
-    # A terminal or a service manager tells every process to end: the front, which lets requests finish, decides when.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # A terminal or a service manager signals every process: the front decides what that means, and when to end.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)

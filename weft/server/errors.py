@@ -101,7 +101,7 @@ def response(error: Exception) -> Response:
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     if status in (429, 503):
-        headers["retry-after"] = "1"
+        headers["retry-after"] = str(getattr(error, "retry_seconds", 1))
     if isinstance(error, HTTPException) and error.headers:
         headers |= dict(error.headers)
     return json_response(body, status, headers)

@@ -199,7 +199,7 @@ class Front:
                 answers.append(Answer(request.params, detokenizer, request.stop_tokens))
         if len(requests) > self.limits.sequences:
             raise FieldError("n", f"asks for {len(requests)} answers in all, more than {self.limits.sequences}")
-        run = self._open(name, aliases, tenant, len(requests), form)
+        run = self._open(name, aliases, tenant, len(requests), form, wishes)
         try:
             await run.submit(requests, answers)
         except RequestError as error:
@@ -223,13 +223,28 @@ class Front:
         ends = ends_of_messages(wish.tokens, self.end_tokens)
         return Request(wish.tokens, params, stops, salt, priority, wish.snapshots, grammar, ends)
 
-    def _open(self, name: str, aliases: tuple[str, ...], tenant: Tenant, sequences: int, form: Form | None) -> Run:
+    def _open(
+        self,
+        name: str,
+        aliases: tuple[str, ...],
+        tenant: Tenant,
+        sequences: int,
+        form: Form | None,
+        wishes: Sequence[Wish],
+    ) -> Run:
         self._reserve(sequences)
+        prompt = sum(len(wish.tokens) for wish in wishes)
+        try:
+            reserved = tenant.account.reserve(prompt, sum(wish.n * wish.params.max_tokens for wish in wishes))
+        except BaseException:
+            self.open_sequences -= sequences
+            raise
 
         def closed(run: Run) -> None:
             if run in self.runs:
                 self.runs.remove(run)
                 self.open_sequences -= sequences
+                tenant.account.settle(reserved, run.used())
 
         run = Run((name, *aliases), tenant, self.backend, self.metrics, closed, form)
         self.runs.add(run)

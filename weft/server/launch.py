@@ -2,7 +2,7 @@
 
 The socket is bound before the model is loaded, so that an address in use is told at once, and listens only when
 requests can be answered. SIGTERM and SIGINT drain: nothing new is taken, what runs may finish for a while, the rest is
-answered with an error. A second signal waits no longer.
+answered with an error. A second signal waits no longer. SIGHUP reads the key files again.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import json
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -29,6 +29,7 @@ from weft.base.heap import keep_heap
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.server.app import create_app
+from weft.server.auth import Keys, reread
 from weft.server.backend import ModelInfo
 from weft.server.front import pool_for
 from weft.server.http import bounded_protocol
@@ -60,6 +61,7 @@ class Place:
     restart_engine: bool = False
     engine_timeout: float = 120.0  # seconds without a sign of life from the engine; 0: any
     front_timeout: float = 30.0  # seconds that the front's own loop may be silent; 0: any
+    log_format: Literal["text", "json"] = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +74,26 @@ class Texts:
     suggested: SamplingParams
 
 
-def launch(options: Options, settings: ServerSettings, place: Place) -> int:
-    """Serve until told to stop; the exit code."""
+Reread = Callable[[], ServerSettings]
+
+
+def launch(options: Options, settings: ServerSettings, place: Place, read_again: Reread | None = None) -> int:
+    """Serve until told to stop; the exit code. `read_again` gives the settings whose keys are taken after SIGHUP."""
     warn_of_strangers(place.host, bool(settings.api_keys))
     # uvicorn's choice: uvloop where it is installed.
     with bind(place.host, place.port) as listener, asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-        return runner.run(serve(options, settings, place, listener))
+        return runner.run(serve(options, settings, place, listener, read_again))
 
 
-async def serve(options: Options, settings: ServerSettings, place: Place, listener: socket.socket) -> int:
-    orders = Orders()
+async def serve(
+    options: Options,
+    settings: ServerSettings,
+    place: Place,
+    listener: socket.socket,
+    read_again: Reread | None = None,
+) -> int:
+    keys = Keys(settings)
+    orders = Orders(None if read_again is None else partial(reread, keys, read_again))
     backend = make_backend(options, settings, place)
     starting = asyncio.create_task(backend.start())
     await orders.or_done(starting)
@@ -93,7 +105,9 @@ async def serve(options: Options, settings: ServerSettings, place: Place, listen
     try:
         texts = load_texts(options, backend.info.settings)
         pool = pool_for(texts.tokenizer, texts.template, settings)
-        app = create_app(backend, texts.tokenizer, texts.template, texts.end_tokens, settings, texts.suggested, pool)
+        app = create_app(
+            backend, texts.tokenizer, texts.template, texts.end_tokens, settings, texts.suggested, pool, keys
+        )
         await pool.start()
     except BaseException:
         await backend.stop(0)
@@ -117,19 +131,33 @@ async def serve(options: Options, settings: ServerSettings, place: Place, listen
 def make_backend(options: Options, settings: ServerSettings, place: Place) -> Running:
     most = settings.limits.open_sequences
     patience = place.engine_timeout or None
+    # A bar of progress is no line of JSON.
+    progress = place.log_format == "text"
     if place.in_process:
-        return ThreadBackend.from_options(options, max_open=most, patience_seconds=patience)
-    return ProcessBackend(options, max_open=most, restart=place.restart_engine, patience_seconds=patience)
+        return ThreadBackend.from_options(options, progress, max_open=most, patience_seconds=patience)
+    return ProcessBackend(
+        options,
+        progress=progress,
+        max_open=most,
+        restart=place.restart_engine,
+        patience_seconds=patience,
+        log_format=place.log_format,
+    )
 
 
 class Orders:
-    """What the operator wants, by signals: the first to stop, the second at once."""
+    """What the operator wants, by signals: the first to stop, the second at once; SIGHUP to read the keys again.
 
-    def __init__(self) -> None:
+    Without keys to read again, SIGHUP ends the process as it does by default, so that none outlives its terminal.
+    """
+
+    def __init__(self, read_keys: Callable[[], None] | None = None) -> None:
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._tell)
+        if read_keys is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read_keys)
 
     def _tell(self) -> None:
         (self.hurry if self.stop.is_set() else self.stop).set()
@@ -178,7 +206,7 @@ async def drain(backend: Running, orders: Orders, seconds: float) -> None:
 class Server(uvicorn.Server):
     """Tells its address when it listens; before it closes, `drain` ends what runs, so that every client is answered.
 
-    No header names the software, no proxy is believed, nothing is logged per request.
+    No header names the software, no proxy is believed. Requests are logged in `access.py`.
     """
 
     def __init__(
@@ -238,12 +266,9 @@ def warn_of_strangers(host: str, has_keys: bool) -> None:
     """Loud, because whoever reaches the port can use the model and flush its cache."""
     if host in LOOPBACK:
         return
-    print(f"weft: WARNING: listening at {host}, where other machines may reach this server", file=sys.stderr)
+    log.warning("listening at %s, where other machines may reach this server", host)
     if not has_keys:
-        print(
-            "weft: WARNING: NO API KEY IS SET: ANYBODY WHO REACHES IT MAY USE IT. Set --api-key, or --host 127.0.0.1",
-            file=sys.stderr,
-        )
+        log.warning("NO API KEY IS SET: ANYBODY WHO REACHES IT MAY USE IT. Set --api-key, or --host 127.0.0.1")
 
 
 def load_texts(options: Options, settings: dict[str, Any]) -> Texts:
@@ -258,7 +283,7 @@ def load_texts(options: Options, settings: dict[str, Any]) -> Texts:
     if found is None and options.tokenizer is not None:
         raise ModelError(f"tokenizer: {folder} holds no tokenizer.json")
     if found is None:
-        print("weft: WARNING: the model has no tokenizer.json; token ids are served, text is not", file=sys.stderr)
+        log.warning("the model has no tokenizer.json; token ids are served, text is not")
         return Texts(None, None, ends, suggested)
     return Texts(found, load_template(folder, found.specials), ends | found.end_tokens, suggested)
 

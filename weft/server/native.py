@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Top
+from weft.server.delivery import deliver
 from weft.server.errors import FieldError
 from weft.server.front import Front, Wish, new_name
 from weft.server.grammars import Form, from_grammar, from_json, from_regex, only
@@ -23,7 +24,7 @@ from weft.server.prompter import Prompt, Prompter
 from weft.server.runs import Followed, Run
 from weft.server.schemas import CacheFields, Count, Penalty, SamplingFields, Seed, TokenId, refuse, sampling_params
 from weft.server.settings import Limits
-from weft.server.sse import EventStream, event, while_connected
+from weft.server.sse import event
 
 DEFAULT_MAX_TOKENS = 128
 Start = Annotated[int, Meta(ge=-1, le=1 << 31)]
@@ -128,13 +129,8 @@ async def generate(front: Front, request: Request) -> Response:
     body, prompts = await front.take(request, GENERATE)
     native = Native.prepare(front, body, prompts)
     run = await native.start(request)
-    if body.stream:
-        return EventStream(native.events(run), run.close)
-    try:
-        await while_connected(request, run.collect())
-    finally:
-        run.close()
-    return await front.shaped(run, lambda: native.whole(run))
+    events = native.events(run) if body.stream else None
+    return await deliver(front, request, run, events, lambda: native.whole(run))
 
 
 class Native:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.engine.events import FinishReason, Output
+from weft.server.delivery import deliver
 from weft.server.errors import FieldError
 from weft.server.front import Front, new_name
 from weft.server.grammars import form_of
@@ -22,7 +23,7 @@ from weft.server.parts import Parts
 from weft.server.prompter import Prompt, Prompter
 from weft.server.runs import Followed, Piece, Run
 from weft.server.schemas import UNSERVED, Count, FormFields, StreamOptions, Usage, refuse
-from weft.server.sse import EventStream, event, while_connected
+from weft.server.sse import event
 from weft.server.turns import Turn
 from weft.text.parts import Part
 
@@ -124,13 +125,8 @@ async def chat(front: Front, request: Request) -> Response:
     body, [prompt] = await front.take(request, CHAT)
     asked = Chat(front, body)
     run = await asked.start(request, prompt)
-    if body.stream:
-        return EventStream(asked.events(run), run.close)
-    try:
-        await while_connected(request, run.collect())
-    finally:
-        run.close()
-    return await front.shaped(run, lambda: asked.answer(run))
+    events = asked.events(run) if body.stream else None
+    return await deliver(front, request, run, events, lambda: asked.answer(run))
 
 
 def check_unsupported(body: ChatRequest) -> None:

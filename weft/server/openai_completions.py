@@ -11,6 +11,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.server.delivery import deliver
 from weft.server.errors import FieldError
 from weft.server.front import Front, Wish, new_name
 from weft.server.grammars import form_of
@@ -28,7 +29,7 @@ from weft.server.schemas import (
     refuse,
     sampling_params,
 )
-from weft.server.sse import EventStream, event, while_connected
+from weft.server.sse import event
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -81,13 +82,8 @@ async def complete(front: Front, request: Request) -> Response:
         form=form_of(body, front.limits),
         skip_special=body.skip_special_tokens is not False,
     )
-    if body.stream:
-        return EventStream(asked.events(run), run.close)
-    try:
-        await while_connected(request, run.collect())
-    finally:
-        run.close()
-    return await front.shaped(run, lambda: asked.answer(run))
+    events = asked.events(run) if body.stream else None
+    return await deliver(front, request, run, events, lambda: asked.answer(run))
 
 
 def prompts_of(prompter: Prompter, body: CompletionRequest) -> list[Prompt]:

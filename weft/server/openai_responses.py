@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from weft.base.grammar import Grammar
 from weft.engine.events import FinishReason
+from weft.server.delivery import deliver
 from weft.server.errors import FieldError, describe
 from weft.server.front import Front, new_name
 from weft.server.grammars import Form, from_schema
@@ -34,7 +35,7 @@ from weft.server.prompter import Prompt, Prompter
 from weft.server.responses_events import Events
 from weft.server.runs import Followed, Run
 from weft.server.schemas import Count, SamplingFields, refuse
-from weft.server.sse import EventStream, named_event, while_connected
+from weft.server.sse import named_event
 from weft.server.turns import Turn
 
 LOGPROBS = "message.output_text.logprobs"
@@ -111,13 +112,10 @@ async def respond(front: Front, request: Request) -> Response:
     body, [prompt] = await front.take(request, RESPONSE)
     answer = ResponseAnswer(front, body)
     run = await answer.start(request, prompt)
-    if body.stream:
-        return EventStream(answer.events(run), run.close, answer.failed, b"")
-    try:
-        await while_connected(request, run.collect())
-    finally:
-        run.close()
-    return await front.shaped(run, lambda: answer.whole(run.sequences[0]))
+    events = answer.events(run) if body.stream else None
+    return await deliver(
+        front, request, run, events, lambda: answer.whole(run.sequences[0]), failed=answer.failed, done=b""
+    )
 
 
 def check_unsupported(body: ResponsesRequest) -> None:

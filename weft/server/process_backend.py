@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import weft
 from weft.base.errors import EngineStopped, ModelError, OptionError, WeftError
@@ -84,10 +84,12 @@ class ProcessBackend(Desk):
         max_open: int = MAX_OPEN,
         patience_seconds: float | None = None,
         program: Sequence[str] = (),
+        log_format: Literal["text", "json"] = "text",
     ) -> None:
         super().__init__(max_open, patience_seconds)
         self._options = Options(**{each.name: getattr(options, each.name) for each in fields(Options)})
         self._progress = progress
+        self._log_format = log_format
         self._restart = restart
         self._program = tuple(program) or (sys.executable, "-P", "-m", "weft.server.engine_process")
         self._process: subprocess.Popen[bytes] | None = None
@@ -141,7 +143,7 @@ class ProcessBackend(Desk):
             link = self._link = Link(self._heard, self._lost)
             await loop.create_unix_connection(lambda: link, sock=ours)
             level = logging.getLogger("weft").getEffectiveLevel()
-            self._write(frame(wire.Begin(self._options, self._progress, level)))
+            self._write(frame(wire.Begin(self._options, self._progress, level, self._log_format)))
             return await self._ready
         except BaseException:
             await self._bury(0)

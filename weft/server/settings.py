@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from weft.base.errors import OptionError
 from weft.base.sampling import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOPS
+from weft.server.keys import Key, Rates, resolve_keys
 from weft.text.grammar import MAX_REGEX_CHARACTERS, MAX_SCHEMA_CHARACTERS, MAX_SCHEMA_DEPTH
 from weft.text.tool_grammar import MAX_TOOLS
 
@@ -76,14 +77,18 @@ class ServerSettings:
 
     With `api_keys` every route wants one of them. Several keys are several tenants: none sees or hits the prefixes of
     another, and what concerns all (metrics, cache, flush, server_info) wants the `admin_key`; a single key is its own
-    admin. `open_health` lets /health answer without a key. `trusted_hosts`: if any, others in the Host header are
-    refused, which protects a server without keys on a loopback address from pages in a browser.
+    admin. A plain text is a key without a name; `key_rates` are the limits of API keys that have none of their own.
+    `open_health` lets /health answer without a key. `trusted_hosts`: if any, others in the Host header are refused,
+    which protects a server without keys on a loopback address from pages in a browser.
     """
 
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    admin_key: str | None = field(default=None, repr=False)
+    api_keys: tuple[str | Key, ...] = field(default=(), repr=False)
+    admin_key: str | Key | None = field(default=None, repr=False)
+    key_rates: Rates = field(default_factory=Rates)
     model_name: str | None = None  # as clients call it; None: as the model calls itself
-    open_health: bool = False
+    open_health: bool = True
+    log_requests: bool = True
+    keep_alive_seconds: float = 15.0  # of silence before a stream sends a comment; 0: never
     cors_origins: tuple[str, ...] = ()
     trusted_hosts: tuple[str, ...] = ()
     template_kwargs: tuple[str, ...] = TEMPLATE_KWARGS
@@ -93,10 +98,11 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        for key in (*self.api_keys, *([] if self.admin_key is None else [self.admin_key])):
-            if not key or not key.isascii() or any(character.isspace() for character in key):
-                raise OptionError("api_keys must be of ASCII characters without spaces, and not empty")
-        if len(set(self.api_keys)) != len(self.api_keys):
-            raise OptionError("api_keys holds a key twice")
+        assert len(self.keys) >= len(self.api_keys)
         if self.admin_key is not None and not self.api_keys:
             raise OptionError("admin_key without api_keys would leave all other routes open: give api_keys too")
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """All keys, each with its name, limits and rights. Raises if they cannot stand together."""
+        return resolve_keys(self.api_keys, self.admin_key, self.key_rates)
