@@ -97,6 +97,13 @@ SERVER = (
     ignored("--enable-cache-report", "cached tokens are always told"),
     ignored("--disable-log-requests --no-enable-log-requests --disable-log-stats", "requests are not logged"),
     ignored("--skip-server-warmup", "there is no warm-up"),
+    ignored("--enable-ssl-refresh", "certificates are read again on SIGHUP"),
+    refused(
+        "--ssl-keyfile-password",
+        "the process list would show it; give --ssl-keyfile-password-file",
+        takes_value=True,
+    ),
+    refused("--ssl-ca-certs --ssl-cert-reqs", "certificates of clients are a proxy's work here", takes_value=True),
     refused("--trust-remote-code", "code from a model's folder is never run"),
     refused("--quantization -q", "quantised weights are not read in this version", takes_value=True),
     refused("--enable-lora", "adapters are not there in this version"),
