@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
 from dataclasses import replace
 
 import pytest
@@ -179,6 +180,20 @@ def test_the_longest_waiting_connection_gives_way_to_a_new_one(loop, state):
         assert len(ended) == 1
         for wire in waiting:
             wire.close()
+
+
+def test_a_request_that_is_already_here_is_not_cut_in_favour_of_a_newer_client(loop):
+    with wire_server(hurried(connections=1), loop) as server:
+        held, go = threading.Event(), threading.Event()
+        server.loop.call_soon_threadsafe(lambda: (held.set(), go.wait()))
+        held.wait()
+        # Both are in the machine's buffers before the server accepts the first of them.
+        with server.connect() as first, server.connect() as second:
+            first.sendall(get("/", "1.1", "Connection: close"))
+            second.sendall(get("/", "1.1", "Connection: close"))
+            go.set()
+            assert rest_of(first).startswith(b"HTTP/1.1 200 ")
+            assert rest_of(second).startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 503 "))
 
 
 def rest_within(wire: socket.socket) -> bool:

@@ -76,12 +76,11 @@ class Connections:
     def enter(self, guest: Guest) -> tuple[int, str] | None:
         """Take a connection in; returns status and message of a refusal if there is no room that could be made.
 
-        A refused one is remembered too, until it leaves: few of them may be on their way out at a time.
+        It cannot be cut before `waits` is called for it. A refused one is remembered too, until it leaves: few of them may be on their way out at a time.
         """
         refusal = self.join(guest) or self._make_room()
         if refusal is None:
             self._open.add(guest)
-            self.waits(guest)
             return None
         self.part(guest)
         if len(self._refused) >= MAX_REFUSED:
@@ -90,11 +89,15 @@ class Connections:
         return refusal
 
     def leave(self, guest: Guest) -> None:
+        """Note that a connection is closed, and its descriptor free."""
+        self._forget(guest)
+        self.left()
+
+    def _forget(self, guest: Guest) -> None:
         self._open.discard(guest)
         self._waiting.pop(guest, None)
         self._refused.pop(guest, None)
         self.part(guest)
-        self.left()
 
     def waits(self, guest: Guest) -> None:
         """Note that from now on a connection waits for its client, and gives way if need be."""
@@ -123,8 +126,8 @@ class Connections:
         return False
 
     def _cut(self, guest: Guest) -> None:
-        # Forgotten at once, for its transport ends only after this turn of the loop.
-        self.leave(guest)
+        # It no longer counts, though its descriptor is free only after this turn of the loop.
+        self._forget(guest)
         guest.cut()
 
     # addresses --------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ log = logging.getLogger("weft")
 BACKLOG = 2048
 # Accepted in one turn of the loop, so that running streams get theirs.
 MAX_ACCEPTED = 64
-RETRY_SECONDS = 1.0
+RETRY_SECONDS = 0.1
 # For a client to confirm the end of a TLS connection.
 TLS_GOODBYE_SECONDS = 5.0
 
@@ -81,6 +81,8 @@ class Door:
                 client.close()
                 return
             connection.refuse(*refusal)
+        else:
+            connection.settle()
         connection.opening = self._loop.create_task(self._open(client, connection))
         self._opening.add(connection.opening)
         connection.opening.add_done_callback(lambda task: self._opened(task, client, connection))

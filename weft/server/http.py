@@ -33,6 +33,8 @@ from weft.server.settings import Limits
 BODY_BUFFER_BYTES = 1 << 16
 # Requests that a client may send ahead of their answers.
 MAX_PIPELINED = 16
+# Turns of the loop until a new connection has been read once: open it, start reading, poll, receive; one to spare.
+FRESH_TURNS = 5
 MALFORMED = "the request is not valid HTTP/1.1"
 
 
@@ -66,6 +68,7 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self, shared: Shared, client: tuple[str, int] | None, secure: bool) -> None:
         self.state = State.HANDSHAKE
+        self._fresh = True
         self.write_paused = False
         self._shared = shared
         self._limits = shared.limits
@@ -140,6 +143,16 @@ class HttpConnection(asyncio.Protocol):
             self._shared.connections.works(self)
         else:
             self._timer = self._loop.call_later(getattr(self._limits, state.value), self._late)
+            if not self._fresh:
+                self._shared.connections.waits(self)
+
+    def settle(self, turns: int = FRESH_TURNS) -> None:
+        """Let the connection be cut in favour of others, but not before what its client has sent already is read."""
+        if turns:
+            self._loop.call_soon(self.settle, turns - 1)
+            return
+        self._fresh = False
+        if self.state is not State.WORKING:
             self._shared.connections.waits(self)
 
     def _cancel_timer(self) -> None:
