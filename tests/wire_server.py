@@ -20,9 +20,11 @@ from starlette.types import Receive, Scope, Send
 
 from tests.held_steps import SECONDS
 from weft.server.door import bind, unix_listener
+from weft.server.guard import Guard
 from weft.server.http import HttpConnection
 from weft.server.launch import Address, Server
 from weft.server.limits import read_body
+from weft.server.metrics import Metrics
 from weft.server.settings import Limits, ServerSettings
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -34,7 +36,7 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 class EchoApp:
     """Answers with what it saw of a request: `/early` without reading its body, `/hold` when it is let go.
 
-    `/stream` sends chunks of unknown number and length, `/endless` does so until the client has gone.
+    `/stream` sends chunks of unknown number and length, `/gated` waits before the last, `/endless` has none.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -60,8 +62,8 @@ class EchoApp:
         if scope["path"].startswith("/hold"):
             self.held += 1
             await self.go.wait()
-        if scope["path"] in ("/stream", "/endless"):
-            return Chunks(endless=scope["path"] == "/endless")
+        if scope["path"] in ("/stream", "/gated", "/endless"):
+            return Chunks(self.go if scope["path"] == "/gated" else None, endless=scope["path"] == "/endless")
         seen = {"method": scope["method"], "path": scope["path"], "client": scope["client"], "scheme": scope["scheme"]}
         headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         return JSONResponse({**seen, "query": scope["query_string"].decode(), "body": body.decode(), "headers": headers})
@@ -70,13 +72,16 @@ class EchoApp:
 class Chunks(Response):
     """An answer whose length is not known when it begins."""
 
-    def __init__(self, endless: bool) -> None:
+    def __init__(self, go: asyncio.Event | None, endless: bool) -> None:
         super().__init__()
+        self._go = go
         self._endless = endless
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for part in (b"one ", b"two ", b"", b"three"):
+            if part == b"three" and self._go is not None:
+                await self._go.wait()
             await send({"type": "http.response.body", "body": part, "more_body": True})
         gone = asyncio.ensure_future(self._gone(receive))
         while self._endless and not gone.done():
@@ -93,8 +98,11 @@ class Chunks(Response):
 class WireServer:
     """A running server, and clients of it."""
 
-    def __init__(self, settings: ServerSettings, loop: str, tls: ssl.SSLContext | None, uds: Path | None) -> None:
+    def __init__(
+        self, settings: ServerSettings, loop: str, tls: ssl.SSLContext | None, uds: Path | None, guarded: bool
+    ) -> None:
         self._settings = settings
+        self._guarded = guarded
         self._factory = LOOPS[loop]
         self._tls = tls
         self._uds = uds
@@ -117,7 +125,8 @@ class WireServer:
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.app = EchoApp(self._settings.limits)
-        self.server = Server(self.app, self._settings, self._drain, self._listening, self._tls)
+        guarded = Guard(self.app, self._settings, Metrics(), frozenset()) if self._guarded else self.app
+        self.server = Server(guarded, self._settings, self._drain, self._listening, self._tls)
         bound = bind("127.0.0.1", 0) if self._uds is None else unix_listener(str(self._uds), 0o600)
         with bound as listener:
             await self.server.serve(sockets=[listener])
@@ -215,9 +224,13 @@ def wire_server(
     loop: str = "uvloop",
     tls: ssl.SSLContext | None = None,
     uds: Path | None = None,
-    **settings: Any,
+    guarded: bool = False,
+    settings: ServerSettings | None = None,
+    **more: Any,
 ) -> Iterator[WireServer]:
-    server = WireServer(ServerSettings(limits=limits or Limits(), **settings), loop, tls, uds)
+    """`guarded`: with what lies around the real application; `more` are further settings."""
+    chosen = settings or ServerSettings(limits=limits or Limits(), **more)
+    server = WireServer(chosen, loop, tls, uds, guarded)
     server.start()
     try:
         yield server
