@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import httpx
-import uvicorn
 from tokenizers.processors import TemplateProcessing
 
 from tests import tiny_model
@@ -19,7 +18,7 @@ from tests.held_steps import SECONDS
 from weft.base.options import Options
 from weft.server.app import create_app
 from weft.server.front import pool_for
-from weft.server.http import bounded_protocol
+from weft.server.launch import Server
 from weft.server.settings import ServerSettings
 from weft.server.thread_backend import ThreadBackend
 from weft.text.template import ChatTemplate
@@ -72,17 +71,13 @@ class Served:
         self.app = create_app(self.backend, tokenizer, template, ends, self.settings, pool=self.pool)
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        protocol = bounded_protocol(self.settings.limits)
-        # No connection is closed while a test thinks about what to send next.
-        config = uvicorn.Config(self.app, http=protocol, lifespan="off", log_level="error", timeout_keep_alive=SECONDS)
-        self.server = uvicorn.Server(config)
-        serving = asyncio.ensure_future(self.server.serve(sockets=[listener]))
-        while not self.server.started and not serving.done():
-            await asyncio.sleep(0.01)
-        self._ready.set()
-        await serving
+        self.server = Server(self.app, self.settings, self._drain, lambda address: self._ready.set())
+        await self.server.serve(sockets=[listener])
         self.pool.stop()
         await self.backend.stop(0)
+
+    async def _drain(self) -> None:
+        """Leave what runs to the backend's stop."""
 
     def stop(self) -> None:
         self.client.close()

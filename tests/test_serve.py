@@ -29,8 +29,9 @@ from weft.cli.serve import (
     settings_of,
 )
 from weft.server.backend import ModelInfo
+from weft.server.door import bind
 from weft.server.keys import Key, Rates
-from weft.server.launch import LOOPBACK, bind, first_line, load_texts, warn_of_strangers
+from weft.server.launch import LOOPBACK, Address, first_line, load_texts, warn_of_strangers
 from weft.server.logs import FORMATS as SERVER_LOG_FORMATS
 from weft.server.settings import ServerSettings
 from weft.text.reasoning import REASONING
@@ -326,7 +327,7 @@ def test_a_model_without_a_tokenizer_is_told_of_and_pasted_with_token_ids(tmp_pa
     assert (texts.tokenizer, texts.template, texts.end_tokens) == (None, None, frozenset([5]))
     assert "no tokenizer.json" in caplog.text
     info = ModelInfo("it's", "Some", "float32", 100, 4096, 3 << 29, 12345, 8)
-    line = first_line(info, ServerSettings(), texts, "::1", 80)
+    line = first_line(info, ServerSettings(), texts, Address("http://[::1]:80"))
     assert "memory for 12345 tokens in 1.50 GiB" in line
     echo = line[line.index("curl ") :].replace("curl", "printf '%s\\n'", 1)
     words = subprocess.run(["bash", "-c", echo], capture_output=True, text=True).stdout.splitlines()

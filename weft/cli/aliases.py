@@ -99,6 +99,13 @@ SERVER = (
     switch("--enable-log-requests", "--log-requests"),
     ignored("--disable-log-stats", "statistics are not logged; /metrics has them"),
     ignored("--skip-server-warmup", "there is no warm-up"),
+    ignored("--enable-ssl-refresh", "certificates are read again on SIGHUP"),
+    refused(
+        "--ssl-keyfile-password",
+        "the process list would show it; give --ssl-keyfile-password-file",
+        takes_value=True,
+    ),
+    refused("--ssl-ca-certs --ssl-cert-reqs", "certificates of clients are a proxy's work here", takes_value=True),
     refused("--trust-remote-code", "code from a model's folder is never run"),
     refused("--quantization -q", "quantised weights are not read in this version", takes_value=True),
     refused("--enable-lora", "adapters are not there in this version"),

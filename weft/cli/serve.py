@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,11 @@ LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 
 
+def repeated(about: str, name: str) -> Any:
+    """A field that may be given several times."""
+    return field(default=(), metadata={"help": f"{about}; may be repeated", "choices": (), "metavar": name})
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(Options):
     """Options of `weft serve`: where and for whom, then those of the engine."""
@@ -31,6 +37,17 @@ class ServeOptions(Options):
     model: str | None = argument("folder or hub id of a model; without one, weft-small, which comes along")
     host: str = option("127.0.0.1", "address to listen at; anything but this machine alone is warned of")
     port: int = option(8000, "port to listen at; 0: any that is free")
+    uds: str | None = option(None, "path of a Unix socket to listen at, instead of host and port")
+    uds_mode: str = option("600", "file mode of the Unix socket; 660 lets its group connect")
+    ssl_certfile: str | None = option(None, "certificate chain in PEM format: serve HTTPS; reread on SIGHUP")
+    ssl_keyfile: str | None = option(None, "the certificate's private key, if it is not in the same file")
+    ssl_keyfile_password_file: str | None = option(None, "file with the password of that key")
+    allowed_host: tuple[str, ...] = repeated(
+        "name that clients may have in the Host header beside localhost; *.example.com: all below it, *: any", "NAME"
+    )
+    trusted_proxy: tuple[str, ...] = repeated(
+        "address or network of a proxy whose X-Forwarded-For names the client; unix: whatever connects to --uds", "CIDR"
+    )
     api_key: tuple[str, ...] = field(
         default=(),
         metadata={"help": "key that clients must send, may be repeated; also from WEFT_API_KEY", "choices": ()},
@@ -99,16 +116,26 @@ class ServeOptions(Options):
         if self.admin_key is not None and self.admin_key_file is not None:
             raise OptionError("admin_key and admin_key_file exclude each other: give one of them")
         size_of("max_body", self.max_body)
+        if not re.fullmatch("0?[0-7]{3}", self.uds_mode):
+            raise OptionError(f"uds_mode must be three octal digits, such as 660, got {self.uds_mode!r}")
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_keyfile_password_file):
+            raise OptionError("ssl_keyfile needs a certificate: give --ssl-certfile too")
 
 
 def run(options: ServeOptions) -> int:
     from weft.server.launch import Place, launch
     from weft.server.logs import set_up_logging
+    from weft.server.tls import TlsFiles
 
     set_up_logging(options.log_level.upper(), options.log_format)
     place = Place(
         host=options.host,
         port=options.port,
+        uds=options.uds,
+        uds_mode=int(options.uds_mode, 8),
+        tls=TlsFiles(options.ssl_certfile, options.ssl_keyfile, options.ssl_keyfile_password_file)
+        if options.ssl_certfile is not None
+        else None,
         in_process=options.in_process,
         restart_engine=options.restart_engine,
         engine_timeout=options.engine_timeout,
@@ -131,8 +158,8 @@ def settings_of(options: ServeOptions) -> ServerSettings:
         model_name=options.served_model_name,
         open_health=options.open_health,
         cors_origins=options.cors_origin,
-        # Without a key, a page in the user's browser could reach us under a name of its own.
-        trusted_hosts=LOOPBACK if options.host in LOOPBACK and not keys else (),
+        trusted_hosts=trusted_hosts(options, bool(keys)),
+        trusted_proxies=options.trusted_proxy,
         tool_parser=options.tool_parser,
         reasoning_parser=options.reasoning_parser,
         drain_seconds=options.drain_seconds,
@@ -140,6 +167,15 @@ def settings_of(options: ServeOptions) -> ServerSettings:
         keep_alive_seconds=options.sse_keep_alive,
         limits=limits_of(options),
     )
+
+
+def trusted_hosts(options: ServeOptions, has_keys: bool) -> tuple[str, ...]:
+    """Return the names that requests may call this server by; empty: any."""
+    if options.allowed_host:
+        return () if "*" in options.allowed_host else (*LOOPBACK, *options.allowed_host)
+    # Without a key, a page in the user's browser could reach the server under a name of its own.
+    reached_by_browsers = options.uds is None and options.host in LOOPBACK
+    return LOOPBACK if reached_by_browsers and not has_keys else ()
 
 
 def limits_of(options: ServeOptions) -> Limits:

@@ -10,7 +10,7 @@ from weft.base.errors import RequestError
 from weft.server.access import Record
 from weft.server.auth import Keys
 from weft.server.errors import response
-from weft.server.settings import ServerSettings
+from weft.server.settings import ServerSettings, host_name
 
 # All routes that answer without a key, unless `open_health` is off. docs/security.md quotes this list.
 OPEN_ROUTES = (("GET", "/health"), ("HEAD", "/health"))
@@ -61,8 +61,8 @@ class Guard:
         host = found.get(b"host", b"").decode("latin-1")
         trusted = self._settings.trusted_hosts
         # No browser leaves the header out; probes of balancers do.
-        if trusted and b"host" in found and host_name(host) not in trusted:
-            raise HTTPException(403, "the Host header names none of this server's hosts")
+        if trusted and b"host" in found and not is_trusted(host_name(host), trusted):
+            raise HTTPException(403, "the Host header names none of this server's hosts; --allowed-host adds one")
         origin = found.get(b"origin")
         if origin is not None and "*" not in self._settings.cors_origins:
             text = origin.decode("latin-1")
@@ -70,11 +70,10 @@ class Guard:
                 raise HTTPException(403, "requests from web pages of this origin are not allowed")
 
 
-def host_name(host: str) -> str:
+def is_trusted(name: str, trusted: tuple[str, ...]) -> bool:
+    """Return whether a host's name is one of these, or below one that begins with an asterisk.
+
+    >>> [is_trusted(name, ("localhost", "*.a.b")) for name in ("localhost", "c.a.b", "a.b", "ca.b")]
+    [True, True, False, False]
     """
-    >>> host_name("localhost:8000"), host_name("[::1]:80"), host_name("a.b")
-    ('localhost', '::1', 'a.b')
-    """
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] or host if ":" in host else host
+    return any(name == each or (each.startswith("*.") and name.endswith(each[1:])) for each in trusted)

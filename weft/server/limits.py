@@ -39,18 +39,17 @@ def too_large(limits: Limits) -> RequestError:
 
 
 async def _received(request: Request, limits: Limits) -> bytes:
-    parts, size = [], 0
+    # In one piece, for a body may come in millions of parts.
+    body = bytearray()
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limits.body_bytes:
+        body += message.get("body", b"")
+        if len(body) > limits.body_bytes:
             raise too_large(limits)
-        parts.append(part)
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return bytes(body)
 
 
 async def read(request: Request, kind: type[T], limits: Limits) -> T:
