@@ -33,9 +33,13 @@ VOCABULARY = 256
 @cache
 def model_of(family: str, dtype: torch.dtype = torch.float32) -> CausalModel:
     """A tiny model with random weights of a size that makes states matter."""
+    return dummy_model(FAMILIES[family], dtype)
+
+
+def dummy_model(tiny: Tiny, dtype: torch.dtype = torch.float32) -> CausalModel:
+    """A model of its own, for a test that changes it."""
     import transformers
 
-    tiny = FAMILIES[family]
     config = getattr(transformers, tiny.config_class)(**json.loads(json.dumps(tiny.settings))).to_dict()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
