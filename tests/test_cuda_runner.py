@@ -196,7 +196,8 @@ def cpu_engine(family: str) -> Engine:
 
 
 @pytest.mark.parametrize(
-    ("family", "is_recorded"), [("lfm2", False), ("lfm2", True), ("qwen3_5", True), ("gemma3", True)]
+    ("family", "is_recorded"),
+    [("lfm2", False), ("lfm2", True), ("qwen3_5", True), ("gemma3", True), ("falcon_h1, state of 24", True)],
 )
 def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family, is_recorded, monkeypatch):
     monkeypatch.setattr(recorded, "PROMPT_TOKENS", (16, 80) if is_recorded else ())

@@ -11,13 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.engines import FAMILIES, dummy_model
-from tests.hybrid_models import ODD_HYBRIDS
-from tests.oracle import DirectRunner, Oracle, Tiny, random_tokens
-from tests.plain_models import ODD_PLAIN
+from tests.engines import FAMILIES, TINY, dummy_model
+from tests.oracle import DirectRunner, Oracle, random_tokens
 from weft.models import registry
 
-TINY: dict[str, Tiny] = {**FAMILIES, **ODD_HYBRIDS, **ODD_PLAIN}
 LARGEST_MEAN_PROBABILITY = 0.3
 PROMPT = random_tokens(70, seed=3)
 ANSWER_TOKENS = 16
