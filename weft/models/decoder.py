@@ -81,6 +81,7 @@ class DecoderModel(CausalModel):
         self.vocab_size = config.integer("vocab_size")
         self.model = model
         self.lm_head = None if tied else Linear(config.integer("hidden_size"), self.vocab_size)
+        model.embed_tokens.tied = tied
         if tied:
             # Some checkpoints repeat the embedding under this name.
             self.ignored = (*self.ignored, r"^lm_head\.weight$")

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
-from weft.kernels.cuda.causal_conv import LANES, WIDTHS, load_taps, store_window, sum_earlier
+from weft.kernels.cuda.causal_conv import LANES, load_taps, store_window, sum_earlier
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.linear_few import INPUTS, are_few, rows_compiled, summed_products
 from weft.kernels.cuda.overlap import early, wait
@@ -56,7 +56,6 @@ def projected_short_conv(
     (rows, inputs), (channels, width) = x.shape, weight.shape
     assert rows == lanes.decodes
     assert len(projection) == 3 * channels
-    assert width in WIDTHS, f"a convolution of width {width}"
     assert width - 1 <= lanes.cell
     y = torch.empty(rows, channels, dtype=x.dtype, device=x.device)
     at_once = CHANNELS if rows > 1 else channels_of_one(inputs)
