@@ -39,8 +39,9 @@ class Served:
 
     @property
     def children(self) -> list[int]:
+        """Process ids of its engine. Text workers are not among them."""
         listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(number) for number in listed.split()]
+        return [int(number) for number in listed.split() if "engine_process" in command_of(number)]
 
     def call(self, path: str, body: dict[str, Any] | None = None, key: str | None = None) -> tuple[int, Any]:
         """Status and decoded answer."""
@@ -63,6 +64,13 @@ class Served:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(SECONDS)
+
+
+def command_of(process: str) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:  # it has ended
+        return ""
 
 
 @contextmanager
