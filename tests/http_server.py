@@ -31,12 +31,15 @@ MEMORY = "16MiB"
 class Served:
     """A running server and a client of it."""
 
-    def __init__(self, backend: Any, settings: ServerSettings, texts: bool, template: str, start: bool) -> None:
+    def __init__(
+        self, backend: Any, settings: ServerSettings, texts: bool, template: str, start: bool, pool: dict[str, Any]
+    ) -> None:
         self.backend = backend
         self.settings = settings
         self._texts = texts
         self._template = template
         self._start_token = start
+        self._pool = pool
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -67,7 +70,7 @@ class Served:
             tokenizer.backend.post_processor = TemplateProcessing(f"{start} $A", special_tokens=[(start, 256)])
         template = ChatTemplate(self._template, tokenizer.specials) if tokenizer else None
         ends = tokenizer.end_tokens if tokenizer else frozenset([257])
-        self.pool = pool_for(tokenizer, template, self.settings)
+        self.pool = pool_for(tokenizer, template, self.settings, **self._pool)
         self.app = create_app(self.backend, tokenizer, template, ends, self.settings, pool=self.pool)
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -165,12 +168,21 @@ def serving(
     texts: bool = True,
     template: str = tiny_model.TEMPLATE,
     start: bool = False,
+    pool: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Served]:
-    """`texts`: with a tokenizer, which puts a special token at the start of plain prompts if told to."""
+    """`texts`: with a tokenizer, which puts a special token at the start of plain prompts if told to.
+
+    `pool`: how its text workers differ from the usual ones.
+    """
     chosen = Options(**{**tiny_model.OPTIONS, "memory": MEMORY, "threads": 1, "max_length": 2048, **options})
     served = Served(
-        ThreadBackend.from_options(chosen, progress=False), settings or ServerSettings(), texts, template, start
+        ThreadBackend.from_options(chosen, progress=False),
+        settings or ServerSettings(),
+        texts,
+        template,
+        start,
+        pool or {},
     )
     served.start()
     try:

@@ -39,8 +39,9 @@ class Served:
 
     @property
     def children(self) -> list[int]:
+        """Process ids of its engine. Text workers are not among them."""
         listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(number) for number in listed.split()]
+        return [int(number) for number in listed.split() if "engine_process" in command_of(number)]
 
     def call(self, path: str, body: dict[str, Any] | None = None, key: str | None = None) -> tuple[int, Any]:
         """Status and decoded answer."""
@@ -68,6 +69,13 @@ class Served:
 def with_descriptors(count: int, command: Sequence[str]) -> list[str]:
     """Return a command that runs another one that may open only this many files."""
     return ["sh", "-c", f'ulimit -n {count}; exec "$@"', "sh", *command]
+
+
+def command_of(process: str) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:  # it has ended
+        return ""
 
 
 @contextmanager

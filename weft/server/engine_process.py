@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft")
 
 READ_BYTES = 1 << 18
+# Read between two steps at most, so that a flood of long prompts does not keep rows from going on.
+READ_PER_STEP_BYTES = 1 << 24
 # Room for the outputs of many steps while the front is busy with something else.
 SEND_BUFFER_BYTES = 1 << 20
 # A model whose memory does not grow with the text has room for any length; somewhere the count must end.
@@ -58,6 +60,7 @@ class SocketInbox:
         self._connection = connection
         self._frames = Frames()
         self._bodies: list[bytes] = []
+        self._read_bytes = 0
         self._own: deque[Prepared] = deque()
         self._bell, self._ringer = socket.socketpair()
         self._poll = select.poll()
@@ -76,7 +79,10 @@ class SocketInbox:
 
     def take(self, wait: bool) -> list[Command | Prepared]:
         commands: list[Command | Prepared] = list(self._decode())
-        while ready := self._poll.poll(None if wait and not commands else 0):
+        self._read_bytes = 0
+        while self._read_bytes < READ_PER_STEP_BYTES and (
+            ready := self._poll.poll(None if wait and not commands else 0)
+        ):
             for number, _ in ready:
                 if number == self._bell.fileno():
                     commands += self._heard()
@@ -93,6 +99,7 @@ class SocketInbox:
     def _read(self) -> bool:
         """Whether there is more to come."""
         data = self._connection.recv(READ_BYTES)
+        self._read_bytes += len(data)
         try:
             self._bodies = self._frames.feed(data)
         except ProtocolError:

@@ -262,10 +262,13 @@ class Front:
         return len(found)
 
 
-def pool_for(tokenizer: Tokenizer | None, template: ChatTemplate | None, settings: ServerSettings) -> TextPool:
+def pool_for(
+    tokenizer: Tokenizer | None, template: ChatTemplate | None, settings: ServerSettings, **more: Any
+) -> TextPool:
+    """Return text workers that know these texts. `more` are further arguments of `TextPool`."""
     level = logging.getLogger("weft").getEffectiveLevel()
     return TextPool(
-        lambda: setup_of(tokenizer, template, settings.limits, settings.template_kwargs, level), settings.limits
+        lambda: setup_of(tokenizer, template, settings.limits, settings.template_kwargs, level), settings.limits, **more
     )
 
 
