@@ -37,7 +37,8 @@ class Sleeper:
         await self._wake
 
     async def asleep(self) -> None:
-        await self._asleep.wait()
+        async with asyncio.timeout(SECONDS):
+            await self._asleep.wait()
 
     async def pass_time(self, seconds: float) -> None:
         """Wake the sleeper that much later, and wait until it sleeps again."""
