@@ -23,6 +23,7 @@ def set_up_logging(level: int | str, format: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
     logging.basicConfig(level=level, handlers=[handler])
+    logging.captureWarnings(True)
 
 
 def log_fields(log: logging.Logger, message: str, fields: dict[str, Any]) -> None:
