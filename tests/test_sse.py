@@ -213,13 +213,12 @@ def test_tokens_cost_no_sleep_and_no_task():
 
 def silent_stream(monkeypatch, ask: Any) -> Any:
     """What a client makes of a stream that was silent before its first token, for at least three comments."""
-    held, comments = HeldSteps(monkeypatch), threading.Semaphore(0)
-    fill = Silence.fill
+    held, comments, fill = HeldSteps(monkeypatch), [], Silence.fill
 
     async def counted(silence: Silence, send: Any) -> None:
         async def counting(message: Any) -> None:
             await send(message)
-            comments.release()
+            comments.append(message)
 
         await fill(silence, counting)
 
@@ -229,12 +228,13 @@ def silent_stream(monkeypatch, ask: Any) -> Any:
         found: list[Any] = []
         client = threading.Thread(target=lambda: found.append(ask(server)))
         client.start()
-        held.wait_held()
-        for _ in range(3):
-            while not comments.acquire(timeout=0.1):
-                assert client.is_alive(), "the client did not survive a comment"
-        held.release()
+        try:
+            held.wait_held()
+            wait_until(lambda: len(comments) >= 3 or not client.is_alive())
+        finally:
+            held.release()
         client.join(SECONDS)
+        assert found, "the client did not survive a comment"
         wait_until(lambda: not server.backend.open)
         return found[0]
 
