@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.serving import serving
 from weft.server.access import METHODS
 from weft.server.keys import Key
 from weft.server.logs import JsonLines, TextLines
+from weft.server.openai_completions import Completion
 from weft.server.settings import Limits, ServerSettings
 
 PROMPT = [100, 101, 102]
@@ -241,6 +243,45 @@ def test_keys_and_prompts_are_in_no_line_of_the_log(caplog):
     for formatter in (TextLines(), JsonLines()):
         text = shown(caplog, formatter)
         assert not any(secret in text for secret in ("sesame", "root-key", "231", "Bearer"))
+
+
+def test_the_traceback_of_an_internal_error_names_its_request(caplog, monkeypatch):
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    async def broken_events(*_: Any) -> AsyncIterator[bytes]:
+        raise ZeroDivisionError
+        yield b""
+
+    monkeypatch.setattr(Completion, "answer", broken)
+    monkeypatch.setattr(Completion, "events", broken_events)
+
+    async def ask() -> list[Exchange]:
+        async with application() as app:
+            return [await completion(app).answer(), await completion(app, stream=True).answer()]
+
+    asked = asyncio.run(ask())
+    assert [each.status for each in asked] == [500, 200]
+    assert all(b"an internal error" in each.body for each in asked)
+    text = shown(caplog, TextLines())
+    for each in asked:
+        assert f"\n  request {each.headers['x-request-id']}\n" in text
+    assert text.count("\n  ZeroDivisionError\n") == 2
+
+
+def test_preflights_of_browsers_are_logged_and_pages_may_read_the_id(caplog):
+    origin = (b"origin", b"https://good.example")
+    asks = [origin, (b"access-control-request-method", b"POST")]
+
+    async def ask() -> list[Exchange]:
+        async with application(ServerSettings(api_keys=("k",), cors_origins=("https://good.example",))) as app:
+            preflight = await Exchange(app, "/v1/completions", headers=asks, method="OPTIONS").answer()
+            return [preflight, await Exchange(app, "/v1/models", headers=[origin]).answer()]
+
+    preflight, refused = asyncio.run(ask())
+    assert (preflight.status, refused.status) == (200, 401)
+    assert "x-request-id" in refused.headers["access-control-expose-headers"]
+    assert [line["id"] for line in lines(caplog)] == [each.headers["x-request-id"] for each in (preflight, refused)]
 
 
 def test_requests_are_not_logged_if_so_told_but_keep_their_ids(caplog):

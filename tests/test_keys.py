@@ -264,6 +264,7 @@ def test_a_hangup_reads_the_keys_again_only_where_there_is_a_file():
     async def hang_up() -> None:
         heard = asyncio.Event()
         Orders(heard.set)
+        assert signal.getsignal(signal.SIGHUP) != before, "the signal would end the tests"
         os.kill(os.getpid(), signal.SIGHUP)
         await heard.wait()
 

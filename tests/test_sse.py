@@ -37,7 +37,8 @@ class Sleeper:
         await self._wake
 
     async def asleep(self) -> None:
-        await self._asleep.wait()
+        async with asyncio.timeout(SECONDS):
+            await self._asleep.wait()
 
     async def pass_time(self, seconds: float) -> None:
         """Wake the sleeper that much later, and wait until it sleeps again."""
@@ -212,25 +213,28 @@ def test_tokens_cost_no_sleep_and_no_task():
 
 def silent_stream(monkeypatch, ask: Any) -> Any:
     """What a client makes of a stream that was silent before its first token, for at least three comments."""
-    held, comments = HeldSteps(monkeypatch), threading.Semaphore(0)
-    sent = Silence.sent
+    held, comments, fill = HeldSteps(monkeypatch), [], Silence.fill
 
-    def counted(silence: Silence) -> None:
-        sent(silence)
-        comments.release()
+    async def counted(silence: Silence, send: Any) -> None:
+        async def counting(message: Any) -> None:
+            await send(message)
+            comments.append(message)
 
-    monkeypatch.setattr(Silence, "sent", counted)
+        await fill(silence, counting)
+
+    monkeypatch.setattr(Silence, "fill", counted)
     with serving(ServerSettings(keep_alive_seconds=0.001)) as server:
         held.hold()
         found: list[Any] = []
         client = threading.Thread(target=lambda: found.append(ask(server)))
         client.start()
-        held.wait_held()
-        # The first is the stream's start.
-        for _ in range(4):
-            assert comments.acquire(timeout=SECONDS)
-        held.release()
+        try:
+            held.wait_held()
+            wait_until(lambda: len(comments) >= 3 or not client.is_alive())
+        finally:
+            held.release()
         client.join(SECONDS)
+        assert found, "the client did not survive a comment"
         wait_until(lambda: not server.backend.open)
         return found[0]
 

@@ -49,6 +49,10 @@ class Record:
     def ended(self, how: str) -> None:
         self.end = how
 
+    def note(self, error: Exception) -> None:
+        """Name the request in the traceback, if the error gets into the log."""
+        error.add_note(f"request {self.id}")
+
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of every answer, errors and streams included."""
         limits = [] if self.tenant is None else self.tenant.account.headers()

@@ -123,6 +123,7 @@ def observing(front: Front) -> list[Route]:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
+    request.state.record.note(error)
     # Errors of our own are of other kinds, so these statuses are the router's.
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         asked = f"{request.method:.16} {request.scope['path']:.80}"

@@ -29,7 +29,12 @@ async def deliver(
     record.run = run
     if events is not None:
         silence = Silence(front.settings.keep_alive_seconds)
-        return EventStream(events, run.close, failed, done, silence, record.ended)
+
+        def noted(error: Exception) -> bytes:
+            record.note(error)
+            return failed(error)
+
+        return EventStream(events, run.close, noted, done, silence, record.ended)
     try:
         await while_connected(request, run.collect())
     finally:

@@ -10,6 +10,7 @@ import json
 import logging
 import re
 import time
+from functools import lru_cache
 from typing import Any
 
 FORMATS = ("text", "json")
@@ -22,11 +23,14 @@ def set_up_logging(level: int | str, format: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
     logging.basicConfig(level=level, handlers=[handler])
+    logging.captureWarnings(True)
 
 
 def log_fields(log: logging.Logger, message: str, fields: dict[str, Any]) -> None:
     """Log a message with named values, which both formats keep apart."""
-    log.info(message, extra={"fields": fields})
+    if log.isEnabledFor(logging.INFO):
+        # By hand: logging would look up which line of code logs, for every request.
+        log.handle(log.makeRecord(log.name, logging.INFO, "", 0, message, (), None, extra={"fields": fields}))
 
 
 class TextLines(logging.Formatter):
@@ -67,8 +71,12 @@ def _shown(value: Any) -> str:
 
 
 def _time(record: logging.LogRecord) -> str:
-    seconds = int(record.created)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(record.msecs):03d}Z"
+    return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
+
+
+@lru_cache(maxsize=1)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:

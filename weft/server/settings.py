@@ -108,7 +108,8 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        assert len(self.keys) >= len(self.api_keys)
+        # Raises if they cannot stand together.
+        resolve_keys(self.api_keys, self.admin_key, self.key_rates)
         if self.admin_key is not None and not self.api_keys:
             raise OptionError("admin_key without api_keys would leave all other routes open: give api_keys too")
         for host in self.trusted_hosts:
@@ -118,7 +119,7 @@ class ServerSettings:
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """All keys, each with its name, limits and rights. Raises if they cannot stand together."""
+        """All keys, each with its name, limits and rights."""
         return resolve_keys(self.api_keys, self.admin_key, self.key_rates)
 
 

@@ -72,7 +72,6 @@ class Silence:
             silent = 0.0 if self._since is None else self._clock() - self._since
             if silent >= self._seconds:
                 await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
-                self.sent()
                 silent = 0.0
             await self._sleep(self._seconds - silent)
 
