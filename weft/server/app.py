@@ -26,6 +26,8 @@ from weft.server import (
     tokens,
 )
 from weft.server.backend import Backend
+from weft.server.connection_metrics import ConnectionCollector
+from weft.server.connections import Connections
 from weft.server.errors import json_response, response
 from weft.server.front import Front
 from weft.server.guard import Guard
@@ -64,12 +66,16 @@ def create_app(
     end_tokens: frozenset[int],
     settings: ServerSettings,
     suggested: SamplingParams | None = None,
+    *,
+    connections: Connections | None = None,
 ) -> ASGIApp:
     """The app for a backend that somebody else has started and will stop.
 
-    `suggested` are the sampling parameters of requests that name none.
+    `suggested` are the sampling parameters of requests that name none. `connections` are shown among the metrics.
     """
     front = Front(backend, tokenizer, template, end_tokens, settings, suggested)
+    if connections is not None:
+        front.metrics.registry.register(ConnectionCollector(connections))
     routes = [Route(path, bound(front, endpoint), methods=[method]) for path, method, endpoint in ROUTES]
 
     async def openapi(request: Request) -> Response:
