@@ -17,6 +17,7 @@ import trustme
 
 from tests.fences import ROOT
 from tests.held_steps import wait_until
+from tests.http_server import raw, serving
 from tests.wire_server import WireServer, get, json_of, receive_until, rest_of, wire_server
 from weft.cli.main import parse
 from weft.cli.options import read_options
@@ -45,21 +46,21 @@ def no_key(monkeypatch):
     monkeypatch.delenv("WEFT_API_KEY", raising=False)
 
 
-def forwarded(path: str) -> bytes:
+def forwarded(path: str, *headers: str) -> bytes:
     """A request as nginx sends it on."""
     version = re.findall(r"proxy_http_version (\S+);", CONF)[0]
     lines = [f"GET {path} HTTP/{version}"]
     for name, value in re.findall(r"proxy_set_header (\S+) (\S+);", CONF):
         if value != '""':
             lines.append(f"{name}: {VARIABLES.get(value, value)}")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+    return ("\r\n".join([*lines, *headers]) + "\r\n\r\n").encode()
 
 
 # without nginx --------------------------------------------------------------------------------------------------------
 
 
 def test_the_headers_that_nginx_sets_are_understood():
-    with wire_server(settings=settings(), guarded=True) as server, server.connect() as proxy:
+    with wire_server(settings=settings()) as server, server.connect() as proxy:
         for path in ("/first", "/second"):
             # On one connection, for nginx keeps it.
             proxy.sendall(forwarded(path))
@@ -71,7 +72,7 @@ def test_the_headers_that_nginx_sets_are_understood():
 
 
 def test_parts_of_a_stream_leave_the_server_one_by_one():
-    with wire_server(settings=settings(), guarded=True) as server, server.connect() as proxy:
+    with wire_server(settings=settings()) as server, server.connect() as proxy:
         proxy.sendall(forwarded("/gated"))
         assert receive_until(proxy, b"two \r\n").endswith(b"two \r\n")
         server.call(server.app.go.set)
@@ -80,17 +81,17 @@ def test_parts_of_a_stream_leave_the_server_one_by_one():
 
 
 def test_names_that_are_not_allowed_are_refused_and_the_allowed_one_is_needed():
-    with wire_server(settings=settings(), guarded=True) as server:
+    with serving(settings()) as server:
         for name, status in (("evil.example", 403), (NAME.upper(), 200), (f"{NAME}.", 200), ("localhost:80", 200)):
-            answer = server.ask(f"GET / HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n".encode())
+            answer = raw(server, f"GET /health HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n".encode())
             assert answer.startswith(b"HTTP/1.1 %d " % status), name
-    with wire_server(settings=settings("--allowed-host"), guarded=True) as server, server.connect() as proxy:
-        proxy.sendall(forwarded("/"))
-        assert receive_until(proxy, b"\r\n").startswith(b"HTTP/1.1 403 ")
+        assert raw(server, forwarded("/health", "Connection: close")).startswith(b"HTTP/1.1 200 ")
+    with serving(settings("--allowed-host")) as server:
+        assert raw(server, forwarded("/health", "Connection: close")).startswith(b"HTTP/1.1 403 ")
 
 
 def test_without_a_trusted_proxy_its_headers_count_for_nothing():
-    with wire_server(settings=settings("--trusted-proxy"), guarded=True) as server, server.connect() as proxy:
+    with wire_server(settings=settings("--trusted-proxy")) as server, server.connect() as proxy:
         proxy.sendall(forwarded("/"))
         seen = json_of(receive_until(proxy, b"}}"))
         assert seen["client"][0] == "127.0.0.1"
@@ -99,7 +100,7 @@ def test_without_a_trusted_proxy_its_headers_count_for_nothing():
 
 def test_a_proxy_on_a_unix_socket_names_its_clients(tmp_path):
     chosen = ServerSettings(trusted_proxies=("unix",), trusted_hosts=(NAME,))
-    with wire_server(settings=chosen, guarded=True, uds=tmp_path / "weft.sock") as server, server.connect() as proxy:
+    with wire_server(settings=chosen, uds=tmp_path / "weft.sock") as server, server.connect() as proxy:
         proxy.sendall(forwarded("/"))
         assert json_of(receive_until(proxy, b"}}"))["client"] == [CLIENT, 0]
 
@@ -144,7 +145,7 @@ def test_nginx_itself_with_the_file_as_it_stands(tmp_path):
     authority = trustme.CA()
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
-    with wire_server(settings=settings(), guarded=True) as server, nginx(server, tmp_path, authority) as port:
+    with wire_server(settings=settings()) as server, nginx(server, tmp_path, authority) as port:
 
         def connect() -> ssl.SSLSocket:
             return trusting.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname=NAME)

@@ -20,11 +20,9 @@ from starlette.types import Receive, Scope, Send
 
 from tests.held_steps import SECONDS
 from weft.server.door import bind, unix_listener
-from weft.server.guard import Guard
 from weft.server.http import HttpConnection
 from weft.server.launch import Address, Server
 from weft.server.limits import read_body
-from weft.server.metrics import Metrics
 from weft.server.settings import Limits, ServerSettings
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -100,11 +98,8 @@ class Chunks(Response):
 class WireServer:
     """A running server, and clients of it."""
 
-    def __init__(
-        self, settings: ServerSettings, loop: str, tls: ssl.SSLContext | None, uds: Path | None, guarded: bool
-    ) -> None:
+    def __init__(self, settings: ServerSettings, loop: str, tls: ssl.SSLContext | None, uds: Path | None) -> None:
         self._settings = settings
-        self._guarded = guarded
         self._factory = LOOPS[loop]
         self._tls = tls
         self._uds = uds
@@ -127,8 +122,7 @@ class WireServer:
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.app = EchoApp(self._settings.limits)
-        guarded = Guard(self.app, self._settings, Metrics(), frozenset()) if self._guarded else self.app
-        self.server = Server(guarded, self._settings, self._drain, self._listening, self._tls)
+        self.server = Server(self.app, self._settings, self._drain, self._listening, self._tls)
         bound = bind("127.0.0.1", 0) if self._uds is None else unix_listener(str(self._uds), 0o600)
         with bound as listener:
             await self.server.serve(sockets=[listener])
@@ -226,13 +220,12 @@ def wire_server(
     loop: str = "uvloop",
     tls: ssl.SSLContext | None = None,
     uds: Path | None = None,
-    guarded: bool = False,
     settings: ServerSettings | None = None,
     **more: Any,
 ) -> Iterator[WireServer]:
-    """`guarded`: with what lies around the real application; `more` are further settings."""
+    """`more` are settings beside the limits, unless all of them are given."""
     chosen = settings or ServerSettings(limits=limits or Limits(), **more)
-    server = WireServer(chosen, loop, tls, uds, guarded)
+    server = WireServer(chosen, loop, tls, uds)
     server.start()
     try:
         yield server

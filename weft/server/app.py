@@ -28,6 +28,8 @@ from weft.server import (
 from weft.server.access import REQUEST_ID, Access
 from weft.server.auth import Keys
 from weft.server.backend import Backend
+from weft.server.connection_metrics import ConnectionCollector
+from weft.server.connections import Connections
 from weft.server.errors import json_response, response
 from weft.server.front import Front
 from weft.server.guard import Guard
@@ -69,16 +71,20 @@ def create_app(
     end_tokens: frozenset[int],
     settings: ServerSettings,
     suggested: SamplingParams | None = None,
+    *,
     pool: TextPool | None = None,
     keys: Keys | None = None,
+    connections: Connections | None = None,
 ) -> ASGIApp:
     """The app for a backend that the caller has started and will stop.
 
     `suggested` are the sampling parameters of requests that name none; `pool` reads large bodies. `keys` are those of
-    the settings, for a caller that replaces them later.
+    the settings, for a caller that replaces them later. `connections` are shown among the metrics.
     """
     keys = keys or Keys(settings)
     front = Front(backend, tokenizer, template, end_tokens, settings, suggested, pool)
+    if connections is not None:
+        front.metrics.registry.register(ConnectionCollector(connections))
     routes = [Route(path, bound(front, endpoint), methods=[method]) for path, method, endpoint in ROUTES]
 
     async def openapi(request: Request) -> Response:

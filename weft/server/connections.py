@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from weft.server.settings import Limits
+
 log = logging.getLogger("weft")
 
 # Descriptors for what is not a client: files, the engine's pipes, refusals that are being sent.
@@ -65,7 +67,8 @@ class Connections:
         self._by_share: dict[str, dict[Guest, None]] = {}
         self._refused: dict[Guest, None] = {}
         self.warnings = Occasionally()
-        self.refusals: Counter[str] = Counter()
+        # How often a bound was met, by bound.
+        self.crowded: Counter[str] = Counter()
         self.left: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
@@ -76,7 +79,8 @@ class Connections:
     def enter(self, guest: Guest) -> tuple[int, str] | None:
         """Take a connection in; returns status and message of a refusal if there is no room that could be made.
 
-        It cannot be cut before `waits` is called for it. A refused one is remembered too, until it leaves: few of them may be on their way out at a time.
+        It cannot be cut before `waits` is called for it. A refused one is remembered too, until it leaves: few of
+        them may be on their way out at a time.
         """
         refusal = self.join(guest) or self._make_room()
         if refusal is None:
@@ -112,7 +116,7 @@ class Connections:
     def _make_room(self) -> tuple[int, str] | None:
         if len(self._open) < self.bound:
             return None
-        self.refusals["total"] += 1
+        self.crowded["total"] += 1
         self.warnings.warn("all of the %d connections are in use: the longest waiting ones are closed", self.bound)
         if self.cut_longest_waiting():
             return None
@@ -141,7 +145,7 @@ class Connections:
             return None
         peers = self._by_share.setdefault(guest.share, {})
         if len(peers) >= self._per_address:
-            self.refusals["address"] += 1
+            self.crowded["address"] += 1
             self.warnings.warn("%s has its %d connections already", guest.share, self._per_address)
             waiting = next((peer for peer in peers if peer in self._waiting), None)
             if waiting is None:
@@ -160,6 +164,11 @@ class Connections:
 
 
 # descriptors ----------------------------------------------------------------------------------------------------------
+
+
+def bounded_connections(limits: Limits) -> Connections:
+    """Return an empty book within the limits, and within what this process may open."""
+    return Connections(min(limits.connections, descriptors_for_connections()), limits.connections_per_address)
 
 
 def raise_descriptor_limit() -> None:

@@ -115,6 +115,7 @@ class Door:
         self._connections.warnings.warn("no client can be accepted: %s%s", error.strerror, hint)
         self._loop.remove_reader(self._listener)
         self._retry = self._loop.call_later(RETRY_SECONDS, self._resume)
+        self._connections.crowded["descriptors"] += 1
         if short:
             self._connections.cut_longest_waiting()
 

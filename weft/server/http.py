@@ -1,4 +1,4 @@
-"""HTTP/1.1 on a client's connection: parsing, the order of answers, and a deadline for every state. Knows no route.
+"""A client's HTTP/1.1 connection: the order of answers, and a deadline for every state. Knows no route.
 
 A connection is always in one state, and every state in which the server waits for the client ends after a total time,
 however many bytes arrive meanwhile:
@@ -18,7 +18,6 @@ from enum import Enum
 from typing import Any
 from urllib.parse import unquote
 
-import httptools
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Scope
 from uvicorn.server import ServerState
@@ -26,7 +25,8 @@ from uvicorn.server import ServerState
 from weft.server.addresses import TrustedProxies, share_of
 from weft.server.connections import Connections
 from weft.server.errors import response
-from weft.server.http_exchange import Header, HttpExchange, status_line
+from weft.server.http_exchange import HttpExchange, status_line
+from weft.server.http_reader import Event, Head, Header, HttpReader, Mark
 from weft.server.settings import Limits
 
 # Bytes of a body that wait for the application before the connection is read no further.
@@ -35,7 +35,6 @@ BODY_BUFFER_BYTES = 1 << 16
 MAX_PIPELINED = 16
 # Turns of the loop until a new connection has been read once: open it, start reading, poll, receive; one to spare.
 FRESH_TURNS = 5
-MALFORMED = "the request is not valid HTTP/1.1"
 
 
 class State(Enum):
@@ -86,15 +85,12 @@ class HttpConnection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._reading_paused = False
         # None once nothing that arrives is looked at any more.
-        self._parser: Any = httptools.HttpRequestParser(self)
-        # Received since the parser last made progress with a head or a body.
-        self._loose_bytes = 0
+        self._reader: HttpReader | None = HttpReader(self._limits.header_bytes)
         self._discarded_bytes = 0
         self._head_begun = self._body_open = False
-        self._url = b""
-        self._headers: list[Header] = []
+        # The request that runs, and the last one whose head has come.
         self._current: HttpExchange | None = None
-        self._newest: HttpExchange | None = None
+        self._newest: Any = None
         self._queue: deque[HttpExchange] = deque()
         # Sent in its turn, after the answers to what came before.
         self._refusal: tuple[int, str] | None = None
@@ -170,14 +166,14 @@ class HttpConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         """Close when everything is sent, or after `stall_seconds`."""
-        self._parser = None
+        self._reader = None
         if not self._transport.is_closing():
             self._transport.close()
             self._enter(State.CLOSING)
 
     def _linger(self) -> None:
         """Send no more, but take what still comes for a while: closing over unread bytes would destroy the answer."""
-        self._parser = None
+        self._reader = None
         if self._transport.is_closing():
             return
         if self._transport.can_write_eof():
@@ -189,7 +185,7 @@ class HttpConnection(asyncio.Protocol):
         self._enter(State.DISCARDING)
 
     def _client_left(self) -> None:
-        self._parser = None
+        self._reader = None
         self._queue.clear()
         if self._current is not None:
             self._current.leave()
@@ -202,13 +198,13 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Look at nothing more that arrives; answer what came before, then say why."""
-        self._parser = None
+        self._reader = None
         if self.state is State.DISCARDING:
             # This request has its answer already.
             self._close()
             return
         self._refusal = status, message
-        if self._body_open and self._newest is not None:
+        if self._body_open:
             self._newest.leave()
             if self._newest is not self._current:
                 self._queue.pop()
@@ -230,101 +226,60 @@ class HttpConnection(asyncio.Protocol):
             self._discarded_bytes += len(data)
             if self._discarded_bytes > self._limits.linger_bytes:
                 self._close()
-        if self._parser is None:
+        reader = self._reader
+        if reader is None:
             return
-        self._loose_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self._refuse(400, MALFORMED)
-        else:
-            if self._loose_bytes > self._limits.header_bytes:
-                self._refuse(431, f"the request's head or trailers exceed {self._limits.header_bytes} bytes")
+        for event in reader.feed(data):
+            self._take(event)
+            if self._reader is None:
+                return
+        if reader.fault is not None:
+            self._refuse(*reader.fault)
+        self._regulate_reading()
 
-    def _ignore_upgrade(self, rest: bytes) -> None:
-        """Parse a request once more without its wish for another protocol, for the parser then skips its body."""
-        version = self._parser.get_http_version().encode()
-        lines = [self._parser.get_method() + b" " + self._url + b" HTTP/" + version]
-        for name, value in self._headers:
-            if name == b"connection":
-                tokens = [token.strip() for token in value.split(b",")]
-                value = b", ".join(token for token in tokens if token.lower() not in (b"upgrade", b"http2-settings"))
-            if name != b"upgrade":
-                lines.append(name + b": " + value)
-        self._parser = httptools.HttpRequestParser(self)
-        self._loose_bytes = 0
-        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+    def _take(self, event: Event) -> None:
+        if event is Mark.HEAD_BEGUN:
+            self._head_begun = True
+            if self._current is None and self.state is not State.HEAD:
+                self._enter(State.HEAD)
+        elif isinstance(event, Head):
+            self._take_head(event)
+        elif event is Mark.REQUEST_ENDED:
+            self._body_open = False
+            self._newest.end_body()
+            if self.state is State.DISCARDING:
+                self._enter(State.IDLE)
+        elif not self._newest.answered:
+            self._newest.feed(event)
 
-    def on_message_begin(self) -> None:
-        self._head_begun = True
-        self._url = b""
-        self._headers = []
-        if self._current is None and self.state is not State.HEAD:
-            self._enter(State.HEAD)
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers, which come after the body, mean nothing here.
-        if not self._body_open:
-            self._headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        if self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT":
-            return
-        version = self._parser.get_http_version()
-        hosts = sum(name == b"host" for name, _ in self._headers)
-        # One host, so that a proxy and this server cannot disagree on it; HTTP/1.0 may leave it out.
-        if version not in ("1.0", "1.1") or hosts > 1 or (not hosts and version == "1.1"):
-            raise ValueError(MALFORMED)
+    def _take_head(self, head: Head) -> None:
+        self._head_begun = False
         if len(self._queue) == MAX_PIPELINED:
-            raise ValueError(f"a client may send at most {MAX_PIPELINED} requests ahead of their answers")
-        keep_alive = version == "1.1" and self._parser.should_keep_alive()
-        expects = version == "1.1" and any(n == b"expect" and v.lower() == b"100-continue" for n, v in self._headers)
-        self._newest = HttpExchange(self, self._scope(version), self._shared.app, keep_alive, expects)
-        self._head_begun, self._body_open, self._loose_bytes = False, True, 0
+            self._refuse(400, f"a client may send at most {MAX_PIPELINED} requests ahead of their answers")
+            return
+        self._newest = HttpExchange(self, self._scope(head), self._shared.app, head.keep_alive, head.expects_continue)
+        self._body_open = True
         if self._current is None:
             self._start(self._newest)
         else:
             self._queue.append(self._newest)
-            self._regulate_reading()
 
-    def on_body(self, body: bytes) -> None:
-        self._loose_bytes = 0
-        assert self._newest is not None
-        if not self._newest.answered:
-            self._newest.feed(body)
-            self._regulate_reading()
-
-    def on_message_complete(self) -> None:
-        if self._parser.should_upgrade():
-            return
-        self._body_open, self._loose_bytes = False, 0
-        assert self._newest is not None
-        self._newest.end_body()
-        if self.state is State.DISCARDING:
-            self._enter(State.IDLE)
-
-    def _scope(self, version: str) -> Scope:
-        url = httptools.parse_url(self._url)
-        named = self._shared.proxies.client(self._peer, self._headers) if self._proxied else None
-        scheme = self._shared.proxies.scheme(self._peer, self._headers) if self._proxied else None
+    def _scope(self, head: Head) -> Scope:
+        named = self._shared.proxies.client(self._peer, head.headers) if self._proxied else None
+        scheme = self._shared.proxies.scheme(self._peer, head.headers) if self._proxied else None
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": version,
+            "http_version": head.version,
             "server": self._local[:2] if isinstance(self._local, tuple) else (self._local, None),
             "client": self._client if named is None else (named, 0),
             "scheme": scheme or self._scheme,
-            "method": self._parser.get_method().decode("ascii"),
+            "method": head.method,
             "root_path": "",
-            "path": unquote(url.path.decode("ascii")),
-            "raw_path": url.path,
-            "query_string": url.query or b"",
-            "headers": self._headers,
+            "path": unquote(head.path.decode("ascii")),
+            "raw_path": head.path,
+            "query_string": head.query,
+            "headers": head.headers,
             "state": {},
         }
 
@@ -368,6 +323,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
         else:
             self._go_on()
+            self._regulate_reading()
 
     def _finish(self) -> None:
         self._current = None
@@ -388,8 +344,8 @@ class HttpConnection(asyncio.Protocol):
     def _regulate_reading(self) -> None:
         """Read on, unless requests or a body wait for the application."""
         newest = self._newest
-        full = newest is not None and not newest.answered and len(newest.body) > BODY_BUFFER_BYTES
-        pause = bool(self._queue) or full
+        wanted = newest is not None and not newest.answered and not newest.gone
+        pause = bool(self._queue) or (wanted and len(newest.body) > BODY_BUFFER_BYTES)
         if pause != self._reading_paused and not self._transport.is_closing():
             self._reading_paused = pause
             (self._transport.pause_reading if pause else self._transport.resume_reading)()

@@ -14,6 +14,7 @@ from typing import Protocol
 from starlette.types import ASGIApp, Message, Scope
 
 from weft.server.errors import INTERNAL, answer, json_response
+from weft.server.http_reader import Header
 
 log = logging.getLogger("weft")
 
@@ -21,8 +22,6 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Statuses whose answers have no body, whatever their headers say.
 BODILESS = (204, 304)
 PHRASES = {status.value: status.phrase for status in HTTPStatus}
-
-Header = tuple[bytes, bytes]
 
 
 def status_line(status: int) -> bytes:

@@ -34,7 +34,7 @@ from weft.server.addresses import TrustedProxies
 from weft.server.app import create_app
 from weft.server.auth import Keys, reread
 from weft.server.backend import ModelInfo
-from weft.server.connections import Connections, descriptors_for_connections, raise_descriptor_limit
+from weft.server.connections import Connections, bounded_connections, raise_descriptor_limit
 from weft.server.door import Door, bind, unix_listener
 from weft.server.front import pool_for
 from weft.server.http import Shared
@@ -122,8 +122,18 @@ async def serve(
     try:
         texts = load_texts(options, backend.info.settings)
         pool = pool_for(texts.tokenizer, texts.template, settings)
+        connections = bounded_connections(settings.limits)
+        log.info("up to %d connections at a time", connections.bound)
         app = create_app(
-            backend, texts.tokenizer, texts.template, texts.end_tokens, settings, texts.suggested, pool, keys
+            backend,
+            texts.tokenizer,
+            texts.template,
+            texts.end_tokens,
+            settings,
+            texts.suggested,
+            pool=pool,
+            keys=keys,
+            connections=connections,
         )
         await pool.start()
     except BaseException:
@@ -136,7 +146,7 @@ async def serve(
         watchdog.start()
         notify("READY=1")
 
-    server = Server(app, settings, lambda: drain(backend, orders, settings.drain_seconds), ready, tls)
+    server = Server(app, settings, lambda: drain(backend, orders, settings.drain_seconds), ready, tls, connections)
     watchdog = Watchdog(place.front_timeout)
     try:
         return await run_until_told(server, backend, orders, listener)
@@ -266,6 +276,7 @@ class Server(uvicorn.Server):
         drain: Callable[[], Awaitable[None]],
         ready: Callable[[Address], None],
         tls: ssl.SSLContext | None = None,
+        connections: Connections | None = None,
     ) -> None:
         config = uvicorn.Config(
             app, lifespan="off", ws="none", log_config=None, log_level=logging.ERROR, server_header=False
@@ -274,6 +285,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app, self._settings = app, settings
         self._drain, self._ready, self._tls = drain, ready, tls
+        self._connections = connections or bounded_connections(settings.limits)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -282,12 +294,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets is not None
-        limits = self._settings.limits
-        bound = min(limits.connections, descriptors_for_connections())
-        log.info("up to %d connections at a time", bound)
-        connections = Connections(bound, limits.connections_per_address)
         proxies = TrustedProxies(self._settings.trusted_proxies)
-        shared = Shared(self._app, limits, connections, proxies, self.server_state)
+        shared = Shared(self._app, self._settings.limits, self._connections, proxies, self.server_state)
         self.servers = [Door(listener, shared, self._tls) for listener in sockets]
         self.started = True
         self._ready(Address.of(sockets[0], self._tls is not None))
