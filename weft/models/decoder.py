@@ -80,10 +80,15 @@ class DecoderModel(CausalModel):
         self.vocab_size = config.integer("vocab_size")
         self.model = model
         self.lm_head = None if tied else Linear(config.integer("hidden_size"), self.vocab_size)
-        if tied:
-            # Some checkpoints repeat the embedding under this name.
-            self.ignored = (*self.ignored, r"^lm_head\.weight$")
         self.mixers()
+
+    @property
+    def tied(self) -> bool:
+        return self.lm_head is None
+
+    def untie(self) -> None:
+        weight = self.model.embed_tokens.weight
+        self.lm_head = Linear(weight.shape[1], weight.shape[0])
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
         return self.model(batch, views)

@@ -27,7 +27,7 @@ from weft.models.decoder import Decoder, DecoderModel
 from weft.models.layers.attention import Attention, AttentionShape
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Addend, JoinedLinear, PackedLinear
-from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, time_step_limit
+from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, head_dim_of, time_step_limit
 from weft.models.layers.mlp import GatedMLP
 from weft.models.layers.norm import GatedRMSNorm, RMSNorm
 from weft.models.layers.residual import Residual
@@ -144,10 +144,10 @@ def folded_factors(config: Config, shape: Mamba2Shape) -> dict[str, float | list
     # Gate, x, B, C and dt have factors of their own.
     width = shape.groups * shape.state
     sections = zip(
-        config.listing("ssm_multipliers", length=5, default=[1.0] * 5),
+        config.numbers("ssm_multipliers", length=5, default=[1.0] * 5),
         [shape.inner, shape.inner, width, width, shape.heads],
     )
-    rows = [float(factor) for factor, size in sections for _ in range(size)]
+    rows = [factor for factor, size in sections for _ in range(size)]
     return {
         "mamba.in_proj.weight": [mamba_in * row for row in rows],
         "mamba.in_proj.bias": rows,
@@ -162,8 +162,8 @@ def folded_factors(config: Config, shape: Mamba2Shape) -> dict[str, float | list
 
 def mlp_factors(config: Config) -> tuple[float, float]:
     """Of the gate and of the outcome."""
-    gate, down = config.listing("mlp_multipliers", length=2, default=[1.0, 1.0])
-    return float(gate), float(down)
+    gate, down = config.numbers("mlp_multipliers", length=2, default=[1.0, 1.0])
+    return gate, down
 
 
 def mamba_shape(config: Config, dtype: torch.dtype) -> Mamba2Shape:
@@ -172,7 +172,7 @@ def mamba_shape(config: Config, dtype: torch.dtype) -> Mamba2Shape:
     return Mamba2Shape(
         hidden=hidden,
         heads=heads,
-        head_dim=inner // heads,
+        head_dim=head_dim_of(inner, heads),
         groups=config.integer("mamba_n_groups", default=1),
         state=config.integer("mamba_d_state"),
         conv_width=config.integer("mamba_d_conv", default=4, minimum=2),

@@ -10,14 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.base.errors import ModelError
 from weft.kernels.moe import route_top
 from weft.models.config import Config
 from weft.models.decoder import Block, Decoder, DecoderModel
 from weft.models.layers.attention import Attention, AttentionShape
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import PackedLinear
-from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, time_step_limit
+from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, head_dim_of, time_step_limit
 from weft.models.layers.mlp import GatedMLP
 from weft.models.layers.moe import Experts
 from weft.models.layers.norm import GatedRMSNorm, RMSNorm
@@ -68,10 +67,7 @@ class GraniteMoeHybrid(DecoderModel):
 def block_types(config: Config) -> list[str]:
     count = config.integer("num_hidden_layers")
     given = config.listing("layer_types", "layers_block_type", length=count, default=["mamba"] * count)
-    unknown = sorted({str(kind) for kind in given if kind not in LAYER_TYPES})
-    if unknown:
-        raise ModelError(f"config.json: layer types {', '.join(unknown)} are not known, only {', '.join(LAYER_TYPES)}")
-    return [LAYER_TYPES[kind] for kind in given]
+    return config.kinds("layer_types", given, LAYER_TYPES)
 
 
 def mamba(config: Config, dtype: torch.dtype) -> Mamba2:
@@ -80,7 +76,7 @@ def mamba(config: Config, dtype: torch.dtype) -> Mamba2:
     shape = Mamba2Shape(
         hidden=hidden,
         heads=heads,
-        head_dim=config.integer("mamba_expand", default=2) * hidden // heads,
+        head_dim=head_dim_of(config.integer("mamba_expand", default=2) * hidden, heads),
         groups=config.integer("mamba_n_groups", default=1),
         state=config.integer("mamba_d_state"),
         conv_width=config.integer("mamba_d_conv", default=4, minimum=2),
@@ -122,5 +118,5 @@ def mlp(config: Config) -> nn.Module:
         inner,
         SharedNames("router", ("input_linear",), "down_proj"),
         Experts(count, hidden, config.integer("intermediate_size")),
-        partial(route_top, k=config.integer("num_experts_per_tok")),
+        partial(route_top, k=config.experts_per_token(count)),
     )
