@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.base.errors import OptionError, RequestError
 from weft.base.options import Options
-from weft.engine.events import FinishReason, Output, PromptScore, Report
+from weft.engine.events import FinishReason, Output, PromptScore, PromptScores, Report
 from weft.engine.request import Request
 from weft.memory.misses import Miss, Reason
 from weft.server.backend import ModelInfo
@@ -50,7 +50,7 @@ class InstantEngine:
         miss = Miss(Reason.NEVER_COMPUTED, 0, 0, len(request.prompt), len(request.prompt))
         scores = request.params.prompt_logprobs
         found = [] if scores is None else [PromptScore(-0.5, [(7, -0.5)] * scores) for _ in request.prompt[1:]]
-        self._reports[self._next] = Report(miss=miss, prompt_scores=found)
+        self._reports[self._next] = Report(miss=miss, prompt_scores=PromptScores(found))
         return self._next
 
     def abort(self, number: int) -> None:

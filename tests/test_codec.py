@@ -18,7 +18,7 @@ from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
-from weft.engine.events import FinishReason, Output, PromptScore, Report
+from weft.engine.events import FinishReason, Output, PromptScore, PromptScores, Report
 from weft.engine.exchange import Ask, End, Outputs, Refusal, Refuse, Replies, Shutdown, Stopped, Submit, Topic
 from weft.engine.request import Request
 from weft.engine.service import Service
@@ -87,10 +87,10 @@ misses = st.builds(Miss, st.sampled_from(Reason), counts, counts, counts, counts
 
 
 @st.composite
-def prompt_scores(draw: st.DrawFn) -> list[PromptScore]:
+def prompt_scores(draw: st.DrawFn) -> PromptScores:
     tops = draw(st.integers(0, 3))
     top = st.lists(st.tuples(tokens, floats), min_size=tops, max_size=tops)
-    return draw(st.lists(st.builds(PromptScore, floats, top), max_size=6))
+    return PromptScores(draw(st.lists(st.builds(PromptScore, floats, top), max_size=6)))
 
 
 reports = st.builds(
@@ -181,7 +181,7 @@ def test_options_and_the_models_facts_travel():
 
 def test_scores_of_a_long_prompt_travel_in_pieces():
     scores = [PromptScore(-float(i), [(i, -0.5), (i + 1, -math.inf)]) for i in range(3 * wire.SCORES_PER_PIECE + 5)]
-    event = Outputs([Output(4, None, finish=FinishReason.LENGTH)], {4: Report(prompt_scores=scores)})
+    event = Outputs([Output(4, None, finish=FinishReason.LENGTH)], {4: Report(prompt_scores=PromptScores(scores))})
     data = encode_event(event)
     assert len(bodies(data)) == 5
     assert read_event(data) == event

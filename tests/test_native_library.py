@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -42,6 +44,97 @@ def test_a_second_start_finds_what_the_first_compiled(fresh, monkeypatch):
     assert fresh.stat().st_mode & 0o077 == 0
     monkeypatch.setattr(library, "compile_library", None)
     assert isinstance(library.load(), ctypes.CDLL)
+
+
+def overwrite(path, content):
+    """As a new file: this process has the old one mapped."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def cut(content):
+    return content[: len(content) // 2]
+
+
+def rubbish(content):
+    return b"\x7fELF rubbish" * 1000
+
+
+def flipped(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+def emptied(content):
+    return b""
+
+
+@pytest.fixture
+def kept(fresh, monkeypatch, tmp_path):
+    """A library in the cache folder, of a source that compiles in no time."""
+    source, compile_library = tmp_path / "one.cpp", library.compile_library
+    source.write_text("int one() { return 1; }")
+    monkeypatch.setattr(
+        library, "compile_library", lambda compiler, _, target: compile_library(compiler, [source], target)
+    )
+    library.load()
+    (path,) = fresh.iterdir()
+    return path
+
+
+def replace_compiler(monkeypatch, content, before=lambda: None):
+    """Compiling yields this file from now on; the list grows with each time."""
+    compiled = []
+
+    def write(compiler, sources, target):
+        before()
+        compiled.append(target)
+        target.write_bytes(content)
+
+    monkeypatch.setattr(library, "compile_library", write)
+    return compiled
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", [cut, rubbish, flipped, emptied])
+def test_a_library_that_is_not_whole_is_compiled_again(kept, monkeypatch, caplog, damage):
+    content = kept.read_bytes()
+    compiled = replace_compiler(monkeypatch, content)
+    overwrite(kept, damage(content))
+    with caplog.at_level("WARNING", "weft"):
+        assert isinstance(library.load(), ctypes.CDLL)
+    assert len(compiled) == 1
+    assert f"{kept} is damaged" in caplog.text
+    assert list(kept.parent.iterdir()) == [kept]
+    assert kept.read_bytes() == content
+    library.load()
+    assert len(compiled) == 1, "the new one is found"
+
+
+@needs_compiler
+def test_a_library_that_another_machine_compiled_is_replaced(kept, monkeypatch, caplog):
+    """It is whole and cannot be loaded here, as from a home folder that machines share."""
+    content = kept.read_bytes()
+    overwrite(kept, b"for another kind of machine")
+    foreign = kept.rename(kept.with_stem(f"{kept.stem.rpartition('-')[0]}-{library.checksum(kept)}"))
+    replace_compiler(monkeypatch, content)
+    with caplog.at_level("WARNING", "weft"):
+        assert isinstance(library.load(), ctypes.CDLL)
+    assert f"{foreign} cannot be loaded" in caplog.text
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+@needs_compiler
+def test_starts_at_the_same_time_leave_one_whole_library(kept, monkeypatch):
+    content = kept.read_bytes()
+    overwrite(kept, cut(content))
+    # None goes on before all have found the damaged one.
+    compiled = replace_compiler(monkeypatch, content, before=threading.Barrier(4).wait)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(isinstance(each, ctypes.CDLL) for each in pool.map(lambda _: library.load(), range(4)))
+    assert len(compiled) == 4
+    assert list(kept.parent.iterdir()) == [kept]
+    assert kept.read_bytes() == content
 
 
 @needs_compiler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -188,3 +189,53 @@ def test_threads_follow_the_cores_that_we_may_use(monkeypatch, tmp_path):
         (tmp_path / "cpu.max").write_text(text)
         assert _quota_cores(tmp_path / "cpu.max") == cores
     assert _quota_cores(tmp_path / "absent") is None
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that any operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        result = function(*arguments, **(named or {}))
+        for each in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(each, torch.Tensor):
+                self.bytes = max(self.bytes, each.nbytes)
+        return result
+
+
+def test_scoring_a_prompt_takes_the_same_memory_whatever_its_length(tmp_path):
+    """A CPU's allocator keeps what the largest step took, so a step's temporaries must not grow with its prompts."""
+    vocabulary, tokens = 1 << 15, 600
+    config = json.loads((tiny_model.FOLDER / "config.json").read_text()) | {"vocab_size": vocabulary}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model, _ = load_model(tmp_path / "config.json", torch.float32, weights="dummy", seed=1, progress=False)
+    runner = Runner(model, MemorySpec(model.memories()), MEMORY_BYTES, SEATS, threads=1)
+    wishes = {"max_tokens": 0, "prompt_logprobs": 20}
+    with Largest() as largest:
+        answers(runner, [request(list(range(tokens)), **wishes)], max_tokens_per_step=1024)
+    assert tokens * vocabulary * 4 > 64 << 20, "the logits of the whole prompt would not be seen"
+    assert largest.bytes <= 16 << 20, f"a temporary of {largest.bytes >> 20} MiB"
+
+
+def test_a_sequence_keeps_its_own_prompt_scores_as_arrays_and_nothing_else(runner):
+    """It keeps them until it ends: 164 bytes a token with 20 likeliest ones, where objects took 2,000."""
+    engine = Engine(runner.spec, runner, EngineConfig(memory_bytes=MEMORY_BYTES, max_sequences=SEATS))
+    numbers = [engine.add(request([7 + i] * 200, max_tokens=0, prompt_logprobs=20)) for i in range(2)]
+    while not engine.idle:
+        engine.step()
+    assert len(runner.plans) == 1, "both prompts must be scored in one step"
+    for number in numbers:
+        scores = engine.report(number).prompt_scores
+        assert len(scores) == len(list(scores)) == 199
+        arrays = [
+            array for piece in scores.pieces(1 << 20) for array in (piece.chosen, piece.top_token, piece.top_logprob)
+        ]
+        assert sum(kept_bytes(array) for array in arrays) == 199 * 164
+
+
+def kept_bytes(array: np.ndarray) -> int:
+    """Bytes that live as long as this array does."""
+    return array.nbytes if array.base is None else kept_bytes(array.base)

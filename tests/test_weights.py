@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
+from tests.engines import FAMILIES as FAMILIES_OF_TESTS
 from tests.oracle import DirectRunner, Oracle, random_tokens
 from tests.plain_models import GEMMA3, GPT_OSS, LLAMA, QWEN3_MOE
 from weft.base.errors import ModelError
@@ -119,6 +121,26 @@ def test_a_tied_head_may_be_repeated_in_the_checkpoint(saved, tmp_path):
     assert load(repeated).lm_head is None
 
 
+@pytest.mark.parametrize("family", FAMILIES_OF_TESTS)
+def test_a_head_of_its_own_is_used_even_if_the_configuration_ties_it(tmp_path, family):
+    """As transformers does, which is asked here; dropping it would give other answers without a word."""
+    import transformers
+
+    tiny = FAMILIES_OF_TESTS[family].variant(tie_word_embeddings=False)
+    oracle = Oracle(tiny)
+    folder = oracle.save(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    tied = dict.fromkeys([name for name in ("tie_embedding", "tie_word_embeddings") if name in config], True)
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True} | tied))
+    theirs = getattr(transformers, tiny.model_class).from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = random_tokens(40, seed=1)
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].float()
+    model = load(folder)
+    assert model.lm_head is not None
+    torch.testing.assert_close(answer(model)[-1], expected, atol=1e-4, rtol=1e-4)
+
+
 def test_shards_are_joined_by_their_index(saved, tmp_path):
     tensors = load_file(saved["llama"] / "model.safetensors")
     names = sorted(tensors)
@@ -132,6 +154,56 @@ def test_shards_are_joined_by_their_index(saved, tmp_path):
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ModelError, match=r"lacks the files model-00002-of-00002\.safetensors"):
         load(tmp_path)
+
+
+OUTSIDE = [
+    "../outside/x.safetensors",
+    "a/../../outside/x.safetensors",
+    "/outside/x.safetensors",
+    "..\\outside\\x.safetensors",
+    "C:\\x.safetensors",
+    "..",
+    "",
+    "x.bin",
+    "x\0.safetensors",
+    5,
+    None,
+    ["x.safetensors"],
+]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_an_index_may_not_name_files_outside_of_its_folder(saved, tmp_path, name):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    copy_with(saved["llama"], inside, lambda tensors: None)
+    (tmp_path / "outside").mkdir()
+    shutil.copy(saved["llama"] / "model.safetensors", tmp_path / "outside" / "x.safetensors")
+    index = inside / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    with pytest.raises(ModelError, match=r"must name .*safetensors files in its folder") as error:
+        load(inside)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("weight_map", [None, [], "x", 5])
+def test_an_index_without_a_map_is_one_line(saved, tmp_path, weight_map):
+    copy_with(saved["llama"], tmp_path, lambda tensors: None)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ModelError, match="weight_map must be an object"):
+        load(tmp_path)
+
+
+def test_files_may_be_links_to_another_folder_as_in_the_hubs_cache(saved, tmp_path):
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    shutil.copy(saved["llama"] / "model.safetensors", blobs / "0123")
+    (snapshot / "model-00001-of-00001.safetensors").symlink_to("../../blobs/0123")
+    (snapshot / "config.json").write_text((saved["llama"] / "config.json").read_text())
+    names = dict.fromkeys(load_file(blobs / "0123"), "model-00001-of-00001.safetensors")
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert_same(load(snapshot), load(saved["llama"]))
 
 
 def test_experts_are_accepted_one_by_one_and_fused(saved, tmp_path):

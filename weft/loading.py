@@ -20,7 +20,7 @@ from weft.base.grid import cells_covering
 from weft.base.options import Facts, Options, count, resolve
 from weft.base.sampling import SamplingParams
 from weft.memory.spec import MemorySpec
-from weft.models.config import Config, read_config, text_part
+from weft.models.config import Config, read_config, shown, text_part
 from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
 from weft.runner.cuda.room import Room, find_room
@@ -155,8 +155,8 @@ def choose_dtype(asked: str, folder: Path) -> torch.dtype:
     config = read_config(folder if folder.is_file() else folder / "config.json")
     stated = text_part(config).get("dtype") or text_part(config).get("torch_dtype")
     stated = stated or config.get("dtype") or config.get("torch_dtype") or "float32"
-    if stated not in DTYPES:
-        raise ModelError(f"config.json states dtype {stated!r}; choose one of {', '.join(DTYPES)} with dtype")
+    if not isinstance(stated, str) or stated not in DTYPES:
+        raise ModelError(f"config.json states dtype {shown(stated)}; choose one of {', '.join(DTYPES)} with dtype")
     log.info("dtype: %s, as the checkpoint states", stated)
     return DTYPES[stated]
 

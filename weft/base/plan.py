@@ -115,6 +115,14 @@ class Scores:
     top_token: Ints  # [n, k]
     top_logprob: Floats  # [n, k]
 
+    def part(self, first: int, end: int, top: int | None = None) -> Scores:
+        """Return the rows from `first` to `end`, with the `top` likeliest tokens of each or all of them."""
+        return Scores(self.chosen[first:end], self.top_token[first:end, :top], self.top_logprob[first:end, :top])
+
+    def copy(self) -> Scores:
+        """Return the same values in arrays of their own, which keep nothing else alive."""
+        return Scores(self.chosen.copy(), self.top_token.copy(), self.top_logprob.copy())
+
 
 @dataclass(frozen=True, slots=True)
 class Landing:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
+from weft.base.plan import Scores
 from weft.memory.misses import Miss
 
 Top = list[tuple[int, float]]
@@ -37,6 +41,46 @@ class PromptScore:
     top: Top
 
 
+class PromptScores:
+    """The scores of a prompt's tokens, in order, as arrays: an object per score would take ten times the memory."""
+
+    __slots__ = ("_length", "_pieces")
+
+    def __init__(self, scores: Iterable[PromptScore] = ()) -> None:
+        self._pieces: list[Scores] = []
+        self._length = 0
+        if known := list(scores):
+            tops = [zip(*score.top, strict=True) if score.top else ((), ()) for score in known]
+            tokens, logprobs = zip(*tops, strict=True)
+            chosen = np.array([score.logprob for score in known], np.float32)
+            self.add(Scores(chosen, np.array(tokens, np.int32), np.array(logprobs, np.float32)))
+
+    def add(self, piece: Scores) -> None:
+        """Append scores. All pieces of a prompt have the same number of likeliest tokens."""
+        self._pieces.append(piece)
+        self._length += len(piece.chosen)
+
+    def pieces(self, most: int) -> Iterator[Scores]:
+        """Yield the scores again, at most `most` tokens at a time."""
+        for piece in self._pieces:
+            for first in range(0, len(piece.chosen), most):
+                yield piece.part(first, first + most)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[PromptScore]:
+        for piece in self._pieces:
+            tops = zip(piece.top_token.tolist(), piece.top_logprob.tolist(), strict=True)
+            for logprob, (tokens, logprobs) in zip(piece.chosen.tolist(), tops, strict=True):
+                yield PromptScore(logprob, list(zip(tokens, logprobs, strict=True)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PromptScores) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass(slots=True)
 class Report:
     """What became of a sequence, beside its tokens. `prompt_scores` begins behind position `prompt_logprobs_start`."""
@@ -45,4 +89,4 @@ class Report:
     miss: Miss | None = None
     preemptions: int = 0
     queued_seconds: float = 0.0  # before it first ran
-    prompt_scores: list[PromptScore] = field(default_factory=list)
+    prompt_scores: PromptScores = field(default_factory=PromptScores)

@@ -18,7 +18,7 @@ from weft.base.plan import Landing, Scores
 from weft.engine.assembly import Step
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.device import Device
-from weft.engine.events import FinishReason, Output, PromptScore, Report, Top
+from weft.engine.events import FinishReason, Output, Report, Top
 from weft.engine.planner import Planner
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
@@ -243,9 +243,8 @@ class Engine:
         for sequence, count in step.scored:
             assert scores is not None
             wanted = sequence.request.params.prompt_logprobs or 0
-            for i in range(index, index + count):
-                found = PromptScore(float(scores.chosen[i]), _top(scores, i, wanted))
-                sequence.report.prompt_scores.append(found)
+            # A copy: a view would keep the whole step's scores for as long as this sequence lives.
+            sequence.report.prompt_scores.add(scores.part(index, index + count, wanted).copy())
             index += count
 
 

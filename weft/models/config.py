@@ -6,12 +6,14 @@ Knows how configurations are spelled (old and new), not what any family does wit
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from weft.base.errors import ModelError
 from weft.kernels.rotary import VARIANTS, RotaryKind, yarn_scale
+from weft.models.bounds import CONFIG_BYTES, INTEGERS, LAYERS, MOST_ENTRIES, MOST_SHOWN, NUMBERS
 
 
 class Required:
@@ -23,12 +25,17 @@ REQUIRED = Required()
 OUTER = ("architectures", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "quantization_config")
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path, most_bytes: int = CONFIG_BYTES) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text())
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    if len(content) > most_bytes:
+        raise ModelError(f"{path} must have at most {most_bytes} bytes")
+    try:
+        config = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"{path} must hold a JSON object, got {type(config).__name__}")
@@ -52,49 +59,69 @@ class Config:
     def __init__(self, fields: Mapping[str, Any], **defaults: Any) -> None:
         self.fields = {**defaults, **fields}
 
-    def _find(self, names: tuple[str, ...], default: object) -> Any:
+    def _find(self, names: tuple[str, ...], default: object) -> tuple[str, Any]:
+        """The spelling that is there and its value, or the first one and the default."""
         for name in names:
             if self.fields.get(name) is not None:
-                return self.fields[name]
+                return name, self.fields[name]
         if default is REQUIRED:
             raise ModelError(f"config.json has no {' or '.join(names)}, which this architecture needs")
-        return default
+        return names[0], default
 
     def integer(self, *names: str, default: Any = REQUIRED, minimum: int = 1) -> Any:
-        value = self._find(names, default)
+        name, value = self._find(names, default)
         if value is default:
             return value
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ModelError(f"config.json: {names[0]} must be an integer of at least {minimum}, got {value!r}")
+        most = INTEGERS[name]
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= most:
+            raise ModelError(f"config.json: {name} must be an integer from {minimum} to {most}, got {shown(value)}")
         return value
 
     def number(self, *names: str, default: Any = REQUIRED) -> Any:
-        value = self._find(names, default)
-        if value is default:
-            return value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(f"config.json: {names[0]} must be a number, got {value!r}")
-        return float(value)
+        name, value = self._find(names, default)
+        return value if value is default else _number(name, value)
+
+    def numbers(self, *names: str, length: int, default: Any = REQUIRED) -> list[float]:
+        name, value = self._find(names, default)
+        return value if value is default else [_number(name, each) for each in self.listing(*names, length=length)]
 
     def flag(self, *names: str, default: Any = REQUIRED) -> bool:
-        value = self._find(names, default)
+        name, value = self._find(names, default)
         if not isinstance(value, bool):
-            raise ModelError(f"config.json: {names[0]} must be true or false, got {value!r}")
+            raise ModelError(f"config.json: {name} must be true or false, got {shown(value)}")
         return value
 
     def choice(self, *names: str, among: Mapping[str, Any] | tuple[str, ...], default: Any = REQUIRED) -> str:
-        value = self._find(names, default)
-        if value not in among:
-            raise ModelError(f"config.json: {names[0]} must be one of {', '.join(among)}, got {value!r}")
-        return str(value)
+        name, value = self._find(names, default)
+        if not isinstance(value, str) or value not in among:
+            raise ModelError(f"config.json: {name} must be one of {', '.join(among)}, got {shown(value)}")
+        return value
 
     def listing(self, *names: str, length: int | None = None, default: Any = REQUIRED) -> list[Any]:
-        value = self._find(names, default)
+        name, value = self._find(names, default)
         if not isinstance(value, list | tuple):
-            raise ModelError(f"config.json: {names[0]} must be a list, got {value!r}")
+            raise ModelError(f"config.json: {name} must be a list, got {shown(value)}")
         if length is not None and len(value) != length:
-            raise ModelError(f"config.json: {names[0]} must have {length} entries, got {len(value)}")
+            raise ModelError(f"config.json: {name} must have {length} entries, got {len(value)}")
+        if len(value) > MOST_ENTRIES:
+            raise ModelError(f"config.json: {name} must have at most {MOST_ENTRIES} entries, got {len(value)}")
         return list(value)
+
+    def kinds(self, name: str, given: Sequence[Any], known: Mapping[str, str]) -> list[str]:
+        """The kinds of layers that a field lists, in our own words: `known` maps spellings to them."""
+        if len(given) > LAYERS:
+            raise ModelError(f"config.json: {name} must have at most {LAYERS} entries, got {len(given)}")
+        for spelling in given:
+            if not isinstance(spelling, str) or spelling not in known:
+                raise ModelError(f"config.json: {name} holds {shown(spelling)}, known are {', '.join(known)}")
+        return [known[spelling] for spelling in given]
+
+    def experts_per_token(self, count: int) -> int:
+        """How many of `count` experts a token goes to."""
+        chosen = self.integer("num_experts_per_tok", "experts_per_token")
+        if chosen > count:
+            raise ModelError(f"config.json: num_experts_per_tok must be at most the {count} experts, got {chosen}")
+        return chosen
 
     @property
     def head_dim(self) -> int:
@@ -118,21 +145,20 @@ class Config:
         """`layer_types` in our own words: `known` maps spellings to them."""
         count = self.integer("num_hidden_layers")
         types = self.listing("layer_types", length=count, default=default if default is not None else REQUIRED)
-        for spelling in types:
-            if spelling not in known:
-                raise ModelError(f"config.json: layer_types holds {spelling!r}, known are {', '.join(known)}")
-        return [known[spelling] for spelling in types]
+        return self.kinds("layer_types", types, known)
 
     def rotary(self, layer_type: str | None = None, theta: float = 10000.0, partial: float = 1.0) -> RotaryKind:
         """The rotary embedding of (a type of) layers; `theta` and `partial` are the family's defaults."""
         settings = self._rotary_settings(layer_type)
         scope = Config(settings)
-        variant = str(settings.get("rope_type", settings.get("type")) or "default")
+        variant = settings.get("rope_type", settings.get("type")) or "default"
         if variant == "mrope" or "mrope_section" in settings:
             # Three axes of positions; all equal for text, which is plain rotation.
             variant = "default"
         if variant not in VARIANTS:
-            raise ModelError(f"config.json: rope type {variant!r} is not supported; known are {', '.join(VARIANTS)}")
+            raise ModelError(
+                f"config.json: rope type {shown(variant)} is not supported; known are {', '.join(VARIANTS)}"
+            )
         share = scope.number("partial_rotary_factor", default=partial)
         needs_original = variant in ("llama3", "yarn")
         context = self.integer("max_position_embeddings", default=None)
@@ -140,7 +166,7 @@ class Config:
         if needs_original and original is None:
             raise ModelError(f"config.json: rope type {variant} needs original_max_position_embeddings")
         return RotaryKind(
-            size=int(self.head_dim * share),
+            size=turned_dimensions(self.head_dim, share),
             theta=scope.number("rope_theta", default=theta),
             variant=variant,
             factor=scope.number("factor", default=(context or 1) / (original or 1)),
@@ -155,15 +181,42 @@ class Config:
 
     def _rotary_settings(self, layer_type: str | None) -> dict[str, Any]:
         """One dictionary out of the new spelling (`rope_parameters`) or the old one (`rope_scaling` and friends)."""
-        new = self.fields.get("rope_parameters") or {}
+        new, scaling = (self.fields.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
+        if not isinstance(scaling, Mapping) or not isinstance(new, Mapping):
+            raise ModelError("config.json: rope_parameters and rope_scaling must be objects")
         if layer_type is not None and isinstance(new.get(layer_type), Mapping):
             new = new[layer_type]
         old = {name: self.fields[name] for name in ("rope_theta", "partial_rotary_factor") if name in self.fields}
-        scaling = self.fields.get("rope_scaling") or {}
-        if not isinstance(scaling, Mapping) or not isinstance(new, Mapping):
-            raise ModelError("config.json: rope_parameters and rope_scaling must be objects")
         settings = {**old, **scaling, **new}
         return {name: value for name, value in settings.items() if value is not None}
+
+
+def turned_dimensions(head_dim: int, share: float = 1.0) -> int:
+    """How many dimensions of a head a rotary embedding turns: pairs of them."""
+    size = int(head_dim * share)
+    if size < 2 or size % 2:
+        raise ModelError(
+            f"config.json: an even number of a head's dimensions must turn, got {size} "
+            f"(head_dim {head_dim}, partial_rotary_factor {share:g})"
+        )
+    return size
+
+
+def _number(name: str, value: Any) -> float:
+    low, high = NUMBERS[name]
+    # NaN is in no range.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ModelError(f"config.json: {name} must be a number from {low:g} to {high:g}, got {shown(value)}")
+    return float(value)
+
+
+def shown(value: Any) -> str:
+    """A value from a file for one line of a message, however long or deep it is."""
+    return _short.repr(value)[:MOST_SHOWN]
+
+
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring, _short.maxlong = 3, MOST_SHOWN, MOST_SHOWN
 
 
 def _attention_factor(scope: Config) -> float | None:

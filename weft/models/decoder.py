@@ -19,7 +19,7 @@ from weft.models.config import Config
 from weft.models.layers.attention import AttentionShape
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
-from weft.models.layers.mamba2 import UNLIMITED, Mamba2Shape, time_step_limit
+from weft.models.layers.mamba2 import UNLIMITED, Mamba2Shape, head_dim_of, time_step_limit
 from weft.models.layers.mlp import ACTIVATIONS, GatedMLP
 from weft.models.layers.norm import RMSNorm
 from weft.models.layers.rotary import Rotary
@@ -82,10 +82,16 @@ class DecoderModel(CausalModel):
         self.model = model
         self.lm_head = None if tied else Linear(config.integer("hidden_size"), self.vocab_size)
         model.embed_tokens.tied = tied
-        if tied:
-            # Some checkpoints repeat the embedding under this name.
-            self.ignored = (*self.ignored, r"^lm_head\.weight$")
         self.mixers()
+
+    @property
+    def tied(self) -> bool:
+        return self.lm_head is None
+
+    def untie(self) -> None:
+        weight = self.model.embed_tokens.weight
+        self.lm_head = Linear(weight.shape[1], weight.shape[0])
+        self.model.embed_tokens.tied = False
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
         return self.model(batch, views)
@@ -112,7 +118,7 @@ def mamba2_shape(config: Config, dtype: torch.dtype, inner: int, out_bias: bool)
     return Mamba2Shape(
         hidden=config.integer("hidden_size"),
         heads=heads,
-        head_dim=inner // heads,
+        head_dim=head_dim_of(inner, heads),
         groups=config.integer("mamba_n_groups", default=1),
         state=config.integer("mamba_d_state"),
         conv_width=config.integer("mamba_d_conv", default=4, minimum=2),

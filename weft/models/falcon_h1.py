@@ -71,7 +71,7 @@ class ParallelBlock(Layer):
         self.pre_ff_layernorm = RMSNorm(hidden, eps)
         bias = config.flag("mlp_bias", default=False)
         self.feed_forward = GatedMLP(hidden, config.integer("intermediate_size"), bias=bias)
-        gate, self.mlp_factor = map(float, config.listing("mlp_multipliers", length=2, default=[1.0, 1.0]))
+        gate, self.mlp_factor = config.numbers("mlp_multipliers", length=2, default=[1.0, 1.0])
         self.folded = folded_factors(config, shape, gate)
 
     def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
@@ -97,8 +97,8 @@ def folded_factors(config: Config, shape: Mamba2Shape, gate: float) -> dict[str,
     # Gate, x, B, C and dt have factors of their own.
     width = shape.groups * shape.state
     sizes = [shape.inner, shape.inner, width, width, shape.heads]
-    factors = config.listing("ssm_multipliers", length=5, default=[1.0] * 5)
-    rows = [float(factor) for factor, size in zip(factors, sizes) for _ in range(size)]
+    factors = config.numbers("ssm_multipliers", length=5, default=[1.0] * 5)
+    rows = [factor for factor, size in zip(factors, sizes) for _ in range(size)]
     return {
         "mamba.in_proj.weight": [mamba * row for row in rows],
         "mamba.in_proj.bias": rows,

@@ -13,7 +13,7 @@ from weft.kernels.batch import Batch
 from weft.kernels.rotary import RotaryKind, Rotation
 from weft.kernels.stream import Residual
 from weft.memory.device.store import View
-from weft.models.config import Config
+from weft.models.config import Config, turned_dimensions
 from weft.models.decoder import DecoderModel, attention_shape, frame, gated_mlp
 from weft.models.layers.attention import Attention
 from weft.models.layers.norm import RMSNorm
@@ -76,7 +76,7 @@ def local_rotary(config: Config) -> RotaryKind:
     """Of the windowed layers: never scaled in the old spelling, where it is a number beside the global one."""
     if isinstance(config.fields.get("rope_parameters"), Mapping):
         return config.rotary("sliding_attention")
-    return RotaryKind(config.head_dim, config.number("rope_local_base_freq", default=10000.0))
+    return RotaryKind(turned_dimensions(config.head_dim), config.number("rope_local_base_freq", default=10000.0))
 
 
 class SandwichBlock(Layer):

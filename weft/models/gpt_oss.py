@@ -47,7 +47,7 @@ class GptOss(DecoderModel):
         for kind in config.layer_types(KINDS, default=names):
             window = config.integer("sliding_window", default=None) if kind == "sliding" else None
             shape = attention_shape(config, dtype, bias=bias, output_bias=bias, window=window, sinks=True)
-            route = partial(route_top, k=config.integer("num_experts_per_tok", "experts_per_token"))
+            route = partial(route_top, k=config.experts_per_token(count))
             mlp = SparseMLP(Linear(hidden, count, bias=True), ClampedExperts(config, count), route)
             blocks.append(Block(Attention(shape), mlp, hidden, eps))
         decoder = frame(config, blocks, Rotary(config.rotary(theta=150000.0), dtype))

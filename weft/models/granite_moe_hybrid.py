@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.base.errors import ModelError
 from weft.kernels.moe import route_top
 from weft.models.config import Config
 from weft.models.decoder import Block, DecoderModel, attention_shape, frame, mamba2_shape
@@ -64,10 +63,7 @@ class GraniteMoeHybrid(DecoderModel):
 def block_types(config: Config) -> list[str]:
     count = config.integer("num_hidden_layers")
     given = config.listing("layer_types", "layers_block_type", length=count, default=["mamba"] * count)
-    unknown = sorted({str(kind) for kind in given if kind not in LAYER_TYPES})
-    if unknown:
-        raise ModelError(f"config.json: layer types {', '.join(unknown)} are not known, only {', '.join(LAYER_TYPES)}")
-    return [LAYER_TYPES[kind] for kind in given]
+    return config.kinds("layer_types", given, LAYER_TYPES)
 
 
 def mamba(config: Config, dtype: torch.dtype) -> Mamba2:
@@ -92,5 +88,5 @@ def mlp(config: Config) -> nn.Module:
         inner,
         SharedNames("router", ("input_linear",), "down_proj"),
         Experts(count, hidden, config.integer("intermediate_size")),
-        partial(route_top, k=config.integer("num_experts_per_tok")),
+        partial(route_top, k=config.experts_per_token(count)),
     )

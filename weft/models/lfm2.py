@@ -79,4 +79,4 @@ def feed_forward_size(config: Config) -> int:
         return size
     multiple = config.integer("block_multiple_of", default=256)
     size = int(config.number("block_ffn_dim_multiplier", default=1.0) * int(2 * size / 3))
-    return -(-size // multiple) * multiple
+    return max(1, -(-size // multiple)) * multiple

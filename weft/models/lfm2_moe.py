@@ -38,7 +38,7 @@ class BiasedSparseMLP(Layer):
         self.experts = Experts(count, hidden, config.integer("moe_intermediate_size"))
         self.route = partial(
             route_sigmoid,
-            k=config.integer("num_experts_per_tok"),
+            k=config.experts_per_token(count),
             renormalise=config.flag("norm_topk_prob", default=True),
             scaling=config.number("routed_scaling_factor", default=1.0),
             eps=1e-6,

@@ -99,6 +99,15 @@ class CausalModel(Layer):
     # Encodings of weights that the family can read, by `quant_method`.
     quantisations: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def tied(self) -> bool:
+        """Whether the embedding is the head too."""
+        raise NotImplementedError
+
+    def untie(self) -> None:
+        """Give a tied model a head of its own, to be filled."""
+        raise NotImplementedError
+
     def mixers(self) -> list[Mixer]:
         """All mixers in order of construction; numbered on the way."""
         found = [m for m in self.modules() if isinstance(m, Mixer)]

@@ -17,7 +17,7 @@ from weft.kernels.moe import route_sigmoid
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Normed, Residual, whole
 from weft.memory.device.store import View
-from weft.models.config import Config
+from weft.models.config import Config, shown
 from weft.models.decoder import Decoder, DecoderModel
 from weft.models.layers.attention import Attention, AttentionShape
 from weft.models.layers.embedding import Embedding
@@ -78,15 +78,16 @@ class SingleBlock(Layer):
 def block_types(config: Config) -> list[str]:
     """From a list of words or, in older configurations, a string with a letter per block."""
     words = config.listing("layers_block_type", "layer_types", default=[])
-    known, given = (WORDS, words) if words else (LETTERS, config.fields.get("hybrid_override_pattern"))
-    if not given:
+    if words:
+        return config.kinds("layers_block_type", words, WORDS)
+    letters = config.fields.get("hybrid_override_pattern")
+    if not letters:
         raise ModelError(
             "config.json has no layers_block_type or hybrid_override_pattern, which this architecture needs"
         )
-    unknown = sorted({str(kind) for kind in given if kind not in known})
-    if unknown:
-        raise ModelError(f"config.json: block types {', '.join(unknown)} are not known, only {', '.join(known)}")
-    return [known[kind] for kind in given]
+    if not isinstance(letters, str):
+        raise ModelError(f"config.json: hybrid_override_pattern must be a string, got {shown(letters)}")
+    return config.kinds("hybrid_override_pattern", letters, LETTERS)
 
 
 def mamba(config: Config, dtype: torch.dtype) -> Mamba2:
@@ -120,7 +121,7 @@ def attention(config: Config, dtype: torch.dtype) -> Attention:
             hidden=hidden,
             heads=heads,
             kv_heads=config.kv_heads,
-            head_dim=config.integer("head_dim", "attention_head_dim", default=hidden // heads),
+            head_dim=config.integer("head_dim", "attention_head_dim", default=max(1, hidden // heads)),
             dtype=dtype,
             bias=bias,
             output_bias=bias,
@@ -156,6 +157,11 @@ class SparseSquaredMLP(Layer):
     def __init__(self, config: Config, dtype: torch.dtype) -> None:
         super().__init__()
         hidden, count = config.integer("hidden_size"), config.integer("n_routed_experts")
+        groups, kept = (config.integer(name, default=1) for name in ("n_group", "topk_group"))
+        if count % groups or kept > groups:
+            raise ModelError(
+                f"config.json: n_group must divide the {count} experts and be at least topk_group {kept}, got {groups}"
+            )
         latent = config.integer("moe_latent_size", default=None)
         bias = config.flag("mlp_bias", default=False)
         self.gate = Router(hidden, count)
@@ -171,9 +177,9 @@ class SparseSquaredMLP(Layer):
         self.shared_experts = mlp(config, dtype, "moe_shared_expert_intermediate_size", into_stream=False)
         self.route = partial(
             route_sigmoid,
-            k=config.integer("num_experts_per_tok"),
-            groups=config.integer("n_group", default=1),
-            kept_groups=config.integer("topk_group", default=1),
+            k=config.experts_per_token(count // groups * kept),
+            groups=groups,
+            kept_groups=kept,
             renormalise=config.flag("norm_topk_prob", default=True),
             scaling=config.number("routed_scaling_factor", default=1.0),
         )

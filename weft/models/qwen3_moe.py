@@ -46,7 +46,7 @@ def sparse_mlp(config: Config) -> nn.Module:
     activation = config.choice("hidden_act", among=ACTIVATIONS, default="silu")
     route = partial(
         route_softmax,
-        k=config.integer("num_experts_per_tok"),
+        k=config.experts_per_token(count),
         renormalise=config.flag("norm_topk_prob", default=False),
     )
     experts = Experts(count, hidden, config.integer("moe_intermediate_size"), activation)

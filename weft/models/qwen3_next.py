@@ -109,7 +109,7 @@ def mlp(config: Config, number: int) -> nn.Module:
         Experts(experts, hidden, config.integer("moe_intermediate_size")),
         partial(
             route_softmax,
-            k=config.integer("num_experts_per_tok"),
+            k=config.experts_per_token(experts),
             renormalise=config.flag("norm_topk_prob", default=True),
         ),
     )

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from weft.base.errors import ModelError
+from weft.models.config import shown
 from weft.models.model import CausalModel
 
 # The name in config.json's `architectures` -> (module, class)
@@ -35,11 +36,12 @@ FAMILIES = {
 def family_of(config: Mapping[str, Any]) -> type[CausalModel]:
     """The class that serves a configuration's architecture."""
     names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"config.json: architectures must be a list of names, got {shown(names)}")
     for name in names:
         if name in FAMILIES:
             module, family = FAMILIES[name]
             return getattr(import_module(f"weft.models.{module}"), family)
-    asked = (
-        f"architecture {', '.join(map(str, names))} is not supported" if names else "config.json names no architectures"
-    )
+    given = " ".join(", ".join(names).split())[:200]
+    asked = f"architecture {given} is not supported" if names else "config.json names no architectures"
     raise ModelError(f"{asked}; known are: {', '.join(sorted(FAMILIES))}")

@@ -5,12 +5,14 @@ Only safetensors are read; nothing is ever unpickled.
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -20,15 +22,21 @@ from tqdm import tqdm
 
 from weft.base.errors import ModelError
 from weft.models import configurations
-from weft.models.config import read_config, text_part
+from weft.models.bounds import INDEX_BYTES
+from weft.models.config import read_config, shown, text_part
 from weft.models.dummy import fill_randomly
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.model import CausalModel, Source, pin, sources
 from weft.models.registry import family_of
 
+log = logging.getLogger("weft")
+
 PATTERNS = ["*.json", "*.safetensors", "tokenizer*", "*.model", "*.txt", "*.jinja"]
 SHOWN = 10
+# Our own names of the two matrices that a checkpoint may tie.
+HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
 # How often a model must fit into what is free for its weights to be kept twice: caches need room as well.
 COPIES = 4
 
@@ -119,9 +127,32 @@ def defaults(dtype: torch.dtype, device: torch.device | str) -> Iterator[None]:
 def build(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device | str = "cpu") -> CausalModel:
     """The model of a configuration, its parameters not yet filled."""
     family = family_of(config)
-    with defaults(dtype, device):
-        model = family(config, dtype)
+    try:
+        with defaults(dtype, device):
+            model = family(config, dtype)
+    except (ModelError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:  # sizes that are fine one by one and impossible together
+        raise ModelError(f"config.json does not describe a {family.__name__}: {first_line(error)}") from error
+    check_size(model, device)
     return model.eval()
+
+
+def check_size(model: CausalModel, device: torch.device | str) -> None:
+    """Raise if the machine has less memory than the weights take. A CPU's are not touched before they are filled."""
+    if torch.device(device).type != "cpu":
+        return
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:
+        taken, there = (f"{n / 2**30:.1f} GiB" for n in (size, memory))
+        raise ModelError(f"the weights that config.json describes take {taken}; this machine has {there} of memory")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, for one line of a message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +168,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        names = sorted(set(read_config(index).get("weight_map", {}).values()))
-        files = [folder / name for name in names]
+        files = [folder / name for name in indexed_names(index)]
         absent = [file.name for file in files if not file.exists()]
         if absent:
             raise ModelError(f"{folder} lacks the files {_some(absent)} that its index names")
@@ -149,6 +179,31 @@ def checkpoint_files(folder: Path) -> list[Path]:
         hint = "; its pickled weights are not read, convert them to safetensors" if pickled else ""
         raise ModelError(f"{folder} holds no *.safetensors{hint}")
     return files
+
+
+def indexed_names(index: Path) -> list[str]:
+    """The files that an index names, all below the index's own folder.
+
+    Names are checked, not where they lead: files of the hub's cache are links to another folder.
+    """
+    weight_map = read_config(index, INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, Mapping):
+        raise ModelError(f"{index}: weight_map must be an object with a file name for every tensor")
+    names = list(weight_map.values())
+    for name in names:
+        if not isinstance(name, str) or not _stays_inside(name):
+            raise ModelError(f"{index}: weight_map must name *.safetensors files in its folder, got {shown(name)}")
+    return sorted(set(names))
+
+
+def _stays_inside(name: str) -> bool:
+    """
+    >>> [_stays_inside(name) for name in ("a.safetensors", "b/a.safetensors", "../a.safetensors", "/a.safetensors")]
+    [True, True, False, False]
+    """
+    path = PurePosixPath(name)
+    inside = not path.is_absolute() and ".." not in path.parts and not set(name) & {"\\", ":", "\0"}
+    return inside and path.suffix == ".safetensors"
 
 
 def catalogue(files: list[Path], model: CausalModel) -> dict[str, Stored]:
@@ -173,10 +228,17 @@ def catalogue(files: list[Path], model: CausalModel) -> dict[str, Stored]:
 
 def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progress: bool) -> None:
     """Fill all parameters; every name and shape is checked before the first byte is copied."""
-    quantisation = (config.get("quantization_config") or {}).get("quant_method")
+    stated = config.get("quantization_config") or {}
+    if not isinstance(stated, Mapping):
+        raise ModelError(f"config.json: quantization_config must be an object, got {shown(stated)}")
+    quantisation = stated.get("quant_method")
     if quantisation is not None and quantisation not in model.quantisations:
-        raise ModelError(f"{folder} is quantised ({quantisation}), which is not supported; take unquantised weights")
+        raise ModelError(
+            f"{folder} is quantised ({shown(quantisation)}), which is not supported; take unquantised weights"
+        )
     stored = catalogue(checkpoint_files(folder), model)
+    if model.tied and HEAD in stored:
+        settle_head(model, stored)
     wanted = list(sources(model))
     filling = [s for s in wanted if s.name in stored and all(c in stored for c in s.companions)]
     check(folder, config, wanted, filling, stored)
@@ -199,6 +261,29 @@ def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progr
             for source in group:
                 copy(source, [read(name) for name in (source.name, *source.companions)])
                 bar.update(source.target.numel() * source.target.element_size())
+
+
+def settle_head(model: CausalModel, stored: dict[str, Stored]) -> None:
+    """Decide about a head that is stored although the configuration ties it: the embedding's equal, or one of its own.
+
+    Transformers does the same: weights that differ are both used, whatever the configuration says.
+    """
+    head, embedding = stored[HEAD], stored.get(EMBEDDING)
+    if embedding is not None and torch.equal(read_tensor(head), read_tensor(embedding)):
+        del stored[HEAD]
+        return
+    log.warning("%s is stored and is not the embedding, so it is used; tie_word_embeddings says otherwise", head.name)
+    weight = next(model.parameters())
+    with defaults(weight.dtype, weight.device):
+        model.untie()
+
+
+def read_tensor(entry: Stored) -> Tensor:
+    try:
+        with safe_open(entry.file, framework="pt") as reader:
+            return reader.get_tensor(entry.name)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{entry.file} cannot be read: {error}") from error
 
 
 def copy(source: Source, tensors: list[Tensor]) -> None:

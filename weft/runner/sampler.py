@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.runner.choices import Biases, Choices, Draws, Masks, Penalties
 
-# Rows are drawn in chunks whose temporaries stay in the cache.
+# Rows are drawn and scored in chunks whose temporaries stay in the cache.
 CHUNK_ELEMENTS = 1 << 18
 
 
@@ -191,6 +191,15 @@ def score(
         from weft.kernels.cuda import sampling_scores
 
         return sampling_scores.score(logits, chosen, top)
+    # Ranking takes seven times the memory of the logits themselves.
+    parts = [_score_chunk(logits[low:high], chosen[low:high], top) for low, high in _chunks(logits)]
+    own, likely, logprobs = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+    return own, likely, logprobs
+
+
+def _score_chunk(
+    logits: Float[Tensor, "n vocab"], chosen: Int[Tensor, " n"], top: int
+) -> tuple[Float[Tensor, " n"], Int[Tensor, "n top"], Float[Tensor, "n top"]]:
     logprobs = logits.float().log_softmax(-1)
     own = logprobs.gather(-1, chosen[:, None]).squeeze(-1)
     likely = _ranked(logprobs, top)

@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 
 from weft.base.errors import RequestError, WeftError
-from weft.engine.events import Output, PromptScore, Report
+from weft.base.plan import Scores
+from weft.engine.events import Output, PromptScores, Report
 from weft.engine.exchange import (
     Ask,
     Command,
@@ -212,17 +213,14 @@ def _encode_scores(event: Outputs) -> bytes:
     """Prompt scores of those that end with this step."""
     frames = []
     for number, report in event.reports.items():
-        scores = report.prompt_scores
-        for first in range(0, len(scores), wire.SCORES_PER_PIECE):
-            piece = scores[first : first + wire.SCORES_PER_PIECE]
-            tops = [pair for score in piece for pair in score.top]
+        for piece in report.prompt_scores.pieces(wire.SCORES_PER_PIECE):
             frames.append(
                 wire.ScoresMessage(
                     number,
-                    len(piece[0].top),
-                    np.array([score.logprob for score in piece], "<f4").tobytes(),
-                    np.array([token for token, _ in tops], "<i4").tobytes(),
-                    np.array([logprob for _, logprob in tops], "<f4").tobytes(),
+                    piece.top_token.shape[1],
+                    piece.chosen.astype("<f4").tobytes(),
+                    piece.top_token.astype("<i4").tobytes(),
+                    piece.top_logprob.astype("<f4").tobytes(),
                 )
             )
     return b"".join(map(frame, frames))
@@ -232,7 +230,7 @@ class EventReader:
     """Reads what an engine process says; keeps prompt scores until the output that they belong to."""
 
     def __init__(self) -> None:
-        self._scores: dict[int, list[PromptScore]] = {}
+        self._scores: dict[int, PromptScores] = {}
 
     def read(self, body: bytes) -> Event | ModelInfo | wire.Unloadable | None:
         """Nothing if the message is only a part of something."""
@@ -241,7 +239,7 @@ class EventReader:
             case wire.OutputsMessage():
                 return self._outputs(message)
             case wire.ScoresMessage():
-                self._scores.setdefault(message.number, []).extend(_prompt_scores(message))
+                self._scores.setdefault(message.number, PromptScores()).add(_prompt_scores(message))
                 return None
             case wire.RepliesMessage(accepted, refused, answers):
                 return Replies(accepted, [Refusal(each.number, each.message, each.status) for each in refused], answers)
@@ -276,17 +274,15 @@ class EventReader:
             miss=ending.miss,
             preemptions=ending.preemptions,
             queued_seconds=ending.queued_seconds,
-            prompt_scores=self._scores.pop(number, []),
+            prompt_scores=self._scores.pop(number, None) or PromptScores(),
         )
 
 
-def _prompt_scores(message: wire.ScoresMessage) -> list[PromptScore]:
+def _prompt_scores(message: wire.ScoresMessage) -> Scores:
     try:
         logprobs = np.frombuffer(message.logprobs, "<f4")
         shape = (len(logprobs), message.tops)
-        tokens = np.frombuffer(message.top_tokens, "<i4").reshape(shape).tolist()
-        tops = np.frombuffer(message.top_logprobs, "<f4").reshape(shape).tolist()
+        tokens = np.frombuffer(message.top_tokens, "<i4").reshape(shape)
+        return Scores(logprobs, tokens, np.frombuffer(message.top_logprobs, "<f4").reshape(shape))
     except ValueError as error:
         raise ProtocolError(f"scores that do not fit: {error}") from error
-    rows = zip(logprobs.tolist(), tokens, tops, strict=True)
-    return [PromptScore(logprob, list(zip(likeliest, theirs))) for logprob, likeliest, theirs in rows]

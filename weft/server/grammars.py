@@ -11,7 +11,7 @@ import msgspec
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
 from weft.server.errors import FieldError
-from weft.server.limits import check_items, check_regex, check_schema
+from weft.server.limits import check_items, check_regex, check_schema, read_json
 from weft.server.settings import Limits
 from weft.text.grammar import FIELDS, MAX_CHOICES, source_of
 
@@ -108,9 +108,11 @@ def from_json(name: str, schema: dict[str, Any] | str | None, limits: Limits) ->
     if schema is None:
         return None
     if isinstance(schema, str):
+        if len(schema) > limits.schema_bytes:
+            raise FieldError(name, f"is a schema of {len(schema)} characters, more than {limits.schema_bytes}")
         try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError):
+            schema = read_json(name, schema, limits.schema_depth)
+        except ValueError:
             raise FieldError(name, "must be a JSON schema, or one as text") from None
     return from_schema(name, schema, limits)
 

@@ -108,6 +108,20 @@ def check_items(name: str, items: Any, most: int) -> None:
         raise FieldError(name, f"takes at most {most} items, got {len(items)}")
 
 
+def read_json(name: str, text: str, depth: int) -> Any:
+    """Parse a field that holds JSON as text. Raises `ValueError` if it is none, `FieldError` if it is too deep."""
+    check_text_depth(name, text, depth)
+    return json.loads(text)
+
+
+def check_text_depth(name: str, text: str, depth: int) -> None:
+    """Refuse a field whose text, taken as JSON, is nested too deep."""
+    try:
+        check_depth(text.encode(), depth)
+    except RequestError:
+        raise FieldError(name, f"is nested more than {depth} levels deep") from None
+
+
 def check_schema(name: str, schema: Any, limits: Limits) -> str:
     """A JSON schema as text, if its size and depth are within bounds."""
     text = json.dumps(schema)

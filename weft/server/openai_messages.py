@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -11,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from weft.server.errors import FieldError
-from weft.server.limits import check_items, check_schema
+from weft.server.limits import check_items, check_schema, read_json
 from weft.server.settings import Limits
 from weft.text.template import ROLE_FORM, is_role
 
@@ -93,7 +92,7 @@ def plain_messages(
     if points > limits.cache_points:
         raise FieldError(field, f"declare {points} places with cache_control, more than {limits.cache_points}")
     named = places or [f"{field}[{place}]" for place in range(len(messages))]
-    return [_plain(*each) for each in zip(messages, named, strict=True)]
+    return [_plain(message, where, limits) for message, where in zip(messages, named, strict=True)]
 
 
 def declared_points(message: ChatMessage) -> int:
@@ -101,7 +100,7 @@ def declared_points(message: ChatMessage) -> int:
     return (message.cache_control is not None) + sum(part.cache_control is not None for part in parts)
 
 
-def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
+def _plain(message: ChatMessage, where: str, limits: Limits) -> dict[str, Any]:
     if not is_role(message.role):
         raise FieldError(f"{where}.role", ROLE_FORM)
     found: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
@@ -114,7 +113,8 @@ def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
         if getattr(message, name) is not None:
             found[name] = getattr(message, name)
     if message.tool_calls:
-        found["tool_calls"] = [_called(call, place) for place, call in enumerate(message.tool_calls)]
+        calls = enumerate(message.tool_calls)
+        found["tool_calls"] = [_called(call, place, f"{where}.tool_calls[{place}]", limits) for place, call in calls]
     if message.cache_control is not None:
         found["cache_control"] = {"type": "ephemeral"}
     return found
@@ -141,13 +141,13 @@ def _part(part: ContentPart, where: str) -> dict[str, Any]:
     return found
 
 
-def _called(call: CalledTool, place: int) -> dict[str, Any]:
+def _called(call: CalledTool, place: int, where: str, limits: Limits) -> dict[str, Any]:
     """Templates want the arguments as an object; clients send them as text."""
     arguments: Any = call.function.arguments
     if isinstance(arguments, str):
         try:
-            value = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
+            value = read_json(f"{where}.function.arguments", arguments or "{}", limits.json_depth)
+        except ValueError:
             value = None
         arguments = value if isinstance(value, dict) else arguments
     name = call.id or f"call_{place}"

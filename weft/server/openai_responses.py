@@ -18,6 +18,7 @@ from weft.server.errors import FieldError, describe
 from weft.server.front import Front, new_name
 from weft.server.grammars import Form, from_schema
 from weft.server.intake import Intake
+from weft.server.limits import check_text_depth
 from weft.server.openai_messages import (
     CalledFunction,
     CalledTool,
@@ -35,6 +36,7 @@ from weft.server.prompter import Prompt, Prompter
 from weft.server.responses_events import Events
 from weft.server.runs import Followed, Run
 from weft.server.schemas import Count, SamplingFields, refuse
+from weft.server.settings import Limits
 from weft.server.sse import named_event
 from weft.server.turns import Turn
 
@@ -128,7 +130,7 @@ def check_unsupported(body: ResponsesRequest) -> None:
         raise FieldError("truncation", 'may only be "disabled"')
 
 
-def messages_of(body: ResponsesRequest) -> tuple[list[ChatMessage], list[str]]:
+def messages_of(body: ResponsesRequest, limits: Limits) -> tuple[list[ChatMessage], list[str]]:
     """The conversation in the words of the chat API, and where in the body each message stands.
 
     Calls that follow one another are one message.
@@ -148,7 +150,7 @@ def messages_of(body: ResponsesRequest) -> tuple[list[ChatMessage], list[str]]:
                     raise FieldError(where, "is a message: it must have role and content")
                 found.append(ChatMessage(role=item.role, content=item.content))
             case "function_call":
-                _add_call(found, item, where)
+                _add_call(found, item, where, limits)
             case "function_call_output":
                 if item.call_id is None or item.output is None:
                     raise FieldError(where, "is an output: it must have call_id and output")
@@ -159,9 +161,11 @@ def messages_of(body: ResponsesRequest) -> tuple[list[ChatMessage], list[str]]:
     return found, places
 
 
-def _add_call(found: list[ChatMessage], item: InputItem, where: str) -> None:
+def _add_call(found: list[ChatMessage], item: InputItem, where: str, limits: Limits) -> None:
     if item.name is None or item.call_id is None:
         raise FieldError(where, "is a call: it must have call_id and name")
+    # Here, where the field has its own name: a call may become part of the message before it.
+    check_text_depth(f"{where}.arguments", item.arguments or "", limits.json_depth)
     call = CalledTool(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments or "{}"))
     if found and found[-1].role == "assistant":
         if found[-1].tool_calls is None:
@@ -186,7 +190,7 @@ def prompts_of(prompter: Prompter, body: ResponsesRequest) -> list[Prompt]:
     """Check a body and take its conversation out of it, but for the instructions, which the answer repeats."""
     prompter.check_model(body.model)
     check_unsupported(body)
-    messages, places = messages_of(body)
+    messages, places = messages_of(body, prompter.limits)
     effort = body.reasoning.effort if body.reasoning else None
     variables, tools, choice = body.chat_template_kwargs, tools_of(body), choice_of(body)
     found = prompter.talk(messages, tools, choice, variables, effort, field="input", places=places)

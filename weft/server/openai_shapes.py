@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from weft.engine.events import FinishReason, Output, PromptScore, Report
+from weft.engine.events import FinishReason, Output, PromptScores, Report
 from weft.server.runs import Followed
 from weft.server.schemas import PromptDetails, Usage
 from weft.text.tokenizer import Tokenizer
@@ -87,7 +87,7 @@ def _top_by_text(
     return {token_text(tokenizer, token): logprob} | dict(reversed(found.items()))
 
 
-def prompt_logprobs(tokenizer: Tokenizer | None, prompt: Sequence[int], scores: Sequence[PromptScore]) -> TextLogprobs:
+def prompt_logprobs(tokenizer: Tokenizer | None, prompt: Sequence[int], scores: PromptScores) -> TextLogprobs:
     """Scores of an echoed prompt: its first token has none."""
     texts = [token_text(tokenizer, token) for token in prompt]
     offsets = [0]

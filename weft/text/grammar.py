@@ -333,7 +333,7 @@ def checked_choices(text: str) -> list[str]:
     _check_size("choice", text, MAX_CHOICE_CHARACTERS)
     try:
         choices = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"choice is not valid JSON: {error}") from None
     if not isinstance(choices, list) or not choices or not all(isinstance(each, str) for each in choices):
         raise RequestError("choice must be a list of at least one string")

@@ -107,7 +107,12 @@ def special_tokens(folder: Path) -> dict[str, str]:
     """Named special tokens by tokenizer_config.json, or by the older special_tokens_map.json."""
     stated = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
     found = {name: stated[name] for name in SPECIAL_NAMES if stated.get(name)}
-    return {name: token["content"] if isinstance(token, dict) else str(token) for name, token in found.items()}
+    for name, token in found.items():
+        content = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(content, str):
+            raise ModelError(f"{folder}: {name} must be a string or an object with one as content")
+        found[name] = content
+    return found
 
 
 def end_tokens(folder: Path) -> frozenset[int]:
@@ -118,8 +123,16 @@ def end_tokens(folder: Path) -> frozenset[int]:
         if stated is None and isinstance(config.get("text_config"), dict):
             stated = config["text_config"].get("eos_token_id")
         if stated is not None:
-            return frozenset(stated) if isinstance(stated, list) else frozenset([int(stated)])
+            return frozenset(_token_ids(folder / name, stated))
     return frozenset()
+
+
+def _token_ids(path: Path, stated: Any) -> list[int]:
+    found = stated if isinstance(stated, list) else [stated]
+    for token in found:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 1 << 31:
+            raise ModelError(f"{path}: eos_token_id must be a token id or a list of them, got {token!r:.80}")
+    return found
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -128,7 +141,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object")

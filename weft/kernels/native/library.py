@@ -1,8 +1,8 @@
 """The C++ kernels of this folder: compiled once by the machine's own compiler, for its own processor, and loaded.
 
 Without a compiler, or where compiling fails, there is no library: then the references run, and one warning says so.
-`WEFT_NATIVE=0` asks for that. Compiled libraries are kept in the user's cache folder, under a name that tells the
-sources, the compiler and the processor apart.
+`WEFT_NATIVE=0` asks for that. Compiled libraries are kept in the user's cache folder. A file's name has a fingerprint
+of the sources, the compiler and the processor, and a checksum of its content: a damaged one is compiled again.
 """
 
 from __future__ import annotations
@@ -97,18 +97,45 @@ def attempt() -> ctypes.CDLL | str:
 def load() -> ctypes.CDLL:
     compiler = find_compiler()
     sources = sorted(FOLDER.glob("*.cpp"))
-    name = f"kernels-{fingerprint(compiler, sources)}.so"
-    kept = cache_folder()
-    if kept is not None and (kept / name).exists():
-        return _open(kept / name)
+    kept, stem = cache_folder(), f"kernels-{fingerprint(compiler, sources)}"
+    found = [] if kept is None else sorted(kept.glob(f"{stem}-*.so"))
+    for path in found:
+        loaded = _open_kept(path)
+        if loaded is not None:
+            return loaded
     with tempfile.TemporaryDirectory(dir=kept) as scratch:
-        built = Path(scratch) / name
+        built = Path(scratch) / f"{stem}.so"
         compile_library(compiler, sources, built)
         loaded = _open(built)
         if kept is not None:
-            # Whoever comes at the same time makes the same file.
-            built.replace(kept / name)
+            _keep(built, kept / f"{stem}-{checksum(built)}.so", instead_of=found)
     return loaded
+
+
+def checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+
+
+def _open_kept(path: Path) -> ctypes.CDLL | None:
+    """Load a library from the cache folder; None, with a line in the log, if it is not what was written there."""
+    try:
+        # Checked before it is loaded: mapping half a library can kill the process.
+        if checksum(path) != path.stem.rpartition("-")[2]:
+            raise Unavailable(f"{path} is damaged: its content does not match the checksum in its name")
+        return _open(path)
+    except (Unavailable, OSError) as reason:
+        log.warning("compiling the kernels again: %s", reason)
+        return None
+
+
+def _keep(built: Path, target: Path, instead_of: list[Path]) -> None:
+    """Move a library to the cache folder in one step. Processes that do the same at once replace it by its equal."""
+    with built.open("rb") as file:
+        os.fsync(file.fileno())
+    built.replace(target)
+    for useless in instead_of:
+        if useless != target:
+            useless.unlink(missing_ok=True)
 
 
 def _open(path: Path) -> ctypes.CDLL:

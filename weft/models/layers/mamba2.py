@@ -15,12 +15,13 @@ from weft.kernels.batch import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.ssd import UNLIMITED, ssd, ssd_memory
 from weft.memory.device.store import RecurrentView, View
+from weft.models.config import shown
 from weft.models.layers.attention import DTYPE_NAMES
 from weft.models.layers.causal_conv import CausalConv
 from weft.models.layers.linear import Linear, OutputLinear
 from weft.models.model import ProjectedMixer, Source, sources
 
-__all__ = ["UNLIMITED", "Mamba2", "Mamba2Shape", "time_step_limit"]
+__all__ = ["UNLIMITED", "Mamba2", "Mamba2Shape", "head_dim_of", "time_step_limit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,12 @@ class Mamba2Shape:
         return [self.inner, self.conv_channels, self.heads]
 
 
+def head_dim_of(inner: int, heads: int) -> int:
+    if inner % heads:
+        raise ModelError(f"config.json: Mamba2's inner size {inner} is not a multiple of its {heads} heads")
+    return inner // heads
+
+
 def time_step_limit(limit: list[Any]) -> tuple[float, float]:
     """Bounds of the time step, of which JSON may spell the infinite one as an object.
 
@@ -63,8 +70,10 @@ def time_step_limit(limit: list[Any]) -> tuple[float, float]:
     """
     try:
         low, high = (float(bound["__float__"] if isinstance(bound, dict) else bound) for bound in limit)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"config.json: time_step_limit must hold two numbers, got {limit!r}") from error
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
+        raise ModelError(f"config.json: time_step_limit must hold two numbers, got {shown(limit)}") from error
+    if not 0 <= low <= high:
+        raise ModelError(f"config.json: time_step_limit must hold two rising numbers from 0 on, got {shown(limit)}")
     return low, high
 
 

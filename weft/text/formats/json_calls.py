@@ -73,7 +73,8 @@ def json_calls(reader: Reader, known: Collection[str] | None = None, strict: boo
         yield from reader.expect("]")
 
 
-def _json_call(reader: Reader, known: Collection[str] | None, strict: bool) -> Reading:
+def _json_call(reader: Reader, known: Collection[str] | None, strict: bool, wrapped: bool = False) -> Reading:
+    """One call. `wrapped`: it stands in another's `function`, and none may stand in its own."""
     reader.place += 1
     calls, name, held = reader.calls, None, "{}"
     while (yield from reader.skip(SPACE)) != "}":
@@ -90,8 +91,8 @@ def _json_call(reader: Reader, known: Collection[str] | None, strict: bool) -> R
             yield from reader.json_stream(reader.arguments)
         elif key in _ARGUMENTS:
             held = yield from reader.json_value()
-        elif key == "function" and first == "{":
-            yield from _json_call(reader, known, strict)
+        elif key == "function" and first == "{" and not wrapped:
+            yield from _json_call(reader, known, strict, wrapped=True)
         elif strict and key not in _BESIDE:
             raise Malformed
         else:

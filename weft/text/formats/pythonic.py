@@ -60,13 +60,16 @@ def python_or_json(reader: Reader, positions: Positions, strict: bool = False) -
         yield from reader.expect("]")
 
 
-def _python_calls(reader: Reader, positions: Positions) -> Reading:
+def _python_calls(reader: Reader, positions: Positions, printed: bool = False) -> Reading:
+    """Calls in a row. `printed`: they are the arguments of `print`, which none of them may be."""
     while _NAME.match((yield from reader.skip(SPACE)) or " "):
         name = yield from _word(reader)
         yield from reader.skip(SPACE)
         yield from reader.expect("(")
         if name == "print":
-            yield from _python_calls(reader, positions)
+            if printed:
+                raise Malformed
+            yield from _python_calls(reader, positions, printed=True)
             yield from reader.expect(")")
         else:
             arguments = yield from _arguments(reader, positions.get(name, ()))

@@ -1,0 +1,181 @@
+"""A server under an hour of churn: prompts with log-probabilities, clients that leave, answers of every length.
+
+Neither process may grow once it is warm. WEFT_SOAK_SECONDS sets the duration of the slow test, an hour by default;
+WEFT_SOAK_CURVE names a file for what was measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests import tiny_model
+from tests.serving import Served, serving
+
+CLIENTS = 8
+# Logits of a step's 2,048 prompt tokens take 64 MiB: temporaries that grow with the prompts are seen.
+VOCABULARY = 8192
+OPTIONS = ("--port", "0", "--memory", "16MiB", "--max-length", "2048", "--threads", "1", "--max-sequences", "12")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+# Growth of a process over the second half of the run, along a fitted line.
+MOST_GROWTH_BYTES = 16 << 20
+SAMPLES = 240
+
+Send = Callable[[httpx.AsyncClient, random.Random], Awaitable[None]]
+
+
+@dataclass
+class Curve:
+    """Resident bytes of the front and the engine at equal distances in time."""
+
+    seconds: list[float] = field(default_factory=list)
+    front: list[int] = field(default_factory=list)
+    engine: list[int] = field(default_factory=list)
+    requests: list[int] = field(default_factory=list)
+
+    def add(self, seconds: float, served: Served, requests: int) -> None:
+        (engine,) = served.children
+        self.seconds.append(seconds)
+        self.front.append(resident_bytes(served.process.pid))
+        self.engine.append(resident_bytes(engine))
+        self.requests.append(requests)
+
+
+def resident_bytes(process: int) -> int:
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE
+
+
+def growth_bytes(resident: list[int]) -> float:
+    """Return how much a straight line through the second half of the samples rises from its beginning to its end."""
+    late = np.array(resident[len(resident) // 2 :], np.float64)
+    slope, _ = np.polyfit(np.arange(len(late)), late, 1)
+    return float(slope * (len(late) - 1))
+
+
+def check_growth(curve: Curve) -> None:
+    for name in ("front", "engine"):
+        resident = getattr(curve, name)
+        grown = growth_bytes(resident)
+        last = f"{resident[len(resident) // 2] / 2**20:.1f} to {resident[-1] / 2**20:.1f} MiB"
+        assert grown < MOST_GROWTH_BYTES, f"the {name} grew by {grown / 2**20:.1f} MiB in the second half: {last}"
+
+
+# requests -------------------------------------------------------------------------------------------------------------
+
+
+def prompt_of(dice: random.Random) -> list[int]:
+    return [dice.randrange(256) for _ in range(dice.randrange(2, dice.choice([100, 500, 2000])))]
+
+
+def scored(dice: random.Random) -> dict[str, Any]:
+    wishes = {"echo": True, "logprobs": dice.choice([0, 1, 5]), "max_tokens": dice.choice([0, 1, 8])}
+    return {"prompt": prompt_of(dice), "temperature": 0.7, **wishes}
+
+
+async def score(http: httpx.AsyncClient, dice: random.Random) -> None:
+    body = scored(dice)
+    answer = await http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["choices"][0]["logprobs"]["tokens"]) >= len(body["prompt"])
+
+
+async def score_natively(http: httpx.AsyncClient, dice: random.Random) -> None:
+    wishes = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": dice.choice([0, 2, 20])}
+    body = {"input_ids": prompt_of(dice), "sampling_params": {"max_new_tokens": dice.choice([0, 4])}, **wishes}
+    answer = await http.post("/generate", json=body)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["meta_info"]["input_token_logprobs"]) == len(body["input_ids"])
+
+
+async def leave_while_scoring(http: httpx.AsyncClient, dice: random.Random) -> None:
+    request = asyncio.ensure_future(http.post("/v1/completions", json=scored(dice)))
+    await asyncio.sleep(dice.random() * 0.5)
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+
+
+async def leave_a_stream(http: httpx.AsyncClient, dice: random.Random) -> None:
+    left, body = dice.randrange(1, 20), {"prompt": prompt_of(dice), "max_tokens": 40, "stream": True}
+    async with http.stream("POST", "/v1/completions", json=body | {"ignore_eos": True}) as answer:
+        assert answer.status_code == 200
+        async for _ in answer.aiter_lines():
+            left -= 1
+            if not left:
+                return
+
+
+async def chat(http: httpx.AsyncClient, dice: random.Random) -> None:
+    words = " ".join(dice.choice(["rain", "snow", "wind", "sun"]) for _ in range(dice.randrange(1, 60)))
+    body = {"messages": [{"role": "user", "content": words}], "max_tokens": 8, "logprobs": True, "top_logprobs": 3}
+    answer = await http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+WAYS: tuple[Send, ...] = (score, score, score_natively, leave_while_scoring, leave_a_stream, chat)
+
+
+# the run --------------------------------------------------------------------------------------------------------------
+
+
+async def soak(served: Served, seconds: float) -> tuple[Curve, Counter[str]]:
+    curve, sent, loop = Curve(), Counter[str](), asyncio.get_running_loop()
+    began = loop.time()
+
+    async def client(number: int) -> None:
+        dice = random.Random(number)
+        async with httpx.AsyncClient(base_url=served.url, timeout=600) as http:
+            while loop.time() < began + seconds:
+                way = dice.choice(WAYS)
+                await way(http, dice)
+                sent[way.__name__] += 1
+
+    async def watch() -> None:
+        for sample in range(SAMPLES + 1):
+            await asyncio.sleep(max(0.0, began + seconds * sample / SAMPLES - loop.time()))
+            curve.add(loop.time() - began, served, sent.total())
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(CLIENTS):
+            group.create_task(client(number))
+        group.create_task(watch())
+    return curve, sent
+
+
+def tiny_model_with_logits_that_weigh(folder: Path) -> list[str]:
+    shutil.copytree(tiny_model.FOLDER, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": VOCABULARY}
+    (folder / "config.json").write_text(json.dumps(config))
+    return ["--model", str(folder), "--weights", "dummy"]
+
+
+@pytest.mark.slow
+def test_an_hour_of_churn_leaves_both_processes_as_large_as_they_were(tmp_path):
+    options = [*tiny_model_with_logits_that_weigh(tmp_path / "model"), *OPTIONS]
+    with serving(options=options, OMP_NUM_THREADS="1") as served:
+        curve, sent = asyncio.run(soak(served, float(os.environ.get("WEFT_SOAK_SECONDS", "3600"))))
+        if report := os.environ.get("WEFT_SOAK_CURVE"):
+            Path(report).write_text(json.dumps({"sent": sent, **vars(curve)}))
+        assert set(sent) == {way.__name__ for way in WAYS}
+        check_growth(curve)
+        assert served.stop() == 0
+        assert "Traceback" not in served.errors.read_text()
+
+
+def test_growth_after_the_warm_up_would_be_seen_and_the_warm_up_is_not():
+    steady, rising = [100 << 20] * SAMPLES, [(100 << 20) + i * (1 << 18) for i in range(SAMPLES)]
+    warming = [min(size, (100 << 20) + SAMPLES // 2 * (1 << 18)) for size in rising]
+    check_growth(Curve(front=steady, engine=warming))
+    with pytest.raises(AssertionError, match=r"the engine grew by 29\.8 MiB"):
+        check_growth(Curve(front=steady, engine=rising))
