@@ -24,8 +24,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Give all tests of a model on a GPU to one process: loading it takes memory, and longer than most of its tests."""
+    if config.option.markexpr == "gpu" and getattr(config.option, "numprocesses", None):
+        config.option.dist = "loadgroup"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of a model on a GPU side by side: a process holds one model at a time."""
+    marks = [item.get_closest_marker("xdist_group") for item in items]
+    first: dict[str, int] = {}
+    places = {
+        item: first.setdefault(mark.args[0], number) if mark else number
+        for number, (item, mark) in enumerate(zip(items, marks, strict=True))
+    }
+    items.sort(key=places.__getitem__)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Random numbers of a test do not depend on which tests the same process has run before."""
+    if item.get_closest_marker("gpu"):
+        from tests import gpu_memory
+
+        gpu_memory.claim(item)
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)
