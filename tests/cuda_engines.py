@@ -1,8 +1,8 @@
 """Engines on a GPU: tiny models of every family, and published shapes with few layers. Weights may come from a CPU.
 
 Loading compiles and records, so each model is loaded once and held until another one is asked for; every engine made
-of it remembers nothing, but works in memory that earlier ones have used. Tests of one model are marked as a group
-(`for_each`), which runs in one process.
+of it remembers nothing, but works in memory that earlier ones have used. Tests of one model are a group (`for_each`),
+which runs in one process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from tests.engines import TINY, model_of
-from tests.gpu_memory import ARENA_BYTES
+from tests.gpu_memory import ARENA_BYTES, GROUP
 from tests.oracle import Tiny
 from weft import LLM
 from weft.base.config import EngineConfig
@@ -55,8 +55,8 @@ def release(keep: str | None = None) -> None:
 
 
 def for_each(names: Iterable[str], group: str = "{}") -> list[Any]:
-    """Parameters of a test, each in the group of its model."""
-    return [pytest.param(name, marks=pytest.mark.xdist_group(group.format(name))) for name in names]
+    """Parameters of a test, each in the group of its model. They come first in a test's id."""
+    return [pytest.param(name, id=group.format(name) + GROUP) for name in names]
 
 
 def load(config: dict[str, Any], dtype: str, memory: int, **options: Any) -> LLM:

@@ -1,6 +1,6 @@
 """How much of a GPU each test may take, so that PROCESSES of them fit beside each other on an H200.
 
-A process holds one model at a time (`cuda_engines.held`), and the tests of a model share a process (`xdist_group`). So
+A process holds one model at a time (`cuda_engines.held`), and the tests of a model share a process (`group_of`). So
 what a process takes is the sum for its test:
 
     a published shape   weights of its few layers (0.6 to 9.6 GiB) + ARENA 2 + WORK 2 + CONTEXT 0.6 GiB
@@ -13,6 +13,7 @@ itself instead of taking the memory of others. `tests/test_gpu_memory.py` adds t
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import cache
 from typing import TYPE_CHECKING
@@ -31,6 +32,20 @@ ARENA_BYTES = 2 * GIB
 WORK_BYTES = 2 * GIB
 TINY_BYTES = 1 * GIB
 KERNEL_BYTES = 8 * GIB
+
+
+# At the end of a parameter's id, behind the name of its group.
+GROUP = "@gpu"
+
+
+def group_of(nodeid: str) -> str | None:
+    """The model that a test needs, if it needs one. (A mark does not reach xdist's scheduler from pytest 9 on.)
+
+    >>> group_of("tests/test_x.py::test_y[tiny lfm2 float32@gpu-cache on]"), group_of("tests/test_x.py::test_z[1-2]")
+    ('tiny lfm2 float32', None)
+    """
+    found = re.search(rf"\[(.*){GROUP}", nodeid)
+    return found[1] if found else None
 
 
 def allocation_of(group: str | None) -> int:
@@ -59,8 +74,7 @@ def claim(item: pytest.Item) -> None:
 
     if not torch.cuda.is_available():
         return
-    mark = item.get_closest_marker("xdist_group")
-    group = mark.args[0] if mark else None
+    group = group_of(item.nodeid)
     engines = sys.modules.get("tests.cuda_engines")
     if engines is not None:
         engines.release(keep=group)

@@ -72,7 +72,7 @@ def test_a_test_cannot_allocate_more_than_its_share(group, allocation, monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=100 * GIB))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
-    mark = None if group is None else SimpleNamespace(args=(group,))
-    gpu_memory.claim(SimpleNamespace(get_closest_marker=lambda name: mark))
+    [parameter] = cuda_engines.for_each(["x"], group or "{}")
+    gpu_memory.claim(SimpleNamespace(nodeid=f"tests/test_x.py::test_y[{'1-2' if group is None else parameter.id}]"))
     assert limits == [pytest.approx(allocation / (100 * GIB))]
     assert allocation < 20 * GIB
