@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -50,6 +51,9 @@ def release(keep: str | None = None) -> None:
         return
     for group in _held.keys() - {keep}:
         _held.pop(group).close()
+    # The frames of a failed test hold its engine.
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        vars(sys).pop(name, None)
     gc.collect()
     torch.cuda.empty_cache()
 
