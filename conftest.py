@@ -4,6 +4,7 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,38 @@ def pytest_configure(config: pytest.Config) -> None:
         library.available()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all tests of a model on a GPU to one process: loading it takes memory, and longer than most of its tests."""
+    if config.option.markexpr != "gpu":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    from tests.gpu_memory import group_of
+
+    class ByModel(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid) or nodeid
+
+    return ByModel(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of a model on a GPU side by side: a process holds one model at a time."""
+    from tests.gpu_memory import group_of
+
+    first: dict[str, int] = {}
+    places = {item: first.setdefault(group_of(item.nodeid) or item.nodeid, n) for n, item in enumerate(items)}
+    items.sort(key=places.__getitem__)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Random numbers of a test do not depend on which tests the same process has run before."""
+    if item.get_closest_marker("gpu"):
+        from tests import gpu_memory
+
+        gpu_memory.claim(item)
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)

@@ -1,23 +1,30 @@
 """Engines on a GPU: tiny models of every family, and published shapes with few layers. Weights may come from a CPU.
 
-Loading compiles and records, so each model is loaded once; every engine made of it remembers nothing, but works in
-memory that earlier ones have used.
+Loading compiles and records, so each model is loaded once and held until another one is asked for; every engine made
+of it remembers nothing, but works in memory that earlier ones have used. Tests of one model are a group (`for_each`),
+which runs in one process.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
 import tempfile
-from functools import cache
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from torch import nn
 
-from tests.engines import FAMILIES, model_of
+from tests.engines import TINY, model_of
+from tests.gpu_memory import ARENA_BYTES, GROUP
 from tests.oracle import Tiny
 from weft import LLM
 from weft.base.config import EngineConfig
+from weft.base.options import memory_bytes as bytes_of
 from weft.engine.loop import Engine
 from weft.models import configurations
 from weft.models.config import read_config
@@ -27,7 +34,39 @@ MEMORY_BYTES = 64 << 20
 SETTINGS = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640}
 
 
-def load(config: dict[str, Any], dtype: str, **options: Any) -> LLM:
+_held: dict[str, LLM] = {}
+
+
+def held(group: str, make: Callable[[], LLM]) -> LLM:
+    """The model of a group of tests, made if it is not the one that the process holds."""
+    if group not in _held:
+        release()
+        _held[group] = make()
+    return _held[group]
+
+
+def release(keep: str | None = None) -> None:
+    """Give the memory of all models back, but for that of the group `keep`."""
+    if not _held.keys() - {keep}:
+        return
+    for group in _held.keys() - {keep}:
+        _held.pop(group).close()
+    # The frames of a failed test hold its engine.
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        vars(sys).pop(name, None)
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def for_each(names: Iterable[str], group: str = "{}") -> list[Any]:
+    """Parameters of a test, each in the group of its model. They come first in a test's id."""
+    return [pytest.param(name, id=group.format(name) + GROUP) for name in names]
+
+
+def load(config: dict[str, Any], dtype: str, memory: int, **options: Any) -> LLM:
+    """An arena of `memory` bytes: what is free belongs to the tests of other processes, too."""
+    assert bytes_of(memory) is not None, 'a test must state its memory: "auto" would take all that others need'
+    options |= {"memory": memory}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         file.write_text(json.dumps(config))
@@ -36,14 +75,17 @@ def load(config: dict[str, Any], dtype: str, **options: Any) -> LLM:
     return llm
 
 
-@cache
 def tiny(family: str, dtype: str) -> LLM:
     """In float32 with the very numbers of the CPU's model, else with numbers of its own."""
+    return held(f"tiny {family} {dtype}", lambda: load_tiny(family, dtype))
+
+
+def load_tiny(family: str, dtype: str) -> LLM:
     import transformers
 
-    found: Tiny = FAMILIES[family]
+    found: Tiny = TINY[family]
     config = getattr(transformers, found.config_class)(**json.loads(json.dumps(found.settings))).to_dict()
-    llm = load(config | {"architectures": [found.model_class]}, dtype, memory=MEMORY_BYTES)
+    llm = load(config | {"architectures": [found.model_class]}, dtype, MEMORY_BYTES)
     if dtype == "float32":
         copy_weights(model_of(family), llm.engine._device.model)
     return llm
@@ -61,12 +103,15 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
     assert not unexpected, unexpected
 
 
-@cache
 def published(name: str) -> LLM:
     """A packaged configuration with a few of its layers, in bfloat16: kernels at their real sizes."""
+    return held(name, lambda: load(few_layers(packaged(name)), "bfloat16", ARENA_BYTES))
+
+
+def packaged(name: str) -> dict[str, Any]:
     file = configurations.find(name)
     assert file is not None
-    return load(few_layers(read_config(file)), "bfloat16", memory="2GiB")
+    return read_config(file)
 
 
 def few_layers(config: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests import cuda_engines
-from tests.cuda_engines import make, published, tiny
+from tests.cuda_engines import for_each, make, published, tiny
 from tests.engines import FAMILIES, Answer, Ask, greedy, make_engine, seeded, serve, smallest_memory, tokens
 from tests.hybrid_models import HYBRIDS
 from tests.test_sameness import LONGEST, SCENARIOS, asks
@@ -42,10 +42,20 @@ SMALL_VOCABULARY = 1000
 GROUPS = 4
 # Tokens that are closer than this may come in either order.
 CLEAR_MARGIN = 2e-3
-MODELS = {f"tiny {family}": partial(tiny, family, "bfloat16") for family in FAMILIES}
+MODELS = {f"tiny {family} bfloat16": partial(tiny, family, "bfloat16") for family in FAMILIES}
 MODELS |= {name: partial(published, name) for name in configurations.names()}
-RECURRENT = [f"tiny {family}" for family in HYBRIDS]
+RECURRENT = [f"tiny {family} bfloat16" for family in HYBRIDS]
 RECURRENT += [name for name in configurations.names() if name not in ("gemma-3-12b", "gpt-oss-20b")]
+# Sizes that tiles, whose sides are powers of two, have to be padded for.
+ODD_SIZES = (
+    "falcon_h1, state of 24",
+    "falcon_h1, wide convolution",
+    "falcon_h1, biases of both mixers, odd heads",
+    "qwen3_next, three value heads per key head, dense layer, tied",
+    "qwen3_next, equal heads, width 3, every second layer sparse",
+)
+each_model = pytest.mark.parametrize("model", for_each(MODELS))
+each_family = pytest.mark.parametrize("family", for_each(FAMILIES, "tiny {} float32"))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -57,7 +67,7 @@ def _a_gpu() -> None:
 # the same answers as on a CPU ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", for_each((*FAMILIES, *ODD_SIZES), "tiny {} float32"))
 def test_float32_gives_the_greedy_tokens_of_the_cpu(family: str) -> None:
     """Two prompts, 40 tokens each, unless two tokens are as good as equal."""
     wishes = SamplingParams(max_tokens=40, temperature=0.0, logprobs=2)
@@ -116,7 +126,7 @@ def divergences_of_hits(llm: LLM, engine: Engine, prompts: list[list[int]]) -> l
     return divergences(hits, serve(make(llm, cache=False, paranoid=False), asks))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@each_model
 def test_a_hit_after_prefill_does_not_diverge_in_bfloat16(model: str) -> None:
     llm = MODELS[model]()
     engine, prompts = make(llm), [tokens(200, number) for number in range(16)]
@@ -124,7 +134,7 @@ def test_a_hit_after_prefill_does_not_diverge_in_bfloat16(model: str) -> None:
     assert mean(divergences_of_hits(llm, engine, prompts)) <= LARGEST_DIVERGENCE
 
 
-@pytest.mark.parametrize("model", MODELS)
+@each_model
 def test_a_hit_after_decode_does_not_diverge_in_bfloat16(model: str) -> None:
     """Over many prompts: where two experts are as good as equal, rounding sends a token in hundreds to the other one,
     which diverges a thousand times as much as the rest."""
@@ -144,7 +154,7 @@ def checkpoints(engine: Engine) -> dict[int, torch.Tensor]:
     return {node.depth * CELL: store.unit(Kind.STATE, node.resume.slot).clone() for node in nodes}
 
 
-@pytest.mark.parametrize("model", RECURRENT)
+@pytest.mark.parametrize("model", for_each(RECURRENT))
 def test_checkpoints_of_a_resumed_prefill_are_those_of_a_cold_one_to_the_bit(model: str) -> None:
     """In chunks of the same sizes, so that matrix products are the same ones: all else may not depend on the start."""
     llm, prompt = MODELS[model](), tokens(450, 7)
@@ -182,7 +192,7 @@ def check(family: str, requests: list[Ask], answers: list[Answer], order: list[i
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_answers_do_not_depend_on_how_they_are_computed(family: str, scenario: str) -> None:
     engine = make(tiny(family, "float32"), **SCENARIOS[scenario])
     check(family, list(asks()), serve(engine, list(asks())), list(range(len(asks()))))
@@ -193,7 +203,7 @@ def room(family: str, length: int) -> int:
     return smallest_memory(family, length, spec=tiny(family, "float32").engine.ledger.spec)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_answers_are_the_same_where_memory_evicts_and_preempts(family: str) -> None:
     evicted = preempted = 0
     for depth, eviction, slack in ((0, "value", 1.0), (1, "lru", 1.3)):
@@ -207,7 +217,7 @@ def test_answers_are_the_same_where_memory_evicts_and_preempts(family: str) -> N
     assert preempted
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_aborts_and_the_order_of_arrival_change_nothing_for_the_others(family: str) -> None:
     random = Random(family)
     order = random.sample(range(len(asks())), len(asks()))
@@ -221,7 +231,7 @@ def test_aborts_and_the_order_of_arrival_change_nothing_for_the_others(family: s
     assert not engine.ledger.leases
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family
 def test_no_stranger_shows_through(family: str) -> None:
     """Strangers fill all memory, and what they leave is NaN; the next answers are those of untouched memory."""
     llm, stem = tiny(family, "float32"), tokens(130, 4)
@@ -260,7 +270,7 @@ def waiting_is_an_error() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("model", MODELS)
+@each_model
 def test_no_launch_waits_for_the_device(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks, decodes, hits and every way of sampling; landing may wait, launching may not."""
     engine = make(MODELS[model](), max_tokens_per_step=96, depth=1, paranoid=False)

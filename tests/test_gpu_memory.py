@@ -1,0 +1,78 @@
+"""What GPU tests take fits on one GPU for all processes, and none of them can take what is free."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests import cuda_engines, gpu_memory
+from tests.gpu_memory import CONTEXT_BYTES, DEVICE_BYTES, GIB, KERNEL_BYTES, PROCESSES, allocation_of
+from weft.models import configurations
+
+TESTS = Path(__file__).parent
+
+
+def test_the_largest_tests_fit_on_one_gpu_side_by_side():
+    kernels = [KERNEL_BYTES] * PROCESSES
+    taken = [CONTEXT_BYTES + size for size in [*map(allocation_of, configurations.names()), *kernels]]
+    assert sum(sorted(taken)[-PROCESSES:]) <= DEVICE_BYTES
+
+
+def test_a_test_without_a_size_of_memory_is_refused():
+    with pytest.raises(AssertionError, match="must state its memory"):
+        cuda_engines.load({}, "bfloat16", "auto")
+
+
+def calls_without_memory(source: str) -> list[int]:
+    """Lines that make an `LLM` whose memory is left to it."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "LLM"]
+    return [call.lineno for call in made if not any(is_size(keyword) for keyword in call.keywords)]
+
+
+def is_size(keyword: ast.keyword) -> bool:
+    if keyword.arg is None:
+        # Options that were put together before, where `load` has checked them.
+        return isinstance(keyword.value, ast.BinOp)
+    return keyword.arg == "memory" and getattr(keyword.value, "value", None) != "auto"
+
+
+def test_every_model_on_a_gpu_is_given_a_size_of_memory():
+    files = [file for file in TESTS.glob("*.py") if "mark.gpu" in file.read_text() and file != Path(__file__)]
+    assert TESTS / "test_cuda_models.py" in files
+    found = {file.name: calls_without_memory(file.read_text()) for file in [*files, TESTS / "cuda_engines.py"]}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    assert calls_without_memory('LLM("x", device="cuda", memory="auto"); LLM("x")') == [1, 1]
+
+
+def test_a_process_holds_one_model_at_a_time():
+    closed = []
+    one, other = (SimpleNamespace(close=lambda name=name: closed.append(name)) for name in ("one", "other"))
+    try:
+        assert cuda_engines.held("one", lambda: one) is one
+        assert cuda_engines.held("one", lambda: other) is one
+        cuda_engines.release(keep="one")
+        assert closed == []
+        assert cuda_engines.held("other", lambda: other) is other
+        assert closed == ["one"]
+    finally:
+        cuda_engines.release()
+    assert closed == ["one", "other"]
+
+
+@pytest.mark.parametrize(
+    ("group", "allocation"), [(None, 8 * GIB), ("tiny lfm2 float32", GIB), ("lfm2-1.2b", allocation_of("lfm2-1.2b"))]
+)
+def test_a_test_cannot_allocate_more_than_its_share(group, allocation, monkeypatch):
+    limits = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=100 * GIB))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
+    [parameter] = cuda_engines.for_each(["x"], group or "{}")
+    gpu_memory.claim(SimpleNamespace(nodeid=f"tests/test_x.py::test_y[{'1-2' if group is None else parameter.id}]"))
+    assert limits == [pytest.approx(allocation / (100 * GIB))]
+    assert allocation < 20 * GIB
