@@ -1,4 +1,4 @@
-"""The HTTP application: which path leads where. What is common to all of them lies around it, in `guard.py`."""
+"""The HTTP application: which path leads where. `guard.py` and `access.py` lie around it, for all paths."""
 
 from __future__ import annotations
 

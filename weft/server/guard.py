@@ -1,4 +1,4 @@
-"""The first of our code that sees a request: hosts, origins, keys, sizes; and the last that sees an error."""
+"""Admits requests by host, origin, key, size and limits, and answers every error that a route lets through."""
 
 from __future__ import annotations
 
