@@ -95,6 +95,7 @@ def dumped(value: object) -> bytes:
 
 HOSTILE = b'{"x":[' + b"[]," * 70 + b'"'
 MESSAGE = {"role": "user", "content": []}
+CALL = {"type": "function_call", "call_id": "c", "name": "f"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"enum": ["x"] * 200}}}
 BODIES = {
     "string without an end, 24 KB": ("/v1/completions", HOSTILE + b'\\"' * 12_000),
@@ -105,7 +106,7 @@ BODIES = {
     "many tools": ("/v1/chat/completions", dumped({"messages": [MESSAGE], "tools": [TOOL] * (SIZE // 1100)})),
     "token ids": ("/generate", dumped({"input_ids": [100] * (SIZE // 5)})),
     "many answers": ("/v1/completions", dumped({"prompt": "a" * 500_000, "n": 32, "max_tokens": 1})),
-    "calls": ("/v1/responses", dumped({"input": [{"type": "function_call", "call_id": "c", "name": "f"}] * 130_000})),
+    "calls": ("/v1/responses", dumped({"input": [CALL] * 130_000, "max_output_tokens": 1})),
     "brackets": ("/v1/completions", b'{"x":[' + b"[]," * (SIZE // 3) + b"[]]}"),
     "names": ("/abort_request", dumped({"rid": ["a"] * (SIZE // 5)})),
     "grammar": ("/v1/completions", dumped({"prompt": "x", "guided_grammar": "\n" * 65_000})),
