@@ -18,7 +18,6 @@ from weft.server.grammars import Form
 from weft.server.metrics import Meter, Metrics
 from weft.text.answer import Answer
 
-
 # Tokens of a prompt that takes a millisecond to send.
 LONG_PROMPT = 1 << 15
 
