@@ -132,6 +132,7 @@ LAUGHS = "{% set a = ['x'] %}" + "{% set a = [a, a, a, a, a, a, a, a] %}" * 12
         "{{ '{:{w}}'.format(1, w=1000000) | length }}",
         "{{ '%1000000000d' % 1 }}",
         "{{ '%*d' % (1000000000, 1) }}",
+        "{{ '%(a(b)c)1000000000d' % {'a(b)c': 1} }}",
         "{{ '%1000000000d' | format(1) }}",
         "{{ [1, 2] | tojson(indent=1000000000) }}",
         # what is caught instead of written

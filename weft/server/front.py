@@ -83,7 +83,7 @@ class Front:
         self.reasoning_parser = chosen(settings.reasoning_parser, lambda: detect_reasoning(source or ""))
         # A name that is none fails now, not with the first request.
         output_parser(self.reasoning_parser, self.tool_parser)
-        self.prompter = Prompter(tokenizer, template, self.limits, settings.template_kwargs, self.facts)
+        self._prompter = Prompter(tokenizer, template, self.limits, settings.template_kwargs, self.facts)
         self.pool = pool or pool_for(tokenizer, template, settings)
         self.runs: set[Run] = set()
         self.open_sequences = 0
@@ -102,8 +102,12 @@ class Front:
         info = self.backend.info
         return Facts(self.model_name, info.vocab_size, info.max_length, self.room)
 
+    @property
+    def prompter(self) -> Prompter:
+        self._prompter.facts = self.facts
+        return self._prompter
+
     def check_model(self, name: str | None) -> None:
-        self.prompter.facts = self.facts
         self.prompter.check_model(name)
 
     def need_tokenizer(self) -> Tokenizer:
@@ -119,7 +123,6 @@ class Front:
         """Return a request's body without its texts, and its prompts. Large bodies are read by another process."""
         data = await read_body(request, self.limits)
         if is_small(data, self.limits):
-            self.prompter.facts = self.facts
             return intake.read(self.prompter, data)
         with self.counted(1):
             return intake.unpacked(await self.worked(request, intake.name, data))

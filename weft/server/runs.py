@@ -21,6 +21,8 @@ from weft.text.answer import Answer
 
 # Of several answers, the one that tells most of how their run ended.
 ENDS = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP)
+# Tokens of a prompt that takes a millisecond to send.
+LONG_PROMPT = 1 << 15
 
 
 @dataclass(slots=True)
@@ -128,8 +130,13 @@ class Run:
 
     async def submit(self, requests: list[Request], answers: list[Answer]) -> None:
         """Hand all requests over, or none."""
-        tasks = [asyncio.ensure_future(self._submit(*each)) for each in zip(range(len(requests)), requests, answers)]
+        tasks: list[asyncio.Future[Followed]] = []
         try:
+            for index, (request, answer) in enumerate(zip(requests, answers)):
+                tasks.append(asyncio.ensure_future(self._submit(index, request, answer)))
+                if len(request.prompt) > LONG_PROMPT:
+                    # Each takes milliseconds to send, so streams get their turn between two.
+                    await asyncio.sleep(0)
             self.sequences += await asyncio.gather(*tasks)
             if self._aborted:
                 self.abort()
