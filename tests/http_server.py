@@ -17,6 +17,7 @@ from tests import tiny_model
 from tests.held_steps import SECONDS
 from weft.base.options import Options
 from weft.server.app import create_app
+from weft.server.connections import bounded_connections
 from weft.server.launch import Server
 from weft.server.settings import ServerSettings
 from weft.server.thread_backend import ThreadBackend
@@ -66,10 +67,12 @@ class Served:
             tokenizer.backend.post_processor = TemplateProcessing(f"{start} $A", special_tokens=[(start, 256)])
         template = ChatTemplate(self._template, tokenizer.specials) if tokenizer else None
         ends = tokenizer.end_tokens if tokenizer else frozenset([257])
-        self.app = create_app(self.backend, tokenizer, template, ends, self.settings)
+        connections = bounded_connections(self.settings.limits)
+        self.app = create_app(self.backend, tokenizer, template, ends, self.settings, connections=connections)
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self.server = Server(self.app, self.settings, self._drain, lambda address: self._ready.set())
+        ready = self._ready.set
+        self.server = Server(self.app, self.settings, self._drain, lambda _: ready(), connections=connections)
         await self.server.serve(sockets=[listener])
         await self.backend.stop(0)
 
