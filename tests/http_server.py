@@ -17,6 +17,7 @@ from tests import tiny_model
 from tests.held_steps import SECONDS
 from weft.base.options import Options
 from weft.server.app import create_app
+from weft.server.connections import bounded_connections
 from weft.server.front import pool_for
 from weft.server.launch import Server
 from weft.server.settings import ServerSettings
@@ -71,10 +72,14 @@ class Served:
         template = ChatTemplate(self._template, tokenizer.specials) if tokenizer else None
         ends = tokenizer.end_tokens if tokenizer else frozenset([257])
         self.pool = pool_for(tokenizer, template, self.settings, **self._pool)
-        self.app = create_app(self.backend, tokenizer, template, ends, self.settings, pool=self.pool)
+        connections = bounded_connections(self.settings.limits)
+        self.app = create_app(
+            self.backend, tokenizer, template, ends, self.settings, pool=self.pool, connections=connections
+        )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self.server = Server(self.app, self.settings, self._drain, lambda address: self._ready.set())
+        ready = self._ready.set
+        self.server = Server(self.app, self.settings, self._drain, lambda _: ready(), connections=connections)
         await self.server.serve(sockets=[listener])
         self.pool.stop()
         await self.backend.stop(0)

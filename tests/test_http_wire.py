@@ -76,6 +76,13 @@ def test_after_an_early_answer_the_next_request_is_found_behind_the_unread_body(
     assert json_of(answers)["path"] == "/last"
 
 
+def test_an_early_answer_reaches_a_client_that_first_sends_all_of_its_body(server: WireServer):
+    for more in ((), (CLOSE,)):
+        with server.connect() as wire:
+            wire.sendall(post("/early", b"x" * 8_000_000, *more))
+            assert statuses(receive_until(wire, b"early")) == [401]
+
+
 # versions -------------------------------------------------------------------------------------------------------------
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import threading
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 import trustme
+from starlette.requests import Request
 
 from tests.held_steps import wait_until
 from tests.http_server import serving
@@ -23,6 +26,7 @@ from tests.wire_server import (
     wire_server,
 )
 from weft.server.http import State
+from weft.server.limits import read_body
 from weft.server.settings import Limits, ServerSettings
 
 # Every deadline but one is far away, so that a test that ends shows which one ended it.
@@ -73,6 +77,25 @@ def test_a_client_that_drips_after_an_early_answer_loses_its_connection(server, 
         assert receive_until(wire, b"\r\n").startswith(b"HTTP/1.1 %d " % status)
         drip_until_closed(wire)
     assert server.client.get("/v1/models").status_code == 200
+
+
+def test_a_body_in_very_many_parts_takes_no_more_memory_than_in_few():
+    parts = 100_000
+
+    async def receive() -> dict[str, object]:
+        nonlocal parts
+        parts -= 1
+        return {"type": "http.request", "body": bytes(bytearray(b"xy")), "more_body": parts > 0}
+
+    request = Request({"type": "http", "headers": []}, receive)
+    tracemalloc.start()
+    try:
+        body = asyncio.run(read_body(request, Limits()))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert body == b"xy" * 100_000
+    assert peak < 5 * len(body)
 
 
 # one deadline at a time, on both event loops --------------------------------------------------------------------------

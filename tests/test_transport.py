@@ -65,7 +65,10 @@ def test_https_with_a_certificate_that_is_read_again_on_a_hangup(authority, tmp_
         wait_until(lambda: presented(served, context) != first)
         second = presented(served, context)
 
-        Path(files.certfile).write_text("no certificate")
+        # A certificate that is not that of the key must not leave the server with neither.
+        key = Path(files.keyfile).read_bytes()
+        write_certificate(authority, tmp_path)
+        Path(files.keyfile).write_bytes(key)
         served.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "the certificate stays as it was" in served.errors.read_text())
         assert presented(served, context) == second
