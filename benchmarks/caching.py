@@ -1,15 +1,14 @@
 """The study behind docs/caching.md: what is worth remembering, on traces and made-up traffic.
 
-    python -m benchmarks.caching matrix --json matrix.json      policies x workloads x models x memory
+    python -m benchmarks.caching matrix --json matrix.json      policies x workloads x models x memory, in both parts
     python -m benchmarks.caching ample --json ample.json        the whole traces in memory without end
     python -m benchmarks.caching goals --json goals.json        second sighting, no sharing, a scan
     python -m benchmarks.caching curve --json curve.json        from 2 % to 200 % of the working set
-    python -m benchmarks.caching matrix --seed 1 --json unseen.json --policies value,lru     traffic never looked at
-    python -m benchmarks.caching tables matrix.json unseen.json the tables of the document, from those files
+    python -m benchmarks.caching tables matrix.json             the tables of the document, from that file
     python -m benchmarks.caching plots matrix.json curve.json   its plots, into docs/
 
-One process, no device. The excerpts of Mooncake's traces in `benchmarks/traces` are used unless `--traces` names a
-folder with the whole ones. A run that was broken off goes on where it stopped.
+One process, no device. All traffic has two parts: one that the policy may be tuned on (`--parts tuned`), and one that
+only the report sees (`--parts held-out`). A run that was broken off goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from weft.simulate.simulation import Found
 from weft.simulate.text import Text, ask
 
 MODELS = ("qwen3-next-mini", "nemotron-nano-9b", "lfm2-1.2b")
-SHARES = (0.05, 0.10, 0.20)
+SHARES = (0.02, 0.05, 0.10, 0.20, 0.50)
 CURVE = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 # The plain ones keep what is published: ends of prompts and answers, junctions that pages show, every N tokens.
 PLAIN = Captures(popular=False, boundaries=False, candidates=False)
@@ -48,27 +47,36 @@ POLICIES = {
 }
 # Requests of each workload: enough to turn the smallest memory over many times.
 SIZES = {
-    "conversation": 1500,
-    "synthetic": 2000,
-    "lmsys": 3000,
+    "lmsys": 1500,
     "sharegpt": 1000,
-    "coding": 450,
-    "compacting": 450,
+    "coding": 900,
+    "compacting": 900,
     "tools": 1200,
     "system-prompts": 1200,
-    "retrieval": 350,
+    "retrieval": 700,
     "best-of-n": 900,
     "tree-search": 900,
+    "unique": 600,
+    "scan": 900,
 }
-TRACES = ("conversation", "synthetic")
+PARTS = ("tuned", "held-out")
+# Made-up traffic is split by its seeds, traces by their lines: how many are skipped, and how many run. Lines before the
+# tuned ones may be tuned on too, but take too long for the report.
+SEEDS = {"tuned": 0, "held-out": 7}
+LINES = {
+    "conversation": {"tuned": (6000, 2000), "held-out": (8000, 4031)},
+    "synthetic": {"tuned": (0, 2000), "held-out": (2000, 1993)},
+}
+WORKLOADS = (*SIZES, *LINES)
 PUBLISHED = Captures(popular=False, boundaries=False, answers=False, candidates=False)
 Results = dict[str, Any]
 
 
-def traffic(name: str, folder: str, whole: bool = False, seed: int = 0) -> Traffic:
-    if name in TRACES:
-        return Traffic(name, 0 if whole else SIZES[name], trace=f"{folder}/{name}.jsonl")
-    return Traffic(name, SIZES.get(name, 2000), seed)
+def traffic(name: str, folder: str, part: str = "tuned") -> Traffic:
+    if name in LINES:
+        skip, lines = LINES[name][part]
+        return Traffic(name, lines, trace=f"{folder}/{name}.jsonl.gz", skip=skip)
+    return Traffic(name, SIZES[name], SEEDS[part])
 
 
 def told(found: Found, oracle_tokens: int) -> Results:
@@ -84,6 +92,7 @@ def told(found: Found, oracle_tokens: int) -> Results:
         "seconds": found.seconds,
         "busy_seconds": found.busy_seconds,
         "ttft_p50": found.first_token(0.5),
+        "ttft_p90": found.first_token(0.9),
         "ttft_p99": found.first_token(0.99),
         "preemptions": stats["preemptions"],
     }
@@ -107,15 +116,15 @@ class Study:
 def matrix(
     study: Study,
     folder: str,
+    parts: list[str],
     models: list[str],
     shares: tuple[float, ...],
     names: list[str],
     policies: list[str],
-    seed: int = 0,
 ) -> None:
-    for name, model, share, policy in product(names, models, shares, policies):
-        sent = traffic(name, folder, seed=seed)
-        study.add(f"{name}/{model}/{share}/{policy}", partial(_entry, sent, model, share, policy))
+    for part, model, name, share, policy in product(parts, models, names, shares, policies):
+        sent = traffic(name, folder, part)
+        study.add(f"{part}/{name}/{model}/{share}/{policy}", partial(_entry, sent, model, share, policy))
 
 
 def _entry(sent: Traffic, model: str, share: float, policy: str) -> Results:
@@ -131,8 +140,9 @@ def _surveyed(sent: Traffic) -> Survey:
 
 def ample(study: Study, folder: str) -> None:
     """Memory without end and the whole traces: how much of what the oracle would hit, and for how many snapshots."""
-    for name in TRACES:
-        base = Setup(traffic(name, folder, whole=True), cost_model(MODELS[0]), 1 << 50, oracle=True)
+    for name in LINES:
+        whole = Traffic(name, 0, trace=f"{folder}/{name}.jsonl.gz")
+        base = Setup(whole, cost_model(MODELS[0]), 1 << 50, oracle=True)
         variants = {
             "default": base,
             "without candidates": replace(base, captures=Captures(candidates=False)),
@@ -178,7 +188,7 @@ def no_sharing(study: Study) -> None:
     """Nothing is ever reused: what remembering costs. All at once, so that the device's time is all that counts."""
     for model in MODELS:
         for cache in (True, False):
-            busy = replace(traffic("unique", ""), rate=200.0, requests=400)
+            busy = Traffic("unique", 400, rate=200.0)
             # Step by step: in strides, batches fall differently, and that is more than what is measured here.
             setup = Setup(busy, cost_model(model), 0.5, cache=cache, stride=1)
             study.add(f"no sharing/{model}/cache {'on' if cache else 'off'}", lambda setup=setup: told(run(setup), 0))
@@ -210,7 +220,7 @@ def _scan(model: str, policy: str) -> Results:
 
 def curve(study: Study, folder: str) -> None:
     for name in ("sharegpt", "system-prompts"):
-        matrix(study, folder, ["qwen3-next-mini"], CURVE, [name], ["value", "lru-plain"])
+        matrix(study, folder, ["tuned"], ["qwen3-next-mini"], CURVE, [name], ["value", "lru-plain"])
 
 
 # tables ---------------------------------------------------------------------------------------------------------------
@@ -220,90 +230,86 @@ def geometric_mean(values: list[float]) -> float:
     return exp(fmean(log(max(value, 1e-6)) for value in values)) if values else 0.0
 
 
-def ratios(results: Results, other: str) -> dict[tuple[str, str, str], float]:
-    """Hit tokens of the default over those of another policy, by workload, model and memory."""
+Entry = tuple[str, str, str]  # workload, model and memory
+
+
+def ratios(results: Results, part: str, other: str, value: Callable[[Results], float]) -> dict[Entry, float]:
+    """What the default has over what another policy has, for every entry of a part that both were run on."""
     found = {}
     for name, result in results.items():
-        workload, model, share, policy = name.split("/")
-        against = results.get(f"{workload}/{model}/{share}/{other}")
-        if policy == "value" and against is not None:
-            found[workload, model, share] = max(result["hit_tokens"], 1) / max(against["hit_tokens"], 1)
+        of, workload, model, share, policy = name.split("/")
+        against = results.get(f"{part}/{workload}/{model}/{share}/{other}")
+        if of == part and policy == "value" and against is not None and result["requests"]:
+            found[workload, model, share] = value(result) / value(against)
     return found
+
+
+def hits(result: Results) -> float:
+    return max(result["hit_tokens"], 1)
 
 
 OTHERS = {"lru": "LRU", "lru-plain": "LRU with the published captures", "flops": "FLOP-aware"}
 
 
-def matrix_tables(results: Results) -> str:
-    """Share of the oracle's hits, and hits over those of the others: a row per workload, a column per memory."""
+def part_tables(results: Results, part: str) -> str:
+    """The tables of a part: a row per workload, a column per model and memory."""
 
     def share(*key: str) -> float:
-        each = results["/".join([*key, "value"])]
+        each = results["/".join([part, *key, "value"])]
         return each["hit_tokens"] / max(1, each["oracle_tokens"])
 
-    parts = ["Share of the oracle's hit tokens under `value`:", _grid(results, share, "{:.0%}")]
+    known = {key: share(*key) for key in ratios(results, part, "lru", hits)}
+    tables = [_table("Share of the oracle's hit tokens under `value`", known, "{:.0%}")]
     for other, name in OTHERS.items():
-        found = ratios(results, other)
-        if not found:
-            continue
-        lowest = min(found, key=lambda key: found[key])
-        parts += [
-            f"Hit tokens over those of {name}:",
-            _grid(results, lambda *key, found=found: found.get(key), "{:.2f}"),
-        ]
-        parts.append(
-            f"Geometric mean of {len(found)}: **{geometric_mean(list(found.values())):.2f}**; "
-            f"lowest: {found[lowest]:.2f} ({', '.join(lowest[:2])}, {float(lowest[2]):.0%}).\n"
-        )
-    return "\n".join(parts)
+        tables.append(_table(f"Hit tokens over those of {name}", ratios(results, part, other, hits), lowest=True))
+    for field, name in (("ttft_p50", "Median"), ("ttft_p90", "90th percentile of the")):
+        found = ratios(results, part, "lru", lambda result, field=field: result[field])
+        tables.append(_table(f"{name} time to the first token over LRU's", found, highest=True))
+    return "\n".join(table for table in tables if table)
 
 
-def held_out(results: Results, unseen: Results) -> str:
-    """Hits over LRU's on traffic that no constant was chosen by, and on the same entries of what was looked at."""
-    found, known = ratios(unseen, "lru"), ratios(results, "lru")
-    lowest = min(found, key=lambda key: found[key])
-    rows = [
-        f"Hit tokens over those of LRU on seeds that no constant was chosen by, {len(found)} entries:",
-        "",
-        "| workload | " + " | ".join(dict.fromkeys(f"{m.split('-')[0]} {float(s):.0%}" for _, m, s in found)) + " |",
-        "|---|" + "---:|" * len({key[1:] for key in found}),
-    ]
-    for workload in dict.fromkeys(key[0] for key in found):
-        cells = [f"{value:.2f}" for key, value in found.items() if key[0] == workload]
-        rows.append(f"| {workload} | {' | '.join(cells)} |")
-    seen = geometric_mean([known[key] for key in found if key in known])
-    mean = geometric_mean(list(found.values()))
-    rows.append(f"\nGeometric mean **{mean:.2f}** (the same entries of the seed that was looked at: {seen:.2f}); ")
-    return "\n".join(rows) + f"lowest: {found[lowest]:.2f} ({', '.join(lowest[:2])}, {float(lowest[2]):.0%})."
+def _table(
+    title: str, found: dict[Entry, float], form: str = "{:.2f}", lowest: bool = False, highest: bool = False
+) -> str:
+    if not found:
+        return ""
+    text = f"{title}:\n{_grid(found, form)}"
+    for wanted, word, choose in ((lowest, "lowest", min), (highest, "highest", max)):
+        if wanted:
+            key = choose(found, key=lambda key: found[key])
+            mean = geometric_mean(list(found.values()))
+            text += f"\nGeometric mean of {len(found)}: **{mean:.2f}**; {word}: {found[key]:.3f} "
+            text += f"({', '.join(key[:2])}, {float(key[2]):.0%}).\n"
+    return text
 
 
-def _grid(results: Results, value: Callable[..., float | None], form: str) -> str:
-    keys = list(ratios(results, "lru"))
-    columns = list(dict.fromkeys((model, share) for _, model, share in keys))
+def _grid(found: dict[Entry, float], form: str) -> str:
+    columns = list(dict.fromkeys((model, share) for _, model, share in found))
     heads = [f"{model.split('-')[0]} {float(share):.0%}" for model, share in columns]
     rows = ["", "| workload | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(columns)]
-    for workload in dict.fromkeys(workload for workload, _, _ in keys):
-        known = [value(workload, *each) if (workload, *each) in keys else None for each in columns]
-        cells = ["" if each is None else form.format(each) for each in known]
+    for workload in dict.fromkeys(workload for workload, _, _ in found):
+        cells = [form.format(found[workload, *each]) if (workload, *each) in found else "" for each in columns]
         rows.append(f"| {workload} | {' | '.join(cells)} |")
     return "\n".join([*rows, ""])
 
 
 def draw(results: Results, curves: Results, folder: Path) -> None:
     """The plots of the document."""
-    workloads = list(dict.fromkeys(name.split("/")[0] for name in results))
     series = {}
     for other, name in OTHERS.items():
-        found = ratios(results, other)
+        found = ratios(results, "held-out", other, hits)
+        workloads = list(dict.fromkeys(workload for workload, _, _ in found))
+        if not found:
+            continue
         series[name.removesuffix(" with the published captures") + (", plain" if "plain" in other else "")] = {
             w: geometric_mean([v for k, v in found.items() if k[0] == w]) for w in workloads
         }
-    title = "Hit tokens, mean over models and memory of 5, 10 and 20 %"
+    title = "Hit tokens, mean over models and memory"
     (folder / "caching-workloads.svg").write_text(bars(title, series, "times as many", mark=1.0))
-    for workload in dict.fromkeys(name.split("/")[0] for name in curves):
+    for workload in dict.fromkeys(name.split("/")[1] for name in curves):
         points: dict[str, list[tuple[float, float]]] = {"value": [], "lru-plain": []}
         for name, each in curves.items():
-            which, _, share, policy = name.split("/")
+            _, which, _, share, policy = name.split("/")
             if which == workload:
                 points[policy].append((float(share), each["hit_tokens"] / max(1, each["oracle_tokens"])))
         text = lines(
@@ -318,22 +324,25 @@ def main() -> None:
     parser.add_argument("files", nargs="*")
     parser.add_argument("--json", default="caching.json")
     parser.add_argument("--traces", default=str(Path(__file__).parent / "traces"))
-    parser.add_argument("--workloads", default=",".join(SIZES))
+    parser.add_argument("--parts", default=",".join(PARTS), help="tuned, held-out or both")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--policies", default=",".join(POLICIES))
-    parser.add_argument("--seed", type=int, default=0, help="of made-up traffic; constants were chosen on 0")
+    parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="memory, as shares of the working set")
     options = parser.parse_args()
     if options.part == "tables":
-        known, *unseen = (json.loads(Path(file).read_text()) for file in options.files)
-        print(matrix_tables(known), *(held_out(known, each) for each in unseen), sep="\n")
+        known = {name: each for file in options.files for name, each in json.loads(Path(file).read_text()).items()}
+        for part in PARTS:
+            print(f"### {part.capitalize()}\n", part_tables(known, part), sep="\n")
         return
     if options.part == "plots":
         draw(*(json.loads(Path(file).read_text()) for file in options.files[:2]), Path("docs"))
         return
     study = Study(options.json)
     if options.part == "matrix":
-        names, policies = options.workloads.split(","), options.policies.split(",")
-        matrix(study, options.traces, options.models.split(","), SHARES, names, policies, options.seed)
+        chosen = (getattr(options, each).split(",") for each in ("parts", "models", "shares", "workloads", "policies"))
+        parts, models, shares, names, policies = chosen
+        matrix(study, options.traces, parts, models, tuple(map(float, shares)), names, policies)
     elif options.part == "curve":
         curve(study, options.traces)
     elif options.part == "ample":

@@ -22,8 +22,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-import uvicorn
-
 from benchmarks.instant import INFO, PROGRAM
 from tests import tiny_model
 from tests.fake_engines import InstantEngine
@@ -31,7 +29,8 @@ from weft.base.options import Options
 from weft.engine.exchange import Command, End, Replies, Submit
 from weft.server.app import create_app
 from weft.server.desk import Desk
-from weft.server.http import bounded_protocol
+from weft.server.door import bind
+from weft.server.launch import Server
 from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
 from weft.text.template import ChatTemplate
@@ -102,14 +101,9 @@ async def serve(kind: str, pipe: Connection, limit: int) -> None:
     settings = ServerSettings(api_keys=("secret",))
     settings = replace(settings, limits=replace(settings.limits, open_sequences=limit))
     app = create_app(backend, tokenizer, ChatTemplate(tiny_model.TEMPLATE, tokenizer.specials), frozenset(), settings)
-    config = uvicorn.Config(
-        app, port=0, http=bounded_protocol(settings.limits), lifespan="off", log_level="error", access_log=False
-    )
-    server = uvicorn.Server(config)
-    serving = asyncio.ensure_future(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    pipe.send(server.servers[0].sockets[0].getsockname()[1])
+    listener = bind("127.0.0.1", 0)
+    server = Server(app, settings, stopped, lambda address: pipe.send(listener.getsockname()[1]))
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     loop = asyncio.get_running_loop()
     # The client asks for the processor time so far, and in the end says stop.
     while await loop.run_in_executor(None, pipe.recv) == "time":
@@ -117,6 +111,10 @@ async def serve(kind: str, pipe: Connection, limit: int) -> None:
     server.should_exit = True
     await serving
     await backend.stop(0)
+
+
+async def stopped() -> None:
+    """Nothing runs when the client says stop."""
 
 
 def run_server(kind: str, pipe: Connection, limit: int, profile: str | None) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.hybrid_models import HYBRIDS
+from tests.hybrid_models import HYBRIDS, ODD_HYBRIDS
 from tests.oracle import Tiny
-from tests.plain_models import PLAIN
+from tests.plain_models import ODD_PLAIN, PLAIN
 from weft.base.config import EngineConfig
 from weft.base.errors import OptionError
 from weft.base.sampling import SamplingParams
@@ -27,15 +27,20 @@ from weft.models.weights import load_model
 from weft.runner.runner import Runner
 
 FAMILIES: dict[str, Tiny] = {**HYBRIDS, **PLAIN}
+TINY: dict[str, Tiny] = {**FAMILIES, **ODD_HYBRIDS, **ODD_PLAIN}
 VOCABULARY = 256
 
 
 @cache
 def model_of(family: str, dtype: torch.dtype = torch.float32) -> CausalModel:
     """A tiny model with random weights of a size that makes states matter."""
+    return dummy_model(TINY[family], dtype)
+
+
+def dummy_model(tiny: Tiny, dtype: torch.dtype = torch.float32) -> CausalModel:
+    """A model of its own, for a test that changes it."""
     import transformers
 
-    tiny = FAMILIES[family]
     config = getattr(transformers, tiny.config_class)(**json.loads(json.dumps(tiny.settings))).to_dict()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"

@@ -118,6 +118,26 @@ def heavy_imports(modules: dict[str, str]) -> list[str]:
     ]
 
 
+# What only the packages behind the boundary may ask: where a tensor lies, and who could compute with it.
+DEVICE_QUESTIONS = {"is_cuda", "is_cpu", "is_mkldnn", "device", "lanes", "native", "available", "get_default_device"}
+BACKENDS = ("weft.kernels.cuda", "weft.kernels.native")
+
+
+def device_questions(modules: dict[str, str]) -> list[str]:
+    """Reads of a tensor's device, imports of a backend, questions whether one can be had."""
+    complaints = []
+    for module, text in modules.items():
+        for other in sorted(imports(text)):
+            if any(within(other, backend) for backend in BACKENDS):
+                complaints.append(f"{module} imports {other}")
+        for node in ast.walk(ast.parse(text)):
+            asked = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr
+            # `torch.device(...)` makes a value and asks nothing.
+            if asked in DEVICE_QUESTIONS and ast.unparse(node) != "torch.device":
+                complaints.append(f"{module}:{node.lineno} asks {ast.unparse(node)}")
+    return complaints
+
+
 def words_away_from_home(modules: dict[str, str]) -> list[str]:
     complaints = []
     for module, text in modules.items():

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import httpx
-import uvicorn
 from tokenizers.processors import TemplateProcessing
 
 from tests import tiny_model
 from tests.held_steps import SECONDS
 from weft.base.options import Options
 from weft.server.app import create_app
-from weft.server.http import bounded_protocol
+from weft.server.front import pool_for
+from weft.server.launch import Server
 from weft.server.settings import ServerSettings
 from weft.server.thread_backend import ThreadBackend
 from weft.text.template import ChatTemplate
@@ -31,12 +31,15 @@ MEMORY = "16MiB"
 class Served:
     """A running server and a client of it."""
 
-    def __init__(self, backend: Any, settings: ServerSettings, texts: bool, template: str, start: bool) -> None:
+    def __init__(
+        self, backend: Any, settings: ServerSettings, texts: bool, template: str, start: bool, pool: dict[str, Any]
+    ) -> None:
         self.backend = backend
         self.settings = settings
         self._texts = texts
         self._template = template
         self._start_token = start
+        self._pool = pool
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -46,8 +49,8 @@ class Served:
         assert self._ready.wait(SECONDS), "the server does not come up"
         if self._error is not None:
             raise self._error
-        key = self.settings.api_keys[:1]
-        headers = {"authorization": f"Bearer {key[0]}"} if key else {}
+        key = self.settings.keys[:1]
+        headers = {"authorization": f"Bearer {key[0].secret}"} if key else {}
         self.client = httpx.Client(base_url=self.url, headers=headers, timeout=SECONDS)
 
     def _run(self) -> None:
@@ -67,19 +70,17 @@ class Served:
             tokenizer.backend.post_processor = TemplateProcessing(f"{start} $A", special_tokens=[(start, 256)])
         template = ChatTemplate(self._template, tokenizer.specials) if tokenizer else None
         ends = tokenizer.end_tokens if tokenizer else frozenset([257])
-        self.app = create_app(self.backend, tokenizer, template, ends, self.settings)
+        self.pool = pool_for(tokenizer, template, self.settings, **self._pool)
+        self.app = create_app(self.backend, tokenizer, template, ends, self.settings, pool=self.pool)
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        protocol = bounded_protocol(self.settings.limits)
-        # No connection is closed while a test thinks about what to send next.
-        config = uvicorn.Config(self.app, http=protocol, lifespan="off", log_level="error", timeout_keep_alive=SECONDS)
-        self.server = uvicorn.Server(config)
-        serving = asyncio.ensure_future(self.server.serve(sockets=[listener]))
-        while not self.server.started and not serving.done():
-            await asyncio.sleep(0.01)
-        self._ready.set()
-        await serving
+        self.server = Server(self.app, self.settings, self._drain, lambda address: self._ready.set())
+        await self.server.serve(sockets=[listener])
+        self.pool.stop()
         await self.backend.stop(0)
+
+    async def _drain(self) -> None:
+        """Leave what runs to the backend's stop."""
 
     def stop(self) -> None:
         self.client.close()
@@ -167,12 +168,21 @@ def serving(
     texts: bool = True,
     template: str = tiny_model.TEMPLATE,
     start: bool = False,
+    pool: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Served]:
-    """`texts`: with a tokenizer, which puts a special token at the start of plain prompts if told to."""
+    """`texts`: with a tokenizer, which puts a special token at the start of plain prompts if told to.
+
+    `pool`: how its text workers differ from the usual ones.
+    """
     chosen = Options(**{**tiny_model.OPTIONS, "memory": MEMORY, "threads": 1, "max_length": 2048, **options})
     served = Served(
-        ThreadBackend.from_options(chosen, progress=False), settings or ServerSettings(), texts, template, start
+        ThreadBackend.from_options(chosen, progress=False),
+        settings or ServerSettings(),
+        texts,
+        template,
+        start,
+        pool or {},
     )
     served.start()
     try:

@@ -80,6 +80,23 @@ QWEN3_5_MOE_MULTIMODAL = Tiny(
     "Qwen3_5MoeForConditionalGeneration",
     {"text_config": QWEN3_5_MOE.settings, "vision_config": VISION, "image_token_id": 3, "video_token_id": 4},
 )
+OLMO_HYBRID = Tiny(
+    "OlmoHybridConfig",
+    "OlmoHybridForCausalLM",
+    COMMON
+    | {
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "linear_key_head_dim": 12,
+        "linear_value_head_dim": 24,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_conv_kernel_dim": 4,
+        "layer_types": DELTA_AND_ATTENTION,
+        "rope_parameters": None,
+    },
+)
 NEMOTRON_H = Tiny(
     "NemotronHConfig",
     "NemotronHForCausalLM",
@@ -159,6 +176,7 @@ HYBRIDS: dict[str, Tiny] = {
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5_MOE,
+    "olmo_hybrid": OLMO_HYBRID,
     "nemotron_h": NEMOTRON_H,
     "falcon_h1": FALCON_H1,
     "granite_moe_hybrid": GRANITE,
@@ -208,6 +226,17 @@ ODD_HYBRIDS: dict[str, Tiny] = {
     "qwen3_5, multimodal": QWEN3_5_MULTIMODAL,
     "qwen3_5, attention bias, tied": QWEN3_5.variant(attention_bias=True, tie_word_embeddings=True),
     "qwen3_5_moe, multimodal": QWEN3_5_MOE_MULTIMODAL,
+    "olmo_hybrid, rotated, correction of one at most, default sizes, tied": OLMO_HYBRID.variant(
+        linear_allow_neg_eigval=False,
+        linear_key_head_dim=None,
+        linear_value_head_dim=None,
+        linear_num_key_heads=None,
+        linear_num_value_heads=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        attention_bias=True,
+        linear_conv_kernel_dim=2,
+        tie_word_embeddings=True,
+    ),
     "nemotron_h, pattern, expert groups, no conv bias": NEMOTRON_H.variant(
         published={"layers_block_type": None, "hybrid_override_pattern": "ME*-M", "num_hidden_layers": 5},
         n_group=4,
@@ -227,6 +256,8 @@ ODD_HYBRIDS: dict[str, Tiny] = {
     "falcon_h1, tied, dt limits": FALCON_H1.variant(
         tie_word_embeddings=True, time_step_limit=[0.03, 0.5], mamba_conv_bias=False
     ),
+    "falcon_h1, state of 24": FALCON_H1.variant(mamba_d_state=24),
+    "falcon_h1, wide convolution": FALCON_H1.variant(mamba_d_conv=6),
     "falcon_h1, norm after gate, bias of Mamba2 alone": FALCON_H1.variant(mamba_rms_norm=True, mamba_proj_bias=True),
     "falcon_h1, bias of attention alone, odd heads": FALCON_H1.variant(attention_bias=True, **ODD_HEADS),
     "falcon_h1, biases of both mixers, odd heads": FALCON_H1.variant(

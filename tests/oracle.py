@@ -68,12 +68,13 @@ class Oracle:
         torch.manual_seed(seed)
         kind = getattr(transformers, tiny.model_class)
         self.model = kind._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+        tied = self.model.get_input_embeddings().weight is self.model.get_output_embeddings().weight
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, tensor in [*self.model.named_parameters(), *persistent_buffers(self.model)]:
                 # Only gpt-oss keeps its experts as [experts, inputs, outputs].
                 transposed = tiny.model_class.startswith("GptOss") and tensor.ndim == 3
-                scatter(name, tensor, generator, -2 if transposed else -1)
+                scatter(name, tensor, generator, -2 if transposed else -1, tied)
 
     def save(self, folder: Path) -> Path:
         """A checkpoint, as this implementation writes it, with the fields of `published` put in place."""
@@ -95,15 +96,19 @@ def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
     return ((name, buffer) for name, buffer in model.named_buffers() if name in saved and buffer.is_floating_point())
 
 
-def scatter(name: str, tensor: Tensor, generator: torch.Generator, inputs: int) -> None:
-    """Random values of a size that lets signals, states and positions through; dimension `inputs` is summed over."""
+def scatter(name: str, tensor: Tensor, generator: torch.Generator, inputs: int, tied: bool) -> None:
+    """Draw values of a size that lets signals, states and positions through; dimension `inputs` is summed over.
+
+    A `tied` embedding is drawn as the head that it also is: with larger vectors the logit of the last token exceeds
+    all others, whatever the layers compute.
+    """
     noise = torch.randn(tensor.shape, generator=generator)
     if name.endswith("A_log"):
         return
     if tensor.ndim < 2:
         # Norms, biases, decays: near what they start from.
         tensor.add_(0.1 * noise)
-    elif "embed_tokens" in name:
+    elif "embed_tokens" in name and not tied:
         tensor.copy_(noise)
     elif "conv" in name and tensor.ndim == 3:
         tensor.copy_(0.5 * noise)

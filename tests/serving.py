@@ -33,14 +33,15 @@ class Served:
 
     @property
     def url(self) -> str:
-        found = re.search(r"at (http://\S+),", self.first_line)
+        found = re.search(r"at (https?://\S+|unix:\S+),", self.first_line)
         assert found is not None, f"{self.first_line!r}\n{self.errors.read_text()}"
         return found[1]
 
     @property
     def children(self) -> list[int]:
+        """Process ids of its engine. Text workers are not among them."""
         listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(number) for number in listed.split()]
+        return [int(number) for number in listed.split() if "engine_process" in command_of(number)]
 
     def call(self, path: str, body: dict[str, Any] | None = None, key: str | None = None) -> tuple[int, Any]:
         """Status and decoded answer."""
@@ -65,12 +66,27 @@ class Served:
         return self.process.wait(SECONDS)
 
 
+def with_descriptors(count: int, command: Sequence[str]) -> list[str]:
+    """Return a command that runs another one that may open only this many files."""
+    return ["sh", "-c", f'ulimit -n {count}; exec "$@"', "sh", *command]
+
+
+def command_of(process: str) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:  # it has ended
+        return ""
+
+
 @contextmanager
-def serving(*arguments: str, options: Sequence[str] = SMALL, **environment: str) -> Iterator[Served]:
+def serving(
+    *arguments: str, options: Sequence[str] = SMALL, descriptors: int | None = None, **environment: str
+) -> Iterator[Served]:
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "errors").open("w") as errors:
         known = {name: value for name, value in os.environ.items() if name != "WEFT_API_KEY"} | environment
+        command = [sys.executable, "-m", "weft", "serve", *options, *arguments]
         process = subprocess.Popen(
-            [sys.executable, "-m", "weft", "serve", *options, *arguments],
+            command if descriptors is None else with_descriptors(descriptors, command),
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

@@ -21,6 +21,7 @@ PARAMETERS = {
     "lfm2-1.2b": 1.17e9,
     "lfm2-8b-a1b": 8.34e9,
     "nemotron-nano-9b-v2": 8.89e9,
+    "olmo-hybrid-7b": 7.43e9,  # as its public implementation counts the default configuration
     "qwen3-next-mini": 6.3e9,  # nobody's: Qwen3-Next's layers, half as many, with an eighth of the experts
     "qwen3.5-35b-a3b": 34.7e9,
     "qwen3.5-9b": 8.95e9,

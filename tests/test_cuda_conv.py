@@ -59,7 +59,9 @@ def make_gated_rig(lengths, width=3, dtype=torch.float32, channels=CHANNELS, **o
     return Rig(memory, sequences, call, lanes=True, **options)
 
 
-@pytest.mark.parametrize(("width", "bias", "activation"), [(2, True, False), (3, False, False), (4, True, True)])
+@pytest.mark.parametrize(
+    ("width", "bias", "activation"), [(2, True, False), (3, False, False), (4, True, True), (9, True, True)]
+)
 def test_packed_rows_of_any_length_equal_the_loop(width, bias, activation):
     rig = make_rig([41, 33, 8, 7, 1], width, bias, activation, room=width - 2)
     rig.run([1, 1, 2, 3, 5, 8, 9, 16, 27])
@@ -75,8 +77,9 @@ def test_windows_may_reach_behind_the_cell():
     rig.run([1, 2, 3])
 
 
-def test_cells_of_64_and_more_channels_than_a_program_takes_equal_the_loop():
-    rig = make_rig([130, 64], cell=64, channels=300)
+@pytest.mark.parametrize("width", [4, 6])
+def test_cells_of_64_and_more_channels_than_a_program_takes_equal_the_loop(width):
+    rig = make_rig([130, 64], width, cell=64, channels=300)
     rig.step([(0, 70), (1, 63)])
     rig.step([(1, 1), (0, 60)])
 
@@ -110,8 +113,8 @@ def test_windows_are_the_inputs_to_the_bit():
     rig.run([1, 3, 8, 20])
 
 
-def launch(dtype: torch.dtype, gated: bool) -> None:
-    channels, width = 128, 3 if gated else 4
+def launch(dtype: torch.dtype, gated: bool, width: int = 4) -> None:
+    channels = 128
     spec = MemorySpec((short_conv_memory(channels, width, str(dtype).removeprefix("torch.")),))
     store = Store(spec, 1 << 20)
     rows = [Row(70, 71, 1, 0), Row(64, 200, 2, 1)]
@@ -127,12 +130,13 @@ def launch(dtype: torch.dtype, gated: bool) -> None:
 def launch_plain() -> None:
     launch(torch.bfloat16, gated=False)
     launch(torch.float32, gated=False)
+    launch(torch.bfloat16, gated=False, width=5)
 
 
 def launch_gated() -> None:
     # As on a Hopper GPU, where kernels start before the ones before them end.
     overlap.is_able = lambda device: True
-    launch(torch.bfloat16, gated=True)
+    launch(torch.bfloat16, gated=True, width=3)
 
 
 def test_kernels_compile_for_sm_90():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -139,15 +141,16 @@ def test_half_precision_models_multiply_in_their_dtype():
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 11, 20)])
-def test_gates_computed_inside_equal_those_computed_before(lengths):
+@pytest.mark.parametrize("most", [1.0, 2.0])
+def test_gates_computed_inside_equal_those_computed_before(lengths, most):
     torch.manual_seed(0)
     q, k, v, step, strength = random_inputs(sum(lengths), SMALL, torch.float32)
     step = torch.randn_like(step) * 9
     rates, bias = -torch.rand(2), torch.randn(2)
     outputs = []
     for call, gates in (
-        (gated_delta, (torch.nn.functional.softplus(step + bias) * rates, strength.sigmoid())),
-        (projected_gated_delta, (step, strength, rates, bias)),
+        (gated_delta, (torch.nn.functional.softplus(step + bias) * rates, most * strength.sigmoid())),
+        (partial(projected_gated_delta, most=most), (step, strength, rates, bias)),
     ):
         bench = Bench(SMALL, torch.float32, 8, "cpu")
         batch = bench.batch([Row(0, length, tail=index) for index, length in enumerate(lengths)])

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engines import Ask, greedy, model_of, seeded, serve, spec_of, tokens
+from tests.engines import TINY, Ask, dummy_model, greedy, model_of, seeded, serve, spec_of, tokens
 from tests.plans import Capture, Row, make_plan
 from weft.base.config import EngineConfig
 from weft.engine.loop import Engine
 from weft.kernels.causal_conv import short_conv_memory
+from weft.kernels.ssd import ssd_memory
 from weft.memory.device.store import Store
 from weft.memory.spec import AttentionMemory, MemorySpec
+from weft.models.layers import mamba2
+from weft.models.model import CausalModel
 from weft.runner.batching import build_batch
 from weft.runner.cuda import recorded
 from weft.runner.cuda.inputs import DecodeInputs
@@ -181,11 +184,11 @@ def test_prompts_take_the_smallest_size_that_holds_them(most, monkeypatch):
     assert not wide.holds(0, 4, 9)
 
 
-def cuda_engine(family: str, **settings) -> Engine:
-    memory, spec = 8 << 20, spec_of(family)
+def cuda_engine(model: CausalModel, **settings) -> Engine:
+    memory, spec = 8 << 20, MemorySpec(model.memories())
     options = {"max_sequences": 4, "max_tokens_per_step": 200, "max_length": 256, "paranoid": True, "depth": 1}
     config = EngineConfig(memory_bytes=memory, **(options | settings))
-    runner = CudaRunner(model_of(family), spec, memory, config.max_sequences, config.max_length, device="cpu")
+    runner = CudaRunner(model, spec, memory, config.max_sequences, config.max_length, device="cpu")
     return Engine(spec, runner, config)
 
 
@@ -209,13 +212,27 @@ def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family, is_recorded, 
         # A hit on what the first one left, beside decodes.
         Ask([*shared, *tokens(3, seed=4)], greedy(2), step=2),
     ]
-    found, wanted = serve(cuda_engine(family), asks), serve(cpu_engine(family), asks)
+    found, wanted = serve(cuda_engine(model_of(family)), asks), serve(cpu_engine(family), asks)
     assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
     for mine, theirs in zip(found, wanted):
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=2e-4)
     assert found[2].report.cached_tokens >= 64
     # Two prompts, a decode of both, a prompt beside a decode, and the rest.
     assert [outcome is not None for outcome in replayed[:3]] == [is_recorded, True, is_recorded]
+
+
+def test_a_state_that_is_no_power_of_two_runs_in_the_kernels_of_a_gpu(monkeypatch):
+    monkeypatch.setattr(recorded, "PROMPT_TOKENS", ())
+    # In the layout that a model on a GPU has for its tails.
+    monkeypatch.setattr(mamba2, "ssd_memory", lambda *sizes, lanes: ssd_memory(*sizes, lanes=True))
+    family, asks = "falcon_h1, state of 24", [Ask(tokens(67, seed=1), greedy(2)), Ask(tokens(3, seed=3), greedy(3))]
+    found, wanted = (
+        serve(cuda_engine(dummy_model(TINY[family]), max_sequences=2), asks),
+        serve(cpu_engine(family), asks),
+    )
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
+    for mine, theirs in zip(found, wanted):
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=2e-4)
 
 
 def test_the_trial_of_a_step_runs_on_units_that_nobody_owns():

@@ -42,13 +42,36 @@ def make_rig(
     def call(
         inputs: tuple[Tensor, ...], batch, view, gate: Tensor | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        x, dt, B, C = inputs
+        dt = inputs[1]
+        x, B, C = (surrounded_by_nan(inputs[number]) for number in (0, 2, 3))
         A, D, bias = on_device
         return (ssd(x, dt, A, B, C, D, batch, view, bias, limit, gate, out),)
 
     name = str(dtype).removeprefix("torch.")
     memory = ssd_memory(heads, head_dim, state, groups, 1, 2, name, lanes=True)
     return Rig(memory, sequences, call, seed=seed, lanes=lanes, device=device, **options)
+
+
+def surrounded_by_nan(tensor: Tensor) -> Tensor:
+    """The same numbers as a slice of something wider, as a projection's are; what is read beside them shows."""
+    flat = tensor.flatten(1)
+    wide = torch.full((len(flat), flat.shape[1] + 64), torch.nan, dtype=tensor.dtype, device=tensor.device)
+    wide[:, 32:-32] = flat
+    return wide[:, 32:-32].unflatten(1, tensor.shape[1:])
+
+
+def assert_nothing_else_is_written(rig: Rig) -> None:
+    """All memory but the captured states and the tails of sequences is as it was."""
+    owned = [Store(rig.spec, len(store.buffer)) for store in (rig.states, rig.tails)]
+    for store in owned:
+        store.buffer.fill_(0xFF)
+    for sequence in rig.sequences:
+        for slot in sequence.slots.values():
+            owned[0].views[0].state["ssm"][slot] = 0.0
+        for name in ("input", "B", "dt", "decay"):
+            owned[1].views[0].tail[name][sequence.tail] = 0.0
+    for store, mine in zip((rig.states, rig.tails), owned, strict=True):
+        assert (store.buffer.cpu()[mine.buffer == 0xFF] == 0xFF).all()
 
 
 @pytest.mark.parametrize(("groups", "room"), [(1, 0), (2, 3)])
@@ -63,6 +86,16 @@ def test_heads_that_blocks_do_not_divide_equal_the_loop():
         rig = make_rig([40, 20], heads=3, head_dim=head_dim, groups=1, dtype=dtype, cell=16)
         rig.tolerance = 2e-5 if dtype == torch.float32 else 1e-2
         rig.run([1, 20, 30])
+
+
+@pytest.mark.parametrize(
+    ("state", "groups", "dtype"), [(24, 1, torch.float32), (24, 2, torch.float16), (5, 2, torch.float32)]
+)
+def test_states_of_any_size_equal_the_loop_and_touch_nothing_else(state, groups, dtype):
+    rig = make_rig([50, 33, 16, 1], heads=2, state=state, groups=groups, dtype=dtype, room=3, cell=16)
+    rig.tolerance = 2e-5 if dtype == torch.float32 else 1e-2
+    rig.run([1, 2, 5, 16, 17, 40])
+    assert_nothing_else_is_written(rig)
 
 
 def test_time_steps_of_raw_projections_equal_the_reference():
@@ -108,9 +141,9 @@ def states_at_the_grid(pieces: Sequence[tuple[int, int]], cell: int = 16, **opti
 CUTS = [[(0, 16), (16, 48), (48, 70)], [(0, 5), (5, 7), (7, 36), (36, 70)]]
 
 
-@pytest.mark.parametrize("spans", CUTS)
-def test_states_have_the_same_bits_however_a_prefill_is_cut(spans):
-    sizes = {"heads": 2, "groups": 1, "head_dim": 20}
+@pytest.mark.parametrize(("spans", "state"), [(CUTS[0], 24), (CUTS[1], 16)])
+def test_states_have_the_same_bits_however_a_prefill_is_cut(spans, state):
+    sizes = {"heads": 2, "groups": 1, "head_dim": 20, "state": state}
     assert torch.equal(states_at_the_grid(spans, **sizes), states_at_the_grid([(0, 70)], **sizes))
 
 
@@ -156,11 +189,23 @@ def test_the_reference_can_use_the_memory_of_a_gpu():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("sizes", [(16, 80, 128, 2), (8, 64, 128, 1), (4, 128, 256, 1), (4, 24, 16, 2)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (16, 80, 128, 2),
+        (8, 64, 128, 1),
+        (4, 128, 256, 1),
+        (4, 24, 16, 2),
+        (8, 16, 24, 2),
+        (8, 64, 96, 1),
+        (4, 64, 200, 1),
+    ],
+)
 def test_real_sizes_equal_the_loop_on_the_device(dtype, sizes):
     rig = make_rig([200, 150, 64, 33, 1], *sizes, dtype=dtype, device="cuda", cell=64, room=4, raw=True)
     rig.tolerance = 1e-3 if dtype == torch.float32 else 5e-2
     rig.run([1, 1, 2, 7, 64, 65, 128])
+    assert_nothing_else_is_written(rig)
 
 
 @pytest.mark.gpu
@@ -187,6 +232,12 @@ def launch_all() -> None:
     launch(torch.bfloat16, heads=24, head_dim=128, state=256, groups=1, gated=True)
 
 
+def launch_padded() -> None:
+    launch(torch.bfloat16, heads=8, head_dim=16, state=24, groups=2)
+    launch(torch.bfloat16, heads=8, head_dim=64, state=96, groups=2)
+    launch(torch.float32, heads=8, head_dim=16, state=24, groups=2)
+
+
 def launch(dtype: torch.dtype, heads: int, head_dim: int, state: int, groups: int, gated: bool = False) -> None:
     name = str(dtype).removeprefix("torch.")
     spec = MemorySpec((ssd_memory(heads, head_dim, state, groups, 1, 2, name, lanes=True),))
@@ -205,4 +256,4 @@ def launch(dtype: torch.dtype, heads: int, head_dim: int, state: int, groups: in
 
 
 def test_kernels_compile_for_sm_90():
-    assert_compiles(launch_all)
+    assert_compiles(launch_all, launch_padded)

@@ -23,8 +23,8 @@ def compute(target: Ledger, tokens: list[int], seat: int = 0) -> int:
     cell = target.spec.cell
     lease = target.open(seat, chain(root_key(b"", cell), array, cell), len(tokens), len(tokens) - 1)
     cached = lease.miss.cached
-    grant = target.advance(lease, len(tokens))
-    target.settle(lease, grant, len(tokens))
+    assert target.advance(lease, len(tokens)) is not None
+    target.settle(lease, target.snapshot([lease])[seat], len(tokens))
     target.close(lease)
     return cached
 
@@ -125,6 +125,6 @@ def test_an_optional_snapshot_never_pushes_out_much() -> None:
     """With memory full of pages that others need, a snapshot is skipped and counted, and the request goes on."""
     target = Ledger(rolling_spec(heavy=True), 8 * 1024, seats=4, max_length=400, capture_every=4)
     lease = target.open(0, chain(root_key(b"", 4), np.arange(60, dtype=np.int32), 4), 60, 59)
-    grant = target.advance(lease, 60)
-    assert grant is not None
+    assert target.advance(lease, 60) is not None
+    target.snapshot([lease])
     assert target.cache.counts.captures_skipped > 0

@@ -78,6 +78,32 @@ def test_words_of_recurrent_layers_stay_home():
     assert not fences.words_away_from_home({"weft.offline.llm": "class Conversation: ...  # converts a classmethod"})
 
 
+# Each with its reason; everything else that a model says holds on any device.
+MAY_ASK_FOR_DEVICES = {"weft.models.dummy": "random weights are drawn where they lie"}
+
+
+def test_models_say_what_is_computed_and_never_where():
+    models = {module: text for module, text in WEFT.items() if fences.within(module, "weft.models")}
+    asking = {complaint.split(":")[0] for complaint in fences.device_questions(models)}
+    assert asking == set(MAY_ASK_FOR_DEVICES)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if x.is_cuda: pass",
+        "y = x.to(weight.device)",
+        "if batch.lanes is not None: pass",
+        "def late():\n    from weft.kernels.cuda import moe",
+        "from weft.kernels.native import library",
+        "if library.available(): pass",
+    ],
+)
+def test_a_model_that_asks_for_its_device_is_seen(line):
+    assert fences.device_questions({"weft.models.lfm2": line})
+    assert not fences.device_questions({"weft.models.weights": "def load(device: torch.device | str): ..."})
+
+
 def test_files_and_functions_stay_small():
     assert fences.too_large(EVERYTHING) == []
     large = [module for module in WEFT if len(WEFT[module].splitlines()) >= 400]

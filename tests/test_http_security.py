@@ -16,6 +16,7 @@ from tests.http_values import LIMITS
 from weft.server import auth
 from weft.server.app import ROUTES
 from weft.server.auth import Keys
+from weft.server.guard import OPEN_ROUTES
 from weft.server.openapi import OPERATIONS
 from weft.server.settings import ServerSettings
 
@@ -45,18 +46,27 @@ def bearer(key: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
-def test_no_route_answers_without_a_key(locked: Served, path, method):
+def test_only_the_open_routes_answer_without_a_key(locked: Served, path, method):
     for header in ("", "Bearer wrong", "Basic first-key", "Bearer first-key2", "first-key"):
         answer = locked.client.request(method, path, headers={"authorization": header})
-        assert answer.status_code == 401, (path, header)
-        assert answer.json()["error"]["code"] == "invalid_api_key"
+        if (method, path) in OPEN_ROUTES:
+            assert (answer.status_code, answer.content) == (200, b'{"status":"ok"}')
+        else:
+            assert answer.status_code == 401, (path, header)
+            assert answer.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_health_is_open_only_if_configured():
-    with serving(ServerSettings(api_keys=("k",), open_health=True)) as server:
+def test_health_is_open_unless_configured_otherwise():
+    assert OPEN_ROUTES == (("GET", "/health"), ("HEAD", "/health"))
+    with serving(ServerSettings(api_keys=("k",))) as server:
         assert httpx.get(server.url + "/health").status_code == 200
+        assert httpx.head(server.url + "/health").status_code == 200
+        assert httpx.post(server.url + "/health").status_code == 401
         for path in ("/health_generate", "/metrics", "/v1/models", "/health/"):
             assert httpx.get(server.url + path).status_code == 401
+    with serving(ServerSettings(api_keys=("k",), open_health=False)) as server:
+        assert httpx.get(server.url + "/health").status_code == 401
+        assert server.client.get("/health").status_code == 200
 
 
 def test_any_of_the_keys_opens_by_either_header(locked: Served):

@@ -142,14 +142,17 @@ def test_a_configuration_that_cannot_work_is_an_error_that_names_the_field(name,
 
 @pytest.mark.parametrize("of_mamba", [False, True])
 @pytest.mark.parametrize("of_attention", [False, True])
-def test_falcon_projects_once_for_both_mixers_unless_one_alone_has_a_bias(of_mamba, of_attention, tmp_path):
+def test_falcon_projects_once_for_both_mixers_whichever_has_a_bias(of_mamba, of_attention, tmp_path):
     tiny = HYBRIDS["falcon_h1"].variant(mamba_proj_bias=of_mamba, attention_bias=of_attention)
     folder = saved(tiny, tmp_path)
     stored, model = load_file(folder / "model.safetensors"), load(folder)
-    assert sum(p.numel() for p in model.parameters()) == sum(tensor.numel() for tensor in stored.values())
-    for block in model.model.layers:
-        assert (block.in_proj is None) == (of_mamba != of_attention)
-        assert (block.mamba.in_proj is None) == (block.self_attn.qkv is None) == (block.in_proj is not None)
+    mixers = [block.mixers for block in model.model.layers]
+    for each in mixers:
+        assert (each.in_proj.bias is not None) == (of_mamba or of_attention)
+        assert each.mixers["mamba"].in_proj is each.mixers["self_attn"].qkv is None
+    made_up = sum(len(each.in_proj.bias) for each in mixers) if of_mamba != of_attention else 0
+    made_up -= sum(stored[name].numel() for name in stored if re.search(r"(in|[qkv])_proj\.bias", name) and made_up)
+    assert sum(p.numel() for p in model.parameters()) == sum(tensor.numel() for tensor in stored.values()) + made_up
 
 
 @pytest.mark.parametrize("of_mamba", [False, True])
@@ -161,11 +164,11 @@ def test_falcon_has_one_matrix_and_one_bias_behind_both_mixers(of_mamba, of_atte
     for number, block in enumerate(model.model.layers):
         scanned, attended = (f"model.layers.{number}.{name}" for name in ("mamba.out_proj", "self_attn.o_proj"))
         sides = [0.8 * stored[f"{scanned}.weight"], 0.9 * stored[f"{attended}.weight"]]
-        torch.testing.assert_close(block.out_proj.weight, torch.cat(sides, 1))
-        assert (block.out_proj.bias is not None) == (of_mamba or of_attention)
-        if block.out_proj.bias is not None:
+        torch.testing.assert_close(block.mixers.out_proj.weight, torch.cat(sides, 1))
+        assert (block.mixers.out_proj.bias is not None) == (of_mamba or of_attention)
+        if block.mixers.out_proj.bias is not None:
             of_one, of_other = (stored.get(f"{name}.bias", torch.zeros(())) for name in (scanned, attended))
-            torch.testing.assert_close(block.out_proj.bias, 0.8 * of_one + 0.9 * of_other)
+            torch.testing.assert_close(block.mixers.out_proj.bias, 0.8 * of_one + 0.9 * of_other)
 
 
 @pytest.mark.parametrize("leaf", ["mamba.out_proj.bias", "self_attn.o_proj.bias"])
@@ -179,6 +182,35 @@ def test_a_bias_that_is_added_to_another_is_missed_by_its_own_name_and_shape(lea
     save_file(stored | {name: bias[:1].clone()}, folder / "model.safetensors")
     with pytest.raises(ModelError, match=rf"misshapen: {re.escape(name)} is \[1\]"):
         load(folder)
+
+
+@pytest.mark.parametrize("cuts", [None, [24, 24, 96], [48, 48, 48]])
+def test_olmo_convolves_the_same_however_its_checkpoint_cuts_the_filter(cuts, tmp_path):
+    parts = [f"{name}_conv1d.weight" for name in "qkv"]
+
+    def recut(tensors: Tensors) -> Tensors:
+        found = dict(tensors)
+        for layer in (0, 1):
+            path = f"model.layers.{layer}.linear_attn."
+            whole = torch.cat([found.pop(path + part) for part in parts])
+            pieces = {"conv1d.weight": whole} if cuts is None else dict(zip(parts, whole.split(cuts)))
+            found |= {path + name: piece for name, piece in pieces.items()}
+        return found
+
+    folder = saved(HYBRIDS["olmo_hybrid"], tmp_path / "cut", recut)
+    plain = load(saved(HYBRIDS["olmo_hybrid"], tmp_path / "plain"))
+    for found, wanted in zip(load(folder).parameters(), plain.parameters(), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_a_part_of_a_filter_that_is_missing_or_too_long_is_named(tmp_path):
+    name = "model.layers.0.linear_attn.k_conv1d.weight"
+    without = saved(HYBRIDS["olmo_hybrid"], tmp_path / "a", lambda t: {k: v for k, v in t.items() if k != name})
+    with pytest.raises(ModelError, match=r"missing: \S*(k_conv1d|conv1d)\.weight"):
+        load(without)
+    longer = saved(HYBRIDS["olmo_hybrid"], tmp_path / "b", lambda t: t | {name: torch.cat([t[name], t[name]])})
+    with pytest.raises(ModelError, match=r"misshapen: \S*q_conv1d\.weight and \S*k_conv1d\S* and \S* is \[192, 1, 4\]"):
+        load(longer)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)

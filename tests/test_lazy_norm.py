@@ -15,6 +15,7 @@ from tests.test_cuda_short_conv import Case, assert_close
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.base.config import EngineConfig
 from weft.engine.loop import Engine
+from weft.kernels import stream as streams
 from weft.kernels.activation import KERNELS
 from weft.kernels.cuda import linear as on_gpu
 from weft.kernels.cuda import short_conv
@@ -22,11 +23,10 @@ from weft.kernels.cuda.linear_one import one_row
 from weft.kernels.cuda.norm import join
 from weft.kernels.cuda.vectors import Vectors
 from weft.kernels.linear import activated_linear, for_product, linear
-from weft.kernels.norm import Change, LazyNorm, add_and_norm, can_wait, whole
+from weft.kernels.norm import Change, add_and_norm
+from weft.kernels.stream import LazyNorm, Residual, can_wait, whole
 from weft.memory.spec import MemorySpec
-from weft.models.layers import residual
 from weft.models.layers.norm import RMSNorm
-from weft.models.layers.residual import Residual
 from weft.models.model import CausalModel
 from weft.runner.runner import Runner
 
@@ -72,7 +72,7 @@ def assert_left(lazy: LazyNorm, total: Tensor, normed: Tensor) -> None:
 def test_a_stream_tells_the_same_whoever_computes_its_norms(blocks):
     """Blocks add so many changes, one of them normed, and what the stream then offers is read in some way or not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(residual, "can_wait", lambda x, changes: len(changes) <= 1 and not any_normed(changes))
+        patch.setattr(streams, "can_wait", lambda x, changes: len(changes) <= 1 and not any_normed(changes))
         size, weight = 32, some(5, 32, seed=9)
         norm, own = RMSNorm(size, EPS), RMSNorm(size, EPS)
         norm.weight.copy_(some(size, seed=7))
@@ -83,14 +83,14 @@ def test_a_stream_tells_the_same_whoever_computes_its_norms(blocks):
                 change = some(1, size, seed=10 * number + seed)
                 for stream in (offered, plain):
                     stream.add(change, 0.5, own if seed == 1 else None)
-            lazy, normed = offered.offer(norm), plain.read(norm)
+            lazy, normed = offered.read(norm), plain.finish(norm)
             if reader == "tensor":
                 torch.testing.assert_close(whole(lazy), normed)
             if reader in ("product", "two"):
                 torch.testing.assert_close(product(lazy, weight), F.linear(normed, weight), rtol=1e-4, atol=1e-5)
             if reader == "two":
                 torch.testing.assert_close(whole(lazy), normed)
-        torch.testing.assert_close(offered.read(own), plain.read(own))
+        torch.testing.assert_close(offered.finish(own), plain.finish(own))
 
 
 def any_normed(changes: list[Change]) -> bool:
@@ -205,7 +205,7 @@ def test_models_answer_as_with_norms_computed_before(family, monkeypatch):
         return activated_linear(normed, weight, bias, function, parts)
 
     monkeypatch.setattr(on_gpu, "product", product)
-    monkeypatch.setattr(residual, "can_wait", lambda x, changes: len(x) == 1 and len(changes) <= 1)
+    monkeypatch.setattr(streams, "can_wait", lambda x, changes: len(x) == 1 and len(changes) <= 1)
     [found] = serve(engine_of(model), asks)
     assert len(lazy_ones) >= 7
     assert found.tokens == before.tokens

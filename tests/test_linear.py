@@ -6,8 +6,9 @@ import torch.nn.functional as F
 
 from weft.kernels.linear import HANDFUL, HAS_ONEDNN, WEIGHTS_FIRST_ROWS, linear, pack
 from weft.kernels.native import library
+from weft.models.dummy import fill_randomly
 from weft.models.layers.embedding import Embedding
-from weft.models.layers.linear import Addend, JoinedLinear, PackedLinear
+from weft.models.layers.linear import JointLinear, Linear, PackedLinear, SummedLinear
 from weft.models.model import pin
 from weft.models.weights import copy
 
@@ -70,25 +71,53 @@ def test_packing_keeps_a_layers_products_and_parts():
 
 
 @pytest.mark.parametrize("biased", [(), ("o_proj",), ("mamba.out_proj", "o_proj")])
-def test_a_joined_product_is_the_sum_of_its_addends_times_their_factors(biased):
-    addends = {"mamba.out_proj": Addend(24, 0.8), "o_proj": Addend(16, 1.3), "third": Addend(8)}
-    addends = {name: Addend(addend.inputs, addend.factor, name in biased) for name, addend in addends.items()}
-    layer = JoinedLinear(addends, 40)
-    stored = {f"block.{name}.weight": torch.randn(40, addend.inputs) for name, addend in addends.items()}
+def test_a_summed_linear_is_the_sum_of_its_parts_times_their_factors(biased):
+    inputs, factors = {"mamba.out_proj": 24, "o_proj": 16, "third": 8}, [0.8, 1.3, 1.0]
+    layer = SummedLinear({name: Linear(size, 40, name in biased) for name, size in inputs.items()}, factors)
+    stored = {f"block.{name}.weight": torch.randn(40, size) for name, size in inputs.items()}
     stored |= {f"block.{name}.bias": torch.randn(40) for name in biased}
+    fill_from_parts(layer, stored)
+    x = torch.randn(5, 48)
+    wanted = torch.zeros(5, 40)
+    for name, factor, part in zip(inputs, factors, x.split(layer.sizes, 1), strict=True):
+        wanted += factor * F.linear(part, stored[f"block.{name}.weight"], stored.get(f"block.{name}.bias"))
+    torch.testing.assert_close(layer(x), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("biased", [(), ("qkv",), ("mamba.in_proj", "qkv")])
+def test_a_joint_linear_gives_its_parts_side_by_side_packed_or_not(biased):
+    outputs = {"qkv": 24, "mamba.in_proj": 20}
+    layer = JointLinear({name: Linear(32, size, name in biased) for name, size in outputs.items()})
+    stored = {f"block.{name}.weight": torch.randn(size, 32) for name, size in outputs.items()}
+    stored |= {f"block.{name}.bias": torch.randn(outputs[name]) for name in biased}
+    fill_from_parts(layer, stored)
+    x = torch.randn(5, 32)
+    wanted = [F.linear(x, stored[f"block.{n}.weight"], stored.get(f"block.{n}.bias")) for n in outputs]
+    for _ in range(2):
+        torch.testing.assert_close(layer(x), torch.cat(wanted, 1), rtol=1e-5, atol=1e-5)
+        layer.pack()
+
+
+@pytest.mark.parametrize("biased", [(), ("qkv",)])
+def test_random_weights_of_a_joint_linear_give_no_bias_to_a_part_without_one(biased):
+    layer = JointLinear({name: Linear(32, 24, name in biased) for name in ("qkv", "in_proj")})
+    fill_randomly(layer, seed=0)
+    assert layer.weight.std() == pytest.approx(32**-0.5, rel=0.1)
+    assert (layer.bias is None) == (not biased)
+    if layer.bias is not None:
+        assert layer.bias[:24].any()
+        assert not layer.bias[24:].any()
+
+
+def fill_from_parts(layer: Linear, stored: dict[str, torch.Tensor]) -> None:
+    """Fill a layer called `block.layer` from the tensors of its parts, each of which must be used once."""
     used = []
-    for source in layer.checkpoint_sources("block.out_proj."):
+    for source in layer.checkpoint_sources("block.layer."):
         names = (source.name, *source.companions)
         assert source.stored_shape == stored[source.name].shape
         copy(source, [stored[name] for name in names])
         used += names
     assert sorted(used) == sorted(stored)
-    x = torch.randn(5, 48)
-    wanted = torch.zeros(5, 40)
-    for (name, addend), part in zip(addends.items(), x.split(layer.sizes, 1)):
-        wanted += addend.factor * F.linear(part, stored[f"block.{name}.weight"], stored.get(f"block.{name}.bias"))
-    for found in (layer(x), layer.unsummed(x)):
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_weight_that_is_replaced_after_loading_is_the_one_in_use():

@@ -36,7 +36,8 @@ def served() -> Iterator[Served]:
         found.events("/v1/completions", {"prompt": "Once", "max_tokens": 5, "ignore_eos": True})
         found.complete("x", status=400, max_tokens=-1)
         found.client.get("/nowhere")
-        found.client.get("/health", headers={"authorization": "Bearer wrong"})
+        found.client.get("/v1/models", headers={"authorization": "Bearer wrong"})
+        found.client.get("/v1/models/other")
         yield found
 
 
@@ -113,7 +114,8 @@ def test_http_answers_are_counted_by_route_and_status_and_never_by_what_a_client
     }
     assert counted["/v1/completions", "200"] == 5
     assert counted["/v1/completions", "400"] == 1
-    assert counted["/health", "401"] == 1
+    assert counted["/v1/models", "401"] == 1
+    assert counted["/v1/models/{name}", "404"] == 1
     assert not any("nowhere" in route for route, _ in counted)
     assert any(status == "404" for _, status in counted)
 

@@ -17,10 +17,11 @@ from weft.kernels.gated_delta import gated_delta, gated_delta_memory, projected_
 pytestmark = needs_compiler
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 dims = st.sampled_from([1, 6, 16, 21, 32, 40])
+bounds = st.sampled_from([1.0, 2.0])
 shapes = st.tuples(st.integers(1, 3), dims, st.integers(1, 3), dims)
 
 
-def compare(starts, dtype, shape, room, seed, projected) -> None:
+def compare(starts, dtype, shape, room, seed, projected, most=1.0) -> None:
     """Key heads, their size, value heads of each and their size come as `shape`."""
     key_heads, key_dim, shared, value_dim = shape
     heads, rows = key_heads * shared, len(starts)
@@ -36,7 +37,7 @@ def compare(starts, dtype, shape, room, seed, projected) -> None:
     def call(batch, view):
         if projected:
             strength, step = (gates.to(dtype) * 3).split(heads, 1)
-            return projected_gated_delta(q, k, v, step, strength, rates, bias, batch, view)
+            return projected_gated_delta(q, k, v, step, strength, rates, bias, batch, view, most)
         g, beta = gates.split(heads, 1)
         return gated_delta(q, k, v, -g.abs(), beta.sigmoid().to(dtype), batch, view)
 
@@ -44,9 +45,11 @@ def compare(starts, dtype, shape, room, seed, projected) -> None:
 
 
 @settings(max_examples=120, deadline=None)
-@given(starts, dtypes, shapes, st.sampled_from([0, 1, 5]), st.integers(0, 999), st.booleans())
-def test_rows_and_what_they_leave_equal_the_reference(starts, dtype, shape, room, seed, projected):
-    compare(starts, dtype, shape, room, seed, projected)
+@given(
+    starts, dtypes, shapes, st.sampled_from([0, 1, 5]), st.integers(0, 999), st.booleans(), st.sampled_from([1.0, 2.0])
+)
+def test_rows_and_what_they_leave_equal_the_reference(starts, dtype, shape, room, seed, projected, most):
+    compare(starts, dtype, shape, room, seed, projected, most)
 
 
 @pytest.mark.parametrize("starts", [[79], [5], [19, 20, 47, 59]])

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from weft.kernels.norm import gated_rms_norm, rms_norm, rms_norm_heads
+from weft.kernels.stream import Residual
 from weft.models.layers.norm import QueryKeyNorm, RMSNorm
-from weft.models.layers.residual import Residual
 from weft.models.model import sources
 
 EPS = 1e-5
@@ -73,7 +73,7 @@ def test_zero_centred_weights_are_kept_as_one_plus_them():
 
 
 def test_query_and_key_norms_are_stored_apart_and_repeated_over_heads():
-    norm = QueryKeyNorm(4, 2, 8, EPS)
+    norm = QueryKeyNorm(4, 2, 8)
     queries, keys = sources(norm, "layers.0.self_attn.qk_norm.")
     assert (queries.name, keys.name) == ("layers.0.self_attn.q_norm.weight", "layers.0.self_attn.k_norm.weight")
     assert queries.stored_shape == (8,)

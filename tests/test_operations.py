@@ -6,6 +6,9 @@ import re
 
 from tests.fences import ROOT
 from tests.test_docs import unknown
+from weft.server.connections import RESERVED_DESCRIPTORS
+from weft.server.http import MAX_PIPELINED, State
+from weft.server.settings import Limits
 
 SECURITY = (ROOT / "docs" / "security.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
@@ -13,16 +16,38 @@ OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 
 def test_every_rule_of_security_names_a_test_that_exists() -> None:
     assert unknown(SECURITY) == []
-    rules = re.findall(r"^\| .* \|$", SECURITY.partition("## Rules")[2].partition("## What is not")[0], re.MULTILINE)
+    rules = re.findall(r"^\| .* \|$", SECURITY.partition("## Rules")[2].partition("\n## ")[0], re.MULTILINE)
     assert len(rules) > 20
     for rule in rules[1:]:
         assert "::test_" in rule or "planted-bugs.md" in rule, rule
+
+
+def test_security_lists_the_open_routes() -> None:
+    from weft.server.guard import OPEN_ROUTES
+
+    section = SECURITY.partition("## Routes that answer without a key")[2].partition("\n## ")[0]
+    assert tuple(re.findall(r"^    (\w+) (/\S+)$", section, re.MULTILINE)) == OPEN_ROUTES
 
 
 def test_files_that_security_names_exist() -> None:
     for row in re.findall(r"^\| .* \|$", SECURITY.partition("## Rules")[2], re.MULTILINE):
         for name in re.findall(r"`([\w/]+\.py)`", row.split("|")[2]):
             assert (ROOT / name).exists() or (ROOT / "weft" / "server" / name).exists(), name
+
+
+def test_the_deadlines_and_bounds_of_connections_are_those_of_the_code() -> None:
+    about = SECURITY.partition("## Connections")[2].partition("\n## ")[0]
+    limits = Limits()
+    deadlines = re.findall(r"^\| [^|]+ \| `(\w+)`[^|]* \| (\d+) \|", about, re.MULTILINE)
+    assert [(name, int(seconds)) for name, seconds in deadlines] == [
+        (name, getattr(limits, name)) for name, _ in deadlines
+    ]
+    assert {state.value for state in State} - {None} <= {name for name, _ in deadlines}
+    for name, number in re.findall(r"`(connections\w*)` \((\d+)\)", about):
+        assert getattr(limits, name) == int(number)
+    assert f"`linger_bytes` ({limits.linger_bytes >> 20} MiB)" in about
+    assert f"Up to {MAX_PIPELINED} requests" in about
+    assert f"keeps {RESERVED_DESCRIPTORS}\ndescriptors" in about
 
 
 def test_options_that_operations_names_exist() -> None:

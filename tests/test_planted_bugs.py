@@ -95,17 +95,21 @@ def the_host_clears_a_slot_while_older_steps_fly(patch: Patch) -> None:
 
 @plant
 def a_checkpoint_is_advanced_in_place(patch: Patch) -> None:
-    original = Snapshots.on_the_way
+    original = Ledger.advance
 
-    def in_place(self, lease, start, end, certain):
-        captures = original(self, lease, start, end, certain)
-        if captures and captures[-1].own and lease.slot is not None:
-            self.cache.release_slot(captures[-1].slot)
-            self.cache.arena.share(Kind.STATE, lease.slot)
-            return (*captures[:-1], replace(captures[-1], slot=lease.slot))
-        return captures
+    def in_place(self, lease, end, certain=None):
+        before, grant = lease.slot, original(self, lease, end, certain)
+        if grant is None or not grant.captures or before is None:
+            return grant
+        last = grant.captures[-1]
+        self.cache.release_slot(last.slot)
+        self.arena.share(Kind.STATE, before)
+        self.cache.written_for[before] = last.position
+        lease.slot = self.read_slot[lease.seat] = before
+        lease.pending[-1] = replace(grant, captures=(*grant.captures[:-1], replace(last, slot=before)))
+        return lease.pending[-1]
 
-    patch.setattr(Snapshots, "on_the_way", in_place)
+    patch.setattr(Ledger, "advance", in_place)
 
 
 # Invariant 3: a slot is read only at the position it was written for.
@@ -212,15 +216,14 @@ def a_snapshot_is_donated_while_the_sequence_still_uses_it(patch: Patch) -> None
 
 @plant
 def a_snapshot_without_room_fails_the_row(patch: Patch) -> None:
-    original = Snapshots._optional
+    original = Snapshots.add
 
-    def strict(self, lease, positions):
+    def strict(self, leases, spare):
         skipped = self.cache.counts.captures_skipped
-        captures = original(self, lease, positions)
+        original(self, leases, spare)
         assert self.cache.counts.captures_skipped == skipped, "can not alloc a state"
-        return captures
 
-    patch.setattr(Snapshots, "_optional", strict)
+    patch.setattr(Snapshots, "add", strict)
 
 
 # Invariant 8: publishing uses what the plan recorded.

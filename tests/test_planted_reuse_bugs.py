@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests import test_attention, test_fences, test_hits
+from tests import test_attention, test_fences, test_hits, test_preemption
 from tests.engines import Ask, greedy, make_engine, serve, tokens
 from weft.engine import sequence as sequence_module
+from weft.engine.choices import Choices
+from weft.engine.sequence import Sequence
 from weft.kernels import cells, cutting, gated_delta, paged_reads
 from weft.memory import ledger as ledger_module
 from weft.memory import snapshots
@@ -109,6 +112,28 @@ def a_stranger_shows_through_the_convolution(patch: Patch) -> None:
     names = ("from_tail", "from_state", "read_slot", "state_index")
     trusting = {"all_tail": True, "any_state": False, **dict.fromkeys(names)}
     patch.setattr(cutting, "history_sources", lambda rows, history, back: trusting)
+
+
+# That a preemption loses nothing of it.
+
+
+@plant(partial(test_preemption.test_scores_and_penalties_do_not_depend_on_preemptions, "falcon_h1", 0))
+def a_preempted_prompt_is_scored_from_its_start_again(patch: Patch) -> None:
+    patch.setattr(Sequence, "scored", property(lambda self: self.request.params.prompt_logprobs_start))
+
+
+@plant(partial(test_preemption.test_scores_and_penalties_do_not_depend_on_preemptions, "llama", 1))
+def penalties_take_the_answer_before_a_preemption_for_the_prompt(patch: Patch) -> None:
+    original = Choices._history
+
+    def confused(self, seats, sequences, starts, boarded):
+        rows, tokens, generated = original(self, seats, sequences, starts, boarded)
+        for row in np.unique(rows):
+            own = rows == row
+            generated[own] = np.arange(own.sum()) >= len(sequences[row].known)
+        return rows, tokens, generated
+
+    patch.setattr(Choices, "_history", confused)
 
 
 # What it takes.

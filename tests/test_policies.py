@@ -33,8 +33,8 @@ def compute(target: Ledger, tokens: list[int], answer: int = 0, **more: object) 
     cached = lease.miss.cached
     for end in (prompt, len(tokens)):
         if end > int(target.planned[0]):
-            grant = target.advance(lease, end)
-            target.settle(lease, grant, end)
+            assert target.advance(lease, end) is not None
+            target.settle(lease, target.snapshot([lease])[0], end)
     target.close(lease)
     audit(target)
     return cached

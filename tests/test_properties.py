@@ -122,8 +122,9 @@ class Speculator:
         return sequence
 
     def step(self, sequence: Sequence, start: int, end: int, accepted: int) -> int:
-        grant = self.ledger.advance(sequence.lease, end, certain=accepted - self.random.randint(0, accepted - start))
-        assert grant is not None
+        certain = accepted - self.random.randint(0, accepted - start)
+        assert self.ledger.advance(sequence.lease, end, certain) is not None
+        grant = self.ledger.snapshot([sequence.lease])[sequence.seat]
         rows = Rows(prefills=[(sequence, start, end, True)], grants={sequence.seat: grant})
         self.number += 1
         by_seat: list[Sequence | None] = [None] * 4

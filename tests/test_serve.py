@@ -19,9 +19,20 @@ from weft.base.errors import OptionError
 from weft.base.options import Options
 from weft.cli.client import Client, ServerError
 from weft.cli.main import main
-from weft.cli.serve import REASONING_PARSERS, TOOL_PARSERS, ServeOptions, read_keys, settings_of
+from weft.cli.serve import (
+    LOG_FORMATS,
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    ServeOptions,
+    read_admin_key,
+    read_keys,
+    settings_of,
+)
 from weft.server.backend import ModelInfo
-from weft.server.launch import LOOPBACK, bind, first_line, load_texts, warn_of_strangers
+from weft.server.door import bind
+from weft.server.keys import Key, Rates
+from weft.server.launch import LOOPBACK, Address, first_line, load_texts, warn_of_strangers
+from weft.server.logs import FORMATS as SERVER_LOG_FORMATS
 from weft.server.settings import ServerSettings
 from weft.text.reasoning import REASONING
 from weft.text.tools import FORMATS
@@ -219,16 +230,16 @@ def test_options_that_cannot_work_are_one_line(capsys, monkeypatch, arguments, m
     assert message in told
 
 
-def test_strangers_are_warned_of_and_louder_without_a_key(capsys):
-    for host in ("127.0.0.1", "localhost", "::1"):
+def test_strangers_are_warned_of_and_louder_without_a_key(caplog):
+    for host in LOOPBACK:
         warn_of_strangers(host, has_keys=False)
-    assert capsys.readouterr().err == ""
+    assert caplog.messages == []
     warn_of_strangers("0.0.0.0", has_keys=True)
-    assert capsys.readouterr().err.count("WARNING") == 1
+    assert len(caplog.messages) == 1
+    caplog.clear()
     warn_of_strangers("0.0.0.0", has_keys=False)
-    told = capsys.readouterr().err
-    assert told.count("WARNING") == 2
-    assert "NO API KEY" in told
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "NO API KEY" in caplog.text
 
 
 def test_by_default_only_this_machine_is_served():
@@ -239,18 +250,38 @@ def test_by_default_only_this_machine_is_served():
 
 def test_keys_come_from_options_and_file_or_else_from_the_environment(monkeypatch, tmp_path):
     file = tmp_path / "keys"
-    file.write_text("b\n\n c \n")
+    file.write_text("b\n\n c \nbob d requests_per_minute=5\n")
+    file.chmod(0o600)
     monkeypatch.setenv("WEFT_API_KEY", "d,e")
     assert read_keys(ServeOptions()) == ("d", "e")
-    assert read_keys(ServeOptions(api_key=("a",), api_key_file=str(file))) == ("a", "b", "c")
-    file.write_text("\n")
+    from_file = (Key("b"), Key("c"), Key("d", "bob", Rates(5)))
+    assert read_keys(ServeOptions(api_key=("a",), api_key_file=str(file))) == ("a", *from_file)
+    file.write_text("\n# none\n")
     with pytest.raises(OptionError, match="holds no key"):
         read_keys(ServeOptions(api_key_file=str(file)))
+
+
+def test_the_admin_key_comes_from_option_or_file_or_else_from_the_environment(monkeypatch, tmp_path):
+    file = tmp_path / "key"
+    file.write_text("root sesame\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("WEFT_ADMIN_KEY", "c")
+    assert read_admin_key(ServeOptions()) == "c"
+    assert read_admin_key(ServeOptions(admin_key="a")) == "a"
+    assert read_admin_key(ServeOptions(admin_key_file=str(file))) == Key("sesame", "root")
+    file.write_text("one\ntwo\n")
+    with pytest.raises(OptionError, match="must hold one key, got 2"):
+        read_admin_key(ServeOptions(admin_key_file=str(file)))
+    with pytest.raises(OptionError, match="exclude each other"):
+        ServeOptions(admin_key="a", admin_key_file=str(file))
+    monkeypatch.delenv("WEFT_ADMIN_KEY")
+    assert read_admin_key(ServeOptions()) is None
 
 
 def test_parsers_on_the_command_line_are_those_that_exist():
     assert ("auto", "none", *FORMATS) == TOOL_PARSERS
     assert ("auto", "none", *REASONING) == REASONING_PARSERS
+    assert LOG_FORMATS == SERVER_LOG_FORMATS
 
 
 def test_options_reach_the_settings(monkeypatch):
@@ -260,7 +291,11 @@ def test_options_reach_the_settings(monkeypatch):
             api_key=("a", "b"),
             admin_key="c",
             served_model_name="loom",
-            open_health=True,
+            open_health=False,
+            requests_per_minute=60,
+            tokens_per_minute=1000,
+            log_requests=False,
+            sse_keep_alive=3.0,
             max_open_requests=7,
             max_body="1KiB",
             max_answers=3,
@@ -275,7 +310,8 @@ def test_options_reach_the_settings(monkeypatch):
     limits = found.limits
     assert (limits.open_sequences, limits.body_bytes, limits.n) == (7, 1024, 4)
     assert (limits.tools, limits.schema_bytes, limits.header_seconds, limits.stops) == (5, 2048, 1.5, 16)
-    assert (found.open_health, found.drain_seconds, found.cors_origins) == (True, 2.5, ("http://a",))
+    assert (found.open_health, found.drain_seconds, found.cors_origins) == (False, 2.5, ("http://a",))
+    assert (found.key_rates, found.log_requests, found.keep_alive_seconds) == (Rates(60, 1000), False, 3.0)
     assert (found.tool_parser, found.reasoning_parser) == ("hermes", "none")
 
 
@@ -286,12 +322,12 @@ def test_without_a_key_only_names_of_this_machine_are_answered_to(monkeypatch):
     assert settings_of(ServeOptions(api_key=("a",))).trusted_hosts == ()
 
 
-def test_a_model_without_a_tokenizer_is_told_of_and_pasted_with_token_ids(tmp_path, capsys):
+def test_a_model_without_a_tokenizer_is_told_of_and_pasted_with_token_ids(tmp_path, caplog):
     texts = load_texts(Options(model=str(tmp_path)), {"folder": str(tmp_path), "end_tokens": [5]})
     assert (texts.tokenizer, texts.template, texts.end_tokens) == (None, None, frozenset([5]))
-    assert "no tokenizer.json" in capsys.readouterr().err
+    assert "no tokenizer.json" in caplog.text
     info = ModelInfo("it's", "Some", "float32", 100, 4096, 3 << 29, 12345, 8)
-    line = first_line(info, ServerSettings(), texts, "::1", 80)
+    line = first_line(info, ServerSettings(), texts, Address("http://[::1]:80"))
     assert "memory for 12345 tokens in 1.50 GiB" in line
     echo = line[line.index("curl ") :].replace("curl", "printf '%s\\n'", 1)
     words = subprocess.run(["bash", "-c", echo], capture_output=True, text=True).stdout.splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from dataclasses import replace
@@ -22,6 +23,9 @@ from weft.memory.audit import audit
 from weft.memory.captures import Captures
 from weft.memory.eviction import POLICIES
 from weft.memory.keys import chain, root_key
+from weft.models import configurations
+from weft.models.shapes import shape_of
+from weft.models.weights import find_checkpoint
 from weft.simulate.costs import CostModel, Rates, Work, calibrated, cost_model
 from weft.simulate.oracle import Oracle, survey
 from weft.simulate.report import not_served
@@ -89,6 +93,22 @@ def test_a_trace_is_read_as_its_blocks_say(tmp_path):
     (_, one), (_, other) = next(first.turns), next(second.turns)
     assert [a == b for a, b in zip(one.keys, other.keys)] == [True] * 16 + [False]
     assert (one.prompt, one.answer, other.answer) == (1100, 10, 1)
+
+
+def test_a_part_of_a_compressed_trace_is_that_part_of_the_trace(tmp_path):
+    lines = [
+        {"timestamp": 1000 * number, "input_length": 512, "output_length": 3, "hash_ids": [number]}
+        for number in range(5)
+    ]
+    text = "\n".join(map(json.dumps, lines))
+    (tmp_path / "trace.jsonl").write_text(text)
+    (tmp_path / "trace.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    whole = [(s.start, next(s.turns)) for s in read_trace(tmp_path / "trace.jsonl", 64)]
+    part = [(s.start, next(s.turns)) for s in read_trace(tmp_path / "trace.jsonl.gz", 64, limit=2, skip=2)]
+    assert part == [(start - 2.0, turn) for start, turn in whole[2:4]]
+    (tmp_path / "trace.jsonl.gz").write_bytes(gzip.compress(text.encode())[:-9])
+    with pytest.raises(OptionError, match="cannot be read"):
+        list(read_trace(tmp_path / "trace.jsonl.gz", 64))
 
 
 @pytest.mark.parametrize(
@@ -244,6 +264,18 @@ def test_the_embedded_model_is_known_by_its_name():
     assert 20e6 < cost_model("weft-small").parameters < 30e6
     with pytest.raises(OptionError, match="weft-small"):
         cost_model("weft-large")
+
+
+@pytest.mark.parametrize("name", [*configurations.names(), *configurations.ALIASES])
+def test_the_simulator_and_dummy_weights_know_the_same_names(name):
+    place = find_checkpoint(name, with_weights=False)
+    assert place == configurations.find(name)
+    assert cost_model(name).parameters == shape_of(place).parameters
+
+
+def test_an_unknown_name_lists_those_that_dummy_weights_know():
+    with pytest.raises(OptionError, match=", ".join(configurations.names()).replace(".", r"\.")):
+        cost_model("nemotron-nano-10b")
 
 
 def test_rates_follow_from_a_benchmark(tmp_path):

@@ -13,10 +13,14 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """`text` is a JSON schema, a regular expression, a JSON list of strings or a Lark grammar, by the kind."""
+    """`text` is a JSON schema, a regular expression, a JSON list of strings or a Lark grammar, by the kind.
+
+    `source` is what the compiler takes, once the text is checked and translated; it then stands for the text.
+    """
 
     kind: GrammarKind
     text: str = ""
+    source: str | None = None
 
     def __post_init__(self) -> None:
         assert self.kind in get_args(GrammarKind), f"no such kind of grammar: {self.kind}"

@@ -32,9 +32,9 @@ WEIGHTS = ("checkpoint", "dummy")
 ORDERS = ("fcfs", "prefix")
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A field of an options class."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+def option(default: Any, help: str, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
+    """A field of an options class. `metavar` names its value in the help, where its own last word does not."""
+    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
 
 
 @dataclass(frozen=True, kw_only=True)

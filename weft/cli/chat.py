@@ -30,7 +30,9 @@ class ChatOptions(Options):
     """Options of `weft chat`: with whom and how to talk, then those of the engine."""
 
     model: str | None = argument("folder or hub id of a model, or the name of one at --url; without, weft-small")
-    url: str | None = option(None, "talk to this OpenAI-compatible server, such as http://127.0.0.1:8000")
+    url: str | None = option(
+        None, "talk to this OpenAI-compatible server, such as http://127.0.0.1:8000 or unix:/run/weft.sock"
+    )
     api_key: str | None = option(None, "key of that server; also from WEFT_API_KEY")
     system: str | None = option(None, "a first message that says how to behave")
     max_tokens: int = option(512, "tokens of an answer at most")

@@ -68,13 +68,14 @@ class Response:
 
 
 class Client:
-    """One server. `url` is its root, with or without /v1 at the end. For one event loop."""
+    """One server. `url` is its root, with or without /v1 at the end; `unix:PATH` is a socket. For one event loop."""
 
     def __init__(self, url: str, api_key: str | None = None, timeout_seconds: float = 3600.0) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise OptionError(f"url must be like http://127.0.0.1:8000, got {url!r}")
-        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._unix = url.removeprefix("unix:") if url.startswith("unix:") else None
+        parts = urlsplit("http://localhost" if self._unix else url if "://" in url else f"http://{url}")
+        if self._unix == "" or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise OptionError(f"url must be like http://127.0.0.1:8000 or unix:/run/weft.sock, got {url!r}")
+        self.url = url if self._unix else f"{parts.scheme}://{parts.netloc}"
         self._secure = ssl.create_default_context() if parts.scheme == "https" else None
         self._host, self._port = parts.hostname, parts.port or (443 if self._secure else 80)
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
@@ -158,7 +159,10 @@ class Client:
 
     async def _open(self) -> Connection:
         try:
-            opened = await asyncio.open_connection(self._host, self._port, ssl=self._secure, limit=LINE_BYTES)
+            if self._unix is not None:
+                opened = await asyncio.open_unix_connection(self._unix, limit=LINE_BYTES)
+            else:
+                opened = await asyncio.open_connection(self._host, self._port, ssl=self._secure, limit=LINE_BYTES)
         except OSError as error:
             raise ServerError(f"{self.url} cannot be reached: {error}") from None
         return Connection(*opened)

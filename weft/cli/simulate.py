@@ -38,12 +38,14 @@ class SimulateOptions:
     """What is sent, to which model, with how much memory, and how that is used."""
 
     workload: str = option("sharegpt", "made-up traffic, unless there is a trace", KINDS)
-    trace: str | None = option(None, "a trace file in Mooncake's format")
+    trace: str | None = option(None, "a trace file in Mooncake's format; may be compressed (.gz)")
     requests: int = option(2000, "about how many requests; of a trace, at most so many, 0: all")
     rate: float = option(0.0, "sessions a second; 0: the workload's own pace")
     trace_speed: float = option(1.0, "play the trace's arrivals so many times faster")
     seed: int = option(0, "seed of the made-up traffic")
-    model: str = option("qwen3-next-mini", "a known shape, or a folder or file with a model's config.json")
+    model: str = option(
+        "qwen3-next-mini", "a name that --weights dummy knows, or a folder or file with a model's config.json"
+    )
     memory: str = option("10%", "for pages and states: bytes such as 40GiB, or a share of the working set such as 10%")
     eviction: tuple[str, ...] = option((), "what is given up first: value (default), lru or flops; may be repeated")
     without: tuple[str, ...] = option((), f"reasons not to keep a state for: {', '.join(REASONS)}; may be repeated")

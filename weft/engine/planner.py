@@ -7,6 +7,7 @@ waiting line. When memory runs out the youngest gives way and comes back later f
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ from weft.memory.ledger import Ledger
 
 # A sequence that finds no memory although it is alone begins anew in an empty arena, this often at most.
 MAX_FRESH_STARTS = 3
+# What so many of the waiting requests would resume from is kept for them.
+LOOK_AHEAD = 8
 
 
 class Planner:
@@ -46,6 +49,8 @@ class Planner:
         self._left = np.zeros(config.max_sequences, np.int64)
         self._last_plan = np.zeros(config.max_sequences, np.int64)
         self._decode_seats: NDArray[np.int64] | None = None
+        # Whether some row of the plan in the making did not get all the memory that it asked for.
+        self._short = False
 
     @property
     def running(self) -> int:
@@ -55,18 +60,27 @@ class Planner:
         """The next step, or nothing if there is nothing to do now."""
         rows = Rows()
         preemptions = self.preemptions
+        self._short = False
         self._plan_decodes(rows)
         self._plan_prefills(rows)
         # Whoever just gave way would only come back to do it again.
         if not self.leaving and self.preemptions == preemptions:
             self._admit(rows)
+        self._look_ahead()
         if not rows.tokens:
             return None
+        self._take_snapshots(rows)
         self.number += 1
         step = assemble(self.number, rows, self.by_seat, self.ledger, self.choices)
         self._last_plan[step.plan.seat] = self.number
         self._left[step.plan.seat[step.plan.sampled]] -= 1
         return step
+
+    def _take_snapshots(self, rows: Rows) -> None:
+        """States for others, once every row has the memory that it needs itself."""
+        found = [self.by_seat[seat] for seat in rows.grants]
+        leases = [s.lease for s in found if s is not None and s.lease is not None]
+        rows.grants = self.ledger.snapshot(leases, spare=not self._short)
 
     # decodes --------------------------------------------------------------------------------------------------------
 
@@ -143,7 +157,7 @@ class Planner:
             match = self.ledger.match(sequence.keys, sequence.reuse_limit)
             if self.ledger.expects(sequence.keys, match, sequence.reuse_limit):
                 continue
-            if self.running and not self._has_room(len(sequence.known) - match.cached):
+            if self.running and not self.ledger.has_room(sequence.keys, match.cached, len(sequence.known)):
                 return
             if not self._sit(sequence):
                 return
@@ -153,12 +167,9 @@ class Planner:
                 return
             budget -= planned
 
-    def _has_room(self, tokens: int) -> bool:
-        """Would this many more tokens leave every running sequence room for another cell?"""
-        ledger, cell = self.ledger, self.ledger.spec.cell
-        held = sum(ledger.private_bytes((lease.cells - lease.shared) * cell) for lease in ledger.leases.values())
-        usable = ledger.arena.slabs * ledger.arena.slab_bytes
-        return held + ledger.private_bytes(tokens + cell) <= usable
+    def _look_ahead(self) -> None:
+        """Hold on to what the next requests in the line will resume from."""
+        self.ledger.keep_for((s.keys, s.reuse_limit) for s in islice(self.line, LOOK_AHEAD))
 
     def _sit(self, sequence: Sequence) -> bool:
         seat = heappop(self._free_seats)
@@ -191,6 +202,7 @@ class Planner:
         """Memory up to `end`, or at least up to `least`; younger sequences give way if need be."""
         assert sequence.lease is not None
         grant = self.ledger.advance(sequence.lease, end)
+        self._short = self._short or grant is None
         while grant is None:
             if least < end:
                 grant = self.ledger.advance(sequence.lease, least)
@@ -202,8 +214,11 @@ class Planner:
         return grant
 
     def _make_room(self, sequence: Sequence, rows: Rows) -> bool:
-        """Let the youngest give way to `sequence`. Not if it is in flight: then its memory comes when it has landed."""
-        if self.leaving:
+        """Let the youngest give way to `sequence`.
+
+        Not while waiting for a flight to land brings memory: that of one that leaves, or states.
+        """
+        if self.leaving or self.ledger.states_to_land:
             return False
         others = [s for s in (*self.prefilling, *self.decoding) if s is not sequence]
         victims = [s for s in others if s.rank > sequence.rank and not rows.carry(s.seat)]

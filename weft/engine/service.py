@@ -25,6 +25,8 @@ from weft.engine.request import Request
 
 log = logging.getLogger("weft")
 
+# Naming the cells of so many tokens takes about ten milliseconds.
+TOKENS_PER_BORDER = 1 << 20
 FAILED = "the engine has failed; its log says why"
 # Nobody is told: whoever ended a request before it was in line has gone.
 ENDED = RequestError("the request was ended before it began")
@@ -93,6 +95,7 @@ class Service:
         # Requests whose grammar is being compiled, and whether they were ended meanwhile.
         self._preparing: dict[int, bool] = {}
         self._preparation: Preparation | None = None
+        self._backlog: deque[Command | Prepared] = deque()
         self._replies = Replies()
         self._finished: Counter[FinishReason] = Counter()
         self._requests = self._refused = self._tokens_in = self._tokens_out = 0
@@ -103,8 +106,8 @@ class Service:
         self._preparation = Preparation(self._engine.constrain, inbox.put)
         try:
             while self._running:
-                for command in inbox.take(wait=self._engine.idle):
-                    self._handle(command)
+                self._backlog.extend(inbox.take(wait=self._engine.idle and not self._backlog))
+                self._handle_some()
                 self._reply()
                 if self._running and not self._engine.idle:
                     self._step()
@@ -118,6 +121,14 @@ class Service:
         return True
 
     # commands -------------------------------------------------------------------------------------------------------
+
+    def _handle_some(self) -> None:
+        """Handle commands up to a bound on new tokens; the rest waits for the next border, so that rows go on."""
+        tokens = 0
+        while self._backlog and self._running and tokens < TOKENS_PER_BORDER:
+            command = self._backlog.popleft()
+            tokens += len(command.request.prompt) if isinstance(command, Submit) else 0
+            self._handle(command)
 
     def _handle(self, command: Command | Prepared) -> None:
         match command:

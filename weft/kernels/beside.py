@@ -1,4 +1,4 @@
-"""Two pieces of work that do not need each other, such as the two mixers of one block."""
+"""Pieces of work that do not need each other, such as the mixers of one block."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 MOST_ROWS = 128
 
 
-def beside(x: Tensor, one: Callable[[], object], other: Callable[[], object]) -> None:
-    """Both; in a step of not many rows that is recorded for a GPU, at the same time; `x` has the rows.
+def beside(x: Tensor, one: Callable[[], object], *others: Callable[[], object]) -> None:
+    """Do all of it; in a recorded step of few rows on a GPU, `one` beside the others. `x` has the rows.
 
-    What was made before and is read by both has to be held until this returns: memory that a stream is done with is
-    handed out again without a look at the other. Where nothing is recorded, the host would not keep up with two.
+    The caller holds whatever several of them read until this returns: memory that one stream is done with is handed out
+    again without a look at the other. Outside of a recording the host would not keep up with two streams.
     """
     if not x.is_cuda or len(x) > MOST_ROWS:
-        one()
-        other()
+        for work in (one, *others):
+            work()
         return
     from weft.kernels.cuda.overlap import branch_of, branching
 
@@ -28,12 +28,14 @@ def beside(x: Tensor, one: Callable[[], object], other: Callable[[], object]) ->
         one()
         # The same kernels as in a recording, before which they are to be compiled.
         with branching():
-            other()
+            for work in others:
+                work()
         return
     main = torch.cuda.current_stream(x.device)
     branch = branch_of(x.device)
     branch.wait_stream(main)
     with torch.cuda.stream(branch), branching():
-        other()
+        for work in others:
+            work()
     one()
     main.wait_stream(branch)

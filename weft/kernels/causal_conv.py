@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.kernels.batch import Batch, Convolution
 from weft.kernels.linear import for_product, linear
 from weft.kernels.native.causal_conv import causal_conv as convolve_natively
-from weft.kernels.norm import LazyNorm
+from weft.kernels.stream import Normed
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
@@ -88,7 +88,7 @@ def gated_short_conv(
 
 
 def projected_short_conv(
-    x: Float[Tensor, "tokens inputs"] | LazyNorm,
+    x: Normed,
     projection: Float[Tensor, "projected inputs"],
     projection_bias: Float[Tensor, " projected"] | None,
     stored: Float[Tensor, "projected inputs"] | None,

@@ -38,6 +38,7 @@ from weft.kernels.cells import (
     with_tail,
     write_tail,
 )
+from weft.kernels.lanes import built_on_gpu
 from weft.kernels.native.gated_delta import gated_delta as correct_natively
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
@@ -53,13 +54,14 @@ def gated_delta_memory(
     conv_channels: int,
     conv_width: int,
     dtype: str,
-    lanes: bool = False,
+    lanes: bool | None = None,
 ) -> RecurrentMemory:
     """What a gated delta layer remembers. A token leaves k, u and the log decay since its cell's start.
 
     A tail is read head by head, and lies so. References keep k and u in float32; `lanes`: for kernels of a GPU, which
-    multiply them in the model's dtype.
+    multiply them in the model's dtype; by default, where parameters are made on one.
     """
+    lanes = built_on_gpu() if lanes is None else lanes
     window, conv_input = conv_parts(conv_channels, conv_width, dtype)
     kind = dtype if lanes else "float32"
     matrix = Part("delta", (value_heads, key_dim, value_dim), "float32")
@@ -111,16 +113,17 @@ def projected_gated_delta(
     bias: Float[Tensor, " value_heads"],
     batch: Batch,
     view: RecurrentView,
+    most: float = 1.0,
 ) -> Float[Tensor, "tokens value_heads value_dim"]:
-    """The same, with g = rates * softplus(step + bias) and beta = sigmoid(strength)."""
+    """Apply the rule with g = rates * softplus(step + bias) and beta = most * sigmoid(strength)."""
     if batch.lanes is not None:
         if batch.lanes.native:
-            return correct_natively(q, k, v, step, strength, rates, bias, batch, view)
+            return correct_natively(q, k, v, step, strength, rates, bias, batch, view, most)
         from weft.kernels.cuda.gated_delta import Inputs, gated_delta_lanes
 
-        return gated_delta_lanes(Inputs(q, k, v, step, strength, rates, bias), batch.lanes, view)
+        return gated_delta_lanes(Inputs(q, k, v, step, strength, rates, bias, most), batch.lanes, view)
     g = F.softplus(step.float() + bias) * rates
-    return gated_delta(q, k, v, g, strength.float().sigmoid(), batch, view)
+    return gated_delta(q, k, v, g, strength.float().sigmoid().mul_(most), batch, view)
 
 
 def unit_keys_and_queries(

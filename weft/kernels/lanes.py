@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from weft.base.grid import CELL
@@ -63,3 +64,8 @@ class Lanes:
     cell: int = CELL
     # Every row is one token, on the CPU, for its kernels in C++.
     native: bool = False
+
+
+def built_on_gpu() -> bool:
+    """Return whether parameters are being made on a GPU, so that its kernels will use the model's memory."""
+    return torch.get_default_device().type == "cuda"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.kernels.activation import KERNELS, activated, gated_product
 from weft.kernels.native import library as native
-from weft.kernels.norm import LazyNorm
+from weft.kernels.stream import LazyNorm, Normed
 
 # Up to so many rows our own kernel on a CPU is the fastest: it has no use for units that multiply whole tiles.
 FEW_ROWS = {torch.float32: 16, torch.bfloat16: 4}
@@ -32,7 +32,7 @@ _onednn = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None
 
 
 def linear(
-    x: Float[Tensor, "*n inputs"] | LazyNorm,
+    x: Normed,
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
     stored: Float[Tensor, "outputs inputs"] | None = None,
@@ -92,7 +92,7 @@ def _on_gpu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def for_product(x: Tensor | LazyNorm, weight: Tensor) -> Tensor | LazyNorm:
+def for_product(x: Normed, weight: Tensor) -> Normed:
     """What a product with these weights reads: rows, or a norm that it is to compute on its way."""
     if isinstance(x, LazyNorm):
         from weft.kernels.cuda import linear as on_gpu
@@ -117,7 +117,7 @@ def unsummed_linear(
 
 
 def activated_linear(
-    x: Float[Tensor, "n inputs"] | LazyNorm,
+    x: Normed,
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None,
     activation: Callable[[Tensor], Tensor],

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.kernels.activation import KERNELS, gated_product
 from weft.kernels.linear import linear
-from weft.kernels.norm import LazyNorm, whole
+from weft.kernels.stream import Normed, whole
 
 Routing = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
 
@@ -132,7 +132,7 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
 
 
 def experts(
-    x: Float[Tensor, "tokens hidden"] | LazyNorm,
+    x: Normed,
     weights: Float[Tensor, "tokens k"],
     chosen: Int[Tensor, "tokens k"],
     first: Float[Tensor, "experts outer hidden"],

@@ -49,53 +49,6 @@ def add(x: Float[Tensor, "n size"], change: Change) -> Float[Tensor, "n size"]:
     return torch.add(x, value, alpha=change.factor)
 
 
-@dataclass(slots=True)
-class LazyNorm:
-    """The norm of a residual stream and of what is to be added to it, not computed yet: of one row on a GPU.
-
-    If the product that reads it first is small, it computes the norm on its way and leaves it for those who read later:
-    a kernel that did nothing else would take longer than that, and let the memory rest meanwhile.
-    """
-
-    x: Float[Tensor, "1 size"]
-    change: Change | None
-    weight: Float[Tensor, " size"]
-    eps: float
-    # Once somebody has computed them: x with the change, and the norm of that.
-    total: Float[Tensor, "1 size"] | None = None
-    result: Float[Tensor, "1 size"] | None = None
-
-    def summed(self) -> Float[Tensor, "1 size"]:
-        """x with the change."""
-        if self.total is None:
-            self.computed()
-        assert self.total is not None
-        return self.total
-
-    def computed(self) -> Float[Tensor, "1 size"]:
-        if self.result is None:
-            changes = [] if self.change is None else [self.change]
-            self.total, self.result = add_and_norm(self.x, changes, self.weight, self.eps)
-        return self.result
-
-    def leave(self) -> tuple[Tensor, Tensor]:
-        """Where a kernel that computes them is to leave the sum and its norm."""
-        assert self.result is None
-        self.total, self.result = torch.empty_like(self.x), torch.empty_like(self.x)
-        return self.total, self.result
-
-
-def can_wait(x: Float[Tensor, "n size"], changes: list[Change]) -> bool:
-    """Whether a norm may be left to those that read it: a kernel of theirs adds one plain change at most."""
-    plain = all(change.weight is None and change.value.ndim == 2 for change in changes)
-    return x.is_cuda and len(x) == 1 and len(changes) <= 1 and plain
-
-
-def whole(x: Float[Tensor, "n size"] | LazyNorm) -> Float[Tensor, "n size"]:
-    """For whoever needs a tensor."""
-    return x.computed() if isinstance(x, LazyNorm) else x
-
-
 def add_and_norm(
     x: Float[Tensor, "n size"], changes: list[Change], weight: Float[Tensor, " size"], eps: float
 ) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:

@@ -37,6 +37,7 @@ from weft.kernels.cells import (
     with_tail,
     write_tail,
 )
+from weft.kernels.lanes import built_on_gpu
 from weft.kernels.native.ssd import ssd as scan_natively
 from weft.kernels.placing import placed
 from weft.memory.device.store import RecurrentView
@@ -54,13 +55,15 @@ def ssd_memory(
     conv_channels: int,
     conv_width: int,
     dtype: str,
-    lanes: bool = False,
+    lanes: bool | None = None,
 ) -> RecurrentMemory:
     """What a Mamba2 layer remembers. A token leaves its input dt x, B and the log decay since its cell's start.
 
     A tail is read head by head, and lies so. `lanes`: for kernels of a GPU, which keep x and B as they come, in
-    `dtype`, and dt beside them. Where these kernels cannot be had, the reference uses that memory in its own way.
+    `dtype`, and dt beside them; by default, where parameters are made on one. Where these kernels cannot be had, the
+    reference uses that memory in its own way.
     """
+    lanes = built_on_gpu() if lanes is None else lanes
     window, conv_input = conv_parts(conv_channels, conv_width, dtype)
     matrix = Part("ssm", (groups, state, heads // groups * head_dim), "float32")
     kind = dtype if lanes else "float32"

@@ -12,7 +12,7 @@ from weft.base.plan import Plan
 from weft.memory.kinds import Kind
 from weft.memory.lease import Lease
 from weft.memory.ledger import Ledger
-from weft.memory.trie import Node
+from weft.memory.trie import Node, path
 
 Owners = dict[Kind, Counter[int]]
 
@@ -27,11 +27,22 @@ def audit(ledger: Ledger) -> None:
         _count_lease(ledger, lease, counted)
         if lease.node:
             pins[lease.node.key] += 1
+    if ledger.snapshots.reserve is not None:
+        counted[Kind.STATE][ledger.snapshots.reserve] += 1
     for kind, owners in ledger.arena.owners.items():
         assert counted[kind] == owners, f"owners of {kind}: counted {dict(counted[kind])}, recorded {owners}"
     for node in ledger.cache.trie.nodes.values():
         assert node.pins == pins[node.key], f"a node of depth {node.depth} has {node.pins} pins, not {pins[node.key]}"
+    _check_held(ledger)
     _check_slabs(ledger)
+
+
+def _check_held(ledger: Ledger) -> None:
+    """The cells that running sequences protect are those on their paths."""
+    held = {node.key for lease in ledger.leases.values() for node in path(lease.node)}
+    found = {node.key for node in ledger.cache.trie.nodes.values() if node.holders}
+    assert found == held, f"{len(found)} cells have holders, {len(held)} lie on the paths of leases"
+    assert ledger.cache.trie.held == len(held), f"{ledger.cache.trie.held} cells count as held, not {len(held)}"
 
 
 def _count_node(ledger: Ledger, node: Node, counted: Owners) -> None:

@@ -127,7 +127,7 @@ class Cache:
 
     def pin(self, node: Node) -> tuple[int | None, tuple[int, ...]]:
         """Start from a node: protects its path, and gives an ownership of its checkpoint and window pages."""
-        node.pins += 1
+        self.trie.pin(node)
         node.hits += 1
         node.used = self.clock
         point = node.resume
@@ -169,7 +169,7 @@ class Cache:
     def unpin(self, node: Node | None) -> None:
         if node is None:
             return
-        node.pins -= 1
+        self.trie.unpin(node)
         node.used = self.clock
         self.worth.offer(node)
 

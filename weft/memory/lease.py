@@ -41,6 +41,7 @@ class Lease:
         "asked",
         "boundaries",
         "cells",
+        "decided",
         "end_counts",
         "junction",
         "keys",
@@ -81,6 +82,7 @@ class Lease:
         self.shared = 0
         self.published = 0
         self.cells = 0
+        self.decided = 0  # up to here it is settled which states are left for others
         self.window_first = 0
         self.slot: int | None = None
         self.tail: int | None = None

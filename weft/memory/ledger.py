@@ -8,7 +8,7 @@ over tokens that a plan will compute, `settle` what a landed flight has computed
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from weft.memory.lease import Grant, Lease
 from weft.memory.misses import Miss, Reason
 from weft.memory.snapshots import Snapshots
 from weft.memory.spec import MemorySpec
-from weft.memory.trie import path
+from weft.memory.trie import cells_without_holders, path
 
 
 class Ledger:
@@ -52,6 +52,8 @@ class Ledger:
         self.cache = Cache(spec, self.arena, eviction, alpha)
         self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache)
         self.leases: dict[int, Lease] = {}
+        # States that come free, or can be evicted, as soon as what is in flight has landed.
+        self.states_to_land = 0
         self._promises: dict[Key, Lease] = {}
         cells = cells_covering(max_length, spec.cell) + 1
         self.planned = np.zeros(seats, np.int64)
@@ -88,10 +90,17 @@ class Ledger:
             return False
         if self.cache.point_bytes == 0:
             return True
-        if position > self.planned[lease.seat]:
+        if position > lease.decided:
             lease.asked.add(position)
             return True
         return any(c.keep and c.position == position for grant in lease.pending for c in grant.captures)
+
+    def keep_for(self, waiting: Iterable[tuple[list[Key], int]]) -> None:
+        """Hold on to what requests that wait for memory would resume from: their keys, and how much may be cached."""
+        if self.enabled and self.cache.point_bytes:
+            cells = [(keys, self.cache.match(keys, limit).cached // self.cell) for keys, limit in waiting]
+            nodes = [self.cache.trie.nodes[keys[depth - 1]] for keys, depth in cells if depth]
+            self.cache.worth.expect({node.resume for node in nodes if node.resume is not None})
 
     # open -----------------------------------------------------------------------------------------------------------
 
@@ -120,6 +129,7 @@ class Ledger:
                 return None
             lease.tail = self.tail[seat] = tail
         self.leases[seat] = lease
+        self.snapshots.fill_reserve()
         lease.end_counts = self.snapshots.end_counts()
         if self.enabled:
             for key in keys[lease.published : prompt // self.cell]:
@@ -133,7 +143,7 @@ class Ledger:
 
     def _resume(self, lease: Lease, cached: int) -> None:
         seat, depth = lease.seat, cached // self.cell
-        self.planned[seat] = self.computed[seat] = cached
+        self.planned[seat] = self.computed[seat] = lease.decided = cached
         lease.cells = lease.published = lease.shared = lease.window_first = depth
         if not depth:
             return
@@ -163,17 +173,29 @@ class Ledger:
         assert start < end
         if not self._grow(lease, end):
             return None
-        captures = self.snapshots.on_the_way(lease, start, end, end if certain is None else certain)
+        captures = self.snapshots.own(start, end, end if certain is None else certain)
         if captures is None:
             return None
         grant = Grant(start, end, lease.slot, captures)
         lease.pending.append(grant)
-        for capture in captures:
-            if capture.own:
-                lease.slot = capture.slot
-                self.read_slot[seat] = capture.slot or 0
+        self.states_to_land += _to_land(grant)
+        if captures:
+            lease.slot = captures[-1].slot
+            self.read_slot[seat] = lease.slot or 0
         self.planned[seat] = end
         return grant
+
+    def snapshot(self, leases: Sequence[Lease], spare: bool = True) -> dict[int, Grant]:
+        """Let the last grants of these leases also leave states for others, and return them by seat.
+
+        Call once for a step, when all its rows have what they need: snapshots take only what is left. Where some row
+        went without (`spare` is false) none is taken, and only checkpoints that sequences write anyway are kept.
+        """
+        self.snapshots.add(leases, spare)
+        for lease in leases:
+            lease.decided = lease.pending[-1].end
+            self.states_to_land += sum(not capture.own for capture in lease.pending[-1].captures)
+        return {lease.seat: lease.pending[-1] for lease in leases}
 
     def needs_grant(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these leases need memory or leave a cell by one more token; the others may use `advance_each`."""
@@ -216,9 +238,10 @@ class Ledger:
         assert landed is grant, "flights land in the order of their launch"
         assert grant.start <= accepted <= grant.end
         self.computed[lease.seat] = accepted
+        self.states_to_land -= _to_land(grant)
         if accepted < grant.end:
             assert not lease.pending, "cannot undo what a later flight builds upon"
-            self.planned[lease.seat] = accepted
+            self.planned[lease.seat] = lease.decided = accepted
         if self.enabled:
             self._publish_cells(lease, accepted)
         self._settle_captures(lease, grant, accepted)
@@ -244,7 +267,7 @@ class Ledger:
             lease.published = depth + 1
         if node is not lease.node:
             assert node is not None
-            node.pins += 1
+            self.cache.trie.pin(node)
             self.cache.unpin(lease.node)
             lease.node = node
 
@@ -262,6 +285,7 @@ class Ledger:
         left = [*(reached[:-1] if own else []), *(c.slot for c in grant.captures if not c.own or c not in standing)]
         for slot in left:
             self.cache.release_slot(slot)
+        self.snapshots.fill_reserve()
 
     def _keep(self, lease: Lease, position: int, slot: int | None) -> None:
         """Make a resume point of a computed position; its slot and window pages get one more owner."""
@@ -299,6 +323,8 @@ class Ledger:
                 del self._promises[key]
         del self.leases[lease.seat]
         self._let_go(lease)
+        if not self.leases:
+            self.snapshots.give_up_reserve()
 
     def _let_go(self, lease: Lease) -> None:
         if Kind.PAGE in self.arena.unit_bytes:
@@ -333,14 +359,26 @@ class Ledger:
         need += sum(kind in self.arena.unit_bytes for kind in (Kind.WINDOW, Kind.STATE))
         return need * self.arena.slab_bytes
 
-    def private_bytes(self, tokens: int) -> int:
-        """What a sequence must hold beside the cache to compute this many more tokens."""
-        cells = cells_covering(tokens, self.cell)
-        window = min(cells, self.window_cells + 2)
-        sizes = self.arena.unit_bytes
-        return (
-            cells * sizes.get(Kind.PAGE, 0)
-            + window * sizes.get(Kind.WINDOW, 0)
-            + 2 * sizes.get(Kind.STATE, 0)
-            + sizes.get(Kind.TAIL, 0)
-        )
+    def has_room(self, keys: list[Key], cached: int, tokens: int) -> bool:
+        """Would a sequence of `tokens` that resumes at `cached` fit beside the running ones and a further cell of each?
+
+        Everything that cannot be evicted while they run counts, the cached paths that they read from included.
+        """
+        node = self.cache.trie.nodes[keys[cached // self.cell - 1]] if cached else None
+        new = cells_covering(tokens + self.cell, self.cell) - cached // self.cell
+        leases = self.leases.values()
+        pages = self.cache.trie.held + sum(lease.cells - lease.published + 1 for lease in leases)
+        window = sum(lease.cells - lease.window_first + 1 for lease in leases)
+        units = {
+            Kind.PAGE: pages + cells_without_holders(node) + new,
+            Kind.WINDOW: window + min(cells_covering(tokens, self.cell), self.window_cells + 2),
+            Kind.STATE: 2 * len(leases) + 2,
+            Kind.TAIL: len(leases) + 1,
+        }
+        return sum(self.arena.slabs_for(kind, units[kind]) for kind in self.arena.unit_bytes) <= self.arena.slabs
+
+
+def _to_land(grant: Grant) -> int:
+    """How many states come free when the grant's flight has landed: all but the one that its sequence goes on from."""
+    first = grant.read_slot is None and any(capture.own for capture in grant.captures)
+    return len(grant.captures) - first

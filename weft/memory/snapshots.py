@@ -1,10 +1,14 @@
-"""Which states a step writes on its way, and the slots for them: for its own sequence, and for others to resume from.
+"""Which states a step writes, and the slots for them: for its own sequence, and for others to resume from.
 
 Where states are worth keeping is said by `captures.py`, what they are worth by `worth.py`; here the two meet with what
 a lease knows of its prompt. The ledger asks, and settles what was written.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from weft.base.grid import floor_to_grid
 from weft.memory.cache import Cache
@@ -24,6 +28,7 @@ from weft.memory.popularity import SELDOM, SELDOM_IN_FREE_MEMORY
 
 # Memory counts as free while so much of it has never been needed.
 SPARE = 0.1
+Wanted = tuple[int, Origin, int]  # position, why, and tokens since the one before
 
 
 class Snapshots:
@@ -46,6 +51,8 @@ class Snapshots:
         self._on_trial = (Origin.RECALLED, Origin.BOUNDARY, Origin.REGULAR) if heavy and self._learns else ()
         # Ends of prompts too, but that they are candidates at least.
         self._ends_on_trial = self._learns and self.candidates and heavy
+        # A slot in reserve while sequences run, so that one of them can always leave its cell.
+        self.reserve: int | None = None
 
     # what a lease knows of its prompt -------------------------------------------------------------------------------
 
@@ -92,25 +99,63 @@ class Snapshots:
 
     # what a step writes ---------------------------------------------------------------------------------------------
 
-    def on_the_way(self, lease: Lease, start: int, end: int, certain: int) -> tuple[Capture, ...] | None:
-        """From `start` to `end`, which may be settled from `certain` on.
+    def own(self, start: int, end: int, certain: int) -> tuple[Capture, ...] | None:
+        """Checkpoints that the sequence itself goes on from, or None if there is no room for them.
 
-        Nothing if the sequence's own checkpoint finds no room.
+        The step may be settled anywhere from `certain` on, and the sequence must find one wherever that is.
         """
-        cell = self._cell
-        if self.cache.point_bytes == 0:
+        captures: list[Capture] = []
+        if not self._has_states:
             return ()
-        chosen = self._chosen(lease, start, end) if self.enabled else []
-        # Wherever the step may be settled, the sequence must find its own checkpoint.
-        first = max(floor_to_grid(certain, cell), floor_to_grid(start, cell) + cell)
-        own = self._own(range(first, end + 1, cell), chosen)
-        if own is None:
-            return None
-        captures = self._optional(lease, [p for p in chosen if all(p != c.position for c in own)]) + own
-        for capture in captures:
-            if capture.slot is not None:
-                self.cache.written_for[capture.slot] = capture.position
+        first = max(floor_to_grid(certain, self._cell), floor_to_grid(start, self._cell) + self._cell)
+        for position in range(first, end + 1, self._cell):
+            slot = self.cache.take(Kind.STATE)
+            if slot is None:
+                slot, self.reserve = self.reserve, None
+            if slot is None:
+                for capture in captures:
+                    self.cache.release_slot(capture.slot)
+                return None
+            self.cache.written_for[slot] = position
+            captures.append(Capture(position, slot, own=True, keep=False))
         return tuple(captures)
+
+    def fill_reserve(self) -> None:
+        """Call when a sequence begins, and when slots may have come free."""
+        if self.reserve is None and self._has_states:
+            self.reserve = self.cache.take(Kind.STATE)
+
+    def give_up_reserve(self) -> None:
+        """No sequence runs any more."""
+        self.cache.release_slot(self.reserve)
+        self.reserve = None
+
+    def add(self, leases: Sequence[Lease], spare: bool) -> None:
+        """Let the grants that these leases were last given also leave states for others, where memory is to spare.
+
+        Candidates of all rows come after everything else.
+        """
+        if not self.enabled or not self.cache.point_bytes:
+            return
+        last = []
+        for lease in leases:
+            wanted = self._wanted(lease)
+            self._capture(lease, [each for each in wanted if each[1] is not Origin.CANDIDATE], spare)
+            last.append((lease, [each for each in wanted if each[1] is Origin.CANDIDATE]))
+        for lease, found in last if spare else ():
+            self._capture(lease, found, spare)
+
+    def _wanted(self, lease: Lease) -> list[Wanted]:
+        """Positions that the lease's last grant passes and that are worth keeping. Own checkpoints there are kept."""
+        grant = lease.pending[-1]
+        positions = self._chosen(lease, grant.start, grant.end)
+        own = {capture.position for capture in grant.captures}
+        kept = tuple(replace(c, keep=True) if c.position in positions else c for c in grant.captures)
+        lease.pending[-1] = replace(grant, captures=kept)
+        others = [position for position in positions if position not in own]
+        return [
+            (each, self.origin(lease, each), each - above) for above, each in pairwise([lease.miss.cached, *others])
+        ]
 
     def _chosen(self, lease: Lease, start: int, end: int) -> list[int]:
         cell = self._cell
@@ -131,36 +176,24 @@ class Snapshots:
         found = candidates(start, last, cell, every) + candidates_at_end(start, last, lease.prompt, cell, every)
         return sorted({*chosen, *found})
 
-    def _own(self, positions: range, chosen: list[int]) -> list[Capture] | None:
-        captures: list[Capture] = []
-        if not self._has_states:
-            return captures
-        for position in positions:
-            slot = self.cache.take(Kind.STATE)
-            if slot is None:
-                for capture in captures:
-                    self.cache.release_slot(capture.slot)
-                return None
-            captures.append(Capture(position, slot, own=True, keep=position in chosen))
-        return captures
-
-    def _optional(self, lease: Lease, positions: list[int]) -> list[Capture]:
-        """Snapshots for others: taken where there is room, else skipped and counted. Candidates come last."""
+    def _capture(self, lease: Lease, wanted: list[Wanted], spare: bool) -> None:
+        """Take slots where there is room; skip and count the others."""
         captures, before = [], lease.miss.cached
-        gaps = dict(zip(positions, (p - q for p, q in zip(positions, [lease.miss.cached, *positions]))))
-        with_origin = [(position, self.origin(lease, position)) for position in positions]
-        for position, origin in sorted(with_origin, key=lambda each: each[1] is Origin.CANDIDATE):
+        for position, origin, gap in wanted:
             slot = None
             if origin in self._on_trial and not self.cache.worth.popularity.worth_a_try(origin):
                 continue
             if self._has_states:
-                saved = gaps[position] if origin is Origin.CANDIDATE else position - before
-                slot = self.cache.take_for(origin, max(self._cell, saved))
+                saved = gap if origin is Origin.CANDIDATE else position - before
+                slot = self.cache.take_for(origin, max(self._cell, saved)) if spare else None
                 if slot is None:
                     if origin is not Origin.CANDIDATE:
                         self.cache.skipped(lease.keys, position)
                     continue
-            if origin is not Origin.CANDIDATE:
-                before = position
+                self.cache.written_for[slot] = position
+            before = position
             captures.append(Capture(position, slot, own=False, keep=True))
-        return sorted(captures, key=lambda capture: capture.position)
+        if captures:
+            grant = lease.pending[-1]
+            found = sorted((*grant.captures, *captures), key=lambda capture: capture.position)
+            lease.pending[-1] = replace(grant, captures=tuple(found))

@@ -14,9 +14,12 @@ from weft.memory.keys import Key
 
 
 class Node:
-    """A cached cell. `depth` counts cells from the root, itself included; `pins` counts leases whose path ends here."""
+    """A cached cell. `depth` counts cells from the root, itself included; `pins` counts leases whose path ends here.
 
-    __slots__ = ("children", "depth", "hits", "key", "page", "parent", "pins", "resume", "stamp", "used")
+    `holders` counts those leases and the children with holders: a cell without any can be evicted sooner or later.
+    """
+
+    __slots__ = ("children", "depth", "hits", "holders", "key", "page", "parent", "pins", "resume", "stamp", "used")
 
     def __init__(self, key: Key, parent: Node | None, page: int | None, used: int) -> None:
         self.key = key
@@ -25,6 +28,7 @@ class Node:
         self.page = page
         self.children = 0
         self.pins = 0
+        self.holders = 0
         self.resume: ResumePoint | None = None
         self.used = used
         self.hits = 0
@@ -70,6 +74,7 @@ class ResumePoint:
 class Trie:
     def __init__(self) -> None:
         self.nodes: dict[Key, Node] = {}
+        self.held = 0  # cells with holders
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -87,6 +92,27 @@ class Trie:
         if parent:
             parent.children += 1
         return node
+
+    def pin(self, node: Node) -> None:
+        """Protect a node and the path above it."""
+        node.pins += 1
+        above: Node | None = node
+        while above:
+            above.holders += 1
+            if above.holders > 1:
+                return
+            self.held += 1
+            above = above.parent
+
+    def unpin(self, node: Node) -> None:
+        node.pins -= 1
+        above: Node | None = node
+        while above:
+            above.holders -= 1
+            if above.holders:
+                return
+            self.held -= 1
+            above = above.parent
 
     def cut(self, node: Node) -> None:
         """Remove a leaf."""
@@ -106,6 +132,15 @@ def path(node: Node | None) -> list[Node]:
         node = node.parent
     nodes.reverse()
     return nodes
+
+
+def cells_without_holders(node: Node | None) -> int:
+    """How many cells of the path to `node` a pin there would newly protect."""
+    count = 0
+    while node and not node.holders:
+        count += 1
+        node = node.parent
+    return count
 
 
 def resume_at_or_above(node: Node | None) -> ResumePoint | None:

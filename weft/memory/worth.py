@@ -38,6 +38,8 @@ class Worth:
         # Leaves that nobody can start from, longest in disuse first. Other policies rank them like everything else.
         self._useless: OrderedDict[Node, None] = OrderedDict()
         self._knows_useless = self.by_value and self.point_bytes > 0
+        # Where requests that wait for memory would resume, as of the last plan.
+        self._awaited: set[ResumePoint] = set()
         # Points and their last use, by the age that they come to next.
         self._coming_of_age: list[deque[tuple[int, ResumePoint]]] = [deque() for _ in AGES]
 
@@ -68,6 +70,14 @@ class Worth:
         """It is new, or wanted, or computed once more."""
         point.used = self.clock
         self._await_age(point)
+
+    def expect(self, points: set[ResumePoint]) -> None:
+        """Waiting requests will start here next: nothing has to be learned of these points."""
+        if not self.by_value or points == self._awaited:
+            return
+        no_longer, self._awaited = self._awaited - points, points
+        for point in no_longer:
+            self.offer(point)
 
     # candidates -----------------------------------------------------------------------------------------------------
 
@@ -148,6 +158,8 @@ class Worth:
         tokens, size = cells * self._cell, self.point_bytes + pages * self.page_bytes
         if not self.by_value:
             return self._policy(Facts(tokens, point.node.depth * self._cell, size, point.used))
+        if point in self._awaited:
+            return by_value(1.0, tokens, size)
         rate = self.popularity.rate(point.kind, self.clock - point.used)
         if point.origin is Origin.CANDIDATE:
             # Whatever else is there is worth more; of these, those that lie close together go first.

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from weft.kernels.batch import Batch
 from weft.kernels.rotary import Rotation
+from weft.kernels.stream import Residual
 from weft.memory.device.store import View
 from weft.models.config import Config
 from weft.models.layers.attention import AttentionShape
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
+from weft.models.layers.mamba2 import UNLIMITED, Mamba2Shape, head_dim_of, time_step_limit
 from weft.models.layers.mlp import ACTIVATIONS, GatedMLP
 from weft.models.layers.norm import RMSNorm
-from weft.models.layers.residual import Residual
 from weft.models.layers.rotary import Rotary
 from weft.models.model import CausalModel, Layer
 
@@ -48,8 +49,8 @@ class Block(Layer):
         self.mlp = mlp
 
     def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
-        stream.add(self.self_attn(stream.offer(self.input_layernorm), rotation, batch, views), self.factor)
-        stream.add(self.mlp(stream.offer(self.post_attention_layernorm)), self.factor)
+        stream.add(self.self_attn(stream.read(self.input_layernorm), rotation, batch, views), self.factor)
+        stream.add(self.mlp(stream.read(self.post_attention_layernorm)), self.factor)
 
 
 class Decoder(Layer):
@@ -67,7 +68,7 @@ class Decoder(Layer):
         rotation = None if self.rotary is None else self.rotary(batch.positions)
         for layer in self.layers:
             layer(stream, rotation, batch, views)
-        return stream.read(self.norm)
+        return stream.finish(self.norm)
 
 
 class DecoderModel(CausalModel):
@@ -80,6 +81,7 @@ class DecoderModel(CausalModel):
         self.vocab_size = config.integer("vocab_size")
         self.model = model
         self.lm_head = None if tied else Linear(config.integer("hidden_size"), self.vocab_size)
+        model.embed_tokens.tied = tied
         self.mixers()
 
     @property
@@ -89,6 +91,7 @@ class DecoderModel(CausalModel):
     def untie(self) -> None:
         weight = self.model.embed_tokens.weight
         self.lm_head = Linear(weight.shape[1], weight.shape[0])
+        self.model.embed_tokens.tied = False
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
         return self.model(batch, views)
@@ -109,15 +112,38 @@ def attention_shape(config: Config, dtype: torch.dtype, **more: Any) -> Attentio
     )
 
 
+def mamba2_shape(config: Config, dtype: torch.dtype, inner: int, out_bias: bool) -> Mamba2Shape:
+    """The sizes of a Mamba2 layer by the names of Falcon-H1 and Granite; `inner` are the channels of the scan."""
+    heads = config.integer("mamba_n_heads")
+    return Mamba2Shape(
+        hidden=config.integer("hidden_size"),
+        heads=heads,
+        head_dim=head_dim_of(inner, heads),
+        groups=config.integer("mamba_n_groups", default=1),
+        state=config.integer("mamba_d_state"),
+        conv_width=config.integer("mamba_d_conv", default=4, minimum=2),
+        conv_bias=config.flag("mamba_conv_bias", default=True),
+        in_bias=config.flag("mamba_proj_bias", default=False),
+        out_bias=out_bias,
+        time_step_limit=time_step_limit(config.listing("time_step_limit", length=2, default=UNLIMITED)),
+        dtype=dtype,
+    )
+
+
 def gated_mlp(config: Config, bias: bool = False) -> GatedMLP:
     activation = config.choice("hidden_act", "hidden_activation", among=ACTIVATIONS, default="silu")
     return GatedMLP(config.integer("hidden_size"), config.integer("intermediate_size"), activation, bias)
 
 
 def frame(
-    config: Config, layers: list[nn.Module], rotary: Rotary | None, scale: float = 1.0, zero_centred: bool = False
+    config: Config,
+    layers: list[nn.Module],
+    rotary: Rotary | None,
+    scale: float = 1.0,
+    zero_centred: bool = False,
+    eps: float = 1e-6,
 ) -> Decoder:
     """A decoder around `layers`, by the usual names of a configuration's fields."""
-    hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
+    hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=eps)
     embedding = Embedding(config.integer("vocab_size"), hidden, scale)
     return Decoder(embedding, layers, RMSNorm(hidden, eps, zero_centred), rotary)

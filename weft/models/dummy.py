@@ -1,7 +1,7 @@
 """Random weights from a configuration alone, scaled so that every layer, state and position matters.
 
 Matrices have a standard deviation of 1 / sqrt(inputs). A module whose parameters mean something else (decays, time
-steps, norms per head) says so in `initialise(generator)`.
+steps, norms per head, embeddings) says so in `initialise(generator)`.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from weft.kernels.batch import Batch
 from weft.kernels.rotary import RotaryKind, Rotation
+from weft.kernels.stream import Residual
 from weft.memory.device.store import View
 from weft.models.config import Config, turned_dimensions
 from weft.models.decoder import DecoderModel, attention_shape, frame, gated_mlp
 from weft.models.layers.attention import Attention
 from weft.models.layers.norm import RMSNorm
-from weft.models.layers.residual import Residual
 from weft.models.layers.rotary import Rotary
 from weft.models.model import Layer
 
@@ -65,7 +65,7 @@ class Gemma3(DecoderModel):
         stream = Residual(self.model.embed_tokens(batch.token_ids))
         for layer in self.model.layers:
             layer(stream, rotations, batch, views)
-        return stream.read(self.model.norm)
+        return stream.finish(self.model.norm)
 
     def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
         logits = super().logits(hidden)

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from weft.kernels.moe import clamped, experts, route_top
-from weft.kernels.norm import LazyNorm
+from weft.kernels.stream import Normed
 from weft.models import mxfp4
 from weft.models.config import Config
 from weft.models.decoder import Block, DecoderModel, attention_shape, frame
@@ -74,7 +74,7 @@ class ClampedExperts(Layer):
 
     def forward(
         self,
-        x: Float[Tensor, "tokens hidden"] | LazyNorm,
+        x: Normed,
         weights: Float[Tensor, "tokens k"],
         chosen: Int[Tensor, "tokens k"],
     ) -> Float[Tensor, "tokens hidden"]:

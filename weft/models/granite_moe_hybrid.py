@@ -12,14 +12,12 @@ from torch import Tensor, nn
 
 from weft.kernels.moe import route_top
 from weft.models.config import Config
-from weft.models.decoder import Block, Decoder, DecoderModel
-from weft.models.layers.attention import Attention, AttentionShape
-from weft.models.layers.embedding import Embedding
-from weft.models.layers.linear import PackedLinear
-from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, head_dim_of, time_step_limit
+from weft.models.decoder import Block, DecoderModel, attention_shape, frame, mamba2_shape
+from weft.models.layers.attention import Attention
+from weft.models.layers.mamba2 import Mamba2
 from weft.models.layers.mlp import GatedMLP
 from weft.models.layers.moe import Experts
-from weft.models.layers.norm import GatedRMSNorm, RMSNorm
+from weft.models.layers.norm import GatedRMSNorm
 from weft.models.layers.rotary import Rotary
 from weft.models.layers.shared_moe import SharedNames, SharedSparseMLP
 
@@ -48,15 +46,13 @@ class GraniteMoeHybrid(DecoderModel):
         config.choice("hidden_act", among=("silu",), default="silu")
         builders = {"mamba": mamba, "attention": attention}
         factor = config.number("residual_multiplier", default=1.0)
-        decoder = Decoder(
-            Embedding(config.integer("vocab_size"), hidden, config.number("embedding_multiplier", default=1.0)),
-            [
-                Block(builders[kind](config, dtype), mlp(config), hidden, eps, factor=factor)
-                for kind in block_types(config)
-            ],
-            RMSNorm(hidden, eps),
-            Rotary(config.rotary(), dtype) if config.fields.get("position_embedding_type") == "rope" else None,
-        )
+        blocks = [
+            Block(builders[kind](config, dtype), mlp(config), hidden, eps, factor=factor)
+            for kind in block_types(config)
+        ]
+        rotates = config.fields.get("position_embedding_type") == "rope"
+        rotary = Rotary(config.rotary(), dtype) if rotates else None
+        decoder = frame(config, blocks, rotary, scale=config.number("embedding_multiplier", default=1.0))
         super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
         self.head_factor = 1.0 / config.number("logits_scaling", default=1.0)
 
@@ -71,48 +67,22 @@ def block_types(config: Config) -> list[str]:
 
 
 def mamba(config: Config, dtype: torch.dtype) -> Mamba2:
-    hidden, heads = config.integer("hidden_size"), config.integer("mamba_n_heads")
-    bias = config.flag("mamba_proj_bias", default=False)
-    shape = Mamba2Shape(
-        hidden=hidden,
-        heads=heads,
-        head_dim=head_dim_of(config.integer("mamba_expand", default=2) * hidden, heads),
-        groups=config.integer("mamba_n_groups", default=1),
-        state=config.integer("mamba_d_state"),
-        conv_width=config.integer("mamba_d_conv", default=4, minimum=2),
-        conv_bias=config.flag("mamba_conv_bias", default=True),
-        in_bias=bias,
-        out_bias=bias,
-        time_step_limit=time_step_limit(config.listing("time_step_limit", length=2, default=UNLIMITED)),
-        dtype=dtype,
-    )
+    inner = config.integer("mamba_expand", default=2) * config.integer("hidden_size")
+    shape = mamba2_shape(config, dtype, inner, out_bias=config.flag("mamba_proj_bias", default=False))
     eps = config.number("rms_norm_eps", default=1e-6)
     return Mamba2(shape, GatedRMSNorm(shape.inner, eps, gate_first=True))
 
 
 def attention(config: Config, dtype: torch.dtype) -> Attention:
-    bias = config.flag("attention_bias", default=False)
-    return Attention(
-        AttentionShape(
-            hidden=config.integer("hidden_size"),
-            heads=config.integer("num_attention_heads"),
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            dtype=dtype,
-            scale=config.number("attention_multiplier", default=1.0),
-            bias=bias,
-            output_bias=bias,
-        )
-    )
+    bias, scale = config.flag("attention_bias", default=False), config.number("attention_multiplier", default=1.0)
+    return Attention(attention_shape(config, dtype, bias=bias, output_bias=bias, scale=scale))
 
 
 def mlp(config: Config) -> nn.Module:
     hidden, inner = config.integer("hidden_size"), config.integer("shared_intermediate_size")
     count = config.integer("num_local_experts", default=0, minimum=0)
     if not count:
-        dense = GatedMLP(hidden, inner)
-        dense.gate_up = PackedLinear(hidden, {"input_linear": 2 * inner})
-        return dense
+        return GatedMLP(hidden, inner, names=("input_linear",))
     return SharedSparseMLP(
         hidden,
         inner,

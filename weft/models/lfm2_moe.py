@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.kernels.moe import route_sigmoid
-from weft.kernels.norm import LazyNorm
+from weft.kernels.stream import Normed
 from weft.models.config import Config
 from weft.models.layers.linear import Linear
 from weft.models.layers.mlp import GatedMLP
@@ -44,5 +44,5 @@ class BiasedSparseMLP(Layer):
             eps=1e-6,
         )
 
-    def forward(self, x: Float[Tensor, "tokens hidden"] | LazyNorm) -> Float[Tensor, "tokens hidden"]:
+    def forward(self, x: Normed) -> Float[Tensor, "tokens hidden"]:
         return self.experts(x, *self.route(self.gate(x), bias=self.expert_bias))

@@ -13,6 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.kernels.batch import Batch
+from weft.kernels.rotary import Rotation
+from weft.kernels.stream import Addend, Normed
 from weft.memory.device.store import View
 from weft.memory.spec import Memory
 
@@ -31,6 +33,8 @@ class Source:
     transform: Callable[..., Tensor] | None = None
     shape: tuple[int, ...] | None = None
     companions: tuple[str, ...] = ()
+    # The tensor and its companions are concatenated; where they are cut is the checkpoint's affair.
+    concatenated: bool = False
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -50,8 +54,35 @@ class Mixer(Layer):
     memory: Memory
     index: int
 
+    def forward(self, x: Normed, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> Addend:
+        raise NotImplementedError
+
     def warm(self) -> None:
-        """On a GPU, before the first step: whatever would make it wait."""
+        """Prepare, on a GPU and before the first step, whatever would make a step wait."""
+
+
+class ProjectedMixer(Mixer):
+    """A mixer between two projections, which `Parallel` may join with those of others.
+
+    `projections` names them: that of the input, and that into the stream.
+    """
+
+    projections: ClassVar[tuple[str, str]] = ("in_proj", "out_proj")
+
+    def forward(self, x: Normed, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> Addend:
+        before, after = (getattr(self, name) for name in self.projections)
+        return after(self.mix(before(x), rotation, batch, views))
+
+    def mix(
+        self,
+        projected: Float[Tensor, "tokens projected"],
+        rotation: Rotation | None,
+        batch: Batch,
+        views: tuple[View, ...],
+        out: Float[Tensor, "tokens inner"] | None = None,
+    ) -> Float[Tensor, "tokens inner"]:
+        """Mix tokens. `projected` may be a slice of a wider matrix, and so may `out`, which is filled if given."""
+        raise NotImplementedError
 
 
 class CausalModel(Layer):

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from weft.base.errors import ModelError
 from weft.kernels.batch import Batch
 from weft.kernels.moe import route_sigmoid
-from weft.kernels.norm import LazyNorm, whole
 from weft.kernels.rotary import Rotation
+from weft.kernels.stream import Normed, Residual, whole
 from weft.memory.device.store import View
 from weft.models.config import Config, shown
 from weft.models.decoder import Decoder, DecoderModel
@@ -26,7 +26,6 @@ from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, time_step_
 from weft.models.layers.mlp import ACTIVATIONS, PlainMLP
 from weft.models.layers.moe import Experts
 from weft.models.layers.norm import GatedRMSNorm, RMSNorm
-from weft.models.layers.residual import Residual
 from weft.models.model import Layer, Mixer
 
 # A letter each in `hybrid_override_pattern`, a word in `layers_block_type`.
@@ -72,7 +71,7 @@ class SingleBlock(Layer):
         self.remembers = isinstance(mixer, Mixer)
 
     def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
-        normed = stream.offer(self.norm)
+        normed = stream.read(self.norm)
         stream.add(self.mixer(normed, rotation, batch, views) if self.remembers else self.mixer(normed))
 
 
@@ -130,10 +129,10 @@ def attention(config: Config, dtype: torch.dtype) -> Attention:
     )
 
 
-def mlp(config: Config, dtype: torch.dtype, size: str = "intermediate_size") -> PlainMLP:
+def mlp(config: Config, dtype: torch.dtype, size: str = "intermediate_size", into_stream: bool = True) -> PlainMLP:
     activation = config.choice("mlp_hidden_act", among=ACTIVATIONS, default="relu2")
     bias = config.flag("mlp_bias", default=False)
-    return PlainMLP(config.integer("hidden_size"), config.integer(size), activation, bias)
+    return PlainMLP(config.integer("hidden_size"), config.integer(size), activation, bias, into_stream)
 
 
 class Router(Layer):
@@ -175,7 +174,7 @@ class SparseSquaredMLP(Layer):
             config.choice("mlp_hidden_act", among=ACTIVATIONS, default="relu2"),
             ("up_proj", "down_proj"),
         )
-        self.shared_experts = mlp(config, dtype, "moe_shared_expert_intermediate_size")
+        self.shared_experts = mlp(config, dtype, "moe_shared_expert_intermediate_size", into_stream=False)
         self.route = partial(
             route_sigmoid,
             k=config.experts_per_token(count // groups * kept),
@@ -185,9 +184,9 @@ class SparseSquaredMLP(Layer):
             scaling=config.number("routed_scaling_factor", default=1.0),
         )
 
-    def forward(self, x: Float[Tensor, "tokens hidden"] | LazyNorm) -> Float[Tensor, "tokens hidden"]:
+    def forward(self, x: Normed) -> Float[Tensor, "tokens hidden"]:
         x = whole(x)
         routing = self.route(self.gate(x), bias=self.gate.e_score_correction_bias)
         if self.fc1_latent_proj is None:
-            return self.experts(x, *routing).add_(self.shared_experts.summed(x))
-        return self.fc2_latent_proj(self.experts(self.fc1_latent_proj(x), *routing)).add_(self.shared_experts.summed(x))
+            return self.experts(x, *routing).add_(self.shared_experts(x))
+        return self.fc2_latent_proj(self.experts(self.fc1_latent_proj(x), *routing)).add_(self.shared_experts(x))

@@ -299,11 +299,10 @@ def check(
     """Raise an error that names what is missing, extra or misshapen."""
     known = {name for source in wanted for name in (source.name, *source.companions)}
     misshapen = [
-        f"{name} is {list(stored[name].shape)} and should be {list(s.stored_shape)}"
+        f"{name} is {list(shape)} and should be {list(s.stored_shape)}"
         for s in filling
-        # Companions of what is stored in a shape of its own have theirs.
-        for name in (s.name, *(s.companions if s.shape is None else ()))
-        if stored[name].shape != s.stored_shape
+        for name, shape in shapes(s, stored)
+        if shape != s.stored_shape
     ]
     problems = {
         "missing": missing(wanted, filling, stored),
@@ -314,6 +313,17 @@ def check(
     if told:
         architecture = ", ".join(config.get("architectures") or ["?"])
         raise ModelError(f"{folder} does not fit {architecture}. Tensors " + "; ".join(told))
+
+
+def shapes(source: Source, stored: Mapping[str, Stored]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return what must have the shape of a source: each of its tensors, or all of them concatenated."""
+    names = (source.name, *source.companions)
+    if source.concatenated:
+        rows, others = zip(*((stored[name].shape[:1], stored[name].shape[1:]) for name in names))
+        even = len(set(others)) == 1 and all(rows)
+        return [(" and ".join(names), (sum(count for [count] in rows), *others[0]) if even else stored[names[0]].shape)]
+    # Companions of what is stored in a shape of its own have theirs.
+    return [(name, stored[name].shape) for name in (names if source.shape is None else names[:1])]
 
 
 def missing(wanted: list[Source], filling: list[Source], stored: Container[str]) -> list[str]:

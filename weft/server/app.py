@@ -25,12 +25,19 @@ from weft.server import (
     openai_responses,
     tokens,
 )
+from weft.server.access import REQUEST_ID, Access
+from weft.server.auth import Keys
 from weft.server.backend import Backend
+from weft.server.connection_metrics import ConnectionCollector
+from weft.server.connections import Connections
 from weft.server.errors import json_response, response
 from weft.server.front import Front
 from weft.server.guard import Guard
+from weft.server.key_metrics import KeyCollector
 from weft.server.openapi import document
+from weft.server.rates import RATE_HEADERS
 from weft.server.settings import ServerSettings
+from weft.server.text_pool import TextPool
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
 
@@ -64,12 +71,20 @@ def create_app(
     end_tokens: frozenset[int],
     settings: ServerSettings,
     suggested: SamplingParams | None = None,
+    *,
+    pool: TextPool | None = None,
+    keys: Keys | None = None,
+    connections: Connections | None = None,
 ) -> ASGIApp:
-    """The app for a backend that somebody else has started and will stop.
+    """The app for a backend that the caller has started and will stop.
 
-    `suggested` are the sampling parameters of requests that name none.
+    `suggested` are the sampling parameters of requests that name none; `pool` reads large bodies. `keys` are those of
+    the settings, for a caller that replaces them later. `connections` are shown among the metrics.
     """
-    front = Front(backend, tokenizer, template, end_tokens, settings, suggested)
+    keys = keys or Keys(settings)
+    front = Front(backend, tokenizer, template, end_tokens, settings, suggested, pool)
+    if connections is not None:
+        front.metrics.registry.register(ConnectionCollector(connections))
     routes = [Route(path, bound(front, endpoint), methods=[method]) for path, method, endpoint in ROUTES]
 
     async def openapi(request: Request) -> Response:
@@ -79,12 +94,20 @@ def create_app(
     routes += observing(front)
     handlers = dict.fromkeys((WeftError, HTTPException, Exception), _failed)
     inner = Starlette(routes=routes, exception_handlers=handlers)
-    app = Guard(inner, settings, front.metrics, frozenset(route.path for route in routes))
-    if not settings.cors_origins:
-        return app
-    # Outside of the guard: a browser asks for permission before it shows its key.
-    allowed = list(settings.cors_origins)
-    return CORSMiddleware(app, allow_origins=allowed, allow_methods=["GET", "POST"], allow_headers=["*"])
+    app: ASGIApp = Guard(inner, settings, keys)
+    if settings.cors_origins:
+        # Outside of the guard: a browser asks for permission before it shows its key.
+        app = with_cors(app, settings.cors_origins)
+    front.metrics.registry.register(KeyCollector(keys))
+    return Access(app, routes, front.metrics, settings.log_requests)
+
+
+def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    shown = [REQUEST_ID.decode(), "retry-after", *RATE_HEADERS]
+    methods = ["GET", "POST"]
+    return CORSMiddleware(
+        app, allow_origins=list(origins), allow_methods=methods, allow_headers=["*"], expose_headers=shown
+    )
 
 
 def bound(front: Front, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
@@ -106,6 +129,7 @@ def observing(front: Front) -> list[Route]:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
+    request.state.record.note(error)
     # Errors of our own are of other kinds, so these statuses are the router's.
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         asked = f"{request.method:.16} {request.scope['path']:.80}"

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
-from dataclasses import dataclass
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from hashlib import sha256
 
+from weft.base.errors import WeftError
+from weft.server.keys import Key
+from weft.server.rates import Account, Clock
 from weft.server.settings import ServerSettings
+
+log = logging.getLogger("weft.server")
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """`salt` parts its prefixes from those of all others; an admin may see and do what concerns all."""
+    """`salt` parts its prefixes from those of all others; an admin may see and do what concerns all.
+
+    The salt comes from the key alone and makes the tenant: one with other limits or another name is the same tenant.
+    """
 
     salt: bytes = b""
-    admin: bool = True
+    admin: bool = field(default=True, compare=False)
+    name: str | None = field(default=None, compare=False)
+    account: Account = field(default_factory=Account, compare=False, repr=False)
 
     def salted(self, cache_salt: str | None) -> bytes:
         """The salt of a request's prefixes. Tenants' salts have 32 bytes, so no text of one can meet another's."""
@@ -23,25 +35,55 @@ class Tenant:
 
 
 class Keys:
-    """The keys of a server. Without any, everybody is the same tenant."""
+    """The keys of a server, which may be replaced while it runs. Without any, every client is the same tenant."""
 
-    def __init__(self, settings: ServerSettings) -> None:
-        admin = settings.admin_key
-        single = admin is None and len(settings.api_keys) == 1
-        self._known = [(_digest(key), Tenant(_salt(key), single or key == admin)) for key in settings.api_keys]
-        if admin is not None and admin not in settings.api_keys:
-            self._known.append((_digest(admin), Tenant(_salt(admin), True)))
+    def __init__(self, settings: ServerSettings, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._known: list[tuple[bytes, Tenant]] = []
+        self._open = Tenant(account=Account(settings.key_rates, clock))
+        self.replace(settings)
+
+    def replace(self, settings: ServerSettings) -> None:
+        """Take other keys from now on, all at once. Requests that run go on; accounts of kept keys stay."""
+        before = {tenant.salt: tenant.account for tenant in self.tenants}
+        self._known = [(_digest(key.secret), self._tenant(key, before)) for key in settings.keys]
+
+    def _tenant(self, key: Key, before: dict[bytes, Account]) -> Tenant:
+        salt = _salt(key.secret)
+        account = before.get(salt)
+        if account is None:
+            account = Account(key.rates, self._clock)
+        else:
+            account.change(key.rates)
+        return Tenant(salt, key.admin, key.name, account)
+
+    @property
+    def tenants(self) -> list[Tenant]:
+        return [tenant for _, tenant in self._known]
 
     def tenant(self, headers: Iterable[tuple[bytes, bytes]]) -> Tenant | None:
-        """Whose request this is; None: nobody's we know. All keys are compared, whichever it is."""
+        """Whose request this is; None: no known key. All keys are compared, whichever it is."""
         if not self._known:
-            return Tenant()
+            return self._open
         presented = _digest_bytes(_presented(headers))
         found = None
         for digest, tenant in self._known:
             if hmac.compare_digest(digest, presented):
                 found = tenant
         return found
+
+
+def reread(keys: Keys, read: Callable[[], ServerSettings]) -> None:
+    """Replace the keys by those that are read now. If they cannot be read, the old ones stay."""
+    before = {tenant.name for tenant in keys.tenants}
+    try:
+        keys.replace(read())
+    except WeftError as error:
+        log.error("the keys were not reread, the old ones stay: %s", error)
+        return
+    after = {tenant.name for tenant in keys.tenants}
+    added, removed = (", ".join(sorted(map(str, names))) or "none" for names in (after - before, before - after))
+    log.info("reread the keys: %d in all, added: %s, removed: %s", len(after), added, removed)
 
 
 def _presented(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

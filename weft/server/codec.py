@@ -159,8 +159,9 @@ def _decode_request(raw: msgspec.Raw) -> Request:
     body = _decode(_request, raw)
     if len(body.prompt) % 4:
         raise ProtocolError("the prompt is not a list of tokens")
-    if body.grammar is not None and len(body.grammar.text) > wire.MAX_TEXT:
-        raise RequestError(f"a grammar of {len(body.grammar.text)} characters; at most {wire.MAX_TEXT} are taken")
+    grammar = body.grammar
+    if grammar is not None and (length := len(grammar.text) + len(grammar.source or "")) > wire.MAX_TEXT:
+        raise RequestError(f"a grammar of {length} characters; at most {wire.MAX_TEXT} are taken")
     prompt = np.frombuffer(body.prompt, "<i4").astype(np.int32)
     return Request(
         prompt,

@@ -30,6 +30,7 @@ from weft.engine.service import Drivable, Service
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo
 from weft.server.codec import Frames, ProtocolError, decode_begin, decode_command, encode_event, frame
+from weft.server.logs import set_up_logging
 
 if TYPE_CHECKING:
     from weft.engine.loop import Engine
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft")
 
 READ_BYTES = 1 << 18
+# Read between two steps at most, so that a flood of long prompts does not keep rows from going on.
+READ_PER_STEP_BYTES = 1 << 24
 # Room for the outputs of many steps while the front is busy with something else.
 SEND_BUFFER_BYTES = 1 << 20
 # A model whose memory does not grow with the text has room for any length; somewhere the count must end.
@@ -57,6 +60,7 @@ class SocketInbox:
         self._connection = connection
         self._frames = Frames()
         self._bodies: list[bytes] = []
+        self._read_bytes = 0
         self._own: deque[Prepared] = deque()
         self._bell, self._ringer = socket.socketpair()
         self._poll = select.poll()
@@ -75,7 +79,10 @@ class SocketInbox:
 
     def take(self, wait: bool) -> list[Command | Prepared]:
         commands: list[Command | Prepared] = list(self._decode())
-        while ready := self._poll.poll(None if wait and not commands else 0):
+        self._read_bytes = 0
+        while self._read_bytes < READ_PER_STEP_BYTES and (
+            ready := self._poll.poll(None if wait and not commands else 0)
+        ):
             for number, _ in ready:
                 if number == self._bell.fileno():
                     commands += self._heard()
@@ -92,6 +99,7 @@ class SocketInbox:
     def _read(self) -> bool:
         """Whether there is more to come."""
         data = self._connection.recv(READ_BYTES)
+        self._read_bytes += len(data)
         try:
             self._bodies = self._frames.feed(data)
         except ProtocolError:
@@ -115,7 +123,7 @@ def run_engine(connection: socket.socket, load: Load) -> int:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     inbox = SocketInbox(connection)
     begin = inbox.first()
-    logging.basicConfig(level=begin.log_level, format="%(levelname)s %(name)s: %(message)s")
+    set_up_logging(begin.log_level, begin.log_format)
     threading.Thread(target=_end_with_front, args=(connection,), daemon=True).start()
     try:
         engine, info = load(begin.options, begin.progress)
@@ -136,6 +144,7 @@ def _end_with_front(connection: socket.socket) -> None:
     hangup = select.poll()
     hangup.register(connection, 0)
     hangup.poll()
+    log.error("the front is gone: the engine process ends")
     os._exit(1)
 
 
@@ -190,8 +199,8 @@ def _longest(ledger: Ledger) -> int:
 
 
 def main(load: Load = load_engine) -> None:
-    # A terminal or a service manager tells every process to end: the front, which lets requests finish, decides when.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # A terminal or a service manager signals every process: the front decides what that means, and when to end.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)

@@ -27,6 +27,8 @@ CODES = {401: "invalid_api_key", 413: "request_too_large", 429: "busy", 431: "he
 # As nginx counts clients that hang up before their answer.
 GONE = 499
 STOPPED = "the engine has stopped or is about to: no answer can be given"
+# Characters of a message: errors quote what clients sent.
+MAX_MESSAGE = 2000
 INTERNAL = "an internal error; the server's log has more"
 
 # How messages of the layers below spell a field, where a body spells it differently.
@@ -70,6 +72,7 @@ def describe(error: Exception) -> tuple[int, ErrorAnswer]:
 
 
 def answer(status: int, message: str, param: str | None = None, code: str | None = None) -> ErrorAnswer:
+    message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return ErrorAnswer(ErrorBody(message, kind, param, code or CODES.get(status)))
 
@@ -83,7 +86,9 @@ def param_of(error: RequestError) -> str | None:
     stated = getattr(error, "param", None)
     if stated is not None:
         return str(stated)
-    found = re.match(r"[a-z][a-z_]*(\[\d+\]|\.[a-z_]+)*(?= (must|is|has|takes|holds|may|do|of)\b)", str(error))
+    found = re.match(
+        r"[a-z][a-z_]*(\[\d+\]|\.[a-z_]+)*(?= (must|is|has|takes|holds|may|do|of)\b)", str(error)[:MAX_MESSAGE]
+    )
     if found is None or found[0] == "this":
         return None
     name = re.split(r"[.\[]", found[0], maxsplit=1)[0]
@@ -96,7 +101,7 @@ def response(error: Exception) -> Response:
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     if status in (429, 503):
-        headers["retry-after"] = "1"
+        headers["retry-after"] = str(getattr(error, "retry_seconds", 1))
     if isinstance(error, HTTPException) and error.headers:
         headers |= dict(error.headers)
     return json_response(body, status, headers)

@@ -3,44 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, TypeVar
 
+import msgspec
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from weft.base.errors import RequestError
+from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 from weft.engine.request import Request
 from weft.server.auth import Tenant
 from weft.server.backend import Backend
 from weft.server.errors import FieldError, json_response
-from weft.server.grammars import Form
-from weft.server.limits import check_count
+from weft.server.grammars import Form, with_source
+from weft.server.intake import Intake, is_small
+from weft.server.limits import check_count, read_body
 from weft.server.metrics import Metrics
+from weft.server.prompter import Facts, Prompt, Prompter
 from weft.server.runs import Run
 from weft.server.settings import ServerSettings
-from weft.text import conversation
+from weft.server.sse import while_connected
+from weft.server.text_messages import setup_of
+from weft.server.text_pool import TextPool
 from weft.text.answer import Answer
 from weft.text.output import output_parser
-from weft.text.prompts import (
-    NO_TOKENIZER,
-    Tokens,
-    check_request,
-    check_snapshots,
-    checked_tokens,
-    ends_of_messages,
-)
+from weft.text.prompts import Tokens, check_request, ends_of_messages
 from weft.text.reasoning import detect_reasoning
-from weft.text.template import ChatTemplate, Message
+from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools import detect_tools
 
 T = TypeVar("T")
-# Texts of more characters are tokenized beside the event loop.
+B = TypeVar("B", bound=msgspec.Struct)
+# Answers of more characters or scores are shaped beside the event loop.
 LONG_TEXT = 1 << 14
+# Grammars of more characters are checked and translated in a worker process.
+SMALL_GRAMMAR = 1 << 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ class Front:
         end_tokens: frozenset[int],
         settings: ServerSettings,
         suggested: SamplingParams | None = None,
+        pool: TextPool | None = None,
     ) -> None:
         self.backend = backend
         self.suggested = suggested or SamplingParams()
@@ -77,6 +83,8 @@ class Front:
         self.reasoning_parser = chosen(settings.reasoning_parser, lambda: detect_reasoning(source or ""))
         # A name that is none fails now, not with the first request.
         output_parser(self.reasoning_parser, self.tool_parser)
+        self.prompter = Prompter(tokenizer, template, self.limits, settings.template_kwargs, self.facts)
+        self.pool = pool or pool_for(tokenizer, template, settings)
         self.runs: set[Run] = set()
         self.open_sequences = 0
 
@@ -89,16 +97,17 @@ class Front:
         """The most tokens that a sequence can have here."""
         return min(self.backend.info.max_length, self.backend.info.memory_tokens or self.backend.info.max_length)
 
+    @property
+    def facts(self) -> Facts:
+        info = self.backend.info
+        return Facts(self.model_name, info.vocab_size, info.max_length, self.room)
+
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model_name:
-            raise FieldError(
-                "model", f"{name!r:.80} is not served here, but {self.model_name!r}", 404, "model_not_found"
-            )
+        self.prompter.facts = self.facts
+        self.prompter.check_model(name)
 
     def need_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise RequestError(NO_TOKENIZER)
-        return self.tokenizer
+        return self.prompter.need_tokenizer()
 
     def count(self, text: str) -> int:
         """How many tokens a text has."""
@@ -106,78 +115,52 @@ class Front:
 
     # prompts --------------------------------------------------------------------------------------------------------
 
+    async def take(self, request: HttpRequest, intake: Intake[B]) -> tuple[B, list[Prompt]]:
+        """Return a request's body without its texts, and its prompts. Large bodies are read by another process."""
+        data = await read_body(request, self.limits)
+        if is_small(data, self.limits):
+            self.prompter.facts = self.facts
+            return intake.read(self.prompter, data)
+        with self.counted(1):
+            return intake.unpacked(await self.worked(request, intake.name, data))
+
+    async def worked(self, request: HttpRequest, name: str, data: bytes) -> bytes:
+        """Return what a worker process makes of a body; its work ends when the client leaves."""
+        return await while_connected(request, self.pool.run(name, self.facts, data))
+
+    @contextmanager
+    def counted(self, sequences: int) -> Iterator[None]:
+        """Count work as open requests while it lasts."""
+        self._reserve(sequences)
+        try:
+            yield
+        finally:
+            self.open_sequences -= sequences
+
+    def _reserve(self, sequences: int) -> None:
+        if self.open_sequences + sequences > self.limits.open_sequences:
+            raise RequestError("the server is busy: too many requests are running or waiting", 429)
+        self.open_sequences += sequences
+
+    async def prepared(self, form: Form) -> Form:
+        """Return a form whose grammar is checked and translated: the engine only compiles."""
+        grammar = form.grammar
+        self.need_tokenizer()
+        try:
+            if len(grammar.text) <= SMALL_GRAMMAR:
+                return form.within(with_source(grammar))
+            found = await self.pool.run("grammar", self.facts, msgspec.msgpack.encode(grammar))
+        except RequestError as error:
+            raise form.named(error) from None
+        return form.within(msgspec.msgpack.decode(found, type=Grammar))
+
     async def beside(self, size: int, work: Callable[[], T]) -> T:
         """Long work must not hold up the streams of others."""
         return await asyncio.to_thread(work) if size > LONG_TEXT else work()
 
     async def shaped(self, run: Run, make: Callable[[], Any]) -> Response:
-        """An answer as JSON. Scores of a long text are many, and shaping them is long work."""
-        return await self.beside(run.scores, lambda: json_response(make()))
-
-    def check_size(self, characters: int, field: str) -> None:
-        """Refuse a text that could not fit whatever its tokens are: tokenizing it would take long, for nothing."""
-        most = self.room * self.need_tokenizer().characters_per_token
-        if characters > most:
-            raise FieldError(
-                field,
-                f"is too much: a text of {characters} characters has more than {self.room} tokens",
-                code="context_length_exceeded",
-            )
-
-    async def encode(self, prompts: Sequence[str | list[int]], field: str) -> list[Tokens]:
-        """Token ids of prompts, which are texts or token ids already."""
-        if not 0 < len(prompts) <= self.limits.prompts:
-            raise FieldError(field, f"must hold 1 to {self.limits.prompts} prompts, got {len(prompts)}")
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        for text in texts:
-            self.check_size(len(text), field)
-        encoded: list[list[int]] = []
-        if texts:
-            tokenizer = self.need_tokenizer()
-            encoded = await self.beside(sum(map(len, texts)), lambda: tokenizer.encode_all(texts))
-        found = iter(encoded)
-        vocab_size = self.backend.info.vocab_size
-        named = [field] if len(prompts) == 1 else [f"{field}[{place}]" for place in range(len(prompts))]
-        return [
-            checked_tokens(next(found) if isinstance(prompt, str) else prompt, vocab_size, name)
-            for prompt, name in zip(prompts, named)
-        ]
-
-    async def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any] | None,
-        add_generation_prompt: bool = True,
-        field: str = "messages",
-    ) -> tuple[Tokens, tuple[int, ...]]:
-        """A conversation as tokens, and the positions that it declares worth keeping."""
-        characters = sum(len(str(message.get("content"))) for message in messages)
-        self.check_size(characters, field)
-        size = characters + 256 * len(messages)
-        tokens, positions = await self.beside(
-            size,
-            lambda: conversation.render(
-                self.tokenizer,
-                self.template,
-                messages,
-                tools=tools,
-                variables=variables,
-                add_generation_prompt=add_generation_prompt,
-            ),
-        )
-        checked = checked_tokens(tokens, self.backend.info.vocab_size, field)
-        return checked, check_snapshots(positions, len(checked))
-
-    def template_variables(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """What a request may tell the template: names from a list, plain values."""
-        for name, value in (given or {}).items():
-            if name not in self.settings.template_kwargs:
-                known = ", ".join(self.settings.template_kwargs)
-                raise FieldError(f"chat_template_kwargs.{name:.64}", f"is not allowed; known are {known}")
-            if not isinstance(value, str | int | float | None) or len(str(value)) > 256:
-                raise FieldError(f"chat_template_kwargs.{name}", "must be a short text, a number, true, false or null")
-        return dict(given or {})
+        """Return an answer as JSON. Shaping a long one, or the scores of a long text, is long work."""
+        return await self.beside(run.size, lambda: json_response(make()))
 
     def max_tokens(self, asked: int | None, prompt: int, field: str = "max_tokens", default: int | None = None) -> int:
         """As asked; else so many as this API's default says, or all that fits behind the prompt."""
@@ -203,20 +186,20 @@ class Front:
         shown: frozenset[str] = frozenset(),
     ) -> Run:
         """Start everything that one HTTP request asks for: n sequences per prompt, in their order."""
-        if form is not None:
-            self.need_tokenizer()
+        form = None if form is None else await self.prepared(form)
         requests, answers = [], []
         for wish in wishes:
             check_count("n", wish.n, self.limits.n, 1)
             self._check(wish)
+            first = self._request(wish, tenant.salted(cache_salt), priority or 0, form)
             for place in range(wish.n):
-                request = self._request(wish, place, tenant.salted(cache_salt), priority or 0, form)
+                request = replace(first, params=numbered(wish.params, place))
                 detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer(skip_special, shown)
                 requests.append(request)
                 answers.append(Answer(request.params, detokenizer, request.stop_tokens))
         if len(requests) > self.limits.sequences:
             raise FieldError("n", f"asks for {len(requests)} answers in all, more than {self.limits.sequences}")
-        run = self._open(name, aliases, tenant, len(requests), form)
+        run = self._open(name, aliases, tenant, len(requests), form, wishes)
         try:
             await run.submit(requests, answers)
         except RequestError as error:
@@ -233,24 +216,35 @@ class Front:
             raise FieldError(field, what, code="context_length_exceeded")
         check_request(wish.tokens, wish.params, self.tokenizer is not None, info.vocab_size, info.max_length)
 
-    def _request(self, wish: Wish, place: int, salt: bytes, priority: int, form: Form | None) -> Request:
+    def _request(self, wish: Wish, salt: bytes, priority: int, form: Form | None) -> Request:
         params = wish.params
-        if params.seed is not None and place:
-            params = replace(params, seed=derived_seed(params.seed, place))
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_tokens)
         grammar = None if form is None else form.grammar
         ends = ends_of_messages(wish.tokens, self.end_tokens)
         return Request(wish.tokens, params, stops, salt, priority, wish.snapshots, grammar, ends)
 
-    def _open(self, name: str, aliases: tuple[str, ...], tenant: Tenant, sequences: int, form: Form | None) -> Run:
-        if self.open_sequences + sequences > self.limits.open_sequences:
-            raise RequestError("the server is busy: too many requests are running or waiting", 429)
-        self.open_sequences += sequences
+    def _open(
+        self,
+        name: str,
+        aliases: tuple[str, ...],
+        tenant: Tenant,
+        sequences: int,
+        form: Form | None,
+        wishes: Sequence[Wish],
+    ) -> Run:
+        self._reserve(sequences)
+        prompt = sum(len(wish.tokens) for wish in wishes)
+        try:
+            reserved = tenant.account.reserve(prompt, sum(wish.n * wish.params.max_tokens for wish in wishes))
+        except BaseException:
+            self.open_sequences -= sequences
+            raise
 
         def closed(run: Run) -> None:
             if run in self.runs:
                 self.runs.remove(run)
                 self.open_sequences -= sequences
+                tenant.account.settle(reserved, run.used())
 
         run = Run((name, *aliases), tenant, self.backend, self.metrics, closed, form)
         self.runs.add(run)
@@ -268,9 +262,26 @@ class Front:
         return len(found)
 
 
+def pool_for(
+    tokenizer: Tokenizer | None, template: ChatTemplate | None, settings: ServerSettings, **more: Any
+) -> TextPool:
+    """Return text workers that know these texts. `more` are further arguments of `TextPool`."""
+    level = logging.getLogger("weft").getEffectiveLevel()
+    return TextPool(
+        lambda: setup_of(tokenizer, template, settings.limits, settings.template_kwargs, level), settings.limits, **more
+    )
+
+
 def chosen(name: str, detect: Callable[[], str | None]) -> str | None:
     """A parser's name: as told, or as found out; none if told so."""
     return detect() if name == "auto" else None if name == "none" else name
+
+
+def numbered(params: SamplingParams, place: int) -> SamplingParams:
+    """Return the parameters of a prompt's n-th answer."""
+    if params.seed is None or not place:
+        return params
+    return replace(params, seed=derived_seed(params.seed, place))
 
 
 def new_name(prefix: str) -> str:

@@ -6,14 +6,17 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
 from weft.server.errors import FieldError
 from weft.server.limits import check_items, check_regex, check_schema, read_json
 from weft.server.settings import Limits
-from weft.text.grammar import FIELDS, MAX_CHOICES
+from weft.text.grammar import FIELDS, MAX_CHOICES, source_of
 
 if TYPE_CHECKING:
+    from weft.server.prompter import Prompter
     from weft.server.schemas import FormFields, ResponseFormat, StructuredOutputs
 
 
@@ -34,6 +37,16 @@ class Form:
         if name != FIELDS[self.grammar.kind]:
             return error
         return FieldError(self.field, complaint)
+
+
+def with_source(grammar: Grammar) -> Grammar:
+    """Return a grammar as the compiler takes it: checked and translated here, not beside the engine's steps."""
+    return Grammar(grammar.kind, "", source_of(grammar))
+
+
+def prepared_grammar(prompter: Prompter, data: bytes) -> bytes:
+    """Do the same in a worker process."""
+    return msgspec.msgpack.encode(with_source(msgspec.msgpack.decode(data, type=Grammar)))
 
 
 def form_of(body: FormFields, limits: Limits) -> Form | None:

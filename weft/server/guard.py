@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.base.errors import RequestError
+from weft.server.access import Record
 from weft.server.auth import Keys
 from weft.server.errors import response
-from weft.server.metrics import Metrics
-from weft.server.settings import ServerSettings
-from weft.server.sse import DIRECT
+from weft.server.settings import ServerSettings, host_name
+
+# All routes that answer without a key, unless `open_health` is off. docs/security.md quotes this list.
+OPEN_ROUTES = (("GET", "/health"), ("HEAD", "/health"))
 
 
 class Guard:
-    """Wraps the whole app, so that no route, not even one that does not exist, answers without a key."""
+    """Wraps the routes, so that none but the open ones answers without a key, not even one that does not exist."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: Keys) -> None:
         self._app = app
         self._settings = settings
-        self._metrics = metrics
-        self._paths = paths
-        self._keys = Keys(settings)
+        self._keys = keys
+        self._open_routes = OPEN_ROUTES if settings.open_health else ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -31,36 +32,28 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1003})
             return
-        begun = False
-
-        async def watched(message: Message) -> None:
-            nonlocal begun
-            if not begun:
-                begun = True
-                path = scope["path"] if scope["path"] in self._paths else "other"
-                self._metrics.answered(scope["method"], path, message["status"])
-            await send(message)
-
-        # Streams of thousands of tokens a second go this way, past all that has seen them begin.
-        scope[DIRECT] = send
+        record: Record = scope["state"]["record"]
         try:
-            self._admit(scope)
-            await self._app(scope, receive, watched)
+            self._admit(scope, record)
+            await self._app(scope, receive, send)
         except ClientDisconnect:
             pass
         except Exception as error:  # the process's edge: every request gets an answer
-            if not begun:
-                await response(error)(scope, receive, watched)
+            if record.status is None:
+                await response(error)(scope, receive, send)
 
-    def _admit(self, scope: Scope) -> None:
+    def _admit(self, scope: Scope, record: Record) -> None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if sum(len(name) + len(value) for name, value in headers) > self._settings.limits.header_bytes:
             raise RequestError(f"the headers exceed {self._settings.limits.header_bytes} bytes", 431)
         self._check_browser(headers)
-        tenant = self._keys.tenant(headers)
-        if tenant is None and not (self._settings.open_health and scope["path"] == "/health"):
+        tenant = record.tenant = self._keys.tenant(headers)
+        scope["state"]["tenant"] = tenant
+        if (scope["method"], scope["path"]) in self._open_routes:
+            return
+        if tenant is None:
             raise HTTPException(401, "no valid key: send Authorization: Bearer KEY")
-        scope.setdefault("state", {})["tenant"] = tenant
+        tenant.account.take_request()
 
     def _check_browser(self, headers: list[tuple[bytes, bytes]]) -> None:
         """A page of somebody else, in the browser of somebody who may reach us, is not a client."""
@@ -68,8 +61,8 @@ class Guard:
         host = found.get(b"host", b"").decode("latin-1")
         trusted = self._settings.trusted_hosts
         # No browser leaves the header out; probes of balancers do.
-        if trusted and b"host" in found and host_name(host) not in trusted:
-            raise HTTPException(403, "the Host header names none of this server's hosts")
+        if trusted and b"host" in found and not is_trusted(host_name(host), trusted):
+            raise HTTPException(403, "the Host header names none of this server's hosts; --allowed-host adds one")
         origin = found.get(b"origin")
         if origin is not None and "*" not in self._settings.cors_origins:
             text = origin.decode("latin-1")
@@ -77,11 +70,10 @@ class Guard:
                 raise HTTPException(403, "requests from web pages of this origin are not allowed")
 
 
-def host_name(host: str) -> str:
+def is_trusted(name: str, trusted: tuple[str, ...]) -> bool:
+    """Return whether a host's name is one of these, or below one that begins with an asterisk.
+
+    >>> [is_trusted(name, ("localhost", "*.a.b")) for name in ("localhost", "c.a.b", "a.b", "ca.b")]
+    [True, True, False, False]
     """
-    >>> host_name("localhost:8000"), host_name("[::1]:80"), host_name("a.b")
-    ('localhost', '::1', 'a.b')
-    """
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] or host if ":" in host else host
+    return any(name == each or (each.startswith("*.") and name.endswith(each[1:])) for each in trusted)

@@ -1,93 +1,372 @@
-"""The socket's side of HTTP: bounds on what uvicorn reads and on how long it waits for clients. Knows no route."""
+"""A client's HTTP/1.1 connection: the order of answers, and a deadline for every state. Knows no route.
+
+A connection is always in one state, and every state in which the server waits for the client ends after a total time,
+however many bytes arrive meanwhile:
+
+    HANDSHAKE -> HEAD -> WORKING -> IDLE -> HEAD ...    WORKING has no deadline here: the application bounds the time
+                   |        |                           of a body, `stall_seconds` that of an answer left unread
+                   v        v
+                   DISCARDING -> CLOSING                after a refusal, or an answer to a body that is not read
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+from urllib.parse import unquote
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Scope
+from uvicorn.server import ServerState
 
-from weft.server.errors import answer, json_response
+from weft.server.addresses import TrustedProxies, share_of
+from weft.server.connections import Connections
+from weft.server.errors import response
+from weft.server.http_exchange import HttpExchange, status_line
+from weft.server.http_reader import Event, Head, Header, HttpReader, Mark
 from weft.server.settings import Limits
 
+# Bytes of a body that wait for the application before the connection is read no further.
+BODY_BUFFER_BYTES = 1 << 16
+# Requests that a client may send ahead of their answers.
+MAX_PIPELINED = 16
+# Turns of the loop until a new connection has been read once: open it, start reading, poll, receive; one to spare.
+FRESH_TURNS = 5
 
-def bounded_protocol(limits: Limits) -> type[HttpToolsProtocol]:
-    """A protocol for `uvicorn.Config(http=...)`."""
-    return type("Bounded", (Bounded,), {"limits": limits})
+
+class State(Enum):
+    """What a connection does. The value names the limit that ends the state."""
+
+    HANDSHAKE = "handshake_seconds"
+    HEAD = "header_seconds"
+    WORKING = None
+    DISCARDING = "linger_seconds"
+    IDLE = "idle_seconds"
+    CLOSING = "stall_seconds"
 
 
-class Bounded(HttpToolsProtocol):
-    """Heads are bounded in bytes and time, for uvicorn's parser takes any.
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all connections of a server have in common."""
 
-    A client that reads nothing of its answer for too long is cut off, as if it had gone.
+    app: ASGIApp
+    limits: Limits
+    connections: Connections
+    proxies: TrustedProxies
+    server: ServerState
+
+
+class HttpConnection(asyncio.Protocol):
+    """One client's connection. Requests run one after the other; answers leave in the order of the requests.
+
+    `client` is the peer's address and port, None on a Unix socket.
     """
 
-    limits: ClassVar[Limits]
+    def __init__(self, shared: Shared, client: tuple[str, int] | None, secure: bool) -> None:
+        self.state = State.HANDSHAKE
+        self._fresh = True
+        self.write_paused = False
+        self._shared = shared
+        self._limits = shared.limits
+        self._loop = asyncio.get_running_loop()
+        self._client = client
+        self._peer = None if client is None else client[0]
+        self._proxied = shared.proxies.trusts(self._peer)
+        self.share = None if self._proxied else share_of(self._peer)
+        self._scheme = "https" if secure else "http"
+        self._transport: Any = None
+        # Cancelling it ends a connection that has no transport yet.
+        self.opening: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._writable = asyncio.Event()
+        self._reading_paused = False
+        # None once nothing that arrives is looked at any more.
+        self._reader: HttpReader | None = HttpReader(self._limits.header_bytes)
+        self._discarded_bytes = 0
+        self._head_begun = self._body_open = False
+        # The request that runs, and the last one whose head has come.
+        self._current: HttpExchange | None = None
+        self._newest: Any = None
+        self._queue: deque[HttpExchange] = deque()
+        # Sent in its turn, after the answers to what came before.
+        self._refusal: tuple[int, str] | None = None
+
+    # states -----------------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.head_bytes = 0
-        self.in_head = True
-        self.head_timer = self.loop.call_later(self.limits.header_seconds, self.head_late)
-        self.stall_timer: asyncio.TimerHandle | None = None
+        self._transport = transport
+        self.write = transport.write
+        self._local = transport.get_extra_info("sockname")
+        self._shared.server.connections.add(self)
+        self._enter(State.HEAD)
+        if self._refusal is not None:
+            self._send_refusal()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.head_timer.cancel()
-        self.resumed()
-        super().connection_lost(error)
+        self._cancel_timer()
+        self.resume_writing()
+        self._shared.server.connections.discard(self)
+        self._shared.connections.leave(self)
+        self._client_left()
 
-    # heads ------------------------------------------------------------------------------------------------------------
+    def eof_received(self) -> None:
+        self._client_left()
+        self._close()
+
+    def shutdown(self) -> None:
+        """Close as soon as no request is under way; called by uvicorn's server when it ends."""
+        self._queue.clear()
+        if self._current is None:
+            self._close()
+        else:
+            self._current.keep_alive = False
+
+    def cut(self) -> None:
+        """Close at once, whatever is unsent."""
+        if self._transport is not None:
+            self._transport.abort()
+        elif self.opening is not None:
+            self.opening.cancel()
+
+    def _enter(self, state: State) -> None:
+        self._cancel_timer()
+        self.state = state
+        if state is State.WORKING:
+            self._shared.connections.works(self)
+        else:
+            self._timer = self._loop.call_later(getattr(self._limits, state.value), self._late)
+            if not self._fresh:
+                self._shared.connections.waits(self)
+
+    def settle(self, turns: int = FRESH_TURNS) -> None:
+        """Let the connection be cut in favour of others, but not before what its client has sent already is read."""
+        if turns:
+            self._loop.call_soon(self.settle, turns - 1)
+            return
+        self._fresh = False
+        if self.state is not State.WORKING:
+            self._shared.connections.waits(self)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        if self.state is State.HEAD:
+            self._refuse(408, f"the request's head took more than {self._limits.header_seconds:g} seconds")
+        elif self.state is State.CLOSING:
+            self._transport.abort()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        """Close when everything is sent, or after `stall_seconds`."""
+        self._reader = None
+        if not self._transport.is_closing():
+            self._transport.close()
+            self._enter(State.CLOSING)
+
+    def _linger(self) -> None:
+        """Send no more, but take what still comes for a while: closing over unread bytes would destroy the answer."""
+        self._reader = None
+        if self._transport.is_closing():
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._discard()
+
+    def _discard(self) -> None:
+        self._discarded_bytes = 0
+        self._enter(State.DISCARDING)
+
+    def _client_left(self) -> None:
+        self._reader = None
+        self._queue.clear()
+        if self._current is not None:
+            self._current.leave()
+
+    # refusals ---------------------------------------------------------------------------------------------------------
+
+    def refuse(self, status: int, message: str) -> None:
+        """Answer nothing on this connection but a refusal; to be called before it is made."""
+        self._refusal = status, message
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Look at nothing more that arrives; answer what came before, then say why."""
+        self._reader = None
+        if self.state is State.DISCARDING:
+            # This request has its answer already.
+            self._close()
+            return
+        self._refusal = status, message
+        if self._body_open:
+            self._newest.leave()
+            if self._newest is not self._current:
+                self._queue.pop()
+        if self._current is None:
+            self._send_refusal()
+
+    def _send_refusal(self) -> None:
+        assert self._refusal is not None
+        status, message = self._refusal
+        sent = response(HTTPException(status, message))
+        lines = b"".join(name + b": " + value + b"\r\n" for name, value in sent.raw_headers)
+        self.write(status_line(status) + lines + b"connection: close\r\n\r\n" + bytes(sent.body))
+        self._linger()
+
+    # what arrives -----------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        # Only what belongs to a head that is still open stays counted; bodies have their own bound.
-        self.head_bytes += len(data)
-        super().data_received(data)
-        if self.in_head and self.head_bytes > self.limits.header_bytes:
-            self.refuse_head(431, f"the request's head exceeds {self.limits.header_bytes} bytes")
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.in_head = True
-        self.head_timer.cancel()
-        self.head_timer = self.loop.call_later(self.limits.header_seconds, self.head_late)
-
-    def on_headers_complete(self) -> None:
-        self.in_head = False
-        self.head_bytes = 0
-        self.head_timer.cancel()
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self.head_bytes = 0
-        self.in_head = True
-
-    def head_late(self) -> None:
-        if self.in_head:
-            self.refuse_head(408, f"the request's head took more than {self.limits.header_seconds} seconds")
-
-    def send_400_response(self, msg: str) -> None:
-        self.refuse_head(400, "this is not HTTP/1.1")
-
-    def refuse_head(self, status: int, message: str) -> None:
-        if self.transport.is_closing():
+        if self.state is State.DISCARDING:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > self._limits.linger_bytes:
+                self._close()
+        reader = self._reader
+        if reader is None:
             return
-        body = bytes(json_response(answer(status, message)).body)
-        head = f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        self.transport.close()
+        for event in reader.feed(data):
+            self._take(event)
+            if self._reader is None:
+                return
+        if reader.fault is not None:
+            self._refuse(*reader.fault)
+        self._regulate_reading()
+
+    def _take(self, event: Event) -> None:
+        if event is Mark.HEAD_BEGUN:
+            self._head_begun = True
+            if self._current is None and self.state is not State.HEAD:
+                self._enter(State.HEAD)
+        elif isinstance(event, Head):
+            self._take_head(event)
+        elif event is Mark.REQUEST_ENDED:
+            self._body_open = False
+            self._newest.end_body()
+            if self.state is State.DISCARDING:
+                self._enter(State.IDLE)
+        elif not self._newest.answered:
+            self._newest.feed(event)
+
+    def _take_head(self, head: Head) -> None:
+        self._head_begun = False
+        if len(self._queue) == MAX_PIPELINED:
+            self._refuse(400, f"a client may send at most {MAX_PIPELINED} requests ahead of their answers")
+            return
+        self._newest = HttpExchange(self, self._scope(head), self._shared.app, head.keep_alive, head.expects_continue)
+        self._body_open = True
+        if self._current is None:
+            self._start(self._newest)
+        else:
+            self._queue.append(self._newest)
+
+    def _scope(self, head: Head) -> Scope:
+        named = self._shared.proxies.client(self._peer, head.headers) if self._proxied else None
+        scheme = self._shared.proxies.scheme(self._peer, head.headers) if self._proxied else None
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": head.version,
+            "server": self._local[:2] if isinstance(self._local, tuple) else (self._local, None),
+            "client": self._client if named is None else (named, 0),
+            "scheme": scheme or self._scheme,
+            "method": head.method,
+            "root_path": "",
+            "path": unquote(head.path.decode("ascii")),
+            "raw_path": head.path,
+            "query_string": head.query,
+            "headers": head.headers,
+            "state": {},
+        }
+
+    # requests, one after the other ------------------------------------------------------------------------------------
+
+    def _start(self, exchange: HttpExchange) -> None:
+        self._current = exchange
+        self._enter(State.WORKING)
+        if self._proxied and exchange.scope["client"] != self._client:
+            # For as long as the request takes, the connection is one of the client that the proxy speaks for.
+            self.share = share_of(exchange.scope["client"][0])
+            refusal = self._shared.connections.join(self)
+            if refusal is not None:
+                exchange.app = response(HTTPException(*refusal))
+        task = self._loop.create_task(exchange.run())
+        self._shared.server.tasks.add(task)
+        task.add_done_callback(self._shared.server.tasks.discard)
+
+    def body_taken(self) -> None:
+        self._regulate_reading()
+
+    def answered(self) -> None:
+        assert self._current is not None
+        self._shared.server.total_requests += 1
+        keep_alive = self._current.keep_alive
+        self._finish()
+        if keep_alive:
+            self._go_on()
+        elif self._body_open or self._queue or self._refusal:
+            self._queue.clear()
+            self._linger()
+        else:
+            self._close()
+        self._regulate_reading()
+
+    def abandoned(self, answer_begun: bool) -> None:
+        self._finish()
+        if self._transport.is_closing():
+            return
+        if answer_begun:
+            self._transport.abort()
+        else:
+            self._go_on()
+            self._regulate_reading()
+
+    def _finish(self) -> None:
+        self._current = None
+        if self._proxied:
+            self._shared.connections.part(self)
+            self.share = None
+
+    def _go_on(self) -> None:
+        if self._queue:
+            self._start(self._queue.popleft())
+        elif self._refusal is not None:
+            self._send_refusal()
+        elif self._body_open:
+            self._discard()
+        else:
+            self._enter(State.HEAD if self._head_begun else State.IDLE)
+
+    def _regulate_reading(self) -> None:
+        """Read on, unless requests or a body wait for the application."""
+        newest = self._newest
+        wanted = newest is not None and not newest.answered and not newest.gone
+        pause = bool(self._queue) or (wanted and len(newest.body) > BODY_BUFFER_BYTES)
+        if pause != self._reading_paused and not self._transport.is_closing():
+            self._reading_paused = pause
+            (self._transport.pause_reading if pause else self._transport.resume_reading)()
 
     # clients that do not read -----------------------------------------------------------------------------------------
 
+    @property
+    def default_headers(self) -> list[Header]:
+        return self._shared.server.default_headers
+
+    async def writable(self) -> None:
+        await self._writable.wait()
+
     def pause_writing(self) -> None:
-        super().pause_writing()
-        self.stall_timer = self.loop.call_later(self.limits.stall_seconds, self.transport.abort)
+        self.write_paused = True
+        self._writable.clear()
+        self._stall_timer = self._loop.call_later(self._limits.stall_seconds, self._transport.abort)
 
     def resume_writing(self) -> None:
-        self.resumed()
-        super().resume_writing()
-
-    def resumed(self) -> None:
-        if self.stall_timer is not None:
-            self.stall_timer.cancel()
-            self.stall_timer = None
+        self.write_paused = False
+        self._writable.set()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None

@@ -2,7 +2,7 @@
 
 The socket is bound before the model is loaded, so that an address in use is told at once, and listens only when
 requests can be answered. SIGTERM and SIGINT drain: nothing new is taken, what runs may finish for a while, the rest is
-answered with an error. A second signal waits no longer.
+answered with an error. A second signal waits no longer. SIGHUP reads the key files again.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shlex
 import signal
 import socket
-import sys
+import ssl
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -28,19 +30,25 @@ from weft.base.errors import ModelError, OptionError
 from weft.base.heap import keep_heap
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
+from weft.server.addresses import TrustedProxies
 from weft.server.app import create_app
+from weft.server.auth import Keys, reread
 from weft.server.backend import ModelInfo
-from weft.server.http import bounded_protocol
+from weft.server.connections import Connections, bounded_connections, raise_descriptor_limit
+from weft.server.door import Door, bind, unix_listener
+from weft.server.front import pool_for
+from weft.server.http import Shared
 from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
 from weft.server.thread_backend import ThreadBackend
+from weft.server.tls import TlsFiles
+from weft.server.watchdog import Watchdog, notify
 from weft.text.suggestions import suggested_params
 from weft.text.template import ChatTemplate, load_template
 from weft.text.tokenizer import Tokenizer, find_text_files, load_tokenizer
 
 log = logging.getLogger("weft")
 
-KEEP_ALIVE_SECONDS = 15
 ENGINE_DIED = 1
 # After the drain, for the last bytes to leave.
 GOODBYE_SECONDS = 5
@@ -50,13 +58,18 @@ Running = ThreadBackend | ProcessBackend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where and how the server runs."""
+    """Where and how the server runs. With `uds`, at that path instead of at host and port."""
 
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str | None = None
+    uds_mode: int = 0o600
+    tls: TlsFiles | None = None
     in_process: bool = False
     restart_engine: bool = False
     engine_timeout: float = 120.0  # seconds without a sign of life from the engine; 0: any
+    front_timeout: float = 30.0  # seconds that the front's own loop may be silent; 0: any
+    log_format: Literal["text", "json"] = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +82,35 @@ class Texts:
     suggested: SamplingParams
 
 
-def launch(options: Options, settings: ServerSettings, place: Place) -> int:
-    """Serve until told to stop; the exit code."""
-    warn_of_strangers(place.host, bool(settings.api_keys))
+Reread = Callable[[], ServerSettings]
+
+
+def launch(options: Options, settings: ServerSettings, place: Place, read_again: Reread | None = None) -> int:
+    """Serve until told to stop; the exit code. `read_again` gives the settings whose keys are taken after SIGHUP."""
+    if place.uds is None:
+        warn_of_strangers(place.host, bool(settings.api_keys))
+    raise_descriptor_limit()
+    tls = None if place.tls is None else place.tls.context()
+    bound = bind(place.host, place.port) if place.uds is None else unix_listener(place.uds, place.uds_mode)
     # uvicorn's choice: uvloop where it is installed.
-    with bind(place.host, place.port) as listener, asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-        return runner.run(serve(options, settings, place, listener))
+    with bound as listener, asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+        return runner.run(serve(options, settings, place, listener, tls, read_again))
 
 
-async def serve(options: Options, settings: ServerSettings, place: Place, listener: socket.socket) -> int:
+async def serve(
+    options: Options,
+    settings: ServerSettings,
+    place: Place,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None = None,
+    read_again: Reread | None = None,
+) -> int:
+    keys = Keys(settings)
     orders = Orders()
+    if read_again is not None:
+        orders.on_hangup(partial(reread, keys, read_again))
+    if place.tls is not None and tls is not None:
+        orders.on_hangup(partial(reread_certificate, place.tls, tls))
     backend = make_backend(options, settings, place)
     starting = asyncio.create_task(backend.start())
     await orders.or_done(starting)
@@ -89,35 +121,83 @@ async def serve(options: Options, settings: ServerSettings, place: Place, listen
     await starting
     try:
         texts = load_texts(options, backend.info.settings)
-        app = create_app(backend, texts.tokenizer, texts.template, texts.end_tokens, settings, texts.suggested)
+        pool = pool_for(texts.tokenizer, texts.template, settings)
+        connections = bounded_connections(settings.limits)
+        log.info("up to %d connections at a time", connections.bound)
+        app = create_app(
+            backend,
+            texts.tokenizer,
+            texts.template,
+            texts.end_tokens,
+            settings,
+            texts.suggested,
+            pool=pool,
+            keys=keys,
+            connections=connections,
+        )
+        await pool.start()
     except BaseException:
         await backend.stop(0)
         raise
     keep_heap()
 
-    def ready(host: str, port: int) -> None:
-        print(first_line(backend.info, settings, texts, host, port), flush=True)
+    def ready(address: Address) -> None:
+        print(first_line(backend.info, settings, texts, address), flush=True)
+        watchdog.start()
+        notify("READY=1")
 
-    server = Server(app, settings, lambda: drain(backend, orders, settings.drain_seconds), ready)
-    return await run_until_told(server, backend, orders, listener)
+    server = Server(app, settings, lambda: drain(backend, orders, settings.drain_seconds), ready, tls, connections)
+    watchdog = Watchdog(place.front_timeout)
+    try:
+        return await run_until_told(server, backend, orders, listener)
+    finally:
+        watchdog.stop()
+        pool.stop()
 
 
 def make_backend(options: Options, settings: ServerSettings, place: Place) -> Running:
     most = settings.limits.open_sequences
     patience = place.engine_timeout or None
+    # A bar of progress is no line of JSON.
+    progress = place.log_format == "text"
     if place.in_process:
-        return ThreadBackend.from_options(options, max_open=most, patience_seconds=patience)
-    return ProcessBackend(options, max_open=most, restart=place.restart_engine, patience_seconds=patience)
+        return ThreadBackend.from_options(options, progress, max_open=most, patience_seconds=patience)
+    return ProcessBackend(
+        options,
+        progress=progress,
+        max_open=most,
+        restart=place.restart_engine,
+        patience_seconds=patience,
+        log_format=place.log_format,
+    )
+
+
+def reread_certificate(files: TlsFiles, context: ssl.SSLContext) -> None:
+    try:
+        files.reload(context)
+    except OptionError as error:
+        log.error("the certificate stays as it was: %s", error)
+    else:
+        log.info("the certificate of %s is in use", files.certfile)
 
 
 class Orders:
-    """What the operator wants, by signals: the first to stop, the second at once."""
+    """What the operator wants, by signals: the first to stop, the second at once; SIGHUP to read files again.
+
+    Without files to read again, SIGHUP ends the process as it does by default, so that none outlives its terminal.
+    """
 
     def __init__(self) -> None:
+        self._hangup: list[Callable[[], None]] = []
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._tell)
+
+    def on_hangup(self, call: Callable[[], None]) -> None:
+        """Have something called on SIGHUP. Without anything, the signal ends the server as it does by default."""
+        self._hangup.append(call)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [each() for each in self._hangup])
 
     def _tell(self) -> None:
         (self.hurry if self.stop.is_set() else self.stop).set()
@@ -144,6 +224,7 @@ async def run_until_told(server: Server, backend: Running, orders: Orders, liste
     if died:
         log.error("ending, for the engine is gone: %s", dying.result())
     dying.cancel()
+    notify("STOPPING=1")
     server.should_exit = True
     await serving
     return ENGINE_DIED if died or not server.started else 0
@@ -162,10 +243,30 @@ async def drain(backend: Running, orders: Orders, seconds: float) -> None:
     await stopping
 
 
-class Server(uvicorn.Server):
-    """Tells its address when it listens; before it closes, `drain` ends what runs, so that every client is answered.
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where clients find the server. `path`: of its Unix socket, if it has one."""
 
-    No header names the software, no proxy is believed, nothing is logged per request.
+    url: str
+    path: str | None = None
+
+    @classmethod
+    def of(cls, listener: socket.socket, secure: bool) -> Address:
+        scheme, name = "https" if secure else "http", listener.getsockname()
+        if listener.family == socket.AF_UNIX:
+            return cls(f"{scheme}://localhost", name)
+        host = f"[{name[0]}]" if ":" in name[0] else name[0]
+        return cls(f"{scheme}://{host}:{name[1]}")
+
+    def __str__(self) -> str:
+        return self.url if self.path is None else f"unix:{self.path}"
+
+
+class Server(uvicorn.Server):
+    """Reports its address when it listens; before it closes, `drain` ends what runs, so that every client is answered.
+
+    uvicorn's own part is the clock, the tasks and the order of the end; connections are ours, in `http.py`.
+    Requests are logged in `access.py`.
     """
 
     def __init__(
@@ -173,25 +274,18 @@ class Server(uvicorn.Server):
         app: ASGIApp,
         settings: ServerSettings,
         drain: Callable[[], Awaitable[None]],
-        ready: Callable[[str, int], None],
+        ready: Callable[[Address], None],
+        tls: ssl.SSLContext | None = None,
+        connections: Connections | None = None,
     ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=bounded_protocol(settings.limits),
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                # What strangers send that is no HTTP is theirs to worry about.
-                log_level=logging.ERROR,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=GOODBYE_SECONDS,
-            )
+        config = uvicorn.Config(
+            app, lifespan="off", ws="none", log_config=None, log_level=logging.ERROR, server_header=False
         )
-        self._drain, self._ready = drain, ready
+        config.timeout_graceful_shutdown = GOODBYE_SECONDS
+        super().__init__(config)
+        self._app, self._settings = app, settings
+        self._drain, self._ready, self._tls = drain, ready, tls
+        self._connections = connections or bounded_connections(settings.limits)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -199,9 +293,12 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._ready(*self.servers[0].sockets[0].getsockname()[:2])
+        assert sockets is not None
+        proxies = TrustedProxies(self._settings.trusted_proxies)
+        shared = Shared(self._app, self._settings.limits, self._connections, proxies, self.server_state)
+        self.servers = [Door(listener, shared, self._tls) for listener in sockets]
+        self.started = True
+        self._ready(Address.of(sockets[0], self._tls is not None))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Whoever comes meanwhile is told so, rather than nothing.
@@ -209,28 +306,13 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket at the address; the machine's choice of a port for 0."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise OptionError(f"host {host} port {port} cannot be listened at: {error.strerror or error}") from None
-    return listener
-
-
 def warn_of_strangers(host: str, has_keys: bool) -> None:
     """Loud, because whoever reaches the port can use the model and flush its cache."""
     if host in LOOPBACK:
         return
-    print(f"weft: WARNING: listening at {host}, where other machines may reach this server", file=sys.stderr)
+    log.warning("listening at %s, where other machines may reach this server", host)
     if not has_keys:
-        print(
-            "weft: WARNING: NO API KEY IS SET: ANYBODY WHO REACHES IT MAY USE IT. Set --api-key, or --host 127.0.0.1",
-            file=sys.stderr,
-        )
+        log.warning("NO API KEY IS SET: ANYBODY WHO REACHES IT MAY USE IT. Set --api-key, or --host 127.0.0.1")
 
 
 def load_texts(options: Options, settings: dict[str, Any]) -> Texts:
@@ -245,27 +327,27 @@ def load_texts(options: Options, settings: dict[str, Any]) -> Texts:
     if found is None and options.tokenizer is not None:
         raise ModelError(f"tokenizer: {folder} holds no tokenizer.json")
     if found is None:
-        print("weft: WARNING: the model has no tokenizer.json; token ids are served, text is not", file=sys.stderr)
+        log.warning("the model has no tokenizer.json; token ids are served, text is not")
         return Texts(None, None, ends, suggested)
     return Texts(found, load_template(folder, found.specials), ends | found.end_tokens, suggested)
 
 
-def first_line(info: ModelInfo, settings: ServerSettings, texts: Texts, host: str, port: int) -> str:
-    """Address, model, memory, and something to paste."""
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def first_line(info: ModelInfo, settings: ServerSettings, texts: Texts, address: Address) -> str:
+    """Return address, model, memory, and a command to paste."""
     name = settings.model_name or info.name
     memory = f"memory for {info.memory_tokens} tokens in {info.memory_bytes / 2**30:.2f} GiB"
-    about = f"weft serves {name} ({info.architecture}, {info.dtype}) at {url}, {memory}. Try:"
-    return f"{about} {curl(url, name, bool(settings.api_keys), texts)}"
+    about = f"weft serves {name} ({info.architecture}, {info.dtype}) at {address}, {memory}. Try:"
+    return f"{about} {curl(address, name, bool(settings.api_keys), texts)}"
 
 
-def curl(url: str, name: str, has_keys: bool, texts: Texts) -> str:
+def curl(address: Address, name: str, has_keys: bool, texts: Texts) -> str:
     body: dict[str, Any] = {"model": name, "max_tokens": 32}
     path = "/v1/completions"
     if texts.template is not None:
         path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": "Hello"}]
     else:
         body["prompt"] = "Hello" if texts.tokenizer is not None else [1, 2, 3]
+    where = "" if address.path is None else f"--unix-socket {shlex.quote(address.path)} "
     key = ' -H "Authorization: Bearer $WEFT_API_KEY"' if has_keys else ""
-    quoted = json.dumps(body).replace("'", "'\\''")
-    return f"curl -s {url}{path}{key} -H 'Content-Type: application/json' -d '{quoted}'"
+    quoted = shlex.quote(json.dumps(body))
+    return f"curl -s {where}{address.url}{path}{key} -H 'Content-Type: application/json' -d {quoted}"

@@ -13,9 +13,13 @@ from starlette.requests import ClientDisconnect, Request
 from weft.base.errors import RequestError
 from weft.server.errors import FieldError
 from weft.server.settings import Limits
+from weft.text.nesting import nesting
 
 T = TypeVar("T")
-LARGE_BODY = 1 << 16
+# Of a body without prompts. Others are read where `intake.py` says.
+MAX_PLAIN_BYTES = 1 << 16
+# Characters of a message that may quote the client.
+MAX_QUOTED = 300
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
@@ -35,25 +39,24 @@ def too_large(limits: Limits) -> RequestError:
 
 
 async def _received(request: Request, limits: Limits) -> bytes:
-    parts, size = [], 0
+    # In one piece, for a body may come in millions of parts.
+    body = bytearray()
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limits.body_bytes:
+        body += message.get("body", b"")
+        if len(body) > limits.body_bytes:
             raise too_large(limits)
-        parts.append(part)
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return bytes(body)
 
 
 async def read(request: Request, kind: type[T], limits: Limits) -> T:
-    """A request's body as a value of a type. Large ones are decoded beside the event loop."""
+    """A body without prompts as a value of a type."""
     body = await read_body(request, limits)
-    if len(body) > LARGE_BODY:
-        return await asyncio.to_thread(decode, body, kind, limits)
+    if len(body) > MAX_PLAIN_BYTES:
+        raise RequestError(f"a body for this route has at most {MAX_PLAIN_BYTES} bytes, got {len(body)}", 413)
     return decode(body, kind, limits)
 
 
@@ -77,8 +80,9 @@ def wrong_type(message: str) -> RequestError:
     >>> str(wrong_type("Expected `int`, got `str` - at `$.stream_options.x`"))
     'stream_options.x: expected `int`, got `str`'
     """
-    what, _, where = message.partition(" - at ")
-    what = what[:1].lower() + what[1:]
+    # The last one is the library's own; a value that it quotes may hold another.
+    what, _, where = message.rpartition(" - at ") if " - at " in message else (message, "", "")
+    what = (what[:1].lower() + what[1:])[:MAX_QUOTED]
     found = re.search(r"`\$\.?([^`]*)`", where)
     if found is None or not found[1]:
         return RequestError(f"the body: {what}")
@@ -89,18 +93,9 @@ def wrong_type(message: str) -> RequestError:
 
 
 def check_depth(body: bytes, depth: int) -> None:
-    """Refuses deep nesting before anything recurses into it. Brackets in strings do not count."""
-    if body.count(b"[") + body.count(b"{") <= depth:
-        return
-    open_brackets = 0
-    for found in re.finditer(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', body, re.DOTALL):
-        first = found[0][:1]
-        if first in b"[{":
-            open_brackets += 1
-            if open_brackets > depth:
-                raise RequestError(f"the body is nested more than {depth} levels deep")
-        elif first in b"]}":
-            open_brackets -= 1
+    """Refuse deep nesting before anything recurses into it."""
+    if body.count(b"[") + body.count(b"{") > depth and nesting(body) > depth:
+        raise RequestError(f"the body is nested more than {depth} levels deep")
 
 
 def check_count(name: str, value: int, most: int, least: int = 0) -> None:

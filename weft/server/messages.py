@@ -6,7 +6,7 @@ object per token, so that a batch of hundreds costs little.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -46,6 +46,7 @@ class Begin(Message, tag="begin"):
     options: Options
     progress: bool
     log_level: Annotated[int, Meta(ge=0, le=100)]
+    log_format: Literal["text", "json"] = "text"
 
 
 class RequestBody(msgspec.Struct, forbid_unknown_fields=True):

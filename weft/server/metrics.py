@@ -101,13 +101,14 @@ class Meter:
     `token(n)` takes n tokens that arrived together: they share the time since the last arrival evenly.
     """
 
-    __slots__ = ("_last", "_metrics", "_seen", "_started")
+    __slots__ = ("_last", "_metrics", "_started", "first_token_seconds")
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._started: float | None = None
         self._last = 0.0
-        self._seen = False
+        # When it came, on the clock of `perf_counter`.
+        self.first_token_seconds: float | None = None
 
     def started(self) -> None:
         self._started = self._last = perf_counter()
@@ -116,11 +117,10 @@ class Meter:
     def first_token(self) -> None:
         now = perf_counter()
         self._metrics.first_token.observe(now - self._last)
-        self._last = now
-        self._seen = True
+        self._last = self.first_token_seconds = now
 
     def token(self, count: int = 1) -> None:
-        if not self._seen:
+        if self.first_token_seconds is None:
             self.first_token()
             count -= 1
         if count > 0:

@@ -13,15 +13,18 @@ from starlette.responses import Response
 
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Top
+from weft.server.delivery import deliver
 from weft.server.errors import FieldError
 from weft.server.front import Front, Wish, new_name
 from weft.server.grammars import Form, from_grammar, from_json, from_regex, only
-from weft.server.limits import check_count, read
+from weft.server.intake import Intake
+from weft.server.limits import check_count
 from weft.server.openai_shapes import miss_of, token_text
+from weft.server.prompter import Prompt, Prompter
 from weft.server.runs import Followed, Run
 from weft.server.schemas import CacheFields, Count, Penalty, SamplingFields, Seed, TokenId, refuse, sampling_params
 from weft.server.settings import Limits
-from weft.server.sse import EventStream, event, while_connected
+from weft.server.sse import event
 
 DEFAULT_MAX_TOKENS = 128
 Start = Annotated[int, Meta(ge=-1, le=1 << 31)]
@@ -123,17 +126,11 @@ class Scoring(msgspec.Struct, frozen=True):
 
 
 async def generate(front: Front, request: Request) -> Response:
-    body = await read(request, GenerateRequest, front.limits)
-    refuse(body, UNSERVED)
-    native = await Native.prepare(front, body)
+    body, prompts = await front.take(request, GENERATE)
+    native = Native.prepare(front, body, prompts)
     run = await native.start(request)
-    if body.stream:
-        return EventStream(native.events(run), run.close)
-    try:
-        await while_connected(request, run.collect())
-    finally:
-        run.close()
-    return await front.shaped(run, lambda: native.whole(run))
+    events = native.events(run) if body.stream else None
+    return await deliver(front, request, run, events, lambda: native.whole(run))
 
 
 class Native:
@@ -151,9 +148,8 @@ class Native:
         self.skip_special = True
 
     @classmethod
-    async def prepare(cls, front: Front, body: GenerateRequest) -> Native:
-        prompts, many = prompts_of(body)
-        tokens = await front.encode(prompts, "text" if body.text is not None else "input_ids")
+    def prepare(cls, front: Front, body: GenerateRequest, prompts: list[Prompt]) -> Native:
+        tokens, many = [prompt.tokens for prompt in prompts], is_list(body)
         samplings = spread("sampling_params", body.sampling_params, len(tokens), NativeSampling())
         natives = cls(front, body, many or any((each.n or 1) > 1 for each in samplings))
         scored = spread("return_logprob", body.return_logprob, len(tokens), False)
@@ -286,21 +282,35 @@ class Native:
         return logprob, token, text
 
 
-def prompts_of(body: GenerateRequest) -> tuple[list[str | list[int]], bool]:
-    """The prompts, and whether the answer is a list."""
+def prompts_of(prompter: Prompter, body: GenerateRequest) -> list[Prompt]:
+    """Check a body and take its prompts out of it; what is left tells whether they were a list."""
+    refuse(body, UNSERVED)
+    found = prompter.encode(sent_prompts(body), "input_ids" if body.text is None else "text")
+    if body.text is not None:
+        body.text = [] if is_list(body) else ""
+    else:
+        body.input_ids = [[]] if is_list(body) else []
+    return found
+
+
+def sent_prompts(body: GenerateRequest) -> list[str | list[int]]:
     if (body.text is None) == (body.input_ids is None):
         raise FieldError("text", "or input_ids must be given, one of them")
-    if isinstance(body.text, str):
-        return [body.text], False
     if body.text is not None:
-        return list(body.text), True
+        return [body.text] if isinstance(body.text, str) else list(body.text)
     ids = body.input_ids or []
     lists = [each for each in ids if isinstance(each, list)]
-    if not lists:
-        return [[each for each in ids if isinstance(each, int)]], False
-    if len(lists) != len(ids):
+    if lists and len(lists) != len(ids):
         raise FieldError("input_ids", "must be a list of token ids or a list of such lists, not a mixture")
-    return list(lists), True
+    return list(lists) if lists else [[each for each in ids if isinstance(each, int)]]
+
+
+def is_list(body: GenerateRequest) -> bool:
+    """Return whether a body holds a list of prompts, so that its answer is one."""
+    return isinstance(body.text, list) or (body.text is None and isinstance((body.input_ids or [0])[0], list))
+
+
+GENERATE = Intake("generate", GenerateRequest, prompts_of)
 
 
 def spread(name: str, value: Any, count: int, default: Any) -> list[Any]:

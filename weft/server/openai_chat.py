@@ -12,16 +12,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.engine.events import FinishReason, Output
+from weft.server.delivery import deliver
 from weft.server.errors import FieldError
 from weft.server.front import Front, new_name
 from weft.server.grammars import form_of
-from weft.server.limits import read
+from weft.server.intake import Intake
 from weft.server.openai_messages import ChatMessage, Tool, ToolChoice
 from weft.server.openai_shapes import ChatLogprobs, chat_logprobs, finish_word, usage_of
 from weft.server.parts import Parts
+from weft.server.prompter import Prompt, Prompter
 from weft.server.runs import Followed, Piece, Run
 from weft.server.schemas import UNSERVED, Count, FormFields, StreamOptions, Usage, refuse
-from weft.server.sse import EventStream, event, while_connected
+from weft.server.sse import event
 from weft.server.turns import Turn
 from weft.text.parts import Part
 
@@ -120,16 +122,11 @@ class ChatChunk(msgspec.Struct, kw_only=True):
 
 
 async def chat(front: Front, request: Request) -> Response:
-    body = await read(request, ChatRequest, front.limits)
+    body, [prompt] = await front.take(request, CHAT)
     asked = Chat(front, body)
-    run = await asked.start(request)
-    if body.stream:
-        return EventStream(asked.events(run), run.close)
-    try:
-        await while_connected(request, run.collect())
-    finally:
-        run.close()
-    return await front.shaped(run, lambda: asked.answer(run))
+    run = await asked.start(request, prompt)
+    events = asked.events(run) if body.stream else None
+    return await deliver(front, request, run, events, lambda: asked.answer(run))
 
 
 def check_unsupported(body: ChatRequest) -> None:
@@ -142,15 +139,25 @@ def check_unsupported(body: ChatRequest) -> None:
         raise FieldError("top_logprobs", "needs logprobs to be true")
 
 
+def prompts_of(prompter: Prompter, body: ChatRequest) -> list[Prompt]:
+    """Check a body and take its conversation out of it."""
+    prompter.check_model(body.model)
+    check_unsupported(body)
+    effort, variables = body.reasoning_effort, body.chat_template_kwargs
+    found = prompter.talk(body.messages, body.tools, body.tool_choice, variables, effort)
+    body.messages = []
+    return [found]
+
+
+CHAT = Intake("chat", ChatRequest, prompts_of)
+
+
 def turn_of(front: Front, body: ChatRequest) -> Turn:
     return Turn(
         front,
-        body.messages,
         tools=body.tools,
         choice=body.tool_choice,
         parallel=body.parallel_tool_calls,
-        variables=body.chat_template_kwargs,
-        effort=body.reasoning_effort,
         form=form_of(body, front.limits),
         reasoning=body.include_reasoning is not False,
     )
@@ -160,22 +167,20 @@ class Chat:
     """One request's way through the engine, and the shapes of its answer."""
 
     def __init__(self, front: Front, body: ChatRequest) -> None:
-        front.check_model(body.model)
-        check_unsupported(body)
         self.front = front
         self.body = body
         self.name = new_name("chatcmpl-")
         self.created = int(time.time())
         self.turn = turn_of(front, body)
 
-    async def start(self, request: Request) -> Run:
+    async def start(self, request: Request, prompt: Prompt) -> Run:
         body = self.body
         most = ("max_tokens", body.max_tokens)
         if body.max_completion_tokens is not None:
             most = ("max_completion_tokens", body.max_completion_tokens)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         tenant = request.state.tenant
-        return await self.turn.run(body, tenant, self.name, max_tokens=most, n=body.n or 1, logprobs=logprobs)
+        return await self.turn.run(prompt, body, tenant, self.name, max_tokens=most, n=body.n or 1, logprobs=logprobs)
 
     # whole ------------------------------------------------------------------------------------------------------------
 
@@ -225,7 +230,8 @@ class Chat:
             for choice in self._pieces(run.sequences[piece.index], piece, parts[piece.index]):
                 yield event(self._chunk([choice], no_usage))
         if options.include_usage:
-            yield event(self._chunk([], self._usage(run, parts)))
+            usage = await self.front.beside(run.size, lambda: self._usage(run, parts))
+            yield event(self._chunk([], usage))
 
     def _pieces(self, sequence: Followed, piece: Piece, parts: Parts) -> list[ChatChunkChoice]:
         """A piece as chunks: one per part of the answer; scores and ids go with the first, the end with the last."""

@@ -11,11 +11,13 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.server.delivery import deliver
 from weft.server.errors import FieldError
 from weft.server.front import Front, Wish, new_name
 from weft.server.grammars import form_of
-from weft.server.limits import read
+from weft.server.intake import Intake
 from weft.server.openai_shapes import TextLogprobs, finish_word, joined, prompt_logprobs, text_logprobs, usage_of
+from weft.server.prompter import Prompt, Prompter
 from weft.server.runs import Followed, Piece, Run
 from weft.server.schemas import (
     UNSERVED,
@@ -27,7 +29,7 @@ from weft.server.schemas import (
     refuse,
     sampling_params,
 )
-from weft.server.sse import EventStream, event, while_connected
+from weft.server.sse import event
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -69,8 +71,8 @@ class CompletionAnswer(msgspec.Struct, kw_only=True):
 
 
 async def complete(front: Front, request: Request) -> Response:
-    body = await read(request, CompletionRequest, front.limits)
-    asked = await prepare(front, body)
+    asked = prepare(front, *await front.take(request, COMPLETION))
+    body = asked.body
     run = await front.run(
         asked.wishes,
         request.state.tenant,
@@ -80,30 +82,35 @@ async def complete(front: Front, request: Request) -> Response:
         form=form_of(body, front.limits),
         skip_special=body.skip_special_tokens is not False,
     )
-    if body.stream:
-        return EventStream(asked.events(run), run.close)
-    try:
-        await while_connected(request, run.collect())
-    finally:
-        run.close()
-    return await front.shaped(run, lambda: asked.answer(run))
+    events = asked.events(run) if body.stream else None
+    return await deliver(front, request, run, events, lambda: asked.answer(run))
 
 
-async def prepare(front: Front, body: CompletionRequest) -> Completion:
-    front.check_model(body.model)
+def prompts_of(prompter: Prompter, body: CompletionRequest) -> list[Prompt]:
+    """Check a body and take its prompts out of it."""
+    prompter.check_model(body.model)
     refuse(body, UNSERVED)
     n = body.n or 1
     if body.best_of is not None and body.best_of != n:
         raise FieldError("best_of", f"must be the same as n ({n}) here, got {body.best_of}")
     if body.suffix:
         raise FieldError("suffix", "is not supported: send a prompt that holds it")
-    found = await front.encode(as_prompts(body.prompt), "prompt")
+    found = prompter.encode(as_prompts(body.prompt), "prompt")
+    body.prompt = ""
+    return found
+
+
+COMPLETION = Intake("completion", CompletionRequest, prompts_of)
+
+
+def prepare(front: Front, body: CompletionRequest, prompts: list[Prompt]) -> Completion:
+    n = body.n or 1
     scored = body.logprobs if body.echo else None
     wishes = []
-    for tokens in found:
-        max_tokens = front.max_tokens(body.max_tokens, len(tokens), default=DEFAULT_MAX_TOKENS)
+    for prompt in prompts:
+        max_tokens = front.max_tokens(body.max_tokens, len(prompt.tokens), default=DEFAULT_MAX_TOKENS)
         params = sampling_params(body, front.limits, max_tokens, body.logprobs, scored, suggested=front.suggested)
-        wishes.append(Wish(tokens, params, n))
+        wishes.append(Wish(prompt.tokens, params, n))
     return Completion(front, body, wishes)
 
 
@@ -178,17 +185,21 @@ class Completion:
             if self.body.echo and self.body.logprobs is not None:
                 # Scores of the prompt, which come first, are known only at the end.
                 if piece.finish is not None:
-                    yield event(self._wrap([self._choice(sequence)], no_usage))
+                    yield await self.front.beside(
+                        run.size, lambda whole=sequence: event(self._wrap([self._choice(whole)], no_usage))
+                    )
                 continue
             begun.add(piece.index)
-            yield event(self._wrap([self._piece(sequence, piece, first)], no_usage))
+            choice = self._piece(sequence, piece)
+            if first and self.body.echo:
+                prompt = await self.front.beside(run.size, lambda whole=sequence: self._prompt_text(whole))
+                choice.text = prompt + choice.text
+            yield event(self._wrap([choice], no_usage))
         if options.include_usage:
             yield event(self._wrap([], usage_of(run.sequences, self.body.n or 1)))
 
-    def _piece(self, sequence: Followed, piece: Piece, first: bool) -> CompletionChoice:
+    def _piece(self, sequence: Followed, piece: Piece) -> CompletionChoice:
         text, logprobs = piece.text, None
-        if first and self.body.echo:
-            text = self._prompt_text(sequence) + text
         if self.body.logprobs is not None:
             begins = sequence.begins(len(piece.outputs))
             logprobs = text_logprobs(self.front.tokenizer, piece.outputs, begins)

@@ -172,6 +172,15 @@ def plain_tools(tools: list[Tool] | None, limits: Limits) -> list[dict[str, Any]
     return found
 
 
+def wanted_tools(
+    tools: list[Tool] | None, choice: ToolChoice | None, limits: Limits
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the tools that the model is shown, and what is wanted of them (see `chosen_tool`)."""
+    known = plain_tools(tools, limits)
+    wanted = chosen_tool(choice, known)
+    return (known if wanted != "none" else []), wanted
+
+
 def chosen_tool(choice: ToolChoice | None, tools: list[dict[str, Any]]) -> str:
     """What is wanted of the tools: "auto", "none", "required", or the name of one after "name:"."""
     if choice is None:

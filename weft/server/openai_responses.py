@@ -13,10 +13,12 @@ from starlette.responses import Response
 
 from weft.base.grammar import Grammar
 from weft.engine.events import FinishReason
+from weft.server.delivery import deliver
 from weft.server.errors import FieldError, describe
 from weft.server.front import Front, new_name
 from weft.server.grammars import Form, from_schema
-from weft.server.limits import check_text_depth, read
+from weft.server.intake import Intake
+from weft.server.limits import check_text_depth
 from weft.server.openai_messages import (
     CalledFunction,
     CalledTool,
@@ -30,11 +32,12 @@ from weft.server.openai_messages import (
 )
 from weft.server.openai_shapes import chat_logprobs, miss_of
 from weft.server.parts import Parts
+from weft.server.prompter import Prompt, Prompter
 from weft.server.responses_events import Events
 from weft.server.runs import Followed, Run
 from weft.server.schemas import Count, SamplingFields, refuse
 from weft.server.settings import Limits
-from weft.server.sse import EventStream, named_event, while_connected
+from weft.server.sse import named_event
 from weft.server.turns import Turn
 
 LOGPROBS = "message.output_text.logprobs"
@@ -97,7 +100,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     include: list[str] | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     previous_response_id: str | None = None
     background: bool | None = None
     conversation: Any = None
@@ -108,16 +111,13 @@ class ResponsesRequest(SamplingFields, kw_only=True):
 
 
 async def respond(front: Front, request: Request) -> Response:
-    body = await read(request, ResponsesRequest, front.limits)
+    body, [prompt] = await front.take(request, RESPONSE)
     answer = ResponseAnswer(front, body)
-    run = await answer.start(request)
-    if body.stream:
-        return EventStream(answer.events(run), run.close, answer.failed, b"")
-    try:
-        await while_connected(request, run.collect())
-    finally:
-        run.close()
-    return await front.shaped(run, lambda: answer.whole(run.sequences[0]))
+    run = await answer.start(request, prompt)
+    events = answer.events(run) if body.stream else None
+    return await deliver(
+        front, request, run, events, lambda: answer.whole(run.sequences[0]), failed=answer.failed, done=b""
+    )
 
 
 def check_unsupported(body: ResponsesRequest) -> None:
@@ -168,7 +168,9 @@ def _add_call(found: list[ChatMessage], item: InputItem, where: str, limits: Lim
     check_text_depth(f"{where}.arguments", item.arguments or "", limits.json_depth)
     call = CalledTool(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments or "{}"))
     if found and found[-1].role == "assistant":
-        found[-1].tool_calls = [*(found[-1].tool_calls or []), call]
+        if found[-1].tool_calls is None:
+            found[-1].tool_calls = []
+        found[-1].tool_calls.append(call)
     else:
         found.append(ChatMessage(role="assistant", tool_calls=[call]))
 
@@ -184,25 +186,40 @@ def format_of(body: ResponsesRequest, front: Front) -> Form | None:
     return from_schema("text.format.schema", wanted.schema, front.limits)
 
 
+def prompts_of(prompter: Prompter, body: ResponsesRequest) -> list[Prompt]:
+    """Check a body and take its conversation out of it, but for the instructions, which the answer repeats."""
+    prompter.check_model(body.model)
+    check_unsupported(body)
+    messages, places = messages_of(body, prompter.limits)
+    effort = body.reasoning.effort if body.reasoning else None
+    variables, tools, choice = body.chat_template_kwargs, tools_of(body), choice_of(body)
+    found = prompter.talk(messages, tools, choice, variables, effort, field="input", places=places)
+    body.input = ""
+    return [found]
+
+
+RESPONSE = Intake("response", ResponsesRequest, prompts_of, ("instructions",))
+
+
 def turn_of(front: Front, body: ResponsesRequest) -> Turn:
-    messages, places = messages_of(body, front.limits)
-    choice: ToolChoice | None
-    if isinstance(body.tool_choice, NamedResponseTool):
-        choice = NamedTool(type="function", function=NamedFunction(name=body.tool_choice.name))
-    else:
-        choice = body.tool_choice
     return Turn(
         front,
-        messages,
         field="input",
-        places=places,
-        tools=[tool_of(tool) for tool in body.tools or ()],
-        choice=choice,
+        tools=tools_of(body),
+        choice=choice_of(body),
         parallel=body.parallel_tool_calls,
-        variables=body.chat_template_kwargs,
-        effort=body.reasoning.effort if body.reasoning else None,
         form=format_of(body, front),
     )
+
+
+def choice_of(body: ResponsesRequest) -> ToolChoice | None:
+    if isinstance(body.tool_choice, NamedResponseTool):
+        return NamedTool(type="function", function=NamedFunction(name=body.tool_choice.name))
+    return body.tool_choice
+
+
+def tools_of(body: ResponsesRequest) -> list[Tool]:
+    return [tool_of(tool) for tool in body.tools or ()]
 
 
 def tool_of(tool: ResponseTool) -> Tool:
@@ -221,8 +238,6 @@ class ResponseAnswer:
     """One request's way through the engine, and the shapes of its answer."""
 
     def __init__(self, front: Front, body: ResponsesRequest) -> None:
-        front.check_model(body.model)
-        check_unsupported(body)
         self.front = front
         self.body = body
         self.name = new_name("resp_")
@@ -231,10 +246,11 @@ class ResponseAnswer:
         self.scored = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
         self._events = Events(self.name)
 
-    async def start(self, request: Request) -> Run:
+    async def start(self, request: Request, prompt: Prompt) -> Run:
         most = ("max_output_tokens", self.body.max_output_tokens)
         logprobs = (self.body.top_logprobs or 0) if self.scored else None
-        return await self.turn.run(self.body, request.state.tenant, self.name, max_tokens=most, logprobs=logprobs)
+        tenant = request.state.tenant
+        return await self.turn.run(prompt, self.body, tenant, self.name, max_tokens=most, logprobs=logprobs)
 
     # whole ------------------------------------------------------------------------------------------------------------
 
@@ -307,7 +323,8 @@ class ResponseAnswer:
         cut = cut_by(sequence, parts)
         for each in [*last, *events.end(self._logprobs(sequence), whole=cut is None or not parts.broken_off)]:
             yield named_event(*each)
-        found = self._response(events.output, sequence, cut, parts.reasoning)
+        thought = parts.reasoning
+        found = await self.front.beside(len(thought), lambda: self._response(events.output, sequence, cut, thought))
         yield named_event(*events.numbered(f"response.{found['status']}", {"response": found}))
 
     def failed(self, error: Exception) -> bytes:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import weft
 from weft.base.errors import EngineStopped, ModelError, OptionError, WeftError
@@ -84,10 +84,12 @@ class ProcessBackend(Desk):
         max_open: int = MAX_OPEN,
         patience_seconds: float | None = None,
         program: Sequence[str] = (),
+        log_format: Literal["text", "json"] = "text",
     ) -> None:
         super().__init__(max_open, patience_seconds)
         self._options = Options(**{each.name: getattr(options, each.name) for each in fields(Options)})
         self._progress = progress
+        self._log_format = log_format
         self._restart = restart
         self._program = tuple(program) or (sys.executable, "-P", "-m", "weft.server.engine_process")
         self._process: subprocess.Popen[bytes] | None = None
@@ -133,7 +135,7 @@ class ProcessBackend(Desk):
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__,
-                env=_environment(),
+                env=environment(),
                 # Not in the terminal's group: Ctrl-C is for the front.
                 process_group=0,
             )
@@ -141,7 +143,7 @@ class ProcessBackend(Desk):
             link = self._link = Link(self._heard, self._lost)
             await loop.create_unix_connection(lambda: link, sock=ours)
             level = logging.getLogger("weft").getEffectiveLevel()
-            self._write(frame(wire.Begin(self._options, self._progress, level)))
+            self._write(frame(wire.Begin(self._options, self._progress, level, self._log_format)))
             return await self._ready
         except BaseException:
             await self._bury(0)
@@ -227,8 +229,8 @@ class ProcessBackend(Desk):
         self._stopped(f"{DIED} {MAX_RESTARTS} times")
 
 
-def _environment() -> dict[str, str]:
-    """This one's, so that the engine process finds the same Weft."""
+def environment() -> dict[str, str]:
+    """Return this process's environment, with the path on which a child process finds the same Weft."""
     root = str(Path(weft.__file__).parent.parent)
     path = os.environ.get("PYTHONPATH")
     return os.environ | {"PYTHONPATH": root if not path else root + os.pathsep + path}

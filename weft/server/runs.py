@@ -16,7 +16,11 @@ from weft.server.auth import Tenant
 from weft.server.backend import Backend, Stream
 from weft.server.grammars import Form
 from weft.server.metrics import Meter, Metrics
+from weft.server.rates import Used
 from weft.text.answer import Answer
+
+# Of several answers, the one that tells most of how their run ended.
+ENDS = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP)
 
 
 @dataclass(slots=True)
@@ -82,8 +86,9 @@ class Followed:
 
     def begins(self, count: int, shift: int = 0) -> list[int]:
         """Where in the text the last `count` tokens begin."""
-        begins = [shift, *(shift + end for end in self.text_ends[:-1])]
-        return begins[len(self.text_ends) - count :]
+        first = len(self.text_ends) - count
+        ends = self.text_ends[max(first - 1, 0) : len(self.text_ends) - 1]
+        return [shift + end for end in ([0, *ends] if first <= 0 else ends)]
 
     @property
     def cut(self) -> bool:
@@ -159,6 +164,37 @@ class Run:
             if params.prompt_logprobs is not None:
                 found += len(sequence.report.prompt_scores) * (1 + params.prompt_logprobs)
         return found
+
+    @property
+    def size(self) -> int:
+        """About how many characters and scores an answer has to shape, its prompts included."""
+        return self.scores + sum(len(each.request.prompt) + 4 * each.generated for each in self.sequences)
+
+    def used(self) -> Used:
+        """Tokens so far. Answers to one prompt share it, so it counts once."""
+        prompts = {id(each.request.prompt): each for each in reversed(self.sequences)}.values()
+        return Used(
+            sum(len(each.request.prompt) for each in prompts),
+            sum(each.report.cached_tokens for each in prompts),
+            sum(each.generated for each in self.sequences),
+        )
+
+    @property
+    def queued_seconds(self) -> float:
+        """The longest time that one of the answers waited before it first ran."""
+        return max((each.report.queued_seconds for each in self.sequences), default=0.0)
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """When the first token of all came, on the clock of `perf_counter`."""
+        found = [each.meter.first_token_seconds for each in self.sequences]
+        return min((each for each in found if each is not None), default=None)
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """How the answers ended; None if none of them has."""
+        found = {each.finish for each in self.sequences}
+        return next((reason for reason in ENDS if reason in found), None)
 
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self._follow(self.sequences[0]) if len(self.sequences) == 1 else self._merge()

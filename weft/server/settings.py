@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from weft.base.errors import OptionError
 from weft.base.sampling import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOPS
+from weft.server.addresses import TrustedProxies
+from weft.server.keys import Key, Rates, resolve_keys
 from weft.text.grammar import MAX_REGEX_CHARACTERS, MAX_SCHEMA_CHARACTERS, MAX_SCHEMA_DEPTH
 from weft.text.tool_grammar import MAX_TOOLS
 
@@ -16,6 +18,7 @@ TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_
 
 # Bounds of the layers below, which no setting here can widen.
 MOST = {
+    "body_bytes": 100 << 20,
     "max_tokens": 1 << 24,
     "logprobs": MAX_LOGPROBS,
     "stops": MAX_STOPS,
@@ -34,10 +37,21 @@ class Limits:
 
     body_bytes: int = 8 << 20
     header_bytes: int = 32 << 10
+    # Total times: a client that sends a byte now and then gains nothing.
+    handshake_seconds: float = 10.0  # for a TLS handshake
     header_seconds: float = 30.0  # for a request's head to arrive
     body_seconds: float = 300.0  # for a request's body to arrive
+    linger_seconds: float = 10.0  # for the rest of a body that was answered before it was read
+    linger_bytes: int = 16 << 20  # the most of such a rest that is taken
+    idle_seconds: float = 75.0  # between two requests; proxies reuse connections for a minute
     stall_seconds: float = 300.0  # without reading, before a client is cut off
+    connections: int = 16384  # open at once; fewer if the process may not open that many files
+    connections_per_address: int = 256
     json_depth: int = 64
+    beside_bytes: int = 256 << 10  # of a large body beside its prompts: tools, schemas, everything else
+    text_seconds: float = 30.0  # for a worker process to read one large body
+    text_memory_bytes: int = 4 << 30  # of a worker process
+    waiting_bytes: int = 128 << 20  # of large bodies that are read or wait for a worker; more are answered with 503
     prompts: int = 128  # prompts in one body
     n: int = 32  # answers to one prompt
     sequences: int = 256  # prompts times n
@@ -71,16 +85,22 @@ class ServerSettings:
 
     With `api_keys` every route wants one of them. Several keys are several tenants: none sees or hits the prefixes of
     another, and what concerns all (metrics, cache, flush, server_info) wants the `admin_key`; a single key is its own
-    admin. `open_health` lets /health answer without a key. `trusted_hosts`: if any, others in the Host header are
-    refused, which protects a server without keys on a loopback address from pages in a browser.
+    admin. A plain text is a key without a name; `key_rates` are the limits of API keys that have none of their own.
+    `open_health` lets /health answer without a key. `trusted_hosts`: if any, others in the Host header are refused,
+    which protects a server without keys on a loopback address from pages in a browser; `*.example.com` is every name
+    below that. `trusted_proxies` are addresses and networks of proxies that may name the client.
     """
 
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    admin_key: str | None = field(default=None, repr=False)
+    api_keys: tuple[str | Key, ...] = field(default=(), repr=False)
+    admin_key: str | Key | None = field(default=None, repr=False)
+    key_rates: Rates = field(default_factory=Rates)
     model_name: str | None = None  # as clients call it; None: as the model calls itself
-    open_health: bool = False
+    open_health: bool = True
+    log_requests: bool = True
+    keep_alive_seconds: float = 15.0  # of silence before a stream sends a comment; 0: never
     cors_origins: tuple[str, ...] = ()
     trusted_hosts: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
     template_kwargs: tuple[str, ...] = TEMPLATE_KWARGS
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
@@ -88,10 +108,29 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        for key in (*self.api_keys, *([] if self.admin_key is None else [self.admin_key])):
-            if not key or not key.isascii() or any(character.isspace() for character in key):
-                raise OptionError("api_keys must be of ASCII characters without spaces, and not empty")
-        if len(set(self.api_keys)) != len(self.api_keys):
-            raise OptionError("api_keys holds a key twice")
+        # Raises if they cannot stand together.
+        resolve_keys(self.api_keys, self.admin_key, self.key_rates)
         if self.admin_key is not None and not self.api_keys:
             raise OptionError("admin_key without api_keys would leave all other routes open: give api_keys too")
+        for host in self.trusted_hosts:
+            if not host or host_name(host) != host or "*" in host.removeprefix("*."):
+                raise OptionError(f"allowed_host must be a name in lower case, without a port, got {host!r}")
+        TrustedProxies(self.trusted_proxies)
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """All keys, each with its name, limits and rights."""
+        return resolve_keys(self.api_keys, self.admin_key, self.key_rates)
+
+
+def host_name(host: str) -> str:
+    """Return the name in a Host header, without the port.
+
+    >>> host_name("Localhost:8000"), host_name("[::1]:80"), host_name("a.b."), host_name("::1")
+    ('localhost', '::1', 'a.b', '::1')
+    """
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    if host.count(":") == 1:
+        host = host.partition(":")[0]
+    return host.lower().removesuffix(".")

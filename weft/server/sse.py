@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,8 +17,12 @@ from weft.server.errors import describe
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+# A line that clients of server-sent events skip.
+KEEP_ALIVE = b": keep-alive\n\n"
 # Where in a request's scope the way to the socket lies, without the layers between.
 DIRECT = "weft.send"
+# How a stream can end other than by its answer.
+DISCONNECT, ERROR = "disconnect", "error"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -40,8 +45,42 @@ async def gone(receive: Receive) -> None:
         pass
 
 
+class Silence:
+    """How long a stream may be silent before a comment is sent, which keeps proxies from closing it; 0: for ever."""
+
+    def __init__(
+        self,
+        seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+    ) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._sleep = sleep
+        # None while something is being sent: a client that does not read must not be sent more.
+        self._since: float | None = None
+
+    def sending(self) -> None:
+        self._since = None
+
+    def sent(self) -> None:
+        self._since = self._clock()
+
+    async def fill(self, send: Send) -> None:
+        """Send comments until cancelled."""
+        while self._seconds:
+            silent = 0.0 if self._since is None else self._clock() - self._since
+            if silent >= self._seconds:
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                silent = 0.0
+            await self._sleep(self._seconds - silent)
+
+
 class EventStream(Response):
-    """Sends events as they come; `close` is called in any case, at once if the client goes."""
+    """Sends events as they come; `close` is called in any case, at once if the client goes.
+
+    `ended` is called if the client goes or the events fail.
+    """
 
     media_type = "text/event-stream"
 
@@ -51,6 +90,8 @@ class EventStream(Response):
         close: Callable[[], None],
         failed: Callable[[Exception], bytes] = error_event,
         done: bytes = DONE,
+        silence: Silence | None = None,
+        ended: Callable[[str], None] = lambda how: None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
@@ -58,6 +99,8 @@ class EventStream(Response):
         self._close = close
         self._failed = failed
         self._done = done
+        self._silence = silence or Silence()
+        self._ended = ended
         self._disconnected = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,6 +110,7 @@ class EventStream(Response):
         async def watch() -> None:
             await gone(receive)
             self._disconnected = True
+            self._ended(DISCONNECT)
             self._close()
             sender.cancel()
 
@@ -83,12 +127,27 @@ class EventStream(Response):
 
     async def _send(self, begin: Send, send: Send) -> None:
         await begin({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        last = b""
+        try:
+            await self._send_events(send)
+        except Exception as error:  # the edge: whatever it is, the client is told
+            self._ended(ERROR)
+            last = self._failed(error)
+        if last:
+            await send({"type": "http.response.body", "body": last, "more_body": True})
+        await send({"type": "http.response.body", "body": self._done})
+
+    async def _send_events(self, send: Send) -> None:
+        silence = self._silence
+        silence.sent()
+        filling = asyncio.ensure_future(silence.fill(send))
         try:
             async for chunk in self._events:
+                silence.sending()
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except Exception as error:  # the edge: whatever it is, the client is told
-            await send({"type": "http.response.body", "body": self._failed(error), "more_body": True})
-        await send({"type": "http.response.body", "body": self._done})
+                silence.sent()
+        finally:
+            filling.cancel()
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.errors import FieldError, json_response
+from weft.server.errors import FieldError
 from weft.server.front import Front
-from weft.server.limits import read
-from weft.server.openai_messages import ChatMessage, Tool, plain_messages, plain_tools
+from weft.server.intake import is_small
+from weft.server.limits import decode, read_body
+from weft.server.openai_messages import ChatMessage, Tool
 from weft.server.openai_shapes import token_text
+from weft.server.prompter import Prompter
 from weft.server.schemas import TokenId
 from weft.text.prompts import checked_tokens
 
@@ -47,31 +50,53 @@ class DetokenizeAnswer(msgspec.Struct, kw_only=True):
 
 
 async def tokenize(front: Front, request: Request) -> Response:
-    body = await read(request, TokenizeRequest, front.limits)
-    front.check_model(body.model)
-    tokenizer = front.need_tokenizer()
-    if (body.prompt is None) == (body.messages is None):
-        raise FieldError("prompt", "or messages must be given, one of them")
-    if body.messages is not None:
-        messages, tools = plain_messages(body.messages, front.limits), plain_tools(body.tools, front.limits)
-        opens = body.add_generation_prompt is not False
-        variables = front.template_variables(body.chat_template_kwargs)
-        tokens = (await front.render(messages, tools or None, variables, opens))[0].tolist()
-    else:
-        text, special = body.prompt or "", body.add_special_tokens is not False
-        tokens = await front.beside(len(text), lambda: tokenizer.encode(text, special))
-    strings = [token_text(tokenizer, token) for token in tokens] if body.return_token_strs else None
-    found = TokenizeAnswer(
-        count=len(tokens), max_model_len=front.backend.info.max_length, tokens=tokens, token_strs=strings
-    )
-    return json_response(found)
+    return await answered(front, request, "tokenize", tokenized)
 
 
 async def detokenize(front: Front, request: Request) -> Response:
-    body = await read(request, DetokenizeRequest, front.limits)
-    front.check_model(body.model)
-    tokenizer = front.need_tokenizer()
+    return await answered(front, request, "detokenize", detokenized)
+
+
+async def answered(front: Front, request: Request, name: str, answer: Callable[[Prompter, bytes], bytes]) -> Response:
+    """Answer with what becomes of a body. It counts as an open request, and ends with its client."""
+    body = await read_body(request, front.limits)
+    with front.counted(1):
+        if is_small(body, front.limits):
+            found = answer(front.prompter, body)
+        else:
+            found = await front.worked(request, name, body)
+    return Response(found, media_type="application/json")
+
+
+def tokenized(prompter: Prompter, data: bytes) -> bytes:
+    """Return the answer to a body of /tokenize. Texts are bounded like prompts, before they are tokenized."""
+    body = decode(data, TokenizeRequest, prompter.limits)
+    prompter.check_model(body.model)
+    tokenizer = prompter.need_tokenizer()
+    if (body.prompt is None) == (body.messages is None):
+        raise FieldError("prompt", "or messages must be given, one of them")
+    if body.messages is not None:
+        opens = body.add_generation_prompt is not False
+        prompt = prompter.talk(body.messages, body.tools, None, body.chat_template_kwargs, opens=opens)
+        tokens, field = prompt.tokens.tolist(), "messages"
+    else:
+        text, field = body.prompt or "", "prompt"
+        prompter.check_size(len(text), field)
+        tokens = tokenizer.encode(text, body.add_special_tokens is not False)
+    prompter.check_tokens(len(tokens), field)
+    strings = [token_text(tokenizer, token) for token in tokens] if body.return_token_strs else None
+    found = TokenizeAnswer(
+        count=len(tokens), max_model_len=prompter.facts.max_length, tokens=tokens, token_strs=strings
+    )
+    return msgspec.json.encode(found)
+
+
+def detokenized(prompter: Prompter, data: bytes) -> bytes:
+    """Return the answer to a body of /detokenize."""
+    body = decode(data, DetokenizeRequest, prompter.limits)
+    prompter.check_model(body.model)
+    tokenizer = prompter.need_tokenizer()
+    prompter.check_tokens(len(body.tokens), "tokens")
     if body.tokens:
-        checked_tokens(body.tokens, front.backend.info.vocab_size, "tokens")
-    text = await front.beside(len(body.tokens), lambda: tokenizer.decode(body.tokens, skip_special=False))
-    return json_response(DetokenizeAnswer(prompt=text))
+        checked_tokens(body.tokens, prompter.facts.vocab_size, "tokens")
+    return msgspec.json.encode(DetokenizeAnswer(prompt=tokenizer.decode(body.tokens, skip_special=False)))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from weft.base.grammar import Grammar
 from weft.server.auth import Tenant
 from weft.server.errors import FieldError
 from weft.server.front import Front, Wish
 from weft.server.grammars import Form
-from weft.server.openai_messages import ChatMessage, Tool, ToolChoice, chosen_tool, plain_messages, plain_tools
+from weft.server.openai_messages import Tool, ToolChoice, wanted_tools
 from weft.server.parts import Parser, Parts
+from weft.server.prompter import Prompt
 from weft.server.runs import Run
 from weft.server.schemas import SamplingFields, sampling_params
 from weft.text.output import output_parser
@@ -23,36 +21,26 @@ PROMPT_END = 16
 
 
 class Turn:
-    """Messages, tools and wishes as the chat API spells them. A call that must be made is forced by a grammar.
+    """Tools and wishes as the chat API spells them. A call that must be made is forced by a grammar.
 
-    `field` is where the body has the conversation, `places` are the names of its messages if they are no list there.
+    `field` is where the body has the conversation.
     """
 
     def __init__(
         self,
         front: Front,
-        messages: list[ChatMessage],
         *,
         field: str = "messages",
-        places: Sequence[str] = (),
         tools: list[Tool] | None = None,
         choice: ToolChoice | None = None,
         parallel: bool | None = None,
-        variables: dict[str, Any] | None = None,
-        effort: str | None = None,
         form: Form | None = None,
         reasoning: bool = True,
     ) -> None:
         self.front = front
         self.field = field
-        self.messages = plain_messages(messages, front.limits, places, field)
-        known = plain_tools(tools, front.limits)
-        self.choice = chosen_tool(choice, known)
-        self.tools = known if self.choice != "none" else []
+        self.tools, self.choice = wanted_tools(tools, choice, front.limits)
         self.parallel = parallel is not False
-        self.variables = front.template_variables(variables)
-        if effort is not None:
-            self.variables.setdefault("reasoning_effort", effort)
         self.reasoning = reasoning
         self._only = self.choice.removeprefix("name:") if self.choice.startswith("name:") else None
         self._forced = self.choice == "required" or self._only is not None
@@ -63,6 +51,7 @@ class Turn:
 
     async def run(
         self,
+        prompt: Prompt,
         body: SamplingFields,
         tenant: Tenant,
         name: str,
@@ -73,12 +62,12 @@ class Turn:
     ) -> Run:
         """Start the answers. `max_tokens` is what the body says of it, by its name."""
         front = self.front
-        tokens, snapshots = await front.render(self.messages, self.tools or None, self.variables, field=self.field)
+        tokens = prompt.tokens
         self._prompt_end = front.need_tokenizer().decode(tokens[-PROMPT_END:].tolist(), skip_special=False)
         most = front.max_tokens(max_tokens[1], len(tokens), max_tokens[0])
         params = sampling_params(body, front.limits, most, logprobs, scored="top_logprobs", suggested=front.suggested)
         return await front.run(
-            [Wish(tokens, params, n, snapshots, self.field)],
+            [Wish(tokens, params, n, prompt.snapshots, self.field)],
             tenant,
             name=name,
             cache_salt=body.cache_salt,

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from weft import builtin
 from weft.base.errors import OptionError
-from weft.memory.presets import PRESETS
 from weft.memory.spec import MemorySpec
 
 WEIGHT_BYTES = 2
@@ -64,31 +64,19 @@ class CostModel:
         return (self.spec.page_bytes + self.spec.window_page_bytes) / self.spec.cell
 
 
-# Parameters in all and per token, and attention heads times size times layers.
-SHAPES: dict[str, tuple[float, float, int]] = {
-    "lfm2-1.2b": (1.17e9, 1.17e9, 32 * 64 * 6),
-    "qwen3-next-mini": (6.30e9, 2.08e9, 16 * 256 * 6),
-    "nemotron-nano-9b": (8.89e9, 8.89e9, 40 * 128 * 4),
-    "llama-8b": (8.0e9, 8.0e9, 32 * 128 * 32),
-}
-
-
+@lru_cache
 def cost_model(name: str) -> CostModel:
-    """Of a preset by its name, or of a folder or file with a model's config.json."""
-    if name in SHAPES:
-        return CostModel(PRESETS[name], *SHAPES[name])
-    place = Path(builtin.place_of(name)).expanduser()
-    if not place.exists():
-        known = ", ".join([*SHAPES, builtin.NAME])
-        raise OptionError(f"model must be one of {known}, or a folder with a config.json, got {name!r}")
-    return _from_configuration(place)
-
-
-def _from_configuration(path: Path) -> CostModel:
+    """The model of a packaged configuration, by the names that `--weights dummy` knows, or of a config.json."""
     # Only here are tensors needed, and these have no memory.
+    from weft.models import configurations
     from weft.models.shapes import shape_of
 
-    found = shape_of(path if path.is_file() else path / "config.json")
+    local = Path(builtin.place_of(name)).expanduser()
+    place = local if local.exists() else configurations.find(name)
+    if place is None:
+        known = ", ".join([*configurations.names(), builtin.NAME])
+        raise OptionError(f"model must be one of {known}, or a folder with a config.json, got {name!r}")
+    found = shape_of(place if place.is_file() else place / "config.json")
     return CostModel(MemorySpec(found.memories), found.parameters, found.active_parameters, found.attention_width)
 
 

@@ -23,7 +23,7 @@ BOOTSTRAP_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """A workload by name, or a trace by its file."""
+    """A workload by name, or a trace by its file: then `requests` lines of it (0: all) after the first `skip`."""
 
     name: str
     requests: int
@@ -31,10 +31,11 @@ class Traffic:
     rate: float | None = None
     trace: str | None = None
     speed: float = 1.0
+    skip: int = 0
 
     def sessions(self, cell: int) -> Iterator[Session]:
         if self.trace is not None:
-            return read_trace(self.trace, cell, self.speed, self.requests or None)
+            return read_trace(self.trace, cell, self.speed, self.requests or None, self.skip)
         return WORKLOADS[self.name](Draw(self.requests, cell, self.seed, self.rate))
 
 

@@ -102,13 +102,15 @@ class Simulation:
         self._number = 0
         self._next_sample = 0.0
         self._last_seconds = 0.0
+        self._admission_is_settled = False
         self._kv_bytes, self._state_bytes = cost.kv_bytes_per_token, cost.spec.state_bytes
 
     def run(self) -> Found:
         while True:
             arrived = self._arrive()
-            self._choose_stride(arrived)
+            self.planner.stride = self._choose_stride(arrived)
             step = self.planner.plan()
+            self._admission_is_settled = False
             self._fail_hopeless()
             if step is None:
                 following = self._arrivals.next_time()
@@ -168,21 +170,30 @@ class Simulation:
 
     # steps ----------------------------------------------------------------------------------------------------------
 
-    def _choose_stride(self, arrived: bool) -> None:
-        """Many tokens at once while only decodes run, but not far past the next arrival."""
-        planner, most = self.planner, self._stride
-        if arrived or planner.prefilling or not planner.decoding or most == 1:
-            planner.stride = 1
-            return
-        if len(planner.line):
-            # Who waits for memory gets it when somebody ends.
-            planner.stride = min(most, max(1, min(s.max_tokens - len(s.generated) for s in planner.decoding)))
-            return
+    def _choose_stride(self, arrived: bool) -> int:
+        """How many tokens decodes take at once: many while only they run, but not far past the next arrival."""
+        planner, most = self.planner, self._most_at_once()
+        waiting = len(planner.line) > 0
+        if arrived or planner.prefilling or not planner.decoding or (waiting and not self._admission_is_settled):
+            return 1
+        if waiting:
+            # Waiting requests get memory when a running one ends, not before.
+            return min(most, max(1, min(s.max_tokens - len(s.generated) for s in planner.decoding)))
         following = self._arrivals.next_time()
         if following is None or not self._last_seconds:
-            planner.stride = most
-            return
-        planner.stride = max(1, min(most, round((following - self.now) / self._last_seconds)))
+            return most
+        return max(1, min(most, round((following - self.now) / self._last_seconds)))
+
+    def _most_at_once(self) -> int:
+        """The longest stride for which there is memory.
+
+        Token by token, few decodes leave their cell in one step; in a stride of a cell all do, each into a new slot.
+        """
+        ledger, running = self.ledger, len(self.planner.decoding)
+        at_hand = ledger.arena.slabs - ledger.arena.used_slabs + ledger.cache.points
+        if not self._state_bytes or at_hand >= running:
+            return self._stride
+        return max(1, self._stride * at_hand // running)
 
     def _fly(self, step: Stride) -> None:
         seconds = self._seconds(step)
@@ -191,9 +202,12 @@ class Simulation:
         for sequence, _, _, samples in step.prefills:
             if samples and sequence.first_seconds is None:
                 sequence.first_seconds = self.now
-        for sequence in settle(self.planner, step):
+        ended = settle(self.planner, step)
+        for sequence in ended:
             self._end(sequence, FinishReason.LENGTH)
             self._note(sequence)
+        # The next plan finds memory and line as this one left them: it would admit nothing either.
+        self._admission_is_settled = not ended and not step.prefills and not self.planner.leaving
         if self.planner.leaving:
             self.planner.release_landed()
         if self.now >= self._next_sample:

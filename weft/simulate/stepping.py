@@ -141,13 +141,17 @@ class StridingPlanner(Planner):
 
     def plan(self) -> Stride | None:  # type: ignore[override]
         rows, preemptions = Stride(), self.preemptions
+        self._short = False
         self._plan_decodes(rows)
         if self.prefilling:
             self._plan_prefills(rows)
-        if not self.leaving and self.preemptions == preemptions and len(self.line):
+        if self.stride == 1 and not self.leaving and self.preemptions == preemptions and len(self.line):
             self._admit(rows)
+        if self.stride == 1:
+            self._look_ahead()
         if not rows.tokens:
             return None
+        self._take_snapshots(rows)
         self.number += 1
         if len(rows.decode_seats):
             self._last_plan[rows.decode_seats] = self.number

@@ -1,13 +1,16 @@
 """Traces in Mooncake's format: a JSON object a line with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
 
-An id stands for a block of 512 tokens of the prompt. What was answered is not told, so every answer is a text of its
-own. Lines are read as they are needed.
+An id stands for a block of 512 tokens of the prompt. Traces have no answers, so every answer is a text of its own.
+Lines are read as they are needed; a file whose name ends in `.gz` is decompressed on the way.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +22,28 @@ BLOCK = 512
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
-def read_trace(path: str | Path, cell: int, speed: float = 1.0, limit: int | None = None) -> Iterator[Session]:
-    """The requests of a trace in their order, each as a session of one turn."""
-    for number, found in enumerate(_lines(Path(path))):
-        if limit is not None and number >= limit:
-            return
-        yield Session(found["timestamp"] / 1000 / speed, iter([(0.0, _ask(found, number, cell))]))
+def read_trace(
+    path: str | Path, cell: int, speed: float = 1.0, limit: int | None = None, skip: int = 0
+) -> Iterator[Session]:
+    """The requests of a trace in their order, each as a session of one turn: `limit` of them after the first `skip`.
+
+    Time begins with the first request after those that are skipped.
+    """
+    first = None
+    for number, found in islice(enumerate(_lines(Path(path))), skip, None if limit is None else skip + limit):
+        if first is None:
+            first = found["timestamp"] if skip else 0
+        yield Session((found["timestamp"] - first) / 1000 / speed, iter([(0.0, _ask(found, number, cell))]))
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        with path.open() as lines:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _checked(line, f"{path} line {number}")
-    except OSError as error:
-        raise OptionError(f"trace {path} cannot be read: {error.strerror}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise OptionError(f"trace {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _checked(line: str, place: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from weft.base.errors import RequestError
@@ -21,13 +21,18 @@ def render(
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
+    check: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[int], list[int]]:
-    """A conversation's tokens, and the positions where messages or parts of them with `cache_control` end."""
+    """A conversation's tokens, and the positions where messages or parts of them with `cache_control` end.
+
+    `check` sees the rendered text before it is tokenized, and may raise.
+    """
     if tokenizer is None:
         raise RequestError(NO_TOKENIZER)
     if template is None:
         raise RequestError(NO_TEMPLATE)
     text = template.render(messages, tools=tools, variables=variables, add_generation_prompt=add_generation_prompt)
+    check(text)
     tokens = tokenizer.encode(text, special=False)
     positions = []
     for beginning in declared(check_messages(messages)):

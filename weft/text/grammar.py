@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, gbnf_to_lark
 from numpy.typing import NDArray
 
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar, GrammarKind
+from weft.text.nesting import nesting
 from weft.text.tokenizer import Tokenizer
 
 MAX_SCHEMA_CHARACTERS = 64 << 10
@@ -56,7 +56,10 @@ _ANY_OBJECT = '{"type": "object"}'
 # How the library is told about space in JSON: a line break with its indentation, or a few spaces. Small models that may
 # write nothing but space between two words of JSON often do.
 SPACES: Any = {"whitespace_pattern": rf"(\r?\n[ \t]{{0,{MAX_INDENTATION}}}|[ \t]{{0,2}})"}
-_TERMINAL = re.compile(r"(?m)^\s*([A-Z_][A-Z0-9_]*)(?:\.-?\d+)?\s*(?:\[[^\]\n]*\])?\s*:")
+# A definition at the start of a line. Possessive throughout, and no part can take what the one before it left: linear.
+_TERMINAL = re.compile(r"[^\S\n]*+([A-Z_][A-Z0-9_]*+)(?:\.-?\d++)?+[^\S\n]*+(?:\[[^\]\n]*+\][^\S\n]*+)?+:")
+_LARK_START = re.compile(r"[^\S\n]*+(?:%llguidance\b|start[^\S\n]*+:)")
+_TERMINAL_NAME = re.compile(r"\b[A-Z_][A-Z0-9_]*+\b")
 
 
 class Grammars:
@@ -85,7 +88,9 @@ class Grammars:
         found = self._compiled.get(grammar)
         if found is None:
             # Outside of the lock: nobody who has a grammar ready waits for somebody else's.
-            found = LLMatcher(self._words(), source_of(grammar), log_level=0, limits=_LIMITS)
+            source = source_of(grammar) if grammar.source is None else grammar.source
+            # The library releases the interpreter lock, so an engine's steps go on beside this.
+            found = LLMatcher(self._words(), source, log_level=0, limits=_LIMITS)
             if found.is_error():
                 raise RequestError(f"{FIELDS[grammar.kind]} cannot be used: {_first_words(found.get_error())}")
         with self._lock:
@@ -213,12 +218,50 @@ def as_lark(text: str, field: str) -> str:
     >>> as_lark('root ::= "a" | "b"', "grammar").split()[-4:]
     ['start:', '"a"', '|', '"b"']
     """
-    if "::=" not in text or is_lark_syntax(text):
+    if "::=" not in text or any(at_lines(_LARK_START, text)):
         return text
     try:
-        return gbnf_to_lark(text)
+        return _lark_of_gbnf(text)
     except Exception as error:  # the library raises plain Exception for some faults of a text
         raise RequestError(f"{field} cannot be used: {_first_words(str(error))}") from None
+
+
+def _lark_of_gbnf(text: str) -> str:
+    rules = _callees_first(gbnf_to_lark.GrammarParser().parse(text))
+    gbnf_to_lark.resolve(rules)
+    return "\n".join(["%llguidance {}", *map(str, rules.values())])
+
+
+def _callees_first(rules: dict[str, gbnf_to_lark.RuleNode]) -> dict[str, gbnf_to_lark.RuleNode]:
+    """Return rules in an order in which each follows those that it names, cycles aside.
+
+    The library finds out which rules are terminals in as many rounds over all rules as its order needs: two with this
+    one, and one for every rule with the opposite.
+    """
+    order: dict[str, gbnf_to_lark.RuleNode] = {}
+    seen: set[str] = set()
+    for name in rules:
+        waiting = [(name, False)]
+        while waiting:
+            each, done = waiting.pop()
+            if done:
+                order[each] = rules[each]
+            elif each not in seen and each in rules:
+                seen.add(each)
+                waiting.append((each, True))
+                waiting += [(named, False) for named in _named_by(rules[each])]
+    return order
+
+
+def _named_by(rule: gbnf_to_lark.RuleNode) -> list[str]:
+    found: list[str] = []
+    nodes: list[Any] = [rule]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, gbnf_to_lark.RuleRefNode):
+            found.append(node.name)
+        nodes += node.children()
+    return found
 
 
 def checked_lark(text: str, field: str) -> str:
@@ -234,10 +277,10 @@ def terminal_depth(text: str) -> int:
     >>> terminal_depth('start: A\\nA: B "x"\\n  | C\\nB: C\\nC: /c/')
     3
     """
-    begins = [(found[1], found.start(), found.end()) for found in _TERMINAL.finditer(text)]
+    begins = [(found[1], found.start(), found.end()) for found in at_lines(_TERMINAL, text)]
     ends = [start for _, start, _ in begins[1:]] + [len(text)]
     bodies = {name: text[begin:end] for (name, _, begin), end in zip(begins, ends)}
-    named = {name: set(re.findall(r"\b[A-Z_][A-Z0-9_]*\b", body)) & bodies.keys() for name, body in bodies.items()}
+    named = {name: set(_TERMINAL_NAME.findall(body)) & bodies.keys() for name, body in bodies.items()}
     depths = dict.fromkeys(bodies, 1)
     # One more round than levels that are allowed tells whether there are more.
     for _ in range(MAX_TERMINAL_DEPTH + 1):
@@ -248,6 +291,17 @@ def terminal_depth(text: str) -> int:
     return max(depths.values(), default=0)
 
 
+def at_lines(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """Yield the matches of a pattern that begin at the start of a line."""
+    start = 0
+    while True:
+        if (found := pattern.match(text, start)) is not None:
+            yield found
+        start = text.find("\n", start) + 1
+        if not start:
+            return
+
+
 def _check_size(field: str, text: str, most: int) -> None:
     if len(text) > most:
         raise RequestError(f"{field} has {len(text)} characters, more than {most}")
@@ -256,7 +310,7 @@ def _check_size(field: str, text: str, most: int) -> None:
 def checked_schema(text: str, field: str) -> str:
     """A JSON schema that is not too large, too deep or too wide."""
     _check_size(field, text, MAX_SCHEMA_CHARACTERS)
-    if nesting(text) > MAX_SCHEMA_DEPTH:
+    if nesting(text.encode(errors="surrogatepass")) > MAX_SCHEMA_DEPTH:
         raise RequestError(f"{field} is nested deeper than {MAX_SCHEMA_DEPTH}")
     try:
         schema = json.loads(text)
@@ -287,19 +341,6 @@ def checked_choices(text: str) -> list[str]:
         raise RequestError(f"choice has {len(choices)} strings, more than {MAX_CHOICES}")
     _check_texts("choice", max(map(len, choices)))
     return choices
-
-
-def nesting(text: str) -> int:
-    """How deep the brackets of a JSON text go, without parsing it.
-
-    >>> nesting('{"a": [{"b": "]]][[["}, []]}')
-    3
-    """
-    depth = deepest = 0
-    for bracket in re.findall(r'"(?:[^"\\]|\\.)*"|[][{}]', text):
-        depth += (bracket in "[{") - (bracket in "]}")
-        deepest = max(deepest, depth)
-    return deepest
 
 
 def widest(value: Any) -> int:

@@ -17,7 +17,7 @@ class TextParser:
     def feed(self, text: str) -> list[Part]:
         """What the text so far makes certain, beyond what was told before."""
         if text:
-            self._reader.text += text
+            self._reader.feed(text)
             self._read()
         return self._told()
 

@@ -31,13 +31,14 @@ def joined(parts: list[Part]) -> list[Part]:
     >>> [part.text for part in joined([Part("content", "a"), Part("content", "b"), Part("reasoning", "c")])]
     ['ab', 'c']
     """
-    found: list[Part] = []
+    groups: list[list[Part]] = []
     for part in parts:
-        if found and part.name is None and (found[-1].kind, found[-1].call) == (part.kind, part.call):
-            found[-1] = replace(found[-1], text=found[-1].text + part.text)
+        if groups and part.name is None and (groups[-1][0].kind, groups[-1][0].call) == (part.kind, part.call):
+            groups[-1].append(part)
         elif part.text or part.name is not None:
-            found.append(part)
-    return found
+            groups.append([part])
+    # Joined once: an answer may come as one part for each of its characters.
+    return [group[0] if len(group) == 1 else replace(group[0], text="".join(p.text for p in group)) for group in groups]
 
 
 def as_json(value: Any) -> str:

@@ -29,6 +29,24 @@ class Malformed(Exception):
     """The text is not what the format thought it was."""
 
 
+def without_space(text: str, held: list[str]) -> str:
+    """Return a text behind the space held back before it, without the space at its end, which is held back now.
+
+    A list, because a model may write space for ever, a token at a time.
+
+    >>> held = [" ", "\\n"]
+    >>> without_space("a ", held), held
+    (' \\na', [' '])
+    """
+    kept = text.rstrip()
+    if not kept:
+        held.append(text)
+        return ""
+    found = "".join([*held, kept])
+    held[:] = [text[len(kept) :]] if len(kept) < len(text) else []
+    return found
+
+
 class Reader:
     """The text so far, the place up to which it is read, and the parts found in it."""
 
@@ -39,16 +57,14 @@ class Reader:
         self.parts: list[Part] = []
         self.calls = 0
         self._make_id = make_id
-        self._space = ""
+        self._space: list[str] = []
         self._start: int | None = None
 
     # what comes out ---------------------------------------------------------------------------------------------------
 
     def content(self, text: str) -> None:
         """Text of the answer. Space at its end waits: beside calls it is dropped."""
-        text = self._space + text
-        kept = text.rstrip()
-        self._space = text[len(kept) :]
+        kept = without_space(text, self._space)
         if kept:
             self.parts.append(Part("content", kept))
 
@@ -59,7 +75,7 @@ class Reader:
     def begin_call(self, name: str) -> None:
         if self.calls >= MAX_CALLS or not name or not is_text(name):
             raise Malformed
-        self._space = ""
+        self._space.clear()
         self._start = None  # whatever follows, this will not become content again
         self.parts.append(Part("tool_call", "", self.calls, self._make_id(), name))
         self.calls += 1
@@ -71,14 +87,24 @@ class Reader:
 
     def last_space(self) -> None:
         if self._space and not self.calls:
-            self.parts.append(Part("content", self._space))
-        self._space = ""
+            self.parts.append(Part("content", "".join(self._space)))
+        self._space.clear()
 
     # reading ----------------------------------------------------------------------------------------------------------
 
+    def feed(self, text: str) -> None:
+        """Append to the text. What is read goes first, so that a token costs the same however long the text is."""
+        self._forget()
+        self.text += text
+
+    @property
+    def held(self) -> int:
+        """Characters that may have to be shown as content after all: of a call that has not begun, up to a bound."""
+        return 0 if self._start is None else len(self.text) - self._start
+
     def more(self) -> Generator[None, None, bool]:
         """Wait for text; whether there will be any."""
-        if self._start is not None and len(self.text) - self._start > MAX_HELD:
+        if self.held > MAX_HELD:
             raise Malformed
         if self.ended:
             return False
@@ -92,11 +118,18 @@ class Reader:
                 return ""
         return self.text[self.place]
 
-    def skip(self, characters: str) -> Generator[None, None, str]:
-        """Read over any of these; the character after them."""
-        while (found := (yield from self.peek())) and found in characters:
-            self.place += 1
-        return found
+    def skip(self, characters: str, show: Callable[[str], None] | None = None) -> Generator[None, None, str]:
+        """Read over any of these, and show them; the character after them."""
+        while True:
+            begin = self.place
+            while self.place < len(self.text) and self.text[self.place] in characters:
+                self.place += 1
+            if show is not None:
+                show(self.text[begin : self.place])
+            if self.place < len(self.text):
+                return self.text[self.place]
+            if not (yield from self.more()):
+                return ""
 
     def expect(self, wanted: str) -> Reading:
         """Read exactly this text."""
@@ -111,6 +144,11 @@ class Reader:
             undecided = [each for each in wanted if len(each) > len(rest) and each.startswith(rest)]
             if not undecided or not (yield from self.more()):
                 return max((each for each in wanted if rest.startswith(each)), key=len, default="")
+
+    def pass_by(self, *wanted: str) -> Reading:
+        """Read over one of these texts, if one comes next."""
+        found = yield from self.sees(*wanted)
+        self.place += len(found)
 
     def skip_to(self, markers: tuple[str, ...], show: Callable[[str], None]) -> Generator[None, None, str]:
         """Show everything up to the first of the markers and read over that; nothing at the end of the text.

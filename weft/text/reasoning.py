@@ -9,7 +9,7 @@ from weft.text.formats.harmony import MARKERS, harmony
 from weft.text.formats.json_calls import SPACE
 from weft.text.parsing import TextParser
 from weft.text.parts import Part
-from weft.text.reader import Reader, Reading
+from weft.text.reader import Reader, Reading, without_space
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ STYLES = {
 REASONING = (*STYLES, "harmony")
 
 
-def reasoning_for(name: str, opened: bool = False) -> TextParser:
+def reasoning_for(name: str, opened: bool = False, reader: Reader | None = None) -> TextParser:
     """A parser by name. `opened`: the prompt ends within thoughts already (see `opens`)."""
-    reader = Reader()
+    reader = reader or Reader()
     if name == "harmony":
         return TextParser(reader, harmony(reader), MARKERS)
     if name not in STYLES:
@@ -61,8 +61,8 @@ def detect_reasoning(template: str) -> str | None:
 
 
 def _thoughts_first(reader: Reader, style: Thoughts, opened: bool) -> Reading:
-    start = reader.place
-    yield from reader.skip(SPACE)
+    space: list[str] = []
+    yield from reader.skip(SPACE, space.append)
     marker = yield from reader.sees(*style.starts)
     if marker or opened:
         reader.place += len(marker)
@@ -74,20 +74,13 @@ def _thoughts_first(reader: Reader, style: Thoughts, opened: bool) -> Reading:
             yield from reader.skip(SPACE)
             yield from reader.skip_to((style.answer[1],), reader.content)
     else:
-        reader.place = start
+        reader.parts.append(Part("content", "".join(space)))
     while (yield from reader.peek()):
         reader.parts.append(Part("content", reader.text[reader.place :]))
         reader.place = len(reader.text)
 
 
 def _thoughts(reader: Reader, ends: tuple[str, ...]) -> Reading:
-    held = ""
-
-    def show(text: str) -> None:
-        nonlocal held
-        text = held + text
-        held = text[len(text.rstrip()) :]
-        reader.reasoning(text.rstrip())
-
-    if not (yield from reader.skip_to(ends, show)):
-        reader.reasoning(held)
+    held: list[str] = []
+    if not (yield from reader.skip_to(ends, lambda text: reader.reasoning(without_space(text, held)))):
+        reader.reasoning("".join(held))

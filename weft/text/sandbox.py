@@ -31,10 +31,12 @@ MAX_NUMBER = 1 << 20
 MAX_BITS = 256
 # What an item of a list counts, in characters: about what it takes.
 ITEM = 64
-# Fields of a format whose width has four digits, or is told by an argument.
-_WIDE = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\d{4}|\*|\d*\.(?:\d{4}|\*))|\{[^{}]*(?::[^{}]*\d{4}|\{)")
-# Filters and functions that chat templates have no use for, and that make much of little.
-WITHOUT = ("batch", "slice", "urlize", "wordwrap", "xmlattr")
+# What follows the `%` and the key of a field: flags, width, precision. And what follows a brace, up to the next one.
+_PERCENT = re.compile(r"[-+ #0]*+(\*|\d*+)(?:\.(\*|\d*+))?+")
+_BRACE = re.compile(r"\{([^{}]*+)(\{?)")
+_DIGITS = re.compile(r"\d{4}")
+# Filters and functions that chat templates have no use for, and that make much of little or take the square of it.
+WITHOUT = ("batch", "pprint", "slice", "striptags", "urlize", "wordwrap", "xmlattr")
 
 
 @dataclass(slots=True)
@@ -241,9 +243,39 @@ def _format(text: str, *args: Any, **named: Any) -> str:
 
 def _check_format(text: str) -> None:
     """Widths of three digits are enough, and none may be an argument or hold another field."""
-    if _WIDE.search(text.replace("{{", "")):
+    if _wide_percents(text) or _wide_braces(text.replace("{{", "")):
         raise SecurityError("a chat template may not ask for such widths")
     spend(1000 * (text.count("%") + text.count("{")))
+
+
+def _wide_percents(text: str) -> bool:
+    """Return whether a field has a width or a precision of four digits, or one that is an argument. One pass."""
+    place = 0
+    while (at := text.find("%", place)) >= 0:
+        found = _PERCENT.match(text, _after_key(text, at + 1))
+        assert found is not None, "it matches nothing, too"
+        if any(each == "*" or len(each) > 3 for each in found.groups() if each):
+            return True
+        # A second percent sign is text.
+        place = found.end() + text.startswith("%", found.end())
+    return False
+
+
+def _after_key(text: str, place: int) -> int:
+    """Return where the key of a field ends. Parentheses nest in it; one that is not closed takes the rest."""
+    if not text.startswith("(", place):
+        return place
+    depth = 0
+    for at in range(place, len(text)):
+        depth += (text[at] == "(") - (text[at] == ")")
+        if not depth:
+            return at + 1
+    return len(text)
+
+
+def _wide_braces(text: str) -> bool:
+    """Return whether a field holds another, or four digits in what follows its colon. One pass."""
+    return any(nested or _DIGITS.search(field.partition(":")[2]) for field, nested in _BRACE.findall(text))
 
 
 @jinja2.pass_environment

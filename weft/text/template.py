@@ -58,6 +58,7 @@ class ChatTemplate:
         max_characters: int = MAX_CHARACTERS,
     ) -> None:
         self.source = source
+        self.tool_source = with_tools
         self._specials = dict(specials or {})
         self._max_characters = max_characters
         environment = _environment(clock)

@@ -202,10 +202,11 @@ def _pythonic(rules: _Rules, name: str, schema: Mapping[str, Any]) -> str:
 def _parameters(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
     """Name, schema (with the definitions that it may refer to) and whether it is required, of each parameter."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    properties, required = schema.get("properties"), schema.get("required")
+    properties, stated = schema.get("properties"), schema.get("required")
+    # A set: both lists may be long.
+    required = {each for each in stated if isinstance(each, str)} if isinstance(stated, Sequence) else set()
     for key, each in (properties if isinstance(properties, Mapping) else {}).items():
-        must = isinstance(required, Sequence) and key in required
-        yield key, {**(each if isinstance(each, Mapping) else {}), **shared}, must
+        yield key, {**(each if isinstance(each, Mapping) else {}), **shared}, key in required
 
 
 def _unquoted(rules: _Rules, schema: Mapping[str, Any]) -> str:

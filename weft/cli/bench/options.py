@@ -15,7 +15,7 @@ FORMS = ("auto", "tokens", "text", "chat")
 class BenchOptions:
     """What to send, to whom and how fast."""
 
-    url: str = option("http://127.0.0.1:8000", "the server, any that speaks OpenAI's API")
+    url: str = option("http://127.0.0.1:8000", "the server, any that speaks OpenAI's API; unix:PATH for a Unix socket")
     api_key: str | None = option(None, "key of the server; also from WEFT_API_KEY")
     model: str | None = option(None, "name of the model there; without, the first that the server lists")
     workload: str = option("random", "what is sent", KINDS)

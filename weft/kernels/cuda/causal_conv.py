@@ -27,7 +27,8 @@ from weft.memory.device.store import RecurrentView
 FEW, FEW_CHANNELS, FEW_WARPS = 1 << 17, 128, 1
 MANY_CHANNELS, MANY_WARPS = 256, 1
 CHANNELS, WARPS, SPLITS = 256, 2, 4
-WIDTHS = (2, 3, 4)
+# The widest filter whose inputs longer rows keep in registers: those of published models.
+UNROLLED = tl.constexpr(4)
 # They lie anywhere in a step's upload, and a kernel must not be compiled for every place that they may have.
 LANES = (
     "row_start", "row_first", "row_slot", "row_tail", "row_closing", "piece_row", "piece_position", "piece_slot",
@@ -59,7 +60,6 @@ def causal_conv(
     before, after = (None, None) if gates is None else gates
     assert x.stride(1) == 1
     assert before is None or before.stride() == after.stride() == x.stride()
-    assert width in WIDTHS, f"a convolution of width {width}"
     assert width - 1 <= lanes.cell
     y = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
     common = (x, before, after, weight, bias, y, state, tail, lanes.start, lanes.slot, lanes.tail)
@@ -207,38 +207,12 @@ def emit(
     tl.store(y + token.to(tl.int64) * channels + channel, total.to(y.dtype.element_ty), mask=real)
 
 
-@jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
-def extend_kernel(
-    x, before, after, weight, bias, y, state, tail, row_start, row_slot, row_tail, row_first,
-    piece_row, piece_position, piece_slot, first_piece, decodes,
-    x_stride, weight_channel, weight_tap, state_stride, tail_stride, channels, ring, cell,
-    WIDTH: tl.constexpr, SILU: tl.constexpr, CHANNELS: tl.constexpr, SPLITS: tl.constexpr,
+@triton.jit
+def convolve_in_registers(
+    x, before, after, weight, bias, y, tail, window, low, high, start, opening, ring,
+    x_stride, weight_channel, weight_tap, channel, channels, real, WIDTH: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Four tokens at a time, so that they are loaded together; the inputs before them stay in registers."""
-    piece = tl.program_id(0)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    real = channel < channels
-    row = tl.load(piece_row + piece)
-    start = tl.load(row_start + row)
-    opening = start - start % cell
-    first, slot = tl.load(row_first + row), tl.load(piece_slot + piece)
-    length = tl.load(row_first + row + 1) - first
-    tail += tl.load(row_tail + row).to(tl.int64) * tail_stride
-    window = state + tl.load(row_slot + row).to(tl.int64) * state_stride
-    x += first.to(tl.int64) * x_stride
-    y += first.to(tl.int64) * channels
-    if before is not None:
-        before += first.to(tl.int64) * x_stride
-    if after is not None:
-        after += first.to(tl.int64) * x_stride
-    # This program's tokens, counted from the row's start.
-    block = (piece - tl.load(first_piece + row - decodes)) * cell
-    span = (cell + SPLITS - 1) // SPLITS
-    low = block + tl.program_id(2) * span
-    high = tl.minimum(tl.minimum(low + span, block + cell), length)
-    # Who is captured at a piece's end has tokens in the block of that number.
-    if low >= high:
-        return
     taps_d = load_taps(weight, WIDTH - 1, channel, weight_channel, weight_tap, real)
     taps_c = load_taps(weight, WIDTH - 2, channel, weight_channel, weight_tap, real)
     taps_b = load_taps(weight, WIDTH - 3, channel, weight_channel, weight_tap, real) if WIDTH >= 3 else taps_c
@@ -267,6 +241,70 @@ def extend_kernel(
              real, WIDTH, bias is not None, SILU)
         a, b, c = e, f, g
     # fmt: on
+
+
+@triton.jit
+def convolve_tap_by_tap(
+    x, before, after, weight, bias, y, tail, window, low, high, start, opening, ring,
+    x_stride, weight_channel, weight_tap, channel, channels, real, WIDTH: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """As `convolve_in_registers`, for any width: every input is loaded once for each of its taps."""
+    offset = tl.load(bias + channel, mask=real, other=0.0).to(tl.float32) if bias is not None else 0.0
+    for index in range(high - low):
+        token = low + index
+        total = tl.zeros(real.shape, tl.float32)
+        for tap in tl.static_range(WIDTH):
+            source = token - (WIDTH - 1) + tap
+            value = load_any(
+                x, before, tail, window, source, x_stride, start, opening, ring, channel, channels, real, WIDTH
+            )
+            total += value.to(tl.float32) * load_taps(weight, tap, channel, weight_channel, weight_tap, real)
+        total = finish(total, offset, after, token, x_stride, channel, real, bias is not None, SILU)
+        tl.store(y + token.to(tl.int64) * channels + channel, total.to(y.dtype.element_ty), mask=real)
+
+
+@jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
+def extend_kernel(
+    x, before, after, weight, bias, y, state, tail, row_start, row_slot, row_tail, row_first,
+    piece_row, piece_position, piece_slot, first_piece, decodes,
+    x_stride, weight_channel, weight_tap, state_stride, tail_stride, channels, ring, cell,
+    WIDTH: tl.constexpr, SILU: tl.constexpr, CHANNELS: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Program (piece, block of channels, part of the piece's tokens)."""
+    piece = tl.program_id(0)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    real = channel < channels
+    row = tl.load(piece_row + piece)
+    start = tl.load(row_start + row)
+    opening = start - start % cell
+    first, slot = tl.load(row_first + row), tl.load(piece_slot + piece)
+    length = tl.load(row_first + row + 1) - first
+    tail += tl.load(row_tail + row).to(tl.int64) * tail_stride
+    window = state + tl.load(row_slot + row).to(tl.int64) * state_stride
+    x += first.to(tl.int64) * x_stride
+    y += first.to(tl.int64) * channels
+    if before is not None:
+        before += first.to(tl.int64) * x_stride
+    if after is not None:
+        after += first.to(tl.int64) * x_stride
+    # This program's tokens, counted from the row's start.
+    block = (piece - tl.load(first_piece + row - decodes)) * cell
+    span = (cell + SPLITS - 1) // SPLITS
+    low = block + tl.program_id(2) * span
+    high = tl.minimum(tl.minimum(low + span, block + cell), length)
+    # Who is captured at a piece's end has tokens in the block of that number.
+    if low >= high:
+        return
+    if WIDTH <= UNROLLED:
+        convolve_in_registers(
+            x, before, after, weight, bias, y, tail, window, low, high, start, opening, ring,
+            x_stride, weight_channel, weight_tap, channel, channels, real, WIDTH, SILU,
+        )  # fmt: skip
+    else:
+        convolve_tap_by_tap(
+            x, before, after, weight, bias, y, tail, window, low, high, start, opening, ring,
+            x_stride, weight_channel, weight_tap, channel, channels, real, WIDTH, SILU,
+        )  # fmt: skip
     if (slot >= 0) & (low == block):
         end = tl.load(piece_position + piece) + cell - start
         captured = state + slot.to(tl.int64) * state_stride + channel

@@ -34,6 +34,7 @@ class Inputs:
     strength: Float[Tensor, "tokens value_heads"]
     rates: Float[Tensor, " value_heads"] | None = None
     bias: Float[Tensor, " value_heads"] | None = None
+    most: float = 1.0  # what the sigmoid of a strength is multiplied by
 
 
 class Choice(NamedTuple):
@@ -119,7 +120,7 @@ def launch_decode(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
         inputs.rates, inputs.bias, tail["k"], tail["k"].stride(0), tail["decay"], tail["decay"].stride(0),
         lanes.start, lanes.tail, lookups, weights, factors,
         **shared, HEADS=power_of_two(heads // key_heads), CHUNK=min(weighing.chunk, shared["BLOCK"]),
-        PROJECTED=inputs.rates is not None, num_warps=weighing.warps, **overlap,
+        PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=weighing.warps, **overlap,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
     decode_rows[(-(-value_dim // values), heads, rows)](
@@ -154,7 +155,7 @@ def launch_extend(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, 
         inputs.rates, inputs.bias, tail["k"], tail["k"].stride(0), tail["decay"], tail["decay"].stride(0),
         lanes.start, lanes.first, lanes.tail, lanes.piece_row, lanes.piece_position,
         systems, scales, head_keys, lanes.decodes,
-        **shared, PROJECTED=inputs.rates is not None, PRECISION=precision(inputs),
+        **shared, PROJECTED=inputs.rates is not None, MOST=inputs.most, PRECISION=precision(inputs),
         INNER=tl.float32 if inputs.v.dtype == torch.float32 else tl.float16,
         num_warps=solve.warps, num_stages=solve.stages, maxnreg=solve.registers,
     )  # fmt: skip

@@ -23,14 +23,14 @@ LANES = [
 
 
 @triton.jit
-def gates(step, strength, heads, real, rates, bias, PROJECTED: tl.constexpr):
+def gates(step, strength, heads, real, rates, bias, PROJECTED: tl.constexpr, MOST: tl.constexpr):
     """Log decay and write strength of tokens, from what was projected or as they are."""
     step, strength = step.to(tl.float32), strength.to(tl.float32)
     if PROJECTED:
         step += tl.load(bias + heads, real, 0.0)
         # Beyond 20 softplus is the identity, and its exponential would overflow.
         softened = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
-        return softened * tl.load(rates + heads, real, 0.0), 1.0 / (1.0 + tl.exp(-strength))
+        return softened * tl.load(rates + heads, real, 0.0), MOST / (1.0 + tl.exp(-strength))
     return step, strength
 
 
@@ -79,7 +79,8 @@ def solve_cells(
     row_start, row_first, row_tail, piece_row, piece_position,
     systems, scales, head_keys, decodes,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
-    BLOCK: tl.constexpr, KEYS: tl.constexpr, PROJECTED: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr,
+    INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (value head, piece). Two matrices and five lines:
 
@@ -104,7 +105,7 @@ def solve_cells(
 
     gate_at = token * gate_stride + head
     step, strength = tl.load(step + gate_at, is_new, 0.0), tl.load(strength + gate_at, is_new, 0.0)
-    g, beta = gates(step, strength, head, True, rates, bias, PROJECTED)
+    g, beta = gates(step, strength, head, True, rates, bias, PROJECTED, MOST)
     decay_at = tail_decay + tail * tail_decay_stride + head * RING
     before = tl.load(decay_at + (start - 1) % RING, position < start, 0.0)
     total = before + tl.cumsum(tl.where(is_new, g, 0.0), 0)

@@ -25,6 +25,7 @@ def weigh_tails(
     tail_k, tail_k_stride, tail_decay, tail_decay_stride, row_start, row_tail, lookups, weights, factors,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, CHUNK: tl.constexpr, PROJECTED: tl.constexpr,
+    MOST: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (key head, row). Appends key and decay to the tail, and writes
@@ -50,7 +51,7 @@ def weigh_tails(
     key, query = tl.load(k + source, real, 0.0).to(tl.float32), tl.load(q + source, real, 0.0).to(tl.float32)
     gate_at = row * gate_stride + head
     raw_step, raw_strength = tl.load(step + gate_at, is_head, 0.0), tl.load(strength + gate_at, is_head, 0.0)
-    g, beta = gates(raw_step, raw_strength, head, is_head, rates, bias, PROJECTED)
+    g, beta = gates(raw_step, raw_strength, head, is_head, rates, bias, PROJECTED, MOST)
 
     key *= tl.rsqrt(tl.sum(key * key, 0) + NORM_EPSILON)
     query *= tl.rsqrt(tl.sum(query * query, 0) + NORM_EPSILON) * (KEY_DIM**-0.5)

@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.kernels.cuda.linear_few import MOST_ROWS, are_few, few_rows, is_roomy
 from weft.kernels.cuda.linear_one import one_row
 from weft.kernels.cuda.linear_some import are_some, some_rows
-from weft.kernels.norm import LazyNorm
+from weft.kernels.stream import LazyNorm
 
 # Measured on an H200: up to so many outputs faster than the library. Of one row, more; with more than 16 rows on
 # smaller GPUs, fewer.

@@ -15,13 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.batch import Batch
-from weft.kernels.cuda.causal_conv import LANES, WIDTHS, load_taps, store_window, sum_earlier
+from weft.kernels.cuda.causal_conv import LANES, load_taps, store_window, sum_earlier
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.linear_few import INPUTS, are_few, rows_compiled, summed_products
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.vectors import LOADS, Vectors, add_products, hold, normed, operands, pieces, tiles
 from weft.kernels.lanes import Lanes
-from weft.kernels.norm import LazyNorm
+from weft.kernels.stream import LazyNorm
 from weft.memory.device.store import RecurrentView
 
 # Measured on an H200, on whole steps of a model of 2,048 channels. Channels of a program: three outputs each, and a
@@ -56,7 +56,6 @@ def projected_short_conv(
     (rows, inputs), (channels, width) = x.shape, weight.shape
     assert rows == lanes.decodes
     assert len(projection) == 3 * channels
-    assert width in WIDTHS, f"a convolution of width {width}"
     assert width - 1 <= lanes.cell
     y = torch.empty(rows, channels, dtype=x.dtype, device=x.device)
     at_once = CHANNELS if rows > 1 else channels_of_one(inputs)

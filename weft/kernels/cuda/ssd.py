@@ -48,7 +48,6 @@ def ssd(
     """As its namesake, on `batch.lanes`. Where `dt_bias` is given, softplus and limits are applied to `dt` here."""
     lanes = batch.lanes
     assert lanes is not None
-    assert B.shape[2] == padded(B.shape[2]), f"a state of {B.shape[2]} numbers is not a power of two of at least 16"
     x, B, C = (by_token(tensor) for tensor in (x, B, C))
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     assert y.stride()[1:] == (y.shape[2], 1)
@@ -86,14 +85,15 @@ def decode(
     """The leading rows, of one token each; outputs go to `y`, gated if there is a gate."""
     heads, head_dim = x.shape[1:]
     groups, state = B.shape[1:]
-    group_heads = heads // groups
+    group_heads, block_state = heads // groups, padded(state)
     choice = choice or DECODE
     tail, cell, width = view.tail, lanes.cell, group_heads * head_dim
     weights = torch.empty((lanes.decodes, heads, cell), dtype=x.dtype, device=x.device)
     scales = torch.empty((lanes.decodes, heads, 2), dtype=torch.float32, device=x.device)
     small = (tail["B"], tail["dt"], tail["decay"])
     sizes: dict[str, Any] = {
-        "GROUPS": groups, "GROUP_HEADS": group_heads, "STATE": state, "CELL": cell, "RING": tail["input"].shape[1],
+        "GROUPS": groups, "GROUP_HEADS": group_heads, "STATE": state, "BLOCK_STATE": block_state,
+        "CELL": cell, "RING": tail["input"].shape[1],
         **early(x, lanes.decodes <= EARLY_ROWS),
     }  # fmt: skip
     weigh_kernel[(groups * -(-group_heads // NARROWEST), lanes.decodes)](
@@ -104,7 +104,7 @@ def decode(
     )  # fmt: skip
     columns = choice.block * choice.blocks
     touched = min(group_heads, (columns - 1 + head_dim - 1) // head_dim + 1)
-    closing_blocks = min(CLOSING_BLOCKS, CLOSING_NUMBERS // (CLOSING_BLOCK * state), -(-width // CLOSING_BLOCK))
+    closing_blocks = min(CLOSING_BLOCKS, CLOSING_NUMBERS // (CLOSING_BLOCK * block_state), -(-width // CLOSING_BLOCK))
     programs = -(-width // columns) + -(-width // (CLOSING_BLOCK * closing_blocks))
     assert gate is None or gate.stride(1) == 1
     memory = (view.state["ssm"], tail["input"], *small)
@@ -136,8 +136,8 @@ def extend(
     """The other rows; outputs go to `y`."""
     heads, head_dim = x.shape[1:]
     groups, state = B.shape[1:]
-    rows, cell = lanes.rows - lanes.decodes, lanes.cell
-    choice = choice or cells_choice(rows, heads, head_dim, state, x.dtype)
+    rows, cell, block_state = lanes.rows - lanes.decodes, lanes.cell, padded(state)
+    choice = choice or cells_choice(rows, heads, head_dim, block_state, x.dtype)
     matrix, tail = view.state["ssm"], view.tail
     ring = tail["input"].shape[1]
     totals, shifted, left = torch.empty((3, heads, lanes.pieces, cell), dtype=torch.float32, device=x.device)
@@ -154,8 +154,9 @@ def extend(
         lanes.start, lanes.first, lanes.slot, lanes.tail, lanes.piece_slot, lanes.first_piece,
         lanes.decodes, lanes.pieces, x.stride(0), B.stride(0), C.stride(0), y.stride(0),
         matrix.stride(0), tail["input"].stride(0), tail["B"].stride(0),
-        GROUPS=groups, GROUP_HEADS=heads // groups, HEAD_DIM=head_dim, STATE=state,
-        CELL=cell, RING=ring, BLOCK=choice.block, PRECISION=precision(x.dtype) if state <= 128 else widest(x.dtype),
+        GROUPS=groups, GROUP_HEADS=heads // groups, HEAD_DIM=head_dim, STATE=state, BLOCK_STATE=block_state,
+        CELL=cell, RING=ring, BLOCK=choice.block,
+        PRECISION=precision(x.dtype) if block_state <= 128 else widest(x.dtype),
         num_warps=choice.warps, num_stages=choice.stages,
     )  # fmt: skip
     keep_kernel[(min(ring, lanes.longest), rows)](

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
-from weft.kernels.cuda.ssd_steps import LOG2_E, time_step
+from weft.kernels.cuda.ssd_steps import LOG2_E, load_unpadded, time_step, unpadded
 from weft.kernels.cuda.tails import ring_places
 
 
@@ -24,7 +24,7 @@ def weigh_kernel(
     dt, A, B, C, D, dt_bias, weights, scales,
     tail_B, tail_dt, tail_decay, start, tails,
     dt_stride, B_stride, C_stride, B_unit, dt_unit, decay_unit, low_limit, high_limit,
-    GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, STATE: tl.constexpr,
+    GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, STATE: tl.constexpr, BLOCK_STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Scales are of the state and of the new token's x, D included. What the token leaves is added to the tail."""
@@ -42,11 +42,12 @@ def weigh_kernel(
     cell = tl.arange(0, CELL)
     kept = cell < offset
     ring = ring_places(position - offset, cell, CELL, RING)
-    n = tl.arange(0, STATE)
+    n = tl.arange(0, BLOCK_STATE)
     tail_B += tail * B_unit + group * (RING * STATE)
     tail_dt += tail * dt_unit
     tail_decay += tail * decay_unit
-    keys = tl.load(tail_B + ring[:, None] * STATE + n[None, :], mask=kept[:, None], other=0.0)
+    known_keys = unpadded(kept[:, None], n[None, :], STATE, BLOCK_STATE)
+    keys = tl.load(tail_B + ring[:, None] * STATE + n[None, :], mask=known_keys, other=0.0)
     own = chunk * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
     real = own < GROUP_HEADS
     head = group * GROUP_HEADS + own
@@ -59,8 +60,8 @@ def weigh_kernel(
     bias = None if dt_bias is None else tl.load(dt_bias + head, mask=real, other=0.0)
 
     wait(EARLY)
-    query = tl.load(C + row * C_stride + group * STATE + n).to(tl.float32)
-    new_key = tl.load(B + row * B_stride + group * STATE + n)
+    query = load_unpadded(C + row * C_stride + group * STATE + n, n, STATE, BLOCK_STATE).to(tl.float32)
+    new_key = load_unpadded(B + row * B_stride + group * STATE + n, n, STATE, BLOCK_STATE)
     new_dt = time_step(tl.load(dt + row * dt_stride + head, mask=real, other=0.0), bias, low_limit, high_limit)
     total += new_dt * rate
     scores = tl.sum(keys.to(tl.float32) * query[None, :], 1)
@@ -74,7 +75,7 @@ def weigh_kernel(
     tl.store(scale_at, tl.exp2(total), mask=real)
     tl.store(scale_at + 1, new_weight, mask=real)
     if chunk == 0:
-        tl.store(tail_B + here * STATE + n, new_key)
+        tl.store(tail_B + here * STATE + n, new_key, mask=unpadded(True, n, STATE, BLOCK_STATE))
     tl.store(tail_dt + head * RING + here, new_dt, mask=real)
     tl.store(tail_decay + head * RING + here, total, mask=real)
 
@@ -85,7 +86,7 @@ def read_kernel(
     state, tail_x, tail_B, tail_dt, tail_decay, start, slots, tails, closing,
     rows, x_stride, C_stride, gate_stride, y_stride, slot_stride, x_unit, B_unit, dt_unit, decay_unit,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-    CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
+    BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr,
     CLOSING_BLOCK: tl.constexpr, CLOSING_BLOCKS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -105,7 +106,7 @@ def read_kernel(
                 state + tl.load(slots + row).to(tl.int64) * slot_stride, state + target * slot_stride,
                 tail_x + tail * x_unit, tail_B + tail * B_unit, tail_dt + tail * dt_unit,
                 tail_decay + tail * decay_unit, x + row * x_stride, tl.load(start + row), chunk,
-                GROUPS, GROUP_HEADS, HEAD_DIM, STATE, CELL, RING, CLOSING_BLOCK, CLOSING_BLOCKS, PRECISION,
+                GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, CLOSING_BLOCK, CLOSING_BLOCKS, PRECISION,
             )  # fmt: skip
     else:
         row = ((program - rows * CLOSING_CHUNKS) // CHUNKS).to(tl.int64)
@@ -116,7 +117,8 @@ def read_kernel(
             scales + row * (GROUPS * GROUP_HEADS * 2), None if gate is None else gate + row * gate_stride,
             y + row * y_stride, state + tl.load(slots + row).to(tl.int64) * slot_stride,
             tail_x + tail * x_unit, tl.load(start + row), chunk,
-            GROUPS, GROUP_HEADS, HEAD_DIM, STATE, CELL, RING, HEAD_BLOCK, BLOCK, BLOCKS, STAGES, PRECISION, EARLY,
+            GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, HEAD_BLOCK, BLOCK, BLOCKS, STAGES,
+            PRECISION, EARLY,
         )  # fmt: skip
 
 
@@ -124,7 +126,7 @@ def read_kernel(
 def read_columns(
     x, C, weights, scales, gate, y, state, tail_x, position, chunk,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-    CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
+    BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Outputs of some columns of a row, to whose beginnings all pointers point. Only what the tail holds is loaded."""
@@ -132,18 +134,18 @@ def read_columns(
     CHUNKS: tl.constexpr = (WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
     group = chunk // CHUNKS
     first_column = chunk % CHUNKS * BLOCK * BLOCKS
-    n = tl.arange(0, STATE)
+    n = tl.arange(0, BLOCK_STATE)
     cell = tl.arange(0, CELL)
     kept = (cell < position % CELL)[:, None]
     ring = ring_places(position - position % CELL, cell, CELL, RING)[:, None]
-    has_state = position >= CELL
+    has_state = unpadded(position >= CELL, n[:, None], STATE, BLOCK_STATE)
     in_state = state + (group * STATE + n[:, None]) * WIDTH
     if BLOCKS == 1:
         # The state is older than the step: it may come while the kernel before this one ends.
         only = first_column + tl.arange(0, BLOCK)
         values = tl.load(in_state + only[None, :], mask=has_state & (only < WIDTH)[None, :], other=0.0)
     wait(EARLY)
-    query = tl.load(C + group * STATE + n).to(tl.float32)
+    query = load_unpadded(C + group * STATE + n, n, STATE, BLOCK_STATE).to(tl.float32)
     own = first_column // HEAD_DIM + tl.arange(0, HEAD_BLOCK)
     real_head = own < GROUP_HEADS
     head = group * GROUP_HEADS + own
@@ -178,7 +180,8 @@ def read_columns(
 def close_columns(
     state, target, tail_x, tail_B, tail_dt, tail_decay, x, position, chunk,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-    CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The state at the end of the cell, some columns of it. Of the new token, x alone may not be in the tail yet."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
@@ -188,8 +191,9 @@ def close_columns(
     cell = tl.arange(0, CELL)
     ring = ring_places(position - (CELL - 1), cell, CELL, RING)[None, :]
     earlier = (cell < CELL - 1)[None, :]
-    n = tl.arange(0, STATE)
-    keys = tl.load(tail_B + (group * RING + tl.trans(ring)) * STATE + n[None, :])
+    n = tl.arange(0, BLOCK_STATE)
+    keys_at = tail_B + (group * RING + tl.trans(ring)) * STATE + n[None, :]
+    keys = load_unpadded(keys_at, n[None, :], STATE, BLOCK_STATE)
     # Columns come first, as in no other product here: few of them at a time take few registers.
     for block in tl.range(0, BLOCKS, num_stages=1):
         column = (first_column + block * BLOCK + tl.arange(0, BLOCK))[:, None]
@@ -203,6 +207,7 @@ def close_columns(
         left = tl.exp2(last - tl.load(tail_decay + head * RING + ring, mask=real, other=0.0))
         left *= tl.load(tail_dt + head * RING + ring, mask=real, other=0.0)
         inside = (group * STATE + n[None, :]) * WIDTH + column
-        values = tl.load(state + inside, mask=real & (position >= CELL), other=0.0) * tl.exp2(last)
+        in_state = unpadded(real, n[None, :], STATE, BLOCK_STATE)
+        values = tl.load(state + inside, mask=in_state & (position >= CELL), other=0.0) * tl.exp2(last)
         added = (inputs.to(tl.float32) * left).to(inputs.dtype)
-        tl.store(target + inside, tl.dot(added, keys, values, input_precision=PRECISION), mask=real)
+        tl.store(target + inside, tl.dot(added, keys, values, input_precision=PRECISION), mask=in_state)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from weft.kernels.cuda.launching import jit
-from weft.kernels.cuda.ssd_steps import LOG2_E, time_step
+from weft.kernels.cuda.ssd_steps import LOG2_E, load_unpadded, time_step, unpadded
 
 
 @jit(do_not_specialize=["pieces"])
@@ -98,7 +98,7 @@ def cells_kernel(
     start, first, slots, tails, piece_slot, first_piece,
     decodes, pieces, x_stride, B_stride, C_stride, y_stride, slot_stride, x_unit, B_unit,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-    CELL: tl.constexpr, RING: tl.constexpr,
+    BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A program takes BLOCK columns of a head through all cells of a row.
@@ -123,11 +123,12 @@ def cells_kernel(
 
     # Where things of this head lie, from the row's first cell on.
     cell = tl.arange(0, CELL)
-    n = tl.arange(0, STATE)
-    same = tl.zeros((STATE,), tl.int32)
+    n = tl.arange(0, BLOCK_STATE)
+    same = tl.zeros((BLOCK_STATE,), tl.int32)
     packed = (token - offset).to(tl.int64)
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     real = column < HEAD_DIM
+    stored = unpadded(real[None, :], n[:, None], STATE, BLOCK_STATE)
     in_state = state + (group * STATE + n[:, None]) * WIDTH + (head % GROUP_HEADS) * HEAD_DIM
     step_at = (head * pieces + piece).to(tl.int64) * CELL
     x += head * HEAD_DIM
@@ -138,16 +139,16 @@ def cells_kernel(
 
     fresh = begin < CELL
     slot = tl.load(slots + row).to(tl.int64) * slot_stride
-    values = tl.load(in_state + slot + column[None, :], mask=real[None, :] & (fresh == 0), other=0.0)
+    values = tl.load(in_state + slot + column[None, :], mask=stored & (fresh == 0), other=0.0)
 
     # The first cell, of which the tail may hold the beginning.
     kept = cell < offset
     ring = ((begin - offset + cell) % RING)[:, None]
     at = tl.minimum(tl.maximum(cell, offset), end - token + offset - 1)[:, None]
     is_new = cell[:, None] == at
-    queries = tl.load(C + packed * C_stride + (at * C_stride + n[None, :]))
+    queries = load_unpadded(C + packed * C_stride + (at * C_stride + n[None, :]), n[None, :], STATE, BLOCK_STATE)
     kept_at = tail_B + tail * B_unit + (group * RING + ring) * STATE + n[None, :]
-    keys = load_opened(kept_at, B + packed * B_stride + (at * B_stride + n[None, :]), kept, n >= 0)
+    keys = load_opened(kept_at, B + packed * B_stride + (at * B_stride + n[None, :]), kept, n < STATE)
     total = tl.load(totals + step_at + cell)
     remains = tl.load(left + step_at + cell)
     last = tl.load(totals + step_at + CELL - 1 + same)
@@ -160,7 +161,7 @@ def cells_kernel(
     tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
     target = tl.load(piece_slot).to(tl.int64)
     if target >= 0:
-        tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
+        tl.store(in_state + target * slot_stride + column[None, :], values, mask=stored)
 
     # What only scales sums is not among the loads that Triton sends ahead of a loop: it is asked for a cell before.
     next_last = tl.load(totals + step_at + 2 * CELL - 1 + same, mask=count > 1, other=0.0)
@@ -171,8 +172,8 @@ def cells_kernel(
         here = packed + number * CELL
         at = tl.minimum(cell, (end - 1 - here).to(tl.int32))[:, None]
         is_new = cell[:, None] == at
-        queries = tl.load(C + here * C_stride + (at * C_stride + n[None, :]))
-        keys = tl.load(B + here * B_stride + (at * B_stride + n[None, :]))
+        queries = load_unpadded(C + here * C_stride + (at * C_stride + n[None, :]), n[None, :], STATE, BLOCK_STATE)
+        keys = load_unpadded(B + here * B_stride + (at * B_stride + n[None, :]), n[None, :], STATE, BLOCK_STATE)
         total = tl.load(totals + step_at + number * CELL + cell)
         since = tl.load(shifted + step_at + number * CELL + cell)
         remains = tl.load(left + step_at + number * CELL + cell)
@@ -183,7 +184,7 @@ def cells_kernel(
         outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
         tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
         if target >= 0:
-            tl.store(in_state + target * slot_stride + column[None, :], values, mask=real[None, :])
+            tl.store(in_state + target * slot_stride + column[None, :], values, mask=stored)
 
 
 @jit(do_not_specialize=["decodes", "pieces"])

@@ -1,6 +1,8 @@
-"""The time step of the state space recurrence, from what the layer's projection gives.
+"""What the state space kernels share: the time step, and states whose size is no power of two.
 
-Decays are kept as logarithms to the base 2, whose exponential is what a GPU computes.
+Decays are kept as logarithms to the base 2, whose exponential is what a GPU computes. Along the state, tiles have
+BLOCK_STATE numbers, the next power of two; those from STATE on are loaded as 0 and never stored. Where the two are
+equal, nothing is compared and the code is that of a kernel without padding.
 """
 
 from __future__ import annotations
@@ -25,3 +27,15 @@ def time_step(raw, bias, low, high):
         step = tl.where(step > 20.0, step, tl.where(exact, grown, logarithm))
         step = tl.minimum(tl.maximum(step, low), high)
     return step
+
+
+@triton.jit
+def unpadded(mask, n, STATE: tl.constexpr, BLOCK_STATE: tl.constexpr):
+    """`mask` without the numbers `n` that only pad a state."""
+    return mask if STATE == BLOCK_STATE else mask & (n < STATE)
+
+
+@triton.jit
+def load_unpadded(at, n, STATE: tl.constexpr, BLOCK_STATE: tl.constexpr):
+    """Load what lies at the numbers `n` of a state; the padding is 0."""
+    return tl.load(at) if STATE == BLOCK_STATE else tl.load(at, mask=n < STATE, other=0.0)

@@ -19,6 +19,7 @@ struct Rule {
     float *state, *keys, *corrected, *decay;
     int64_t q_stride, k_stride, v_stride, decays_stride, strengths_stride, state_stride, tail_stride;
     int64_t key_heads, key_dim, value_heads, value_dim, ring, kind, decays_kind, strengths_kind;
+    double most;  // what the sigmoid of a strength is multiplied by
 };
 
 // A value head of a row.
@@ -102,7 +103,7 @@ void correct(Head& own) {
     T* y = static_cast<T*>(call.y) + own.row * call.value_heads * size + place;
     float* kept = own.corrected().token(own.at.offset);
     float rate = read_kind(call.strengths, own.row * call.strengths_stride + own.head, call.strengths_kind), score;
-    if (call.rates) rate = sigmoid(rate);
+    if (call.rates) rate = float(call.most) * sigmoid(rate);
     multiply_rows<1>({&score}, {own.query}, own.key, 1, call.key_dim);
     for (long i = 0; i < size; i += LANES) {
         Vector corrected = (load(v + i, size - i) - load(own.for_key + i)) * rate;

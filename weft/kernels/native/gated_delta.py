@@ -15,7 +15,7 @@ from weft.kernels.native.limits import MOST_SIZE
 from weft.kernels.native.steps import step_address
 from weft.memory.device.store import RecurrentView
 
-RULE = Struct("13P15q")
+RULE = Struct("13P15qd")
 
 
 def gated_delta(
@@ -28,6 +28,7 @@ def gated_delta(
     bias: Float[Tensor, " value_heads"] | None,
     batch: Batch,
     view: RecurrentView,
+    most: float = 1.0,
 ) -> Float[Tensor, "rows value_heads value_dim"]:
     """As the references: with `rates` and `bias` as `projected_gated_delta`, without as `gated_delta`."""
     key_heads, key_dim = k.shape[1:]
@@ -47,7 +48,7 @@ def gated_delta(
         q.stride()[0], k.stride()[0], v.stride()[0], decays.stride()[0], strengths.stride()[0], state.stride()[0],
         tail_stride,
         key_heads, key_dim, value_heads, value_dim, keys.shape[1],
-        DTYPES[v.dtype], DTYPES[decays.dtype], DTYPES[strengths.dtype],
+        DTYPES[v.dtype], DTYPES[decays.dtype], DTYPES[strengths.dtype], most,
     )  # fmt: skip
     call("weft_gated_delta", values)
     return y

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+# Other names that people use, and what they stand for.
+ALIASES = {"nemotron-nano-9b": "nemotron-nano-9b-v2"}
 
 
 def names() -> list[str]:
@@ -22,7 +24,8 @@ def names() -> list[str]:
 def find(name: str) -> Path | None:
     """The file of a packaged configuration, whatever the case of its name; None if there is none.
 
-    >>> find("LFM2-1.2B").name, find("no-such-model")
-    ('lfm2-1.2b.json', None)
+    >>> find("LFM2-1.2B").name, find("nemotron-nano-9b").name, find("no-such-model")
+    ('lfm2-1.2b.json', 'nemotron-nano-9b-v2.json', None)
     """
-    return FOLDER / f"{name.lower()}.json" if name.lower() in names() else None
+    known = ALIASES.get(name.lower(), name.lower())
+    return FOLDER / f"{known}.json" if known in names() else None

@@ -10,17 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.base.grid import CELL
-from weft.kernels.activation import gated_product
-from weft.kernels.attention import attention
 from weft.kernels.batch import Batch
-from weft.kernels.norm import LazyNorm
-from weft.kernels.rotary import Rotation, rotate
+from weft.kernels.projected_attention import AttentionForm, attend, warm
+from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView, View
 from weft.memory.spec import AttentionMemory
-from weft.models.layers.linear import Linear, PackedLinear, parent_of
-from weft.models.layers.norm import QueryKeyNorm
-from weft.models.model import Mixer, Source
+from weft.models.layers.linear import OutputLinear, PackedLinear, parent_of
+from weft.models.layers.norm import AcrossHeadsNorm, QueryKeyNorm
+from weft.models.model import ProjectedMixer, Source
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -40,6 +37,7 @@ class AttentionShape:
     output_bias: bool = False
     norm_eps: float | None = None  # None: queries and keys are not normed
     norm_zero_centred: bool = False
+    norm_across_heads: bool = False  # one norm over all heads of the queries and one over those of the keys (OLMo)
     softcap: float | None = None
     sinks: bool = False
     gated: bool = False  # the output is multiplied by a sigmoid that `q_proj` brings along, head by head
@@ -56,117 +54,52 @@ class AttentionShape:
         return {"q_proj": self.inner, "k_proj": keys, "v_proj": keys}
 
 
-class Attention(Mixer):
-    """Checkpoint names: q_proj, k_proj, v_proj, o_proj, and where present q_norm, k_norm, sinks.
+class Attention(ProjectedMixer):
+    """Checkpoint names: q_proj, k_proj, v_proj, o_proj, and where present q_norm, k_norm, sinks."""
 
-    Where it does not project its input or its outcome itself, it is only ever asked to `mix_projected`.
-    """
+    projections = ("qkv", "o_proj")
 
-    def __init__(self, shape: AttentionShape, projects_in: bool = True, projects_out: bool = True) -> None:
+    def __init__(self, shape: AttentionShape) -> None:
         super().__init__()
         heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
         self.shape = shape
-        self.scale = head_dim**-0.5 if shape.scale is None else shape.scale
-        self.memory = AttentionMemory(kv_heads, head_dim, DTYPE_NAMES[shape.dtype], shape.window)
-        self.qkv = projection(shape) if projects_in else None
-        self.o_proj = Linear(shape.inner, shape.hidden, shape.output_bias) if projects_out else None
-        self.qk_norm = (
-            QueryKeyNorm(heads, kv_heads, head_dim, shape.norm_eps, shape.norm_zero_centred)
-            if shape.norm_eps is not None
-            else None
+        self.form = AttentionForm(
+            heads,
+            kv_heads,
+            head_dim,
+            scale=head_dim**-0.5 if shape.scale is None else shape.scale,
+            window=shape.window,
+            softcap=shape.softcap,
+            norm_eps=shape.norm_eps or 0.0,
+            gated=shape.gated,
         )
+        self.memory = AttentionMemory(kv_heads, head_dim, DTYPE_NAMES[shape.dtype], shape.window)
+        self.qkv = projection(shape)
+        self.o_proj = OutputLinear(shape.inner, shape.hidden, shape.output_bias)
+        self.qk_norm = self.wide_norm = None
+        if shape.norm_eps is not None and shape.norm_across_heads:
+            self.wide_norm = AcrossHeadsNorm(shape.inner, kv_heads * head_dim, shape.norm_eps)
+        elif shape.norm_eps is not None:
+            self.qk_norm = QueryKeyNorm(heads, kv_heads, head_dim, shape.norm_zero_centred)
         self.sinks = nn.Parameter(torch.empty(heads), requires_grad=False) if shape.sinks else None
 
-    def forward(
+    def mix(
         self,
-        x: Float[Tensor, "tokens hidden"] | LazyNorm,
-        rotation: Rotation | None,
-        batch: Batch,
-        views: tuple[View, ...],
-    ) -> Float[Tensor, "*parts tokens hidden"]:
-        assert self.qkv is not None
-        assert self.o_proj is not None
-        return self.o_proj.unsummed(self.mix_projected(self.qkv(x), rotation, batch, views))
-
-    def mix_projected(
-        self,
-        flat: Float[Tensor, "tokens projected"],
+        projected: Float[Tensor, "tokens projected"],
         rotation: Rotation | None,
         batch: Batch,
         views: tuple[View, ...],
         out: Float[Tensor, "tokens inner"] | None = None,
     ) -> Float[Tensor, "tokens inner"]:
-        """`flat` may be a slice of a wider product. `out`, if given, is filled and returned; it may be one too."""
-        projected = flat.unflatten(-1, (-1, self.shape.head_dim))
         view = views[self.index]
         assert isinstance(view, AttentionView)
-        by_head = None if out is None else out.unflatten(-1, (-1, self.shape.head_dim))
-        if batch.lanes is not None and batch.lanes.native:
-            return self.mix_native(projected, rotation, batch, view, by_head).flatten(-2)
-        mix = self.mix if batch.lanes is None else self.mix_lanes
-        if not self.shape.gated:
-            return mix(projected, rotation, batch, view, by_head).flatten(-2)
-        mixed = mix(projected, rotation, batch, view).flatten(-2)
-        gate = projected[:, self.shape.heads + 2 * self.shape.kv_heads :].flatten(-2)
-        return gated_product(gate, mixed, torch.sigmoid, out)
-
-    def mix(
-        self,
-        projected: Float[Tensor, "tokens projected head_dim"],
-        rotation: Rotation | None,
-        batch: Batch,
-        view: AttentionView,
-        out: Float[Tensor, "tokens heads head_dim"] | None = None,
-    ) -> Float[Tensor, "tokens heads head_dim"]:
-        heads, kv_heads = self.shape.heads, self.shape.kv_heads
-        turning = heads + kv_heads
-        queries_keys, values = projected[:, :turning], projected[:, turning : turning + kv_heads]
-        if self.qk_norm is not None:
-            queries_keys = self.qk_norm(queries_keys)
-        if rotation is not None:
-            queries_keys = rotate(queries_keys, rotation)
-        queries, keys = queries_keys[:, :heads], queries_keys[:, heads:]
-        return attention(queries, keys, values, batch, view, self.scale, self.shape.softcap, self.sinks, out)
-
-    def mix_lanes(
-        self,
-        projected: Float[Tensor, "tokens projected head_dim"],
-        rotation: Rotation | None,
-        batch: Batch,
-        view: AttentionView,
-        out: Float[Tensor, "tokens heads head_dim"] | None = None,
-    ) -> Float[Tensor, "tokens heads head_dim"]:
-        """The same; all between projection and attention is one kernel, which also writes the pages."""
-        from weft.kernels.cuda.attention import attend
-        from weft.kernels.cuda.rotary import rotate_and_write
-
-        weight, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
-        queries = rotate_and_write(projected, self.shape.heads, weight, eps, rotation, batch, view)
-        return attend(queries, batch, view, self.scale, self.shape.softcap, self.sinks, out)
-
-    def mix_native(
-        self,
-        projected: Float[Tensor, "tokens projected head_dim"],
-        rotation: Rotation | None,
-        batch: Batch,
-        view: AttentionView,
-        out: Float[Tensor, "tokens heads head_dim"] | None = None,
-    ) -> Float[Tensor, "tokens heads head_dim"]:
-        """The same, the gate included, in one kernel of the CPU."""
-        from weft.kernels.native import attention as native
-
-        shape = self.shape
-        weight, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
-        reading = (batch, view, self.scale, shape.softcap, self.sinks)
-        return native.mix(projected, shape.heads, weight, eps, rotation, *reading, gated=shape.gated, out=out)
+        if self.wide_norm is not None:
+            projected = self.wide_norm(projected)
+        norm = None if self.qk_norm is None else self.qk_norm.weight
+        return attend(projected, self.form, norm, self.sinks, rotation, batch, view, out)
 
     def warm(self) -> None:
-        from weft.kernels.cuda.attention import warm
-        from weft.kernels.cuda.flashinfer import Shape
-
-        shape = self.shape
-        heads = (shape.heads, shape.kv_heads, shape.head_dim)
-        warm([Shape(shape.dtype, *heads, CELL, self.scale, shape.window, shape.softcap)])
+        warm(self.form, self.shape.dtype)
 
 
 def projection(shape: AttentionShape) -> PackedLinear:

@@ -10,17 +10,22 @@ from torch import Tensor, nn
 
 from weft.kernels.batch import Batch
 from weft.kernels.causal_conv import causal_conv, projected_short_conv
-from weft.kernels.norm import LazyNorm
+from weft.kernels.stream import Normed
 from weft.memory.device.store import RecurrentView
-from weft.models.layers.linear import Linear
+from weft.models.layers.linear import Linear, parent_of
 from weft.models.model import Layer, Source
 
 
 class CausalConv(Layer):
-    """One filter of `width` taps per channel, then SiLU if `activation`."""
+    """One filter of `width` taps per channel, then SiLU if `activation`.
 
-    def __init__(self, channels: int, width: int, bias: bool, activation: bool) -> None:
+    A checkpoint may store it whole, or in `parts` that are siblings of this module.
+    """
+
+    def __init__(self, channels: int, width: int, bias: bool, activation: bool, parts: tuple[str, ...] = ()) -> None:
         super().__init__()
+        assert not (parts and bias)
+        self.parts = parts
         # Sums are float32, so the taps are too; side by side they lie by channel, as a token's inputs do.
         self.taps = nn.Parameter(torch.empty(width, channels, dtype=torch.float32), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(channels, dtype=torch.float32), requires_grad=False) if bias else None
@@ -32,7 +37,7 @@ class CausalConv(Layer):
         return causal_conv(x, self.taps.t(), self.bias, self.activation, batch, view)
 
     def gated(
-        self, x: Float[Tensor, "tokens inputs"] | LazyNorm, projection: Linear, batch: Batch, view: RecurrentView
+        self, x: Normed, projection: Linear, batch: Batch, view: RecurrentView
     ) -> Float[Tensor, "tokens channels"]:
         """Of a product that holds its input behind two gates, one for before and one for after; without SiLU."""
         weights = (projection.weight, projection.bias, projection.stored, self.taps.t(), self.bias)
@@ -40,7 +45,11 @@ class CausalConv(Layer):
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         # Checkpoints keep the middle dimension of a one-dimensional convolution: input channels per group.
-        yield Source(prefix + "weight", self.taps.t().unsqueeze(1))
+        whole = self.taps.t().unsqueeze(1)
+        yield Source(prefix + "weight", whole)
+        if self.parts:
+            first, *others = (f"{parent_of(prefix)}{name}.weight" for name in self.parts)
+            yield Source(first, whole, concatenate, companions=tuple(others), concatenated=True)
         if self.bias is not None:
             yield Source(prefix + "bias", self.bias)
 
@@ -48,3 +57,7 @@ class CausalConv(Layer):
         self.taps.normal_(0.0, 0.5, generator=generator)
         if self.bias is not None:
             self.bias.normal_(0.0, 0.1, generator=generator)
+
+
+def concatenate(*parts: Tensor) -> Tensor:
+    return torch.cat(parts)

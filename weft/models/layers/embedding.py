@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ class Embedding(Layer):
         self.head: Tensor | None = None
         self.stored: Tensor | None = None
         self.twice = False  # whether the head may be kept once more, for few rows
+        self.tied = False  # whether the model scores tokens with these vectors
         self.scale = float(torch.tensor(scale, dtype=self.weight.dtype, device="cpu"))
 
     def forward(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n size"]:
@@ -35,5 +38,7 @@ class Embedding(Layer):
         return linear(hidden, self.head, stored=self.stored)
 
     def initialise(self, generator: torch.Generator) -> None:
-        # Vectors of size one, whatever multiplies them.
-        self.weight.normal_(std=1 / self.scale, generator=generator)
+        # Numbers of size one, whatever multiplies them; in a tied model logits of size one, as any other head has them.
+        # Larger tied vectors would repeat the last token whatever the layers compute.
+        size = math.sqrt(self.weight.shape[1]) if self.tied else self.scale
+        self.weight.normal_(std=1 / size, generator=generator)

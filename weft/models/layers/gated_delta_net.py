@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from weft.base.errors import ModelError
 from weft.kernels.batch import Batch
 from weft.kernels.gated_delta import gated_delta_memory, projected_gated_delta
-from weft.kernels.norm import LazyNorm
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import RecurrentView, View
 from weft.models.layers.attention import DTYPE_NAMES
 from weft.models.layers.causal_conv import CausalConv
-from weft.models.layers.linear import Linear, PackedLinear
+from weft.models.layers.linear import OutputLinear, PackedLinear
 from weft.models.layers.norm import GatedRMSNorm
-from weft.models.model import Mixer, Source, sources
+from weft.models.model import ProjectedMixer, Source, sources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +32,7 @@ class GatedDeltaShape:
     conv_width: int
     eps: float
     dtype: torch.dtype
+    most_correction: float = 1.0  # of the rate at which a key's content is corrected; it is never below zero
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
@@ -95,21 +95,24 @@ def split_projection(shape: GatedDeltaShape) -> PackedLinear:
     return PackedLinear(shape.hidden, dict(zip(["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"], parts)))
 
 
-class GatedDeltaNet(Mixer):
-    """`projection` is one of the two above; both yield queries, keys, values, gates, write strengths and decays."""
+class GatedDeltaNet(ProjectedMixer):
+    """`projection` yields queries, keys, values, gates, write strengths and decays, as the two above do.
 
-    def __init__(self, shape: GatedDeltaShape, projection: PackedLinear) -> None:
+    `convolutions` are the names of the parts in which a checkpoint may store the convolution.
+    """
+
+    def __init__(self, shape: GatedDeltaShape, projection: PackedLinear, convolutions: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.shape = shape
         self.in_proj = projection
-        self.conv1d = CausalConv(shape.conv_channels, shape.conv_width, bias=False, activation=True)
+        self.conv1d = CausalConv(shape.conv_channels, shape.conv_width, bias=False, activation=True, parts=convolutions)
         # A and the bias of dt stay in float32 whatever the model's dtype: decays are products of many factors.
         self.A, self.dt_bias = (
             nn.Parameter(torch.empty(shape.value_heads, dtype=torch.float32), requires_grad=False) for _ in range(2)
         )
         self.sections = [shape.conv_channels, shape.values, shape.value_heads, shape.value_heads]
         self.norm = GatedRMSNorm(shape.value_dim, shape.eps)
-        self.out_proj = Linear(shape.values, shape.hidden)
+        self.out_proj = OutputLinear(shape.values, shape.hidden)
         self.memory = gated_delta_memory(
             shape.key_heads,
             shape.key_dim,
@@ -118,20 +121,20 @@ class GatedDeltaNet(Mixer):
             shape.conv_channels,
             shape.conv_width,
             DTYPE_NAMES[shape.dtype],
-            lanes=torch.get_default_device().type == "cuda",
         )
 
-    def forward(
+    def mix(
         self,
-        x: Float[Tensor, "tokens hidden"] | LazyNorm,
+        projected: Float[Tensor, "tokens projected"],
         rotation: Rotation | None,
         batch: Batch,
         views: tuple[View, ...],
-    ) -> Float[Tensor, "*parts tokens hidden"]:
+        out: Float[Tensor, "tokens inner"] | None = None,
+    ) -> Float[Tensor, "tokens inner"]:
         shape, view = self.shape, views[self.index]
         assert isinstance(view, RecurrentView)
         heads = shape.value_heads
-        mixed, gate, strength, step = self.in_proj(x).split_with_sizes(self.sections, -1)
+        mixed, gate, strength, step = projected.split_with_sizes(self.sections, -1)
         mixed = self.conv1d(mixed, batch, view)
         query, key, value = mixed.split_with_sizes([shape.keys, shape.keys, shape.values], -1)
         y = projected_gated_delta(
@@ -144,8 +147,10 @@ class GatedDeltaNet(Mixer):
             self.dt_bias,
             batch,
             view,
+            shape.most_correction,
         )
-        return self.out_proj.unsummed(self.norm(y, gate.view(-1, heads, shape.value_dim)).flatten(-2))
+        by_head = None if out is None else out.unflatten(-1, (heads, shape.value_dim))
+        return self.norm(y, gate.unflatten(-1, (heads, shape.value_dim)), by_head).flatten(-2)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp())

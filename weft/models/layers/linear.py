@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -11,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.kernels.linear import activated_linear, for_few_rows, linear, pack, unsummed_linear
-from weft.kernels.norm import LazyNorm
-from weft.models.model import Layer, Source
+from weft.kernels.stream import Addend, Normed
+from weft.models.dummy import fill
+from weft.models.model import Layer, Source, sources
 
 
 def parent_of(prefix: str) -> str:
@@ -33,15 +33,11 @@ class Linear(Layer):
         # The weights once more, as few rows read them fastest.
         self.stored: Tensor | None = None
 
-    def forward(self, x: Float[Tensor, "*n inputs"] | LazyNorm) -> Float[Tensor, "*n outputs"]:
+    def forward(self, x: Normed) -> Float[Tensor, "*n outputs"]:
         return linear(x, self.weight, self.bias, self.stored)
 
-    def unsummed(self, x: Float[Tensor, "n inputs"]) -> Float[Tensor, "*parts n outputs"]:
-        """The product as a residual stream takes it: possibly in parts that are still to be added up."""
-        return unsummed_linear(x, self.weight, self.bias, self.stored)
-
     def activated(
-        self, x: Float[Tensor, "n inputs"] | LazyNorm, activation: Callable[[Tensor], Tensor], parts: int = 1
+        self, x: Normed, activation: Callable[[Tensor], Tensor], parts: int = 1
     ) -> Float[Tensor, "n results"]:
         """The activation of the product; of two parts side by side, that of the first times the second."""
         return activated_linear(x, self.weight, self.bias, activation, parts, self.stored)
@@ -50,6 +46,13 @@ class Linear(Layer):
         """Once filled: the weights in the layout that many rows are fastest with; `twice`: in one for few rows, too."""
         self.stored = for_few_rows(self.weight) if twice else None
         self.weight = nn.Parameter(pack(self.weight), requires_grad=False)
+
+
+class OutputLinear(Linear):
+    """The last projection of a block's mixer or MLP: its output goes into the residual stream and nowhere else."""
+
+    def forward(self, x: Float[Tensor, "n inputs"]) -> Addend:
+        return unsummed_linear(x, self.weight, self.bias, self.stored)
 
 
 class PackedLinear(Linear):
@@ -63,7 +66,7 @@ class PackedLinear(Linear):
         super().__init__(inputs, sum(parts.values()), bias)
         self.parts = parts
 
-    def split(self, x: Float[Tensor, "*n inputs"] | LazyNorm) -> tuple[Tensor, ...]:
+    def split(self, x: Normed) -> tuple[Tensor, ...]:
         return self(x).split(list(self.parts.values()), dim=-1)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
@@ -76,40 +79,62 @@ class PackedLinear(Linear):
             first += outputs
 
 
-@dataclass(frozen=True, slots=True)
-class Addend:
-    """A matrix whose product is added to others', times `factor`, as is its bias if it has one."""
+class JointLinear(Linear):
+    """Linears that read the same input, as one matmul. Each keeps its names in the checkpoint and fills its own rows.
 
-    inputs: int
-    factor: float = 1.0
-    bias: bool = False
-
-
-class JoinedLinear(Linear):
-    """The sum of products, as one with inputs side by side: `addends` maps their names in the checkpoint to them.
-
-    As with `PackedLinear`, the names are siblings of this module. Factors are folded into the weights.
+    `parts` maps the paths of the linears, beside this module, to them.
     """
 
-    def __init__(self, addends: dict[str, Addend], outputs: int) -> None:
-        biased = any(addend.bias for addend in addends.values())
-        super().__init__(sum(addend.inputs for addend in addends.values()), outputs, biased)
-        self.addends = addends
-
-    @property
-    def sizes(self) -> list[int]:
-        """Of the inputs of each."""
-        return [addend.inputs for addend in self.addends.values()]
+    def __init__(self, parts: dict[str, Linear]) -> None:
+        sizes = [len(part.weight) for part in parts.values()]
+        inputs = next(iter(parts.values())).weight.shape[1]
+        super().__init__(inputs, sum(sizes), any(part.bias is not None for part in parts.values()))
+        self.sizes = sizes
+        self.parts = parts
+        rows = self.weight.split(self.sizes)
+        biases = rows if self.bias is None else self.bias.zero_().split(self.sizes)
+        for part, weight, bias in zip(parts.values(), rows, biases, strict=True):
+            part.weight = nn.Parameter(weight, requires_grad=False)
+            if part.bias is not None:
+                part.bias = nn.Parameter(bias, requires_grad=False)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
-        siblings = parent_of(prefix)
+        for name, part in self.parts.items():
+            yield from sources(part, f"{parent_of(prefix)}{name}.")
+
+    def initialise(self, generator: torch.Generator) -> None:
+        for part in self.parts.values():
+            for name, parameter in part.named_parameters(recurse=False):
+                fill(name, parameter, generator)
+
+    def pack(self, twice: bool = False) -> None:
+        super().pack(twice)
+        # Their rows lie in the layout of the checkpoint, which is no longer needed.
+        self.parts = {}
+
+
+class SummedLinear(OutputLinear):
+    """The sum of linears, each times a factor, as one matmul over their inputs side by side.
+
+    `parts` maps the paths of the linears, beside this module, to them. Factors are folded into the weights.
+    """
+
+    def __init__(self, parts: dict[str, Linear], factors: list[float]) -> None:
+        sizes = [part.weight.shape[1] for part in parts.values()]
+        outputs = len(next(iter(parts.values())).weight)
+        super().__init__(sum(sizes), outputs, any(part.bias is not None for part in parts.values()))
+        self.sizes = sizes
+        self.factors = dict(zip(parts, factors, strict=True))
+        self.biased = [name for name, part in parts.items() if part.bias is not None]
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        around = parent_of(prefix)
         columns = self.weight.split(self.sizes, 1)
-        for (name, addend), target in zip(self.addends.items(), columns, strict=True):
-            yield Source(f"{siblings}{name}.weight", target, partial(weighed_sum, factors=[addend.factor]))
+        for (name, factor), target in zip(self.factors.items(), columns, strict=True):
+            yield Source(f"{around}{name}.weight", target, partial(weighed_sum, factors=[factor]))
         if self.bias is not None:
-            biases = {f"{siblings}{name}.bias": a.factor for name, a in self.addends.items() if a.bias}
-            first, *others = biases
-            add = partial(weighed_sum, factors=list(biases.values()))
+            first, *others = (f"{around}{name}.bias" for name in self.biased)
+            add = partial(weighed_sum, factors=[self.factors[name] for name in self.biased])
             yield Source(first, self.bias, add, companions=tuple(others))
 
 

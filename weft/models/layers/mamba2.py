@@ -12,15 +12,14 @@ from torch import Tensor, nn
 
 from weft.base.errors import ModelError
 from weft.kernels.batch import Batch
-from weft.kernels.norm import LazyNorm
 from weft.kernels.rotary import Rotation
 from weft.kernels.ssd import UNLIMITED, ssd, ssd_memory
 from weft.memory.device.store import RecurrentView, View
 from weft.models.config import shown
 from weft.models.layers.attention import DTYPE_NAMES
 from weft.models.layers.causal_conv import CausalConv
-from weft.models.layers.linear import Linear
-from weft.models.model import Mixer, Source, sources
+from weft.models.layers.linear import Linear, OutputLinear
+from weft.models.model import ProjectedMixer, Source, sources
 
 __all__ = ["UNLIMITED", "Mamba2", "Mamba2Shape", "head_dim_of", "time_step_limit"]
 
@@ -78,25 +77,20 @@ def time_step_limit(limit: list[Any]) -> tuple[float, float]:
     return low, high
 
 
-class Mamba2(Mixer):
-    """`norm` combines the scan's output with the gate; without one, they are multiplied.
+class Mamba2(ProjectedMixer):
+    """`norm` combines the scan's output with the gate; without one, they are multiplied."""
 
-    Where it does not project its input or its outcome itself, it is only ever asked to `mix_projected`.
-    """
-
-    def __init__(
-        self, shape: Mamba2Shape, norm: nn.Module | None, projects_in: bool = True, projects_out: bool = True
-    ) -> None:
+    def __init__(self, shape: Mamba2Shape, norm: nn.Module | None) -> None:
         super().__init__()
         self.shape = shape
-        self.in_proj = Linear(shape.hidden, sum(shape.sections), shape.in_bias) if projects_in else None
+        self.in_proj = Linear(shape.hidden, sum(shape.sections), shape.in_bias)
         self.conv1d = CausalConv(shape.conv_channels, shape.conv_width, shape.conv_bias, activation=True)
         # A, the bias of dt and D stay in float32 whatever the model's dtype: decays are products of many factors.
         self.A, self.dt_bias, self.D = (
             nn.Parameter(torch.empty(shape.heads, dtype=torch.float32), requires_grad=False) for _ in range(3)
         )
         self.norm = norm
-        self.out_proj = Linear(shape.inner, shape.hidden, shape.out_bias) if projects_out else None
+        self.out_proj = OutputLinear(shape.inner, shape.hidden, shape.out_bias)
         self.memory = ssd_memory(
             shape.heads,
             shape.head_dim,
@@ -105,28 +99,16 @@ class Mamba2(Mixer):
             shape.conv_channels,
             shape.conv_width,
             DTYPE_NAMES[shape.dtype],
-            lanes=torch.get_default_device().type == "cuda",
         )
 
-    def forward(
-        self,
-        x: Float[Tensor, "tokens hidden"] | LazyNorm,
-        rotation: Rotation | None,
-        batch: Batch,
-        views: tuple[View, ...],
-    ) -> Float[Tensor, "*parts tokens hidden"]:
-        assert self.in_proj is not None
-        assert self.out_proj is not None
-        return self.out_proj.unsummed(self.mix_projected(self.in_proj(x), batch, views))
-
-    def mix_projected(
+    def mix(
         self,
         projected: Float[Tensor, "tokens projected"],
+        rotation: Rotation | None,
         batch: Batch,
         views: tuple[View, ...],
         out: Float[Tensor, "tokens inner"] | None = None,
     ) -> Float[Tensor, "tokens inner"]:
-        """`projected` may be a slice of a wider product. `out`, if given, is filled and returned; it may be one too."""
         shape, view = self.shape, views[self.index]
         assert isinstance(view, RecurrentView)
         gate, mixed, step = projected.split_with_sizes(shape.sections, -1)

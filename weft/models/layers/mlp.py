@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.activation import gelu_tanh, squared_relu
-from weft.kernels.norm import LazyNorm
-from weft.models.layers.linear import Linear, PackedLinear
+from weft.kernels.stream import Addend, Normed
+from weft.models.layers.linear import Linear, OutputLinear, PackedLinear
 from weft.models.model import Layer
 
 # By the names that configurations give them (`hidden_act`).
@@ -25,7 +24,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class GatedMLP(Layer):
-    """down(activation(gate(x)) * up(x)); gate and up are one product. `names` are those of the checkpoint."""
+    """down(activation(gate(x)) * up(x)); gate and up are one matmul.
+
+    `names` are those of the checkpoint: of both, or of one matrix that holds gate and up.
+    """
 
     def __init__(
         self,
@@ -33,29 +35,27 @@ class GatedMLP(Layer):
         inner: int,
         activation: str = "silu",
         bias: bool = False,
-        names: tuple[str, str] = ("gate_proj", "up_proj"),
+        names: tuple[str, ...] = ("gate_proj", "up_proj"),
     ) -> None:
         super().__init__()
-        self.gate_up = PackedLinear(hidden, dict.fromkeys(names, inner), bias)
-        self.down_proj = Linear(inner, hidden, bias)
+        self.gate_up = PackedLinear(hidden, dict.fromkeys(names, 2 * inner // len(names)), bias)
+        self.down_proj = OutputLinear(inner, hidden, bias)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x: Float[Tensor, "n hidden"] | LazyNorm) -> Float[Tensor, "*parts n hidden"]:
-        return self.down_proj.unsummed(self.gate_up.activated(x, self.activation, parts=2))
+    def forward(self, x: Normed) -> Addend:
+        return self.down_proj(self.gate_up.activated(x, self.activation, parts=2))
 
 
 class PlainMLP(Layer):
-    """down(activation(up(x))): Nemotron-H."""
+    """down(activation(up(x))): Nemotron-H. Its output goes into the stream, or is whole if `into_stream` is false."""
 
-    def __init__(self, hidden: int, inner: int, activation: str = "relu2", bias: bool = False) -> None:
+    def __init__(
+        self, hidden: int, inner: int, activation: str = "relu2", bias: bool = False, into_stream: bool = True
+    ) -> None:
         super().__init__()
         self.up_proj = Linear(hidden, inner, bias)
-        self.down_proj = Linear(inner, hidden, bias)
+        self.down_proj = (OutputLinear if into_stream else Linear)(inner, hidden, bias)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x: Float[Tensor, "n hidden"] | LazyNorm) -> Float[Tensor, "*parts n hidden"]:
-        return self.down_proj.unsummed(self.up_proj.activated(x, self.activation))
-
-    def summed(self, x: Float[Tensor, "n hidden"]) -> Float[Tensor, "n hidden"]:
-        """For whom a product in parts is no use."""
+    def forward(self, x: Normed) -> Addend:
         return self.down_proj(self.up_proj.activated(x, self.activation))

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from weft.kernels.moe import Routing, Shared, experts, gated, plain
-from weft.kernels.norm import LazyNorm
+from weft.kernels.stream import Normed
 from weft.models.layers.linear import Linear
 from weft.models.layers.mlp import ACTIVATIONS
 from weft.models.model import Layer, Source
@@ -41,7 +41,7 @@ class Experts(Layer):
 
     def forward(
         self,
-        x: Float[Tensor, "tokens hidden"] | LazyNorm,
+        x: Normed,
         weights: Float[Tensor, "tokens k"],
         chosen: Int[Tensor, "tokens k"],
         shared: Shared | None = None,
@@ -67,5 +67,5 @@ class SparseMLP(Layer):
         self.experts = experts
         self.route = route
 
-    def forward(self, x: Float[Tensor, "tokens hidden"] | LazyNorm) -> Float[Tensor, "tokens hidden"]:
+    def forward(self, x: Normed) -> Float[Tensor, "tokens hidden"]:
         return self.experts(x, *self.route(self.gate(x)))

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.norm import Change, add_and_norm, gated_rms_norm, rms_norm, rms_norm_heads
+from weft.kernels.norm import gated_rms_norm, rms_norm
 from weft.models.layers.linear import parent_of
 from weft.models.model import Layer, Source
 
@@ -30,32 +30,22 @@ class RMSNorm(Layer):
     def forward(self, x: Float[Tensor, "*n size"]) -> Float[Tensor, "*n size"]:
         return rms_norm(x, self.weight, self.eps)
 
-    def join(
-        self, x: Float[Tensor, "n size"], changes: list[Change]
-    ) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:
-        """x with all changes, and the norm of that."""
-        return add_and_norm(x, changes, self.weight, self.eps)
-
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "weight", self.weight, one_plus if self.zero_centred else None)
 
 
 class QueryKeyNorm(Layer):
-    """The norms of queries and keys, head by head, in one pass over both.
+    """The weights of queries' and keys' norms, head by head: attention applies both in one pass.
 
     A sibling of `q_norm` and `k_norm` in the checkpoint, each of `head_dim` weights.
     """
 
-    def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float, zero_centred: bool = False) -> None:
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, zero_centred: bool = False) -> None:
         super().__init__()
-        self.eps = eps
         self.heads = heads
         self.zero_centred = zero_centred
         dtype = torch.float32 if zero_centred else None
         self.weight = nn.Parameter(torch.empty(heads + kv_heads, head_dim, dtype=dtype), requires_grad=False)
-
-    def forward(self, x: Float[Tensor, "tokens heads head_dim"]) -> Float[Tensor, "tokens heads head_dim"]:
-        return rms_norm_heads(x, self.weight, self.eps)
 
     def initialise(self, generator: torch.Generator) -> None:
         self.weight.fill_(1.0)
@@ -66,6 +56,27 @@ class QueryKeyNorm(Layer):
         shape = (self.weight.shape[1],)
         yield Source(f"{siblings}q_norm.weight", self.weight[: self.heads], transform, shape)
         yield Source(f"{siblings}k_norm.weight", self.weight[self.heads :], transform, shape)
+
+
+class AcrossHeadsNorm(Layer):
+    """The norms of queries and keys, each over all its heads together; checkpoint names as of `QueryKeyNorm`."""
+
+    def __init__(self, queries: int, keys: int, eps: float) -> None:
+        super().__init__()
+        self.sizes, self.eps = [queries, keys], eps
+        self.weight = nn.Parameter(torch.empty(queries + keys), requires_grad=False)
+
+    def forward(self, projected: Float[Tensor, "tokens projected"]) -> Float[Tensor, "tokens projected"]:
+        """Norm the queries and keys with which `projected` begins."""
+        queries, keys = self.sizes
+        parts = projected.split_with_sizes([queries, keys, projected.shape[1] - queries - keys], -1)
+        weights = self.weight.split(self.sizes)
+        normed = (rms_norm(part.contiguous(), weight, self.eps) for part, weight in zip(parts, weights))
+        return torch.cat([*normed, parts[2]], -1)
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        for name, weight in zip(("q_norm", "k_norm"), self.weight.split(self.sizes)):
+            yield Source(f"{parent_of(prefix)}{name}.weight", weight)
 
 
 class GatedRMSNorm(Layer):

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.moe import Routing, Shared
-from weft.kernels.norm import LazyNorm
+from weft.kernels.stream import Normed
 from weft.models.layers.linear import PackedLinear
 from weft.models.layers.moe import Experts
 from weft.models.model import Layer
@@ -41,7 +41,7 @@ class SharedSparseMLP(Layer):
         self.experts = experts
         self.route = route
 
-    def forward(self, x: Float[Tensor, "tokens hidden"] | LazyNorm) -> Float[Tensor, "tokens hidden"]:
+    def forward(self, x: Normed) -> Float[Tensor, "tokens hidden"]:
         logits, opening, gate, up = self.packed(x).split_with_sizes(self.sizes, -1)
         shared = Shared(gate, up, self.second.weight, opening if self.sizes[1] else None)
         return self.experts(x, *self.route(logits), shared)

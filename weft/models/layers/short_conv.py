@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from weft.kernels.batch import Batch
 from weft.kernels.causal_conv import short_conv_memory
-from weft.kernels.norm import LazyNorm
 from weft.kernels.rotary import Rotation
+from weft.kernels.stream import Addend, Normed
 from weft.memory.device.store import RecurrentView, View
 from weft.models.layers.attention import DTYPE_NAMES
 from weft.models.layers.causal_conv import CausalConv
-from weft.models.layers.linear import Linear
+from weft.models.layers.linear import Linear, OutputLinear
 from weft.models.model import Mixer
 
 
@@ -24,16 +22,16 @@ class ShortConv(Mixer):
         super().__init__()
         self.in_proj = Linear(hidden, 3 * hidden, bias)
         self.conv = CausalConv(hidden, width, bias, activation=False)
-        self.out_proj = Linear(hidden, hidden, bias)
+        self.out_proj = OutputLinear(hidden, hidden, bias)
         self.memory = short_conv_memory(hidden, width, DTYPE_NAMES[dtype])
 
     def forward(
         self,
-        x: Float[Tensor, "tokens hidden"] | LazyNorm,
+        x: Normed,
         rotation: Rotation | None,
         batch: Batch,
         views: tuple[View, ...],
-    ) -> Float[Tensor, "*parts tokens hidden"]:
+    ) -> Addend:
         view = views[self.index]
         assert isinstance(view, RecurrentView)
-        return self.out_proj.unsummed(self.conv.gated(x, self.in_proj, batch, view))
+        return self.out_proj(self.conv.gated(x, self.in_proj, batch, view))

@@ -23,16 +23,13 @@ def _marked_calls(reader: Reader, ends: tuple[str, ...]) -> Reading:
     yield from json_calls(reader)
     yield from reader.skip(SPACE)
     if ends:
-        reader.place += len((yield from reader.sees(*ends)))
+        yield from reader.pass_by(*ends)
 
 
 def bare(reader: Reader, tag: str, known: Collection[str] | None) -> Reading:
     """Calls after a tag, or an answer that is nothing but calls of known tools from its first character on."""
-    start = reader.place
-    if (yield from reader.skip(SPACE)) == "{":
-        yield from reader.attempt(reader.text[start : reader.place], json_calls(reader, known, strict=True))
-    else:
-        reader.place = start
+    if (yield from reader.skip(SPACE, reader.content)) == "{":
+        yield from reader.attempt("", json_calls(reader, known, strict=True))
     while marker := (yield from reader.skip_to((tag,), reader.content)):
         yield from reader.attempt(marker, json_calls(reader))
 

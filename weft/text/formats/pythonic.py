@@ -17,8 +17,8 @@ _ESCAPES |= {character: character for character in "\\'\"/"}
 # Escapes by number, and how many digits they have.
 _CODES = {"x": 2, "u": 4, "U": 8}
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
-# More digits than this are no number that anybody meant.
-_MAX_DIGITS = 400
+# Longer words are neither a name nor a number.
+_MAX_WORD = 400
 
 Positions = Mapping[str, Sequence[str]]
 
@@ -32,7 +32,7 @@ def between(reader: Reader, start: str, end: str, positions: Positions) -> Readi
 def _marked_calls(reader: Reader, end: str, positions: Positions) -> Reading:
     yield from python_or_json(reader, positions)
     yield from reader.skip(SPACE)
-    reader.place += len((yield from reader.sees(end)))
+    yield from reader.pass_by(end)
 
 
 def fenced(reader: Reader, positions: Positions) -> Reading:
@@ -45,7 +45,7 @@ def fenced(reader: Reader, positions: Positions) -> Reading:
 def _fenced_calls(reader: Reader, positions: Positions) -> Reading:
     yield from python_or_json(reader, positions, strict=True)
     yield from reader.skip(SPACE)
-    reader.place += len((yield from reader.sees("```")))
+    yield from reader.pass_by("```")
 
 
 def python_or_json(reader: Reader, positions: Positions, strict: bool = False) -> Reading:
@@ -167,13 +167,15 @@ def _word(reader: Reader) -> Generator[None, None, str]:
     while (character := (yield from reader.peek())) and (character.isalnum() or character in "_.-+"):
         found.append(character)
         reader.place += 1
+        if len(found) > _MAX_WORD:
+            raise Malformed
     return "".join(found)
 
 
 def _constant(word: str) -> Any:
     if word in _WORDS:
         return _WORDS[word]
-    if not word or len(word) > _MAX_DIGITS:
+    if not word or len(word) > _MAX_WORD:
         raise Malformed
     for kind in (int, float):
         try:

@@ -1,0 +1,255 @@
+"""What reads client text, model output or model files takes linear time, whatever the text is.
+
+Each entry makes a hostile text of a size. A hundred texts of one size are compared with one text that is a hundred
+times longer: linear work takes as long for both, quadratic work a hundred times as long for the long one. Ten times
+fail, so the machine's noise decides nothing; only the processor time of the test's own thread is counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import thread_time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import tiny_model
+from weft import builtin
+from weft.base.errors import RequestError
+from weft.base.grammar import Grammar
+from weft.base.sampling import SamplingParams
+from weft.engine.request import Request
+from weft.server.codec import Frames
+from weft.server.errors import param_of
+from weft.server.limits import check_depth, decode, wrong_type
+from weft.server.metrics import Metrics
+from weft.server.openai_responses import ResponsesRequest, messages_of
+from weft.server.runs import Followed
+from weft.server.settings import Limits
+from weft.text.answer import Answer
+from weft.text.grammar import as_lark, source_of, terminal_depth
+from weft.text.nesting import nesting
+from weft.text.parsing import TextParser
+from weft.text.parts import Part, joined
+from weft.text.reader import Reader
+from weft.text.reasoning import REASONING, reasoning_for
+from weft.text.stops import StopStrings
+from weft.text.template import ChatTemplate
+from weft.text.tokenizer import load_tokenizer
+from weft.text.tool_grammar import tool_grammar
+from weft.text.tools import FORMATS, parser_for
+
+TIMES = 100
+# Of the long text. Old code needed seconds for one of these.
+SIZE = 20_000
+LIMITS = Limits()
+TINY = tiny_model.tokenizer()
+SMALL = load_tokenizer(Path(builtin.place_of(None)))
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
+
+Work = Callable[[Any], object]
+Make = Callable[[int], Any]
+
+
+def repeated(piece: str, before: str = "", after: str = "") -> Make:
+    return lambda size: before + piece * (size // len(piece)) + after
+
+
+def sent(piece: str, before: str = "", after: str = "") -> Make:
+    return lambda size: (before + piece * (size // len(piece)) + after).encode()
+
+
+def in_pieces(feed: Callable[[str], object], text: str) -> None:
+    for character in text:
+        feed(character)
+
+
+def parsed(make: Callable[[], TextParser]) -> Work:
+    def work(text: str) -> None:
+        parser = make()
+        parser.feed(text)
+        parser.finish()
+
+    return work
+
+
+def rendered(template: str) -> Work:
+    found = ChatTemplate(template)
+    return lambda text: found.render([{"role": "user", "content": text}])
+
+
+def followed(tokens: list[int]) -> None:
+    """Streams an answer whose offsets are asked for with every token."""
+    request = Request(np.array([1], np.int32), SamplingParams(max_tokens=1 << 20))
+    stream: Any = SimpleNamespace(report=None)
+    answer = Answer(request.params, TINY.detokenizer())
+    sequence = Followed(0, request, answer, stream, Metrics().meter())
+    for token in tokens:
+        sequence.take([SimpleNamespace(token=token, finish=None, logprob=None)], None)  # type: ignore[list-item]
+        sequence.begins(1)
+
+
+def cut_into_frames(data: bytes) -> None:
+    frames = Frames()
+    for start in range(0, len(data), 64):
+        frames.feed(data[start : start + 64])
+
+
+def frames(size: int) -> bytes:
+    return (4).to_bytes(4, "big") * (size // 8) * 2
+
+
+def calls(size: int) -> ResponsesRequest:
+    items = [{"type": "function_call", "call_id": "c", "name": "f"}] * (size // 20)
+    return decode(json.dumps({"input": items}).encode(), ResponsesRequest, LIMITS)
+
+
+def wide_tool(size: int) -> dict[str, Any]:
+    names = [f"p{number}" for number in range(size // 40)]
+    return {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"properties": {name: {} for name in names}, "required": names}},
+    }
+
+
+def chain(size: int) -> str:
+    """Rules of which each names the next one."""
+    count = size // 12
+    return "root ::= r0\n" + "".join(f"r{n} ::= r{n + 1}\n" for n in range(count)) + f'r{count} ::= "x"\n'
+
+
+BODY = '{"x":[' + "[]," * 70
+DEPTH = lambda body: check_depth(body, 64)  # noqa: E731
+BROKEN = lambda body: decode(body, ResponsesRequest, LIMITS)  # noqa: E731
+TABLE: dict[str, tuple[Work, Make]] = {
+    # bodies
+    "depth: string without an end": (DEPTH, sent('\\"', BODY + '"')),
+    "depth: one long string": (DEPTH, sent("a", BODY + '"', '"')),
+    "depth: backslashes": (DEPTH, sent("\\", BODY + '"')),
+    "depth: quotes": (DEPTH, sent('"', BODY)),
+    "depth: brackets": (DEPTH, sent("[]", BODY)),
+    "body: string without an end": (BROKEN, sent('\\"', BODY + '"')),
+    "body: brackets": (BROKEN, sent("[],", '{"input":[')),
+    "error: backticks": (wrong_type, repeated("`$", "Expected x - at ")),
+    "error: places": (wrong_type, repeated(" - at ", "Expected x")),
+    "error: field": (lambda text: param_of(RequestError(text)), repeated("a")),
+    "error: fields": (lambda text: param_of(RequestError(text)), repeated(".a_")),
+    "error: indices": (lambda text: param_of(RequestError(text)), repeated("[1]", "a")),
+    "responses: calls": (messages_of, calls),
+    "frames": (cut_into_frames, frames),
+    # grammars
+    "schema: string without an end": (lambda text: nesting(text.encode()), repeated('\\"', '{"a":"')),
+    "tools: required": (lambda tool: tool_grammar("lfm2", [tool]), wide_tool),
+    "lark: texts": (lambda text: source_of(Grammar("lark", text)), repeated('"', "start: ", "")),
+    "gbnf: rules in a chain": (lambda text: as_lark(text, "grammar"), chain),
+    "gbnf: comments": (lambda text: as_lark(text, "grammar"), repeated("#\n", 'root ::= "x"\n')),
+    "gbnf: groups": (lambda text: as_lark(text, "grammar"), repeated("(a)", "a ::= [a]\nroot ::= ")),
+    "choices": (lambda text: source_of(Grammar("choice", json.dumps([text[:2000]] * 9))), repeated("(")),
+    "regex": (lambda text: source_of(Grammar("regex", text[:4000])), repeated("(")),
+    # answers
+    "stops": (lambda text: in_pieces(StopStrings(("a" * 500 + "b", "aab")).feed, text), repeated("a")),
+    "parts": (joined, lambda size: [Part("content", "a")] * size),
+    "offsets": (followed, lambda size: [97] * size),
+    "half characters": (lambda tokens: TINY.decode(tokens), lambda size: [0xE2] * size),
+    # models' files
+    "tokenizer: one word": (SMALL.encode, repeated("a")),
+    "tokenizer: spaces": (SMALL.encode, repeated(" ")),
+    "tokenizer: lines": (SMALL.encode, repeated("\n ")),
+    "tokenizer: digits": (SMALL.encode, repeated("1 ")),
+    "template: content": (rendered("{{ messages[0].content | trim | replace('a', 'b') }}"), repeated(" a")),
+}
+for _name, _piece in {
+    "newlines": "\n",
+    "spaces": " ",
+    "tabs": "\t",
+    "space, newline": " \n",
+    "newline, space": "\n ",
+    "newline, tab, space": "\n\t ",
+    "carriage returns": "\r\n",
+    "names": "A\n",
+    "one name": "A",
+    "digits": "A.1\n",
+    "attributes": "A[",
+    "attributes in lines": "A [\n",
+    "dashes": "A.-",
+    "colons": "A :\n",
+}.items():
+    TABLE[f"terminals: {_name}"] = terminal_depth, repeated(_piece)
+    TABLE[f"lark: {_name}"] = (lambda text: as_lark(text, "grammar")), repeated(_piece, "::=")
+for _piece in ("%(", "%", "%0", "%(a)", "(", "{", "{:", "{:1", "{}", ":", "%1.", "1"):
+    TABLE[f"format: {_piece}"] = rendered("{{ messages[0].content % 1 }}"), repeated(_piece, "{%(%")
+    TABLE[f"braces: {_piece}"] = rendered("{{ messages[0].content.format(1) }}"), repeated(_piece, "{:")
+HOSTILE = {"spaces": " ", "newlines": "\n", "brackets": "[", "braces": "{", "quotes": '"', "words": "a ", "less": "<"}
+MARKERS = {form: (FORMATS[form].markers or ("```tool_code",))[0] for form in FORMATS}
+for _form, _marker in MARKERS.items():
+    _work = parsed(lambda form=_form: parser_for(form, [TOOL]))
+    for _name, _piece in (
+        HOSTILE | {"markers": _marker, "calls": _marker + '{"name": "f", "arguments": {"a": "'}
+    ).items():
+        TABLE[f"{_form}: {_name}"] = _work, repeated(_piece, _marker)
+    TABLE[f"{_form}: arguments"] = _work, repeated("[", _marker + '{"name": "f", "arguments": {"a": ')
+    TABLE[f"{_form}: string"] = _work, repeated("a", _marker + "[f(), f(a='")
+for _form in REASONING:
+    for _name, _piece in HOSTILE.items():
+        TABLE[f"{_form} thoughts: {_name}"] = (
+            parsed(lambda form=_form: reasoning_for(form)),
+            repeated(_piece, "<think>"),
+        )
+
+
+def seconds(work: Work, value: Any, times: int) -> float:
+    began = thread_time()
+    for _ in range(times):
+        with suppress(RequestError):
+            work(value)
+    return thread_time() - began
+
+
+def growth(work: Work, make: Make, size: int = SIZE) -> float:
+    """Return how much longer one long text takes than as many characters in a hundred short ones."""
+    short, long = make(size // TIMES), make(size)
+    # The better of two: nothing makes a processor faster than it is.
+    few, many = (min(seconds(work, value, times) for _ in range(2)) for value, times in ((short, TIMES), (long, 1)))
+    # Below a millisecond for each thousand characters there is nothing to protect.
+    return many / max(few, size * 1e-8)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_time_grows_with_the_text_and_not_with_its_square(name):
+    assert growth(*TABLE[name]) < 10
+
+
+@pytest.mark.parametrize("form", [*FORMATS, *REASONING])
+@pytest.mark.parametrize("piece", [*HOSTILE.values(), "f", "\\", "'"])
+def test_a_parser_keeps_nothing_that_it_has_read(form, piece):
+    """Text is appended with every token: what is kept is copied as often. Only a call that may be none is held."""
+    for before in (
+        "",
+        "<think>",
+        "a",
+        MARKERS.get(form, ""),
+        MARKERS.get(form, "") + '{"name": "f", "arguments": {"a": "',
+    ):
+        reader = Reader()
+        if form in FORMATS:
+            parser = TextParser(reader, FORMATS[form].read(reader, [TOOL]))
+        else:
+            parser = reasoning_for(form, reader=reader)
+        parser.feed(before)
+        kept = 0
+        for _ in range(500):
+            parser.feed(piece)
+            kept = max(kept, len(reader.text) - reader.held)
+        assert kept <= 2 * len(before) + 64, before
+
+
+def test_quadratic_time_would_be_seen():
+    import re
+
+    strings = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+    assert growth(lambda body: sum(1 for _ in strings.finditer(body)), sent('\\"', BODY + '"'), 8000) > 10

@@ -1,0 +1,99 @@
+"""OLMo-Hybrid: Gated DeltaNet with norms before its parts; every few layers attention with norms behind its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from weft.kernels.batch import Batch
+from weft.kernels.rotary import Rotation
+from weft.kernels.stream import Residual
+from weft.memory.device.store import View
+from weft.models.config import Config
+from weft.models.decoder import Block, DecoderModel, attention_shape, frame, gated_mlp
+from weft.models.layers.attention import Attention
+from weft.models.layers.gated_delta_net import GatedDeltaNet, GatedDeltaShape
+from weft.models.layers.linear import PackedLinear
+from weft.models.layers.norm import RMSNorm
+from weft.models.layers.rotary import Rotary
+from weft.models.model import Layer
+
+LAYER_TYPES = {"linear_attention": "delta", "full_attention": "attention"}
+# Published checkpoints store the convolution over queries, keys and values as three.
+CONVOLUTIONS = ("q_conv1d", "k_conv1d", "v_conv1d")
+# Of the norm behind the delta rule, whatever the configuration says of the others.
+DELTA_NORM_EPS = 1e-5
+
+
+class OlmoHybrid(DecoderModel):
+    renames: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"\.linear_attn\.o_norm\.", ".self_attn.norm."),
+        (r"\.linear_attn\.o_proj\.", ".self_attn.out_proj."),
+        (r"\.linear_attn\.", ".self_attn."),
+        (r"\.attention_layer_norm\.", ".input_layernorm."),
+        (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
+    )
+
+    def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
+        config = Config(fields)
+        hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
+        config.choice("hidden_act", among=("silu",), default="silu")
+        count = config.integer("num_hidden_layers")
+        default = ["full_attention" if number % 4 == 3 else "linear_attention" for number in range(count)]
+
+        def block(kind: str) -> Layer:
+            if kind == "delta":
+                return Block(delta(config, dtype), gated_mlp(config), hidden, eps)
+            bias = config.flag("attention_bias", default=False)
+            shape = attention_shape(config, dtype, bias=bias, output_bias=bias, norm_eps=eps, norm_across_heads=True)
+            return PostNormBlock(Attention(shape), gated_mlp(config), hidden, eps)
+
+        blocks: list[nn.Module] = [block(kind) for kind in config.layer_types(LAYER_TYPES, default=default)]
+        decoder = frame(config, blocks, Rotary(config.rotary(), dtype) if rotates(config) else None)
+        super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
+
+
+class PostNormBlock(Layer):
+    """x + norm(mixer(x)), then x + norm(mlp(x)): what is added is normed, not what is read."""
+
+    def __init__(self, mixer: nn.Module, mlp: nn.Module, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.self_attn = mixer
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.mlp = mlp
+        self.post_feedforward_layernorm = RMSNorm(hidden, eps)
+
+    def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
+        stream.add(self.self_attn(stream.total(), rotation, batch, views), norm=self.post_attention_layernorm)
+        stream.add(self.mlp(stream.total()), norm=self.post_feedforward_layernorm)
+
+
+def delta(config: Config, dtype: torch.dtype) -> GatedDeltaNet:
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    key_heads = config.integer("linear_num_key_heads", default=heads)
+    key_dim = config.integer("linear_key_head_dim", default=int(0.75 * hidden / key_heads))
+    shape = GatedDeltaShape(
+        hidden=hidden,
+        key_heads=key_heads,
+        key_dim=key_dim,
+        value_heads=config.integer("linear_num_value_heads", default=heads),
+        value_dim=config.integer("linear_value_head_dim", default=2 * key_dim),
+        conv_width=config.integer("linear_conv_kernel_dim", default=4, minimum=2),
+        eps=DELTA_NORM_EPS,
+        dtype=dtype,
+        # Rates of correction beyond one turn a key's content around: eigenvalues below zero.
+        most_correction=2.0 if config.flag("linear_allow_neg_eigval", default=True) else 1.0,
+    )
+    sizes = [shape.keys, shape.keys, shape.values, shape.values, shape.value_heads, shape.value_heads]
+    names = ["q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"]
+    return GatedDeltaNet(shape, PackedLinear(hidden, dict(zip(names, sizes))), CONVOLUTIONS)
+
+
+def rotates(config: Config) -> bool:
+    """Return whether positions are rotated into queries and keys: published checkpoints set no `rope_theta`."""
+    parameters = config.fields.get("rope_parameters")
+    given = parameters.get("rope_theta") if isinstance(parameters, Mapping) else config.fields.get("rope_theta")
+    return given is not None

@@ -1,0 +1,163 @@
+"""The outermost layer: every request gets an id, and one line in the log when all of its answer is out.
+
+Routes and layers below leave what they know in the request's `Record`; nothing here runs for each token.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from weft.server.auth import Tenant
+from weft.server.errors import GONE
+from weft.server.logs import log_fields
+from weft.server.metrics import OTHER, Metrics
+from weft.server.runs import Run
+from weft.server.sse import DIRECT, DISCONNECT, ERROR
+
+log = logging.getLogger("weft.access")
+
+REQUEST_ID = b"x-request-id"
+_WELL_FORMED = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+class Record:
+    """What is known of one request. `run` holds its tokens and times, `end` why it ended if not by the run itself."""
+
+    __slots__ = ("client", "end", "id", "method", "path", "run", "started", "status", "tenant")
+
+    def __init__(self, scope: Scope, started: float) -> None:
+        self.id = request_id(scope["headers"])
+        self.started = started
+        client = scope.get("client")
+        self.client = client[0] if client else None
+        self.method = scope["method"] if scope["method"] in METHODS else OTHER
+        self.path: str = scope["path"]
+        self.tenant: Tenant | None = None
+        self.status: int | None = None
+        self.run: Run | None = None
+        self.end: str | None = None
+
+    def ended(self, how: str) -> None:
+        self.end = how
+
+    def note(self, error: Exception) -> None:
+        """Name the request in the traceback, if the error gets into the log."""
+        error.add_note(f"request {self.id}")
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers of every answer, errors and streams included."""
+        limits = [] if self.tenant is None else self.tenant.account.headers()
+        return [(REQUEST_ID, self.id.encode()), *limits]
+
+    def fields(self, route: str, now: float) -> dict[str, Any]:
+        """The line of the log. No text of the client's but an id of harmless characters."""
+        found = {
+            "id": self.id,
+            "key": None if self.tenant is None else self.tenant.name,
+            "client": self.client,
+            "method": self.method,
+            "route": route,
+            "status": self.status,
+        }
+        found |= self._of_run() if self.run is not None else NO_RUN
+        return found | {"total_ms": _milliseconds(now - self.started), "end": self._end()}
+
+    def _of_run(self) -> dict[str, Any]:
+        assert self.run is not None
+        used, first = self.run.used(), self.run.first_token_seconds
+        return {
+            "tokens_in": used.prompt,
+            "tokens_cached": used.cached,
+            "tokens_out": used.generated,
+            "queue_ms": _milliseconds(self.run.queued_seconds),
+            "first_token_ms": None if first is None else _milliseconds(first - self.started),
+        }
+
+    def _end(self) -> str | None:
+        if self.end is None and self.status is not None and self.status >= 400:
+            return DISCONNECT if self.status == GONE else ERROR
+        finish = None if self.run is None else self.run.finish
+        return self.end or (None if finish is None else str(finish))
+
+
+NO_RUN = dict.fromkeys(("tokens_in", "tokens_cached", "tokens_out", "queue_ms", "first_token_ms"))
+
+
+class Access:
+    """Wraps the whole application, so that no answer leaves without an id and a count."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Sequence[Route],
+        metrics: Metrics,
+        logs: bool,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._app = app
+        self._route = RouteNames(routes)
+        self._metrics = metrics
+        self._logs = logs
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = Record(scope, self._clock())
+        scope.setdefault("state", {})["record"] = record
+
+        async def begin(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                self._metrics.answered(record.method, self._route(record.path), message["status"])
+                message = {**message, "headers": [*message["headers"], *record.headers()]}
+            await send(message)
+
+        # Streams of thousands of tokens a second go this way, past all that has seen them begin.
+        scope[DIRECT] = send
+        try:
+            await self._app(scope, receive, begin)
+        finally:
+            if self._logs:
+                log_fields(log, "request", record.fields(self._route(record.path), self._clock()))
+
+
+class RouteNames:
+    """Finds the pattern of the route that a path belongs to. What a client wrote never becomes a name."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._plain = frozenset(route.path for route in routes)
+        self._patterns = [
+            (route.path_regex, re.sub(r":\w+}", "}", route.path)) for route in routes if "{" in route.path
+        ]
+
+    def __call__(self, path: str) -> str:
+        if path in self._plain:
+            return path
+        return next((name for pattern, name in self._patterns if pattern.match(path)), OTHER)
+
+
+def request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """The client's own id if it is short and harmless, else a new one.
+
+    >>> request_id([(b"x-request-id", b"job-7")]), len(request_id([(b"x-request-id", b"a b")]))
+    ('job-7', 32)
+    """
+    for name, value in headers:
+        if name == REQUEST_ID and _WELL_FORMED.fullmatch(value):
+            return value.decode()
+    return secrets.token_hex(16)
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 1)

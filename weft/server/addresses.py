@@ -1,0 +1,104 @@
+"""Addresses of clients: which proxies may name them, and what one client's share of the connections is counted by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from weft.base.errors import OptionError
+
+# How `--trusted-proxy` names the peers of a Unix socket, which have no address.
+UNIX = "unix"
+# A proxy chain is short; what lies further to the left was written by the client.
+MAX_HOPS = 16
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class TrustedProxies:
+    """Proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed.
+
+    >>> proxies = TrustedProxies(["10.0.0.0/8"])
+    >>> headers = [(b"x-forwarded-for", b"6.6.6.6, 9.9.9.9"), (b"x-forwarded-for", b"10.0.0.7")]
+    >>> proxies.client("10.1.2.3", headers), proxies.client("8.8.8.8", headers)
+    ('9.9.9.9', None)
+    """
+
+    def __init__(self, given: Iterable[str]) -> None:
+        self._unix = False
+        self._networks: list[IPv4Network | IPv6Network] = []
+        for text in given:
+            if text == UNIX:
+                self._unix = True
+                continue
+            try:
+                self._networks.append(ip_network(text))
+            except ValueError:
+                raise OptionError(
+                    f"trusted_proxy must be an address, a network such as 10.0.0.0/8 or {UNIX!r}, got {text!r}"
+                ) from None
+
+    def trusts(self, peer: str | None) -> bool:
+        """Return whether the peer of a connection is such a proxy; None is the peer of a Unix socket."""
+        if peer is None:
+            return self._unix
+        address = parse(peer) if self._networks else None
+        return address is not None and any(address in network for network in self._networks)
+
+    def client(self, peer: str | None, headers: Headers) -> str | None:
+        """Return the address that a trusted proxy vouches for: the rightmost hop that is no such proxy itself.
+
+        None: the peer is no trusted proxy, or it named no client.
+        """
+        if not self.trusts(peer):
+            return None
+        forwarded = b",".join(value for name, value in headers if name == b"x-forwarded-for")
+        for hop in reversed(forwarded.decode("latin-1").rsplit(",", MAX_HOPS)[-MAX_HOPS:]):
+            address = parse(hop.strip())
+            if address is None:
+                return None
+            if not any(address in network for network in self._networks):
+                return str(address)
+        return None
+
+    def scheme(self, peer: str | None, headers: Headers) -> str | None:
+        """Return the scheme that the client used with a trusted proxy, if the proxy says so."""
+        if self.trusts(peer):
+            for name, value in headers:
+                if name == b"x-forwarded-proto" and value in (b"http", b"https"):
+                    return value.decode()
+        return None
+
+
+def parse(text: str) -> IPv4Address | IPv6Address | None:
+    """Return an address; one of IPv4 that came over an IPv6 socket as what it is.
+
+    >>> parse("::ffff:10.0.0.1"), parse("[::1]:80"), parse("unknown")
+    (IPv4Address('10.0.0.1'), IPv6Address('::1'), None)
+    """
+    text = text.strip()
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def share_of(address: str | None) -> str | None:
+    """Return the key that the bound per address counts by; None for loopback and Unix sockets, which have no bound.
+
+    A host with IPv6 has a network of 64 bits to choose addresses from, so the network is what counts.
+
+    >>> share_of("9.9.9.9"), share_of("2001:db8::1:2"), share_of("127.0.0.2"), share_of("::1"), share_of(None)
+    ('9.9.9.9', '2001:db8::/64', None, None, None)
+    """
+    found = None if address is None else parse(address.partition("%")[0])
+    if found is None or found.is_loopback:
+        return None
+    if isinstance(found, IPv6Address):
+        return str(IPv6Network((int(found) >> 64 << 64, 64)))
+    return str(found)

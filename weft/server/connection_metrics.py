@@ -1,0 +1,29 @@
+"""What the book of connections counts, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from weft.server.connections import Connections
+
+# Bounds that a new connection can meet; descriptors can run out before any of them is reached.
+BOUNDS = ("total", "address", "descriptors")
+
+
+class ConnectionCollector:
+    """A server's connections as metrics."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("weft_connections", "Connections of clients that are open", len(self._connections))
+        yield GaugeMetricFamily("weft_connections_limit", "Connections that may be open", self._connections.bound)
+        crowded = CounterMetricFamily(
+            "weft_connections_crowded", "How often a new connection met a bound, by bound", labels=["bound"]
+        )
+        for bound in BOUNDS:
+            crowded.add_metric([bound], self._connections.crowded[bound])
+        yield crowded

@@ -1,0 +1,42 @@
+"""How the answers of a run reach their client, whichever API asked: as one body or as a stream of events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.server.access import Record
+from weft.server.front import Front
+from weft.server.runs import Run
+from weft.server.sse import DONE, EventStream, Silence, error_event, while_connected
+
+
+async def deliver(
+    front: Front,
+    request: Request,
+    run: Run,
+    events: AsyncIterator[bytes] | None,
+    whole: Callable[[], Any],
+    *,
+    failed: Callable[[Exception], bytes] = error_event,
+    done: bytes = DONE,
+) -> Response:
+    """Send the events, or if there are none to send, the whole answer once it is complete. Closes the run."""
+    record: Record = request.state.record
+    record.run = run
+    if events is not None:
+        silence = Silence(front.settings.keep_alive_seconds)
+
+        def noted(error: Exception) -> bytes:
+            record.note(error)
+            return failed(error)
+
+        return EventStream(events, run.close, noted, done, silence, record.ended)
+    try:
+        await while_connected(request, run.collect())
+    finally:
+        run.close()
+    return await front.shaped(run, whole)

@@ -1,0 +1,192 @@
+"""The listening socket: binds, accepts within the bounds, and goes on when descriptors run out. Knows no HTTP.
+
+It accepts by itself instead of with `loop.create_server`, because the loops do not agree on what happens without a free
+descriptor: asyncio logs a traceback and waits, uvloop accepts and drops every client without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from weft.base.errors import OptionError
+from weft.server.connections import Connections
+from weft.server.http import HttpConnection, Shared
+
+log = logging.getLogger("weft")
+
+BACKLOG = 2048
+# Accepted in one turn of the loop, so that running streams get theirs.
+MAX_ACCEPTED = 64
+RETRY_SECONDS = 0.1
+# For a client to confirm the end of a TLS connection.
+TLS_GOODBYE_SECONDS = 5.0
+
+
+class Door:
+    """Accepts clients at a listening socket. Stands in for asyncio's server object in `uvicorn.Server.servers`."""
+
+    def __init__(self, listener: socket.socket, shared: Shared, tls: ssl.SSLContext | None) -> None:
+        self.sockets = (listener,)
+        self._listener = listener
+        self._shared = shared
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._connections: Connections = shared.connections
+        self._connections.left = self._resume
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        self._loop.add_reader(listener, self._accept)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._listener)
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        for task in self._opening:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._opening, return_exceptions=True)
+
+    def _accept(self) -> None:
+        for _ in range(MAX_ACCEPTED):
+            try:
+                client, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._pause(error)
+                return
+            client.setblocking(False)
+            self._admit(client, (address[0], address[1]) if isinstance(address, tuple) else None)
+
+    def _admit(self, client: socket.socket, address: tuple[str, int] | None) -> None:
+        connection = HttpConnection(self._shared, address, self._tls is not None)
+        refusal = self._connections.enter(connection)
+        if refusal is not None:
+            if self._tls is not None:
+                # A refusal in clear would be noise to such a client, and a handshake is work.
+                self._connections.leave(connection)
+                client.close()
+                return
+            connection.refuse(*refusal)
+        else:
+            connection.settle()
+        connection.opening = self._loop.create_task(self._open(client, connection))
+        self._opening.add(connection.opening)
+        connection.opening.add_done_callback(lambda task: self._opened(task, client, connection))
+
+    async def _open(self, client: socket.socket, connection: HttpConnection) -> None:
+        timeouts = {}
+        if self._tls is not None:
+            timeouts["ssl_handshake_timeout"] = self._shared.limits.handshake_seconds
+            timeouts["ssl_shutdown_timeout"] = TLS_GOODBYE_SECONDS
+        await self._loop.connect_accepted_socket(lambda: connection, client, ssl=self._tls, **timeouts)
+
+    def _opened(self, task: asyncio.Task[None], client: socket.socket, connection: HttpConnection) -> None:
+        """Forget a connection that never came to be: its client had gone, its handshake failed, or it was cut."""
+        self._opening.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, OSError):
+            log.error("a connection could not be opened", exc_info=error)
+        if error is not None or task.cancelled():
+            self._connections.leave(connection)
+            client.close()
+
+    # without descriptors ----------------------------------------------------------------------------------------------
+
+    def _pause(self, error: OSError) -> None:
+        """Accept nothing for a while; a client that waits for nothing but its own next request makes room."""
+        if self._retry is not None:
+            return
+        short = error.errno in (errno.EMFILE, errno.ENFILE)
+        hint = "; raise the limit of open files, or lower --limit connections" if short else ""
+        self._connections.warnings.warn("no client can be accepted: %s%s", error.strerror, hint)
+        self._loop.remove_reader(self._listener)
+        self._retry = self._loop.call_later(RETRY_SECONDS, self._resume)
+        self._connections.crowded["descriptors"] += 1
+        if short:
+            self._connections.cut_longest_waiting()
+
+    def _resume(self) -> None:
+        """Accept again: a connection has ended, or enough time has passed."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+            self._loop.add_reader(self._listener, self._accept)
+
+
+# binding --------------------------------------------------------------------------------------------------------------
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket bound to an address; the machine chooses the port for 0."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise OptionError(f"host {host} port {port} cannot be listened at: {error.strerror or error}") from None
+    return listener
+
+
+@contextmanager
+def unix_listener(path: str, mode: int) -> Iterator[socket.socket]:
+    """Provide a socket bound to a path, with that file mode; its file goes with it.
+
+    It listens from the start, so that a server that still loads its model is told from one that has died.
+    """
+    place = Path(path)
+    remove_stale(place)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        # The file must never be more open than wanted, not even between two calls.
+        umask = os.umask(0o777)
+        try:
+            listener.bind(path)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            raise OptionError(f"uds {path} cannot be bound: {error.strerror or error}") from None
+        finally:
+            os.umask(umask)
+        place.chmod(mode)
+        ours = place.lstat().st_ino
+        try:
+            yield listener
+        finally:
+            with suppress(OSError):
+                if place.lstat().st_ino == ours:
+                    place.unlink()
+
+
+def remove_stale(place: Path) -> None:
+    """Remove a socket's file that no server listens at any more."""
+    try:
+        found = place.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OptionError(f"uds {place} cannot be used: {error.strerror or error}") from None
+    if not stat.S_ISSOCK(found.st_mode):
+        raise OptionError(f"uds {place} must be a path for a socket, but another file is there: choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(place))
+        except ConnectionRefusedError:
+            place.unlink(missing_ok=True)
+        except OSError as error:
+            raise OptionError(f"uds {place} is in use or not ours: {error.strerror or error}") from None
+        else:
+            raise OptionError(f"uds {place} is in use: another server listens there")

@@ -1,0 +1,186 @@
+"""One request and its answer on an HTTP connection: the application's `receive` and `send`, and the answer's framing.
+
+What surrounds an exchange (parsing, deadlines, the order of answers) is the connection's business, in `http.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Protocol
+
+from starlette.types import ASGIApp, Message, Scope
+
+from weft.server.errors import INTERNAL, answer, json_response
+from weft.server.http_reader import Header
+
+log = logging.getLogger("weft")
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# Statuses whose answers have no body, whatever their headers say.
+BODILESS = (204, 304)
+PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+def status_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {PHRASES.get(status, '')}\r\n".encode()
+
+
+class Wire(Protocol):
+    """What an exchange needs of its connection."""
+
+    default_headers: list[Header]
+    write_paused: bool
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the client, or keep them until it takes them."""
+
+    async def writable(self) -> None:
+        """Wait while the client leaves too much unread."""
+
+    def body_taken(self) -> None:
+        """Learn that the application has taken what there was of the body."""
+
+    def answered(self) -> None:
+        """Learn that the answer is complete."""
+
+    def abandoned(self, answer_begun: bool) -> None:
+        """Learn that there will be no complete answer."""
+
+
+class HttpExchange:
+    """An ASGI request whose body the connection feeds. `gone`: its client left, or its body will never be complete."""
+
+    def __init__(self, wire: Wire, scope: Scope, app: ASGIApp, keep_alive: bool, expects_continue: bool) -> None:
+        self.scope = scope
+        self.app = app
+        self.keep_alive = keep_alive
+        self.gone = False
+        self.answered = False
+        self.body = bytearray()
+        self._wire = wire
+        self._expects_continue = expects_continue
+        self._body_complete = False
+        self._body_delivered = False
+        self._changed = asyncio.Event()
+        self._answer_begun = False
+        self._chunked = False
+        self._bodiless = False
+        self._remaining_bytes: int | None = None
+
+    async def run(self) -> None:
+        """Call the application; if it does not answer, answer for it or give the exchange up."""
+        try:
+            await self.app(self.scope, self.receive, self.send)
+            if not self.gone and not self.answered:
+                log.error("the application did not complete its answer to %s", self.scope["path"])
+        except Exception:
+            log.exception("the application failed")
+        finally:
+            if not self.gone and not self._answer_begun:
+                self._answer_failure()
+            elif not self.answered:
+                self._wire.abandoned(self._answer_begun)
+
+    # the connection's side --------------------------------------------------------------------------------------------
+
+    def feed(self, body: bytes) -> None:
+        self.body += body
+        self._changed.set()
+
+    def end_body(self) -> None:
+        self._body_complete = True
+        self._changed.set()
+
+    def leave(self) -> None:
+        """Tell the application that the client has gone, or that its request will never be complete."""
+        self.gone = True
+        self._changed.set()
+
+    # the application's side -------------------------------------------------------------------------------------------
+
+    async def receive(self) -> Message:
+        if self._expects_continue and not self._answer_begun:
+            self._expects_continue = False
+            if not self.body and not self._body_complete and not self.gone:
+                self._wire.write(CONTINUE)
+        while not self._something_to_receive:
+            self._changed.clear()
+            await self._changed.wait()
+        if self.gone or self.answered:
+            return {"type": "http.disconnect"}
+        part, self.body = bytes(self.body), bytearray()
+        self._body_delivered = self._body_complete
+        self._wire.body_taken()
+        return {"type": "http.request", "body": part, "more_body": not self._body_complete}
+
+    @property
+    def _something_to_receive(self) -> bool:
+        if self.gone or self.answered:
+            return True
+        return not self._body_delivered and bool(self.body or self._body_complete)
+
+    async def send(self, message: Message) -> None:
+        if self._wire.write_paused:
+            await self._wire.writable()
+        if self.gone:
+            return
+        if not self._answer_begun:
+            self._begin(message["status"], message.get("headers", ()))
+        else:
+            self._continue(message.get("body", b""), message.get("more_body", False))
+
+    # framing ----------------------------------------------------------------------------------------------------------
+
+    def _begin(self, status: int, headers: Iterable[Header]) -> None:
+        lines = [status_line(status)]
+        # A client that was never told to continue may send its body or leave it out: what follows has no meaning.
+        self.keep_alive = self.keep_alive and not self._expects_continue
+        for name, value in (*self._wire.default_headers, *headers):
+            if b"\n" in value or b"\r" in value:
+                raise ValueError(f"the header {name!r} of an answer must be one line, got {value!r}")
+            if name == b"connection":
+                self.keep_alive = self.keep_alive and value != b"close"
+                continue
+            if name == b"content-length":
+                self._remaining_bytes = int(value)
+            lines.append(name + b": " + value + b"\r\n")
+        self._bodiless = self.scope["method"] == "HEAD" or status in BODILESS
+        if self._remaining_bytes is None and not self._bodiless:
+            # HTTP/1.0 knows no chunks: there the end of the connection is the end of the answer.
+            self._chunked = self.scope["http_version"] == "1.1"
+            self.keep_alive = self.keep_alive and self._chunked
+        if self._chunked:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        self._answer_begun = True
+        self._wire.write(b"".join(lines) + b"\r\n")
+
+    def _continue(self, body: bytes, more: bool) -> None:
+        if self.answered:
+            raise RuntimeError("an answer that is complete cannot be continued")
+        if self._chunked:
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            self._wire.write(chunk if more else chunk + b"0\r\n\r\n")
+        elif not self._bodiless:
+            self._count(len(body), more)
+            self._wire.write(body)
+        if not more:
+            self.answered = True
+            self._changed.set()
+            self._wire.answered()
+
+    def _count(self, size: int, more: bool) -> None:
+        if self._remaining_bytes is None:
+            return
+        self._remaining_bytes -= size
+        if self._remaining_bytes < 0 or (self._remaining_bytes and not more):
+            raise RuntimeError(f"an answer is {-self._remaining_bytes} bytes longer than its Content-Length")
+
+    def _answer_failure(self) -> None:
+        failed = json_response(answer(500, INTERNAL), 500, {"connection": "close"})
+        self._begin(500, failed.raw_headers)
+        self._continue(bytes(failed.body), more=False)

@@ -1,0 +1,142 @@
+"""Requests from bytes: a parser for one connection that answers with events and knows no socket, no time and no route.
+
+httptools (llhttp) does the parsing. It takes heads and trailers of any size, and stops at a wish for another protocol;
+what it refuses itself is in `tests/test_http_wire.py`: bodies with two lengths, unknown encodings, bare line feeds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import httptools
+
+Header = tuple[bytes, bytes]
+
+VERSIONS = ("1.0", "1.1")
+MALFORMED = "the request is not valid HTTP/1.1"
+# Headers that ask for another protocol on this connection.
+UPGRADES = (b"upgrade", b"http2-settings")
+# In what arrives at once, for each of them costs a copy of the rest.
+MAX_UPGRADES = 4
+
+
+class Mark(Enum):
+    """A place in the stream of requests."""
+
+    HEAD_BEGUN = auto()
+    REQUEST_ENDED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A request without its body. Names of headers are in lower case."""
+
+    method: str
+    path: bytes
+    query: bytes
+    version: str
+    headers: list[Header]
+    keep_alive: bool
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits to be asked for the body."""
+        expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in self.headers)
+        return expects and self.version == "1.1"
+
+
+# Bytes are a part of the body.
+Event = Mark | Head | bytes
+
+
+class HttpReader:
+    """Turns what arrives into events. After a `fault`, a status and a message, nothing more can be read."""
+
+    def __init__(self, header_bytes: int) -> None:
+        self.fault: tuple[int, str] | None = None
+        self._header_bytes = header_bytes
+        self._parser: Any = httptools.HttpRequestParser(self)
+        # Received since the parser last got on with a head or a body.
+        self._loose_bytes = 0
+        self._in_body = False
+        self._url = b""
+        self._headers: list[Header] = []
+        self._events: list[Event] = []
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Return the events in some more bytes; those before a fault are complete."""
+        self._events = []
+        self._feed(data)
+        if self.fault is None and self._loose_bytes > self._header_bytes:
+            self.fault = 431, f"the request's head or trailers exceed {self._header_bytes} bytes"
+        return self._events
+
+    def _feed(self, data: bytes) -> None:
+        for _ in range(MAX_UPGRADES):
+            self._loose_bytes += len(data)
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self._parser, self._loose_bytes = httptools.HttpRequestParser(self), 0
+            except httptools.HttpParserError:
+                self.fault = 400, MALFORMED
+                return
+            else:
+                return
+        self.fault = 400, MALFORMED
+
+    def _head_without_upgrade(self) -> bytes:
+        """Return a head without its wish for another protocol, to be parsed again, for the parser skipped the body."""
+        version = self._parser.get_http_version().encode()
+        lines = [self._parser.get_method() + b" " + self._url + b" HTTP/" + version]
+        for name, value in self._headers:
+            if name == b"connection":
+                tokens = (token.strip() for token in value.split(b","))
+                value = b", ".join(token for token in tokens if token.lower() not in UPGRADES)
+            if name not in UPGRADES:
+                lines.append(name + b": " + value)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    # called by the parser; what they raise is a fault -----------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = []
+        self._events.append(Mark.HEAD_BEGUN)
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers, which come after the body, mean nothing here.
+        if not self._in_body:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        method = self._parser.get_method()
+        if self._parser.should_upgrade() and method != b"CONNECT":
+            return
+        version = self._parser.get_http_version()
+        hosts = sum(name == b"host" for name, _ in self._headers)
+        # One host, so that a proxy and this server cannot disagree on it; HTTP/1.0 may leave it out.
+        if version not in VERSIONS or hosts > 1 or (not hosts and version == "1.1"):
+            raise ValueError(MALFORMED)
+        url = httptools.parse_url(self._url)
+        if not url.path.isascii():
+            raise ValueError(MALFORMED)
+        keep_alive = version == "1.1" and self._parser.should_keep_alive()
+        head = Head(method.decode("ascii"), url.path, url.query or b"", version, self._headers, keep_alive)
+        self._events.append(head)
+        self._in_body, self._loose_bytes = True, 0
+
+    def on_body(self, body: bytes) -> None:
+        self._events.append(body)
+        self._loose_bytes = 0
+
+    def on_message_complete(self) -> None:
+        if self._in_body:
+            self._events.append(Mark.REQUEST_ENDED)
+            self._in_body, self._loose_bytes = False, 0

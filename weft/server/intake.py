@@ -1,0 +1,73 @@
+"""The one place that decides where client text is read: a small body in this process, a large one in a worker process.
+
+Reading a body means decoding its JSON, checking it, rendering its conversation and tokenizing its prompts. For eight
+megabytes that takes seconds and holds the interpreter lock for parts of one at a time, in which no stream of another
+client moves; so it is done by `text_pool.py`. What comes back is small: token ids, and the body without its texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from weft.base.errors import RequestError
+from weft.server.limits import decode
+from weft.server.prompter import Prompt, Prompter
+from weft.server.settings import Limits
+
+B = TypeVar("B", bound=msgspec.Struct)
+# Reading so many bytes takes a few milliseconds: less than to hand them to another process when that is busy.
+SMALL_BYTES = 1 << 14
+
+
+def is_small(body: bytes, limits: Limits) -> bool:
+    """Return whether a body may be read in this process. Each place that it declares costs another rendering."""
+    return len(body) * (1 + min(body.count(b"cache_control"), limits.cache_points)) <= SMALL_BYTES
+
+
+class PackedPrompt(msgspec.Struct, array_like=True):
+    tokens: bytes  # little-endian int32
+    snapshots: tuple[int, ...]
+
+
+class Packed(msgspec.Struct, array_like=True):
+    body: bytes
+    prompts: list[PackedPrompt]
+
+
+@dataclass(frozen=True)
+class Intake(Generic[B]):
+    """How one route reads its bodies.
+
+    `prompts` checks a body and returns its prompts; it empties the fields that they came from. `kept` are texts that
+    stay because the answer repeats them.
+    """
+
+    name: str
+    kind: type[B]
+    prompts: Callable[[Prompter, B], list[Prompt]]
+    kept: tuple[str, ...] = ()
+
+    def read(self, prompter: Prompter, data: bytes) -> tuple[B, list[Prompt]]:
+        body = decode(data, self.kind, prompter.limits)
+        return body, self.prompts(prompter, body)
+
+    def packed(self, prompter: Prompter, data: bytes) -> bytes:
+        """Read a body in a worker process, for `unpacked` in the other one."""
+        body, prompts = self.read(prompter, data)
+        rest = msgspec.msgpack.encode(body)
+        texts = sum(len((getattr(body, name) or "").encode()) for name in self.kept)
+        if len(rest) - texts > prompter.limits.beside_bytes:
+            most = prompter.limits.beside_bytes
+            raise RequestError(f"the body holds {len(rest) - texts} bytes beside its prompts, more than {most}", 413)
+        found = [PackedPrompt(each.tokens.astype("<i4").tobytes(), each.snapshots) for each in prompts]
+        return msgspec.msgpack.encode(Packed(rest, found))
+
+    def unpacked(self, data: bytes) -> tuple[B, list[Prompt]]:
+        found = msgspec.msgpack.decode(data, type=Packed)
+        prompts = [Prompt(np.frombuffer(each.tokens, "<i4").astype(np.int32), each.snapshots) for each in found.prompts]
+        return msgspec.msgpack.decode(found.body, type=self.kind), prompts

@@ -1,0 +1,225 @@
+"""Keys as operators write them: plain texts, or lines of a file that only the operator can change.
+
+A line is `KEY`, or `NAME KEY` and the key's limits. What a key opens is decided in `auth.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from weft.base.errors import OptionError
+
+log = logging.getLogger("weft.server")
+
+MAX_FILE_BYTES = 1 << 20
+# Every request is compared with all keys, at about 0.2 µs each.
+MAX_KEYS = 1024
+MAX_KEY_CHARACTERS = 512
+MAX_RATE = 10**9
+MAX_LINKS = 40
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NAME_FORM = "a key's name must have 1 to 64 letters, digits, dots, underscores and dashes"
+ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Limits of one key. 0 is no limit; None takes the server's default."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None and not 0 <= value <= MAX_RATE:
+                raise OptionError(f"{each.name} must be from 0 (no limit) to {MAX_RATE}, got {value}")
+
+    def filled(self, default: Rates) -> Rates:
+        """
+        >>> Rates(requests_per_minute=0).filled(Rates(60, 1000))
+        Rates(requests_per_minute=0, tokens_per_minute=1000)
+        """
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(default, **{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """`name` stands for the key in logs and metrics. Without one, the key is called by its place: key-1, key-2."""
+
+    secret: str = field(repr=False)
+    name: str = ""
+    rates: Rates = Rates()
+    admin: bool = False
+
+    def __post_init__(self) -> None:
+        secret = self.secret
+        if not secret.isascii() or not secret.isprintable() or not secret or " " in secret:
+            raise OptionError("api_keys must be of ASCII characters without spaces, and not empty")
+        if len(secret) > MAX_KEY_CHARACTERS:
+            raise OptionError(f"api_keys must have at most {MAX_KEY_CHARACTERS} characters, got {len(secret)}")
+        # The name is not shown: it may be a secret that was written in the wrong place.
+        if self.name and not NAME.fullmatch(self.name):
+            raise OptionError(NAME_FORM)
+
+
+def resolve_keys(api_keys: Sequence[str | Key], admin_key: str | Key | None, default: Rates) -> tuple[Key, ...]:
+    """Return all keys with names, limits and rights. Without an admin key, a single key is its own admin.
+
+    `default` holds for API keys; the admin's key has the limits of its own line only.
+    """
+    admin = None if admin_key is None else as_key(admin_key)
+    found = []
+    for place, key in enumerate(map(as_key, api_keys), 1):
+        may_all = len(api_keys) == 1 if admin is None else key.secret == admin.secret
+        name = key.name or f"key-{place}"
+        found.append(replace(key, name=name, rates=key.rates.filled(default), admin=may_all))
+    if admin is not None and not any(key.admin for key in found):
+        found.append(replace(admin, name=admin.name or ADMIN, admin=True))
+    _check_together(found)
+    return tuple(found)
+
+
+def as_key(given: str | Key) -> Key:
+    return Key(given) if isinstance(given, str) else given
+
+
+def _check_together(keys: Sequence[Key]) -> None:
+    if len(keys) > MAX_KEYS:
+        raise OptionError(f"api_keys must be at most {MAX_KEYS}, got {len(keys)}")
+    if len({key.secret for key in keys}) != len(keys):
+        raise OptionError("api_keys holds a key twice")
+    names = [key.name for key in keys]
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise OptionError(f"api_keys holds two keys named {twice}: give each a name of its own")
+
+
+# files ----------------------------------------------------------------------------------------------------------------
+
+
+def read_key_file(option: str, path: str) -> tuple[Key, ...]:
+    """Return the keys of a file. Raises if another user could change them; logs a warning if another can read them."""
+    place = Path(path).expanduser()
+    try:
+        _check_path(place)
+        text = _read(place)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(f"{option} {path} cannot be read: {reason}") from None
+    except OptionError as error:
+        raise OptionError(f"{option} {path} is refused: {error}") from None
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            key = parse_line(line)
+        except OptionError as error:
+            raise OptionError(f"{option} {path}, line {number}: {error}") from None
+        if key is not None:
+            found.append(key)
+    if not found:
+        raise OptionError(f"{option} {path} holds no key")
+    return tuple(found)
+
+
+def parse_line(line: str) -> Key | None:
+    """Return the key of a line; None for an empty line and a comment.
+
+    >>> parse_line("alice sesame tokens_per_minute=1000")
+    Key(name='alice', rates=Rates(requests_per_minute=None, tokens_per_minute=1000), admin=False)
+    >>> parse_line("# keys of the team"), parse_line("sesame").name
+    (None, '')
+    """
+    words = line.split()
+    if not words or words[0].startswith("#"):
+        return None
+    if len(words) == 1:
+        return Key(words[0])
+    name, secret, *limits = words
+    if secret.partition("=")[0] in RATES:
+        raise OptionError("a key with limits needs a name: NAME KEY LIMIT=NUMBER")
+    return Key(secret, name, _parse_rates(limits))
+
+
+RATES = tuple(each.name for each in fields(Rates))
+
+
+def _parse_rates(words: Sequence[str]) -> Rates:
+    # No word is shown: a key with a space in it would be.
+    found: dict[str, int] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in RATES or name in found or not (value.isascii() and value.isdigit()) or len(value) > 10:
+            raise OptionError(f"after NAME KEY come limits, each once: {', '.join(f'{each}=NUMBER' for each in RATES)}")
+        found[name] = int(value)
+    return Rates(**found)
+
+
+def _read(path: Path) -> str:
+    # Opening a pipe would wait for its writer.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            raise OptionError("a key file must be a regular file")
+        if others_can_write(state):
+            raise OptionError("users other than its owner and root can write to it; run chmod 600, chown")
+        if others_can_read(state):
+            log.warning("other users can read the key file %s; run chmod 600", path)
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise OptionError(f"a key file must have at most {MAX_FILE_BYTES} bytes")
+    return data.decode()
+
+
+def _check_path(path: Path) -> None:
+    """Refuse a path that another user could make lead to another file, as sshd does."""
+    for place in lookups(path):
+        state = place.lstat()
+        sticky = stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX
+        # Links have no permissions of their own.
+        writable = not stat.S_ISLNK(state.st_mode) and state.st_mode & 0o022 and not sticky
+        if foreign(state) or writable:
+            raise OptionError(f"users other than its owner and root can change {place}")
+
+
+def lookups(path: Path) -> Iterator[Path]:
+    """Every directory that is searched on the way to a file, and every symbolic link that is followed."""
+    path = path.absolute()
+    at, left, links = Path(path.anchor), list(path.parts[:0:-1]), 0
+    while left:
+        yield at
+        name = left.pop()
+        if name == "..":
+            at = at.parent
+        elif not (at / name).is_symlink():
+            at /= name
+        else:
+            yield at / name
+            links += 1
+            if links > MAX_LINKS:
+                raise OptionError("too many symbolic links lead to it")
+            target = Path(os.readlink(at / name))
+            left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+            at = Path(target.anchor) if target.is_absolute() else at
+
+
+def foreign(state: os.stat_result) -> bool:
+    """Whether the owner is neither root nor the user of this process."""
+    return state.st_uid not in (0, os.geteuid())
+
+
+def others_can_write(state: os.stat_result) -> bool:
+    return foreign(state) or bool(state.st_mode & 0o022)
+
+
+def others_can_read(state: os.stat_result) -> bool:
+    """A file of root's that this process may read by its group is meant to be shared with it."""
+    shared = state.st_uid == os.geteuid() and state.st_mode & 0o040
+    return bool(state.st_mode & 0o004 or shared)

@@ -1,0 +1,86 @@
+"""One shape for all log lines of both processes: text or JSON, with a time, one line each.
+
+Text that comes from outside cannot forge a line: control characters are escaped, and the lines of a traceback are
+indented.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from functools import lru_cache
+from typing import Any
+
+FORMATS = ("text", "json")
+# Controls, line separators, and halves of surrogate pairs, which no terminal or file should be sent.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def set_up_logging(level: int | str, format: str) -> None:
+    """Log to standard error from now on, unless the program that embeds us has set up its own handlers."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if format == "json" else TextLines())
+    logging.basicConfig(level=level, handlers=[handler])
+    logging.captureWarnings(True)
+
+
+def log_fields(log: logging.Logger, message: str, fields: dict[str, Any]) -> None:
+    """Log a message with named values, which both formats keep apart."""
+    if log.isEnabledFor(logging.INFO):
+        # By hand: logging would look up which line of code logs, for every request.
+        log.handle(log.makeRecord(log.name, logging.INFO, "", 0, message, (), None, extra={"fields": fields}))
+
+
+class TextLines(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z INFO weft.access: request id=... status=200`, then an indented traceback if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        named = "".join(f" {name}={_shown(value)}" for name, value in getattr(record, "fields", {}).items())
+        line = f"{_time(record)} {record.levelname} {record.name}: {record.getMessage()}{named}"
+        return "\n  ".join(map(escaped, [line, *_traceback(self, record)]))
+
+
+class JsonLines(logging.Formatter):
+    """The same as an object a line, with a traceback under `traceback`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        found = {"time": _time(record), "level": record.levelname.lower(), "logger": record.name}
+        found |= {"message": record.getMessage(), **getattr(record, "fields", {})}
+        traceback = _traceback(self, record)
+        if traceback:
+            found["traceback"] = "\n".join(traceback)
+        return json.dumps(found, default=str)
+
+
+def escaped(text: str) -> str:
+    r"""
+    >>> escaped("a\nb\x1b[31m")
+    'a\\x0ab\\x1b[31m'
+    """
+    return _UNSAFE.sub(lambda found: _escape(ord(found[0])), text)
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _time(record: logging.LogRecord) -> str:
+    return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
+
+
+@lru_cache(maxsize=1)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
+    # Not split at other line ends: those are text of somebody else's, and are escaped.
+    found = [formatter.formatException(record.exc_info)] if record.exc_info else []
+    found += [formatter.formatStack(record.stack_info)] if record.stack_info else []
+    return [line for part in found for line in part.split("\n")]

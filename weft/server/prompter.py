@@ -1,0 +1,147 @@
+"""Client text into prompts: sizes, tokens, rendered conversations. Needs no engine, so a worker process can do it.
+
+What costs more than its size in bytes suggests happens here and nowhere else in the front: `intake.py` decides in which
+process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from weft.base.errors import RequestError
+from weft.server.errors import FieldError
+from weft.server.openai_messages import ChatMessage, Tool, ToolChoice, plain_messages, wanted_tools
+from weft.server.settings import Limits
+from weft.text import conversation
+from weft.text.prompts import NO_TOKENIZER, Tokens, check_snapshots, checked_tokens
+from weft.text.template import ChatTemplate, Message
+from weft.text.tokenizer import Tokenizer
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What the engine says about prompts. `room` is the most tokens that a sequence can have here."""
+
+    model: str
+    vocab_size: int
+    max_length: int
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and the positions in them that the client declared worth keeping."""
+
+    tokens: Tokens
+    snapshots: tuple[int, ...] = ()
+
+
+class Prompter:
+    """`facts` are set before each use: an engine that was started again may have others."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        template: ChatTemplate | None,
+        limits: Limits,
+        template_kwargs: Sequence[str],
+        facts: Facts,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.limits = limits
+        self.facts = facts
+        self._template_kwargs = tuple(template_kwargs)
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.facts.model:
+            raise FieldError(
+                "model", f"{name!r:.80} is not served here, but {self.facts.model!r}", 404, "model_not_found"
+            )
+
+    def need_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError(NO_TOKENIZER)
+        return self.tokenizer
+
+    def check_size(self, characters: int, field: str) -> None:
+        """Refuse a text that cannot fit whatever its tokens are, before time and memory go into tokenizing it."""
+        most = self.facts.room * self.need_tokenizer().characters_per_token
+        if characters > most:
+            raise too_long(field, f"a text of {characters} characters has more than {self.facts.room} tokens")
+
+    def check_tokens(self, tokens: int, field: str) -> None:
+        if tokens > self.facts.room:
+            raise too_long(field, f"{tokens} tokens are more than {self.facts.room}")
+
+    def encode(self, prompts: Sequence[str | list[int]], field: str) -> list[Prompt]:
+        """Return prompts, which are texts or token ids already, as token ids."""
+        if not 0 < len(prompts) <= self.limits.prompts:
+            raise FieldError(field, f"must hold 1 to {self.limits.prompts} prompts, got {len(prompts)}")
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        for text in texts:
+            self.check_size(len(text), field)
+        found = iter(self.need_tokenizer().encode_all(texts) if texts else ())
+        named = [field] if len(prompts) == 1 else [f"{field}[{place}]" for place in range(len(prompts))]
+        return [
+            Prompt(checked_tokens(next(found) if isinstance(prompt, str) else prompt, self.facts.vocab_size, name))
+            for prompt, name in zip(prompts, named)
+        ]
+
+    def talk(
+        self,
+        messages: list[ChatMessage],
+        tools: list[Tool] | None,
+        choice: ToolChoice | None,
+        variables: Mapping[str, Any] | None,
+        effort: str | None = None,
+        *,
+        opens: bool = True,
+        field: str = "messages",
+        places: Sequence[str] = (),
+    ) -> Prompt:
+        """Return a conversation, checked and rendered. `opens`: with the opening of the next message at its end."""
+        plain = plain_messages(messages, self.limits, places, field)
+        shown, _ = wanted_tools(tools, choice, self.limits)
+        known = self.variables(variables)
+        if effort is not None:
+            known.setdefault("reasoning_effort", effort)
+        return self._render(plain, shown or None, known, opens, field)
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        opens: bool,
+        field: str,
+    ) -> Prompt:
+        self.check_size(sum(len(str(message.get("content"))) for message in messages), field)
+        tokens, positions = conversation.render(
+            self.tokenizer,
+            self.template,
+            messages,
+            tools=tools,
+            variables=variables,
+            add_generation_prompt=opens,
+            check=lambda text: self.check_size(len(text), field),
+        )
+        checked = checked_tokens(tokens, self.facts.vocab_size, field)
+        return Prompt(checked, check_snapshots(positions, len(checked)))
+
+    def variables(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return what a request may hand to the template: names from a list, plain values."""
+        for name, value in (given or {}).items():
+            if name not in self._template_kwargs:
+                known = ", ".join(self._template_kwargs)
+                raise FieldError(f"chat_template_kwargs.{name:.64}", f"is not allowed; known are {known}")
+            if not isinstance(value, str | int | float | None) or len(str(value)) > 256:
+                raise FieldError(f"chat_template_kwargs.{name}", "must be a short text, a number, true, false or null")
+        return dict(given or {})
+
+
+def too_long(field: str, what: str) -> FieldError:
+    return FieldError(field, f"is too much: {what}", code="context_length_exceeded")

@@ -1,0 +1,94 @@
+"""The messages between the front and its text workers: MessagePack in frames, every reply bounded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from weft.server.prompter import Facts
+from weft.server.settings import Limits
+from weft.text.template import ChatTemplate
+from weft.text.tokenizer import Tokenizer
+
+HEADER_BYTES = 4
+# Of a worker's reply. Token ids of the longest prompt that an engine takes fit.
+MAX_REPLY_BYTES = 1 << 27
+Line = Annotated[str, Meta(max_length=4000)]
+
+
+class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Fields in their order, after the tag."""
+
+
+class Setup(Message, tag="setup"):
+    """The first message: everything that a worker needs to know about texts. A tokenizer travels as its own JSON."""
+
+    tokenizer: str | None
+    specials: dict[str, str]
+    end_tokens: list[int]
+    template: str | None
+    tool_template: str | None
+    template_kwargs: tuple[str, ...]
+    limits: Limits
+    log_level: int
+
+
+class Job(Message, tag="job"):
+    name: str
+    facts: Facts
+    body: bytes
+
+
+class Done(Message, tag="done"):
+    """`leaving`: the worker ends now and another one is to be started for the next job."""
+
+    body: bytes
+    leaving: bool
+
+
+class Refused(Message, tag="refused"):
+    """The fields of a `RequestError`, or of a `FieldError` if there is a `param`."""
+
+    message: Line
+    status: Annotated[int, Meta(ge=400, le=599)]
+    param: Line | None
+    code: Line | None
+    leaving: bool
+
+
+class Failed(Message, tag="failed"):
+    """The worker's own fault; its log says more."""
+
+
+FromFront = Setup | Job
+FromWorker = Done | Refused | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(FromFront).decode
+decode_reply = msgspec.msgpack.Decoder(FromWorker).decode
+
+
+def frame(message: Message) -> bytes:
+    body = encode(message)
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def setup_of(
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+    limits: Limits,
+    template_kwargs: tuple[str, ...],
+    log_level: int,
+) -> Setup:
+    return Setup(
+        tokenizer=None if tokenizer is None else tokenizer.backend.to_str(),
+        specials={} if tokenizer is None else tokenizer.specials,
+        end_tokens=[] if tokenizer is None else sorted(tokenizer.end_tokens),
+        template=None if template is None else template.source,
+        tool_template=None if template is None else template.tool_source,
+        template_kwargs=template_kwargs,
+        limits=limits,
+        log_level=log_level,
+    )

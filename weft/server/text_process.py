@@ -1,0 +1,150 @@
+"""A text worker: reads bodies of clients for a front that holds the other end of its socket, one at a time.
+
+Started as `python -m weft.server.text_process FD`. It loads no torch and no weights, its memory is bounded by the
+kernel, and it ends when the front is gone. The front ends it, too: when a text takes too long or its client has left.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import tokenizers
+
+from weft.base.errors import RequestError
+from weft.base.heap import keep_heap
+from weft.server import native, openai_chat, openai_completions, openai_responses, tokens
+from weft.server.grammars import prepared_grammar
+from weft.server.prompter import Facts, Prompter
+from weft.server.text_messages import (
+    HEADER_BYTES,
+    MAX_REPLY_BYTES,
+    Done,
+    Failed,
+    FromWorker,
+    Job,
+    Refused,
+    Setup,
+    decode_command,
+    frame,
+)
+from weft.text.template import ChatTemplate
+from weft.text.tokenizer import Tokenizer
+
+log = logging.getLogger("weft.text")
+
+# A worker that holds more after a job makes room for a fresh one: allocators do not give everything back.
+LEAVE_BYTES = 1 << 29
+INTAKES = (openai_chat.CHAT, openai_completions.COMPLETION, openai_responses.RESPONSE, native.GENERATE)
+JOBS: dict[str, Callable[[Prompter, bytes], bytes]] = {
+    **{intake.name: intake.packed for intake in INTAKES},
+    "tokenize": tokens.tokenized,
+    "detokenize": tokens.detokenized,
+    "grammar": prepared_grammar,
+}
+
+
+def prompter_of(setup: Setup) -> Prompter:
+    tokenizer = template = None
+    if setup.tokenizer is not None:
+        tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(setup.tokenizer), setup.specials, setup.end_tokens)
+    if setup.template is not None:
+        template = ChatTemplate(setup.template, setup.specials, with_tools=setup.tool_template)
+    return Prompter(tokenizer, template, setup.limits, setup.template_kwargs, Facts("", 0, 0, 0))
+
+
+def reply_to(prompter: Prompter, job: Job) -> FromWorker:
+    prompter.facts = job.facts
+    try:
+        body = JOBS[job.name](prompter, job.body)
+        if len(body) > MAX_REPLY_BYTES - 64:
+            raise RequestError(f"the answer to this body has {len(body)} bytes, more than can be sent", 413)
+        return Done(body, leaving())
+    except RequestError as error:
+        param, code = getattr(error, "param", None), getattr(error, "code", None)
+        return Refused(str(error)[:4000], error.status, param and param[:4000], code, leaving())
+    except MemoryError:
+        most = prompter.limits.text_memory_bytes
+        return Refused(f"reading this body takes more than {most} bytes of memory", 413, None, None, True)
+    except Exception:
+        log.exception("a text could not be read")
+        return Failed()
+
+
+def leaving() -> bool:
+    return resident_bytes() > LEAVE_BYTES
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def work(connection: socket.socket) -> None:
+    """Take jobs until the front has gone, or until a reply said that this worker leaves."""
+    setup = decode_command(received(connection))
+    assert isinstance(setup, Setup), "the first message"
+    logging.basicConfig(level=setup.log_level, format="%(levelname)s %(name)s: %(message)s")
+    prompter = prompter_of(setup)
+    most = setup.limits.text_memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    keep_heap()
+    while True:
+        job = decode_command(received(connection))
+        assert isinstance(job, Job), "after the first message there are only jobs"
+        reply = reply_to(prompter, job)
+        del job
+        connection.sendall(frame(reply))
+        if getattr(reply, "leaving", False):
+            return
+
+
+def received(connection: socket.socket) -> bytearray:
+    """Return the next frame's body. Raises `EOFError` when the front has gone."""
+    size = int.from_bytes(_exactly(connection, HEADER_BYTES), "big")
+    return _exactly(connection, size)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view, got = memoryview(data), 0
+    while got < size:
+        count = connection.recv_into(view[got:])
+        if not count:
+            raise EOFError
+        got += count
+    view.release()
+    return data
+
+
+def _end_with_front(connection: socket.socket) -> None:
+    """Nobody is left to read for: end at once, even in the middle of a text."""
+    hangup = select.poll()
+    hangup.register(connection, 0)
+    hangup.poll()
+    os._exit(1)
+
+
+def main() -> None:
+    # A terminal or a service manager signals every process; the front decides when this one ends.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    threading.Thread(target=_end_with_front, args=(connection,), daemon=True).start()
+    with suppress(EOFError, ConnectionError):
+        work(connection)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
