@@ -126,7 +126,7 @@ def measure(model: CausalModel, spec: MemorySpec, options: Options) -> Room | No
     """The room on the GPU, found by running the largest steps; None, told once, if its kernels cannot be used here."""
     slower = "so the GPU runs the plain PyTorch kernels, many times slower"
     if find_spec("triton") is None:
-        tell_once(f"warning: Triton is not installed, {slower}; pip install 'weft[cuda]'")
+        tell_once(f"warning: Triton is not installed, {slower}; pip install 'weft-serve[cuda]'")
         return None
     tokens, rows = (count(n, getattr(options, n), "cuda") for n in ("max_tokens_per_step", "max_sequences"))
     try:
