@@ -125,7 +125,7 @@ def _why_not(engine: str, cache: Path) -> str | None:
     """Why an engine cannot take part; None if it can."""
     package = {"weft": "weft", "transformers": "transformers", "llama.cpp": "xllamacpp"}[engine]
     if importlib.util.find_spec(package) is None:
-        return f"the package {package} is not installed (pip install 'weft[bench]')"
+        return f"the package {package} is not installed (pip install 'weft-serve[bench]')"
     if engine != "llama.cpp":
         return None
     from benchmarks.peers.gguf import converter

@@ -315,12 +315,17 @@ def test_chat_says_why_there_is_no_answer_and_goes_on(quiet, monkeypatch, tmp_pa
 
 # options into a configuration -----------------------------------------------------------------------------------------
 
-FACTS = Facts(free_bytes=2 << 30, model_length=8192, bytes_per_token=1024, fixed_bytes=1 << 20)
+
+def facts(free_bytes: int, model_length: int | None, bytes_per_token: int, fixed_bytes: int) -> Facts:
+    return Facts(free_bytes, model_length, lambda size: (size - fixed_bytes) // bytes_per_token, fixed_bytes)
+
+
+FACTS = facts(free_bytes=2 << 30, model_length=8192, bytes_per_token=1024, fixed_bytes=1 << 20)
 
 
 def test_auto_memory_is_half_of_what_is_free_and_bounded():
     assert resolve(Options(), FACTS)[0].memory_bytes == 1 << 30
-    rich = Facts(1 << 40, 8192, 1024, 1 << 20)
+    rich = facts(1 << 40, 8192, 1024, 1 << 20)
     config, reasons = resolve(Options(), rich)
     assert config.memory_bytes == 4 << 30
     assert "4096 MiB" in reasons["memory"]
@@ -328,16 +333,16 @@ def test_auto_memory_is_half_of_what_is_free_and_bounded():
 
 
 @pytest.mark.parametrize(
-    ("facts", "memory", "length"),
+    ("known", "memory", "length"),
     [
         (FACTS, "auto", 8192),
-        (Facts(8 << 30, None, 64, 0), "auto", 32768),
+        (facts(8 << 30, None, 64, 0), "auto", 32768),
         (FACTS, "3MiB", 2048),
-        (Facts(8 << 30, 1 << 20, 0, 0), "auto", 32768),
+        (facts(8 << 30, 1 << 20, 1, 0), "auto", 32768),
     ],
 )
-def test_auto_length_is_the_tightest_bound_and_says_which(facts, memory, length):
-    config, reasons = resolve(Options(memory=memory), facts)
+def test_auto_length_is_the_tightest_bound_and_says_which(known, memory, length):
+    config, reasons = resolve(Options(memory=memory), known)
     assert config.max_length == length
     assert str(length) in reasons["max_length"]
 

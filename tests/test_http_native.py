@@ -214,10 +214,18 @@ def test_facts_about_server_and_model(served: Served):
     facts = served.client.get("/server_info").json()
     assert facts["max_length"] == 2048
     assert facts["stats"]["steps"] > 0
+    # What SGLang's own tests ask before they look for hits.
+    assert served.client.get("/get_server_info").json()["disable_radix_cache"] is False
+    assert (facts["chunked_prefill_size"], facts["page_size"]) == (2048, 64)
     assert served.client.get("/health").status_code == 200
     assert served.client.get("/health_generate").status_code == 200
     assert served.client.get("/v1/models/tiny").json()["id"] == "tiny"
     assert served.client.get("/v1/models/other").status_code == 404
+
+
+def test_a_cache_that_is_off_is_reported_in_sglangs_words():
+    with serving(cache=False) as served:
+        assert served.client.get("/server_info").json()["disable_radix_cache"] is True
 
 
 def test_metrics_and_cache_report_are_there(served: Served):

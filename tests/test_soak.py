@@ -29,6 +29,8 @@ CLIENTS = 8
 VOCABULARY = 8192
 OPTIONS = ("--port", "0", "--memory", "16MiB", "--max-length", "2048", "--threads", "1", "--max-sequences", "12")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+# What the engine takes beyond what it started with: its memory of 16 MiB, a step's temporaries, caches of allocators.
+MOST_ABOVE_START_BYTES = 192 << 20
 # Growth of a process over the second half of the run, along a fitted line.
 MOST_GROWTH_BYTES = 16 << 20
 SAMPLES = 240
@@ -70,6 +72,8 @@ def check_growth(curve: Curve) -> None:
         grown = growth_bytes(resident)
         last = f"{resident[len(resident) // 2] / 2**20:.1f} to {resident[-1] / 2**20:.1f} MiB"
         assert grown < MOST_GROWTH_BYTES, f"the {name} grew by {grown / 2**20:.1f} MiB in the second half: {last}"
+        above = max(resident) - resident[0]
+        assert above < MOST_ABOVE_START_BYTES, f"the {name} took {above / 2**20:.1f} MiB more than at the start"
 
 
 # requests -------------------------------------------------------------------------------------------------------------
@@ -179,3 +183,5 @@ def test_growth_after_the_warm_up_would_be_seen_and_the_warm_up_is_not():
     check_growth(Curve(front=steady, engine=warming))
     with pytest.raises(AssertionError, match=r"the engine grew by 29\.8 MiB"):
         check_growth(Curve(front=steady, engine=rising))
+    with pytest.raises(AssertionError, match=r"the engine took 300\.0 MiB more"):
+        check_growth(Curve(front=steady, engine=[steady[0], 400 << 20, *steady]))

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ import torch
 from weft import builtin
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError, OptionError
-from weft.base.grid import cells_covering
 from weft.base.options import Facts, Options, count, resolve
 from weft.base.sampling import SamplingParams
+from weft.memory.alone import least_bytes, longest_alone
 from weft.memory.spec import MemorySpec
 from weft.models.config import Config, read_config, shown, text_part
 from weft.models.model import CausalModel
@@ -125,7 +126,7 @@ def measure(model: CausalModel, spec: MemorySpec, options: Options) -> Room | No
     """The room on the GPU, found by running the largest steps; None, told once, if its kernels cannot be used here."""
     slower = "so the GPU runs the plain PyTorch kernels, many times slower"
     if find_spec("triton") is None:
-        tell_once(f"warning: Triton is not installed, {slower}; pip install 'weft[cuda]'")
+        tell_once(f"warning: Triton is not installed, {slower}; pip install 'weft-serve[cuda]'")
         return None
     tokens, rows = (count(n, getattr(options, n), "cuda") for n in ("max_tokens_per_step", "max_sequences"))
     try:
@@ -172,16 +173,14 @@ def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTem
 
 
 def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: Room | None) -> Facts:
-    per_cell = spec.page_bytes
-    window = spec.window_page_bytes * (spec.window_cells + 2)
     free = free_bytes() if device == "cpu" else torch.cuda.mem_get_info()[0] // 2
     return Facts(
         device=device,
         room="half of what is free on the GPU" if room is None else str(room),
         free_bytes=free if room is None else room.arena,
         model_length=Config(config).integer("max_position_embeddings", default=None),
-        bytes_per_token=cells_covering(per_cell, spec.cell),
-        fixed_bytes=spec.tail_bytes + 4 * spec.state_bytes + window + 8 * per_cell,
+        longest=partial(longest_alone, spec),
+        least_bytes=least_bytes(spec),
     )
 
 

@@ -7,7 +7,7 @@ documentation all follow from it. `resolve` is pure: it says what it decided and
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -137,8 +137,8 @@ class Facts:
 
     free_bytes: int
     model_length: int | None  # positions that the model was made for, if it says so
-    bytes_per_token: int  # of pages
-    fixed_bytes: int  # what a sequence holds whatever its length: tail, states, window pages
+    longest: Callable[[int], int]  # tokens of the longest sequence that so many bytes hold
+    least_bytes: int  # in which a short sequence can run
     device: str = "cpu"
     room: str = ""  # on a GPU: how the free memory was found
 
@@ -154,11 +154,12 @@ def resolve(options: Options, facts: Facts) -> tuple[EngineConfig, Mapping[str, 
         reasons["memory"] = f"{memory >> 20} MiB: half of {facts.free_bytes >> 20} MiB free, at most 4096 MiB"
     # Whole pages of the machine, so that every item of the store is aligned.
     memory -= memory % PAGE_BYTES
-    if memory < max(1, facts.fixed_bytes if facts.device == "cuda" else 1):
-        needed = (
-            f"a sequence of this model needs {facts.fixed_bytes >> 20} MiB" if facts.room else "some MiB are needed"
+    if memory < facts.least_bytes:
+        found = f" ({reasons['memory']})" if "memory" in reasons else ""
+        raise OptionError(
+            f"memory of {options.memory}{found} is too small for this model: "
+            f"it needs at least {facts.least_bytes} bytes"
         )
-        raise OptionError(f"memory of {options.memory} is too small; {needed}{facts.room and f' ({facts.room})'}")
     length = length_limit(options.max_length)
     if length is None:
         length, reasons["max_length"] = _auto_length(memory, facts)
@@ -182,7 +183,6 @@ def _auto_length(memory: int, facts: Facts) -> tuple[int, str]:
     bounds = {f"never more than {AUTO_MAX_LENGTH} unless asked for": AUTO_MAX_LENGTH}
     if facts.model_length is not None:
         bounds["the model's own limit"] = facts.model_length
-    if facts.bytes_per_token:
-        bounds["what fits into memory"] = max(1, (memory - facts.fixed_bytes) // facts.bytes_per_token)
+    bounds["what fits into memory"] = facts.longest(memory)
     reason, length = min(bounds.items(), key=lambda bound: bound[1])
     return length, f"{length} tokens: {reason}"

@@ -25,6 +25,12 @@ def units_in_slab(slab: int, slab_bytes: int, size: int) -> range:
     return range(-(-slab * slab_bytes // size), (slab + 1) * slab_bytes // size)
 
 
+def slabs_for(size: int, slab_bytes: int, units: int) -> int:
+    """Slabs that surely hold `units` of `size` bytes, wherever the slabs lie."""
+    surely = slab_bytes // size - (slab_bytes % size != 0)
+    return -(-units // surely)
+
+
 def choose_slab_bytes(unit_bytes: Mapping[Kind, int], budget_bytes: int) -> int:
     """A multiple of the largest unit that wastes little of the others, and leaves enough slabs to share out.
 
@@ -112,11 +118,7 @@ class Arena:
 
     def slabs_for(self, kind: Kind, units: int) -> int:
         """Slabs that surely hold `units` of a kind."""
-        if not units:
-            return 0
-        size = self.unit_bytes[kind]
-        surely = self.slab_bytes // size - (self.slab_bytes % size != 0)
-        return -(-units // surely)
+        return slabs_for(self.unit_bytes[kind], self.slab_bytes, units)
 
     def _slab_with_room(self, kind: Kind) -> int | None:
         candidates = self._with_room[kind]

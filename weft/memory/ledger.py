@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from weft.base.grid import cells_covering, first_window_cell, floor_to_grid
 from weft.base.plan import Ints
+from weft.memory.alone import check_memory, slabs_alone
 from weft.memory.arena import Arena
 from weft.memory.cache import Cache
 from weft.memory.captures import ALL_CAPTURES, Captures, Origin
@@ -48,6 +49,7 @@ class Ledger:
         self.window = spec.window
         self.window_cells = spec.window_cells
         self.enabled = cache
+        check_memory(spec, budget_bytes)
         self.arena = Arena(unit_bytes(spec), budget_bytes, remember_freed)
         self.cache = Cache(spec, self.arena, eviction, alpha)
         self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache)
@@ -347,17 +349,7 @@ class Ledger:
 
     def bytes_alone(self, tokens: int) -> int:
         """What a sequence of this length needs if it has all memory to itself: whole slabs."""
-        cells = cells_covering(tokens, self.cell)
-        units = {
-            Kind.PAGE: cells,
-            Kind.WINDOW: min(cells, self.window_cells + 2),
-            Kind.STATE: 2,
-            Kind.TAIL: 1,
-        }
-        need = sum(self.arena.slabs_for(kind, units[kind]) for kind in self.arena.unit_bytes)
-        # Units that come and go while it runs may lie in one slab more.
-        need += sum(kind in self.arena.unit_bytes for kind in (Kind.WINDOW, Kind.STATE))
-        return need * self.arena.slab_bytes
+        return slabs_alone(self.spec, self.arena.slab_bytes, tokens) * self.arena.slab_bytes
 
     def has_room(self, keys: list[Key], cached: int, tokens: int) -> bool:
         """Would a sequence of `tokens` that resumes at `cached` fit beside the running ones and a further cell of each?

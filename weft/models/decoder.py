@@ -90,7 +90,7 @@ class DecoderModel(CausalModel):
 
     def untie(self) -> None:
         weight = self.model.embed_tokens.weight
-        self.lm_head = Linear(weight.shape[1], weight.shape[0])
+        self.lm_head = Linear(weight.shape[1], weight.shape[0]).to(weight)
         self.model.embed_tokens.tied = False
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:

@@ -273,9 +273,7 @@ def settle_head(model: CausalModel, stored: dict[str, Stored]) -> None:
         del stored[HEAD]
         return
     log.warning("%s is stored and is not the embedding, so it is used; tie_word_embeddings says otherwise", head.name)
-    weight = next(model.parameters())
-    with defaults(weight.dtype, weight.device):
-        model.untie()
+    model.untie()
 
 
 def read_tensor(entry: Stored) -> Tensor:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from weft import __version__
 from weft.base.errors import EngineStopped, RequestError
+from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
 from weft.server.auth import Tenant
 from weft.server.errors import FieldError, json_response
@@ -98,6 +99,9 @@ async def server_info(front: Front, request: Request) -> Response:
             # As SGLang's tools look for them.
             "max_total_num_tokens": info.memory_tokens,
             "max_running_requests": info.max_sequences,
+            "disable_radix_cache": not info.settings["cache"],
+            "chunked_prefill_size": info.settings["max_tokens_per_step"],
+            "page_size": CELL,
             "internal_states": [stats],
         }
     )

@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import threading
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
@@ -34,7 +33,6 @@ from weft.server.logs import set_up_logging
 
 if TYPE_CHECKING:
     from weft.engine.loop import Engine
-    from weft.memory.ledger import Ledger
 
 log = logging.getLogger("weft")
 
@@ -43,8 +41,6 @@ READ_BYTES = 1 << 18
 READ_PER_STEP_BYTES = 1 << 24
 # Room for the outputs of many steps while the front is busy with something else.
 SEND_BUFFER_BYTES = 1 << 20
-# A model whose memory does not grow with the text has room for any length; somewhere the count must end.
-MOST_CELLS = 1 << 18
 
 
 Load = Callable[[Options, bool], tuple[Drivable, ModelInfo]]
@@ -152,6 +148,7 @@ def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
     """A model, an engine around it, and what its callers should know. Everything with tensors is imported here."""
     from weft.engine.loop import Engine
     from weft.loading import load
+    from weft.memory.alone import longest_alone
 
     loaded = load(options, progress)
     config, model = loaded.config, loaded.model
@@ -164,7 +161,7 @@ def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
         vocab_size=model.vocab_size,
         max_length=config.max_length,
         memory_bytes=config.memory_bytes,
-        memory_tokens=_longest(engine.ledger),
+        memory_tokens=longest_alone(loaded.spec, config.memory_bytes),
         max_sequences=config.max_sequences,
         settings=asdict(config) | {"folder": str(folder), "end_tokens": sorted(loaded.end_tokens)},
     )
@@ -190,12 +187,6 @@ def _architecture(folder: Path) -> str:
 
     config = read_config(folder if folder.is_file() else folder / "config.json")
     return str((config.get("architectures") or [config.get("model_type", "unknown")])[0])
-
-
-def _longest(ledger: Ledger) -> int:
-    """Tokens of the longest sequence that memory could hold if it were alone."""
-    cell = ledger.spec.cell
-    return (bisect_left(range(1, MOST_CELLS), True, key=lambda n: not ledger.fits_alone(n * cell))) * cell
 
 
 def main(load: Load = load_engine) -> None:

@@ -7,6 +7,8 @@ an answer. Special tokens around a prompt are those that tokenizer.json's own po
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,13 @@ FILES = (
 )
 # How much shorter a text may become when it is normalised: letters and their marks into one.
 NORMALISED = 4
+# Far beyond any published vocabulary or pattern.
+MAX_FILE_BYTES = 512 << 20
+MAX_PATTERN_CHARACTERS = 16 << 10
+MAX_REPEATED = 4096
+_COUNTS = re.compile(r"\{(?:\d*,)?(\d+)\}")
+# Texts on which patterns that go wrong at all mostly do: what almost matches, in many ways.
+PROBES = ("a" * 30 + "!", " " * 30 + "x", "1" * 30 + "!", "\n" * 30 + "x", "Aa1 ,.é\n" * 8)
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -62,7 +71,14 @@ class Tokenizer:
     def encode_all(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
         for text in texts:
             _check_unicode(text)
-        return [found.ids for found in self.backend.encode_batch(list(texts), add_special_tokens=special)]
+        try:
+            return [found.ids for found in self.backend.encode_batch(list(texts), add_special_tokens=special)]
+        except BaseException as error:
+            if not _is_the_librarys(error):
+                raise
+            raise RequestError(
+                f"prompt holds a text that this model's tokenizer.json fails on: {_first_line(error)}"
+            ) from None
 
     def detokenizer(self, skip_special: bool = True, shown: Collection[str] = ()) -> Detokenizer:
         """Special tokens are left out, except those in `shown`."""
@@ -91,16 +107,53 @@ def _check_unicode(text: str) -> None:
         raise RequestError(f"prompt holds {found!r} at character {error.start}: half of a surrogate pair") from None
 
 
+def _is_the_librarys(error: BaseException) -> bool:
+    """Whether an error is one of the library's own: plain exceptions, and panics, which are not even those."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip()[:200] for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def load_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer of a model's folder, or None if it has none (the model then takes token ids only)."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise ModelError(f"{path} must have at most {MAX_FILE_BYTES} bytes")
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for every fault of the file
-        raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from None
-    return Tokenizer(backend, special_tokens(folder), end_tokens(folder))
+        for part in (backend.normalizer, backend.pre_tokenizer, backend.decoder):
+            # Its part of the file as JSON; all of it would be the vocabulary, too.
+            check_patterns(path, json.loads("null" if part is None else part.__getstate__()))
+        found = Tokenizer(backend, special_tokens(folder), end_tokens(folder))
+        found.encode_all(PROBES)
+    except ModelError:
+        raise
+    except BaseException as error:
+        if not _is_the_librarys(error):
+            raise
+        raise ModelError(f"{path} cannot be used as a tokenizer: {_first_line(error)}") from None
+    return found
+
+
+def check_patterns(path: Path, part: Any) -> None:
+    """Refuse regular expressions that are long, or whose counted repetitions multiply: any text takes them minutes."""
+    if isinstance(part, Mapping):
+        pattern = part.get("Regex")
+        if isinstance(pattern, str):
+            repeated = math.prod(max(1, int(most[-9:])) for most in _COUNTS.findall(pattern))
+            if len(pattern) > MAX_PATTERN_CHARACTERS or repeated > MAX_REPEATED:
+                raise ModelError(
+                    f"{path}: a regular expression must have at most {MAX_PATTERN_CHARACTERS} characters and repeat "
+                    f"at most {MAX_REPEATED} times, got {pattern!r:.80}"
+                )
+        part = list(part.values())
+    if isinstance(part, list):
+        for inner in part:
+            check_patterns(path, inner)
 
 
 def special_tokens(folder: Path) -> dict[str, str]:

@@ -1,0 +1,108 @@
+"""What a start promises: a request of exactly `max_length` runs, and so does a short one in the least memory named."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.engines import FAMILIES, greedy, make_engine, spec_of, tokens
+from weft.base.errors import OptionError
+from weft.base.options import Facts, Options, resolve
+from weft.engine.events import FinishReason
+from weft.engine.loop import Engine
+from weft.engine.request import Request
+from weft.memory.alone import PAGE_BYTES, least_bytes, longest_alone
+from weft.memory.ledger import Ledger
+
+# Shares of the least memory, which differs by a factor of a hundred between families.
+SIZES = (1.0, 1.6, 3.1)
+
+
+def memory_of(family: str, share: float) -> int:
+    return int(least_bytes(spec_of(family)) * share) // PAGE_BYTES * PAGE_BYTES
+
+
+def promise(family: str, memory: int) -> int:
+    """What `max_length: auto` becomes."""
+    spec = spec_of(family)
+    known = Facts(1 << 40, None, lambda size: longest_alone(spec, size), least_bytes(spec))
+    config, reasons = resolve(Options(memory=memory), known)
+    if config.max_length < 32768:
+        assert "what fits into memory" in reasons["max_length"]
+    return config.max_length
+
+
+def run(engine: Engine, prompt: int, answer: int) -> int:
+    """The number of tokens that a lone request gets; an error fails the test."""
+    engine.add(Request(np.array(tokens(prompt, seed=prompt), np.int32), greedy(answer)))
+    found = 0
+    while not engine.idle:
+        for output in engine.step():
+            found += output.token is not None
+            assert output.finish in (None, FinishReason.LENGTH), output.error
+    return found
+
+
+def check_promise(family: str, depth: int, share: float) -> None:
+    memory = memory_of(family, share)
+    length = promise(family, memory)
+    # Families with nothing but windows promise any length.
+    length = length if spec_of(family).page_bytes else min(length, 1024)
+    settings = {"max_length": length, "depth": depth, "max_tokens_per_step": 256, "paranoid": False}
+    engine = make_engine(family, memory, **settings)
+    # The second one finds what the first one left in the cache.
+    for answer in (3, min(length - 1, 70)):
+        assert run(engine, length - answer, answer) == answer, (share, length)
+
+
+@pytest.mark.parametrize("share", [1.0, 1.3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_request_of_the_promised_length_runs_to_its_end(family, share):
+    check_promise(family, int(share > 1), share)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_request_of_the_promised_length_runs_to_its_end_in_any_memory(family, depth):
+    for share in (1.0, 1.07, 1.5, 2.0, 3.1, 7.0):
+        check_promise(family, depth, share)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_cell_more_than_promised_is_refused_at_the_door(family):
+    spec = spec_of(family)
+    for share in SIZES:
+        memory = memory_of(family, share)
+        longest = longest_alone(spec, memory)
+        ledger = Ledger(spec, memory, 1, 64)
+        assert longest >= spec.cell
+        assert ledger.fits_alone(longest)
+        if spec.page_bytes:
+            assert not ledger.fits_alone(longest + 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_least_memory_that_an_error_names_is_enough_and_one_page_less_is_not(family):
+    spec = spec_of(family)
+    with pytest.raises(OptionError, match="needs at least") as error:
+        make_engine(family, PAGE_BYTES)
+    named = int(re.findall(r"at least (\d+)", str(error.value))[0])
+    assert named == least_bytes(spec)
+    assert run(make_engine(family, named, max_length=promise(family, named)), 5, 20) == 20
+    for short in (named - PAGE_BYTES, named // 2):
+        with pytest.raises(OptionError, match=f"needs at least {named}"):
+            make_engine(family, short)
+        with pytest.raises(OptionError, match=f"needs at least {named} bytes"):
+            promise(family, short)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_more_memory_never_promises_nothing(family):
+    """Slabs grow with memory: what is enough must stay enough."""
+    spec = spec_of(family)
+    least = least_bytes(spec)
+    for size in range(least, 40 * least, max(PAGE_BYTES, least // 16)):
+        assert longest_alone(spec, size) >= spec.cell, size
