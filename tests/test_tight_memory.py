@@ -175,9 +175,10 @@ def test_what_a_waiting_request_will_resume_from_goes_last():
     assert kept == {False: 0, True: 96}
 
 
-def test_rows_wait_for_states_that_are_about_to_land_instead_of_giving_way():
+@pytest.mark.parametrize("slabs", [12, 13])
+def test_rows_wait_for_states_that_are_about_to_land_instead_of_giving_way(slabs):
     """All sequences leave their cells in the same step, each into a new slot, and there is one to spare."""
-    spec, memory = rolling_spec(heavy=True), 14 * 1024
+    spec, memory = rolling_spec(heavy=True), slabs * 1024
     config = EngineConfig(memory_bytes=memory, max_sequences=4, max_tokens_per_step=64, max_length=80)
     engine = Engine(spec, RollingDevice(spec, memory, 4), config)
     for seed in range(4):
@@ -209,9 +210,9 @@ def test_where_requests_wait_for_memory_the_default_is_no_slower_than_lru():
 
 def test_strides_cost_what_their_steps_would():
     """A prompt that is admitted is computed once, however many tokens decodes take at a time."""
-    sent = Traffic("system-prompts", 60)
+    sent = Traffic("system-prompts", 80)
     known = survey(sent.sessions(64), 64)
-    setups = [Setup(sent, cost_model("qwen3-next-mini"), 0.06, surveyed=known, stride=stride) for stride in (1, 64)]
+    setups = [Setup(sent, cost_model("qwen3-next-mini"), 0.1, surveyed=known, stride=stride) for stride in (1, 64)]
     single, strided = (run(each) for each in setups)
     assert strided.busy_seconds == pytest.approx(single.busy_seconds, rel=0.1)
     assert strided.first_token(0.5) == pytest.approx(single.first_token(0.5), rel=0.15)

@@ -49,6 +49,8 @@ class Planner:
         self._left = np.zeros(config.max_sequences, np.int64)
         self._last_plan = np.zeros(config.max_sequences, np.int64)
         self._decode_seats: NDArray[np.int64] | None = None
+        # Who was waiting when it was last looked up what they will resume from, and how many states were kept by then.
+        self._seen_ahead: tuple[list[int], int] = ([], 0)
         # Whether some row of the plan in the making did not get all the memory that it asked for.
         self._short = False
 
@@ -169,7 +171,11 @@ class Planner:
 
     def _look_ahead(self) -> None:
         """Hold on to what the next requests in the line will resume from."""
-        self.ledger.keep_for((s.keys, s.reuse_limit) for s in islice(self.line, LOOK_AHEAD))
+        ahead = list(islice(self.line, LOOK_AHEAD))
+        seen = ([s.id for s in ahead], self.ledger.cache.counts.captures_kept)
+        if seen != self._seen_ahead:
+            self._seen_ahead = seen
+            self.ledger.keep_for((s.keys, s.reuse_limit) for s in ahead)
 
     def _sit(self, sequence: Sequence) -> bool:
         seat = heappop(self._free_seats)

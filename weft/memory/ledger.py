@@ -1,7 +1,8 @@
 """Who owns which memory, and what is remembered: the seam between deciding and remembering.
 
-Five verbs, all in tokens: `match` a prompt with the cache, `open` a lease at its deepest resume point, `advance` it
-over tokens that a plan will compute, `settle` what a landed flight has computed, `close` it. Touches no tensor.
+Six verbs, all in tokens: `match` a prompt with the cache, `open` a lease at its deepest resume point, `advance` it over
+tokens that a plan will compute, `snapshot` what the step leaves for others, `settle` what a landed flight has computed,
+`close` it. Touches no tensor.
 
     [0, cached) came with the lease   [cached, computed) is settled   [computed, planned) is in flight
 """
