@@ -27,11 +27,14 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 WARP = 32
 CAPABILITY = 90
+# That a program can have: 228 KiB of a multiprocessor, less one that the system keeps.
+SHARED_BYTES = 227 << 10
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
 def assert_compiles(*launches: Callable[[], None], in_registers: bool = False) -> None:
-    """Every kernel launched by these functions compiles. They are found again by their modules and names.
+    """Every kernel launched by these functions compiles and fits into shared memory. They are found again by their
+    modules and names.
 
     `in_registers`: nothing that a thread computes with has to be laid aside in memory.
     """
@@ -43,6 +46,7 @@ def assert_compiles(*launches: Callable[[], None], in_registers: bool = False) -
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stdout.count("\n") >= len(launches), "nothing was launched"
+    assert all(int(size) <= SHARED_BYTES for size in re.findall(r" shared=(\d+) ", done.stdout)), done.stdout
     assert not in_registers or all("stack=0 " in line for line in done.stdout.splitlines()), done.stdout
 
 

@@ -274,5 +274,9 @@ def launch_many_rows() -> None:
         launch_step(REAL, dtype, [Row(70, 71, 0)] * (FEW_ROWS + 1), projected=True)
 
 
+def launch_wide_keys() -> None:
+    launch_step((4, 192, 8, 96), torch.bfloat16, [Row(70, 71, 0), Row(0, 80)], projected=True)
+
+
 def test_kernels_compile_for_sm_90():
-    assert_compiles(launch_bfloat16, launch_float32, launch_many_rows)
+    assert_compiles(launch_bfloat16, launch_float32, launch_many_rows, launch_wide_keys)

@@ -60,6 +60,7 @@ SOLVE = Choice(0, 4, 1, registers=128)
 # Programs beside each other on a multiprocessor; or, if there are not enough, more loads under way in each. What they
 # compute is the same to the bit.
 WALK, WALK_FEW = Choice(32, 4, 2), Choice(32, 4, 3)
+WIDE_KEYS = 128
 # Products of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = Choice(0, 8, 1), Choice(32, 8, 1)
 
@@ -137,7 +138,9 @@ def extend_choices(inputs: Inputs, lanes: Lanes) -> tuple[Choice, Choice]:
         return SOLVE_WIDE, WALK_WIDE
     heads, value_dim = inputs.v.shape[1:]
     programs = (lanes.rows - lanes.decodes) * heads * -(-value_dim // WALK.values)
-    return SOLVE, WALK if programs > MULTIPROCESSORS else WALK_FEW
+    # Three loads of wider keys do not fit into the shared memory of a multiprocessor.
+    is_wide = inputs.k.shape[2] > WIDE_KEYS
+    return SOLVE, WALK if is_wide or programs > MULTIPROCESSORS else WALK_FEW
 
 
 def launch_extend(inputs: Inputs, lanes: Lanes, view: RecurrentView, y: Tensor, solve: Choice, walk: Choice) -> None:
