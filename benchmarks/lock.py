@@ -80,7 +80,7 @@ def words(size: int) -> str:
 
 
 def text_works(size: int, tokenizer: Tokenizer) -> dict[str, Work]:
-    text, limits = words(size), Limits(body_bytes=1 << 30)
+    text, limits = words(size), Limits()
     body = json.dumps({"prompt": text}).encode()
     turns = [{"role": "user", "content": "[" + text[: max(size // 4096, 1)]}] * 4096
     chat = json.dumps({"messages": turns}).encode()
@@ -118,7 +118,8 @@ def grammar_works(tokenizer: Tokenizer) -> dict[str, Work]:
 
         return work
 
-    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(400)}}
+    members = {f"q{j}": {"properties": {f"p{i}": {} for i in range(500)}} for j in range(8)}
+    schema = {"type": "object", "properties": members}
     deep = "start: " + " ".join(f"T{i}" for i in range(900)) + "\n"
     deep += "\n".join(f"T{i}: /[a-z]{{1,{i + 1}}}/" for i in range(900))
     return {
