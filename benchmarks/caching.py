@@ -55,7 +55,7 @@ SIZES = {
     "system-prompts": 1200,
     "retrieval": 700,
     "best-of-n": 900,
-    "tree-search": 900,
+    "tree-search": 1800,
     "unique": 600,
     "scan": 900,
 }

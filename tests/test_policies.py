@@ -191,7 +191,8 @@ def test_ends_that_are_wanted_now_and_then_are_candidates_only_while_memory_is_f
         for seed in range(60, 76):
             compute(target, text(seed, 100))
         kept[memory] = target.cache.counts.kept[Origin.PROMPT_END] - before
-    assert kept == {1 << 23: 16 // 8, 1 << 16: 16}
+    assert kept[1 << 23] == 16 // 8
+    assert kept[1 << 16] > 16 // 2
 
 
 # what is learned ------------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from weft.memory.captures import ORIGINS, Origin
 
 MOST_HITS = 5
 MOST_PASSES = 2
-# Where stretches of age begin, in lookups: each is about half as long again as the one before.
-AGES = (0, 8, *(length << power for power in range(10) for length in (12, 16)), 12 << 10)
+# Where stretches of age begin, in lookups: each is about half as long again as the one before. Short ones count where
+# memory holds a handful of points, for there everything is evicted young.
+AGES = (0, 1, 2, 3, 4, 6, 8, *(length << power for power in range(10) for length in (12, 16)), 12 << 10)
 LENGTHS = [end - start for start, end in pairwise((*AGES, 2 * AGES[-1]))]
 # Chances at an age are a mean with those of so many ages on either side, the nearer the more.
 NEIGHBOURS = 4
@@ -57,7 +58,7 @@ def _alike(kind: int) -> int:
 def age_bucket(age: int) -> int:
     """
     >>> [age_bucket(age) for age in (0, 7, 8, 12, 16, 8192, 1 << 20)]
-    [0, 0, 1, 2, 3, 21, 22]
+    [0, 5, 6, 7, 8, 26, 27]
     """
     return bisect_right(AGES, age) - 1
 

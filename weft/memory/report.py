@@ -85,7 +85,7 @@ def _distinct(parts: list[NDArray[np.int32]]) -> int:
 
 
 def _live_slots(ledger: Ledger) -> int:
-    slots: set[int | None] = set()
+    slots: set[int | None] = {ledger.snapshots.reserve}
     for lease in ledger.leases.values():
         slots.add(lease.slot)
         for grant in lease.pending:
