@@ -1,8 +1,9 @@
 """A whole server from options: engine, texts, application, socket; its first line, its signals and its exit code.
 
 The socket is bound before the model is loaded, so that an address in use is told at once, and listens only when
-requests can be answered. SIGTERM and SIGINT drain: nothing new is taken, what runs may finish for a while, the rest is
-answered with an error. A second signal waits no longer. SIGHUP reads the key files again.
+requests can be answered (a Unix socket listens from the start). SIGTERM and SIGINT drain: nothing new is taken, what
+runs may finish for a while, the rest is answered with an error. A second signal waits no longer. SIGHUP reads the
+certificate and the key files again.
 """
 
 from __future__ import annotations
