@@ -118,8 +118,8 @@ def test_a_prompt_may_come_from_standard_input(quiet, monkeypatch, tmp_path):
         (["--max-tokens", "-1", "x"], "max_tokens must be"),
         (["--temperature", "1000", "x"], "temperature must be"),
         (["--model", "/no/such/model", "x"], "/no/such/model"),
-        (["--max-length", "20", "--max-tokens", "30", "--memory", "16MiB", "x"], "exceeds max_length 20"),
-        (["--depth", "7", "--memory", "16MiB", "x"], "depth must be one of 0, 1"),
+        (["--max-length", "20", "--max-tokens", "30", "--memory", "32MiB", "x"], "exceeds max_length 20"),
+        (["--depth", "7", "--memory", "32MiB", "x"], "depth must be one of 0, 1"),
     ],
 )
 def test_errors_are_one_line_with_exit_code_two(quiet, arguments, message):
@@ -229,7 +229,7 @@ def test_flags_of_other_engines_mean_what_they_mean_there(arguments, options):
     ],
 )
 def test_what_cannot_be_honoured_is_refused_in_one_line(quiet, arguments, message):
-    code, text, told = quiet("doctor", "--memory", "16MiB", "--no-self-test", *arguments.split())
+    code, text, told = quiet("doctor", "--memory", "32MiB", "--no-self-test", *arguments.split())
     assert message in (told or text)
     if code == 2:
         assert (text, len(told.splitlines())) == ("", 1)

@@ -208,7 +208,7 @@ def test_answers_follow_a_schema(llm):
 def test_it_goes_by_its_name_unless_a_folder_does(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert builtin.place_of(builtin.NAME) == builtin.place_of(None) == str(builtin.FOLDER)
-    with LLM(builtin.NAME, memory="16MiB", progress=False) as named:
+    with LLM(builtin.NAME, memory="32MiB", progress=False) as named:
         assert named.template is not None
     (tmp_path / builtin.NAME).mkdir()
     assert builtin.place_of(builtin.NAME) == builtin.NAME
