@@ -56,7 +56,7 @@ SIZES = {
     "retrieval": 700,
     "best-of-n": 900,
     "tree-search": 1800,
-    "unique": 600,
+    "unique": 2400,
     "scan": 900,
 }
 PARTS = ("tuned", "held-out")

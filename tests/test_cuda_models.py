@@ -20,7 +20,7 @@ from tests import cuda_engines
 from tests.cuda_engines import for_each, make, published, tiny
 from tests.engines import FAMILIES, Answer, Ask, greedy, make_engine, seeded, serve, smallest_memory, tokens
 from tests.hybrid_models import HYBRIDS
-from tests.test_sameness import LONGEST, SCENARIOS, asks
+from tests.test_sameness import LONGEST, SCENARIOS, admit_everything, asks
 from weft import LLM
 from weft.base.errors import OptionError
 from weft.base.sampling import SamplingParams
@@ -210,6 +210,7 @@ def test_answers_are_the_same_where_memory_evicts_and_preempts(family: str) -> N
         memory = int(slack * room(family, LONGEST))
         settings = {"depth": depth, "eviction": eviction, "max_tokens_per_step": 100}
         engine = make(tiny(family, "float32"), memory, **settings)
+        admit_everything(engine)
         check(family, list(asks()), serve(engine, list(asks())), list(range(len(asks()))))
         evicted += engine.ledger.cache.counts.evicted_pages + engine.ledger.cache.counts.evicted_points
         preempted += engine.planner.preemptions

@@ -140,7 +140,7 @@ TABLE: dict[str, tuple[Work, Make]] = {
     "error: field": (lambda text: param_of(RequestError(text)), repeated("a")),
     "error: fields": (lambda text: param_of(RequestError(text)), repeated(".a_")),
     "error: indices": (lambda text: param_of(RequestError(text)), repeated("[1]", "a")),
-    "responses: calls": (messages_of, calls),
+    "responses: calls": (lambda body: messages_of(body, Limits()), calls),
     "frames": (cut_into_frames, frames),
     # grammars
     "schema: string without an end": (lambda text: nesting(text.encode()), repeated('\\"', '{"a":"')),

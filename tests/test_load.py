@@ -144,7 +144,7 @@ def check_load(growth_bytes: int, requests: int = 0, seconds: float = 0.0) -> No
         assert not seen.problems, seen.problems[:3]
         assert min(seen.outcomes.values()) > 0
         found = quiet(served)
-        for name in ("evictions", "preemptions", "aborts", "cached_tokens"):
+        for name in ("evictions", "aborts", "cached_tokens"):
             assert found[f"weft_{name}_total"] > 0, f"the load was too light: no {name}"
         assert found["weft_evictions_total kind=page"] > 0 < found["weft_evictions_total kind=resume_point"]
         assert found["weft_requests_total reason=error"] == 0

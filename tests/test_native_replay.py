@@ -20,8 +20,8 @@ from weft.runner import replay
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
 
-# Experts are chosen and called by torch.
-COMPUTED = {name for name in FAMILIES if "moe" in name} | {"gpt_oss", "nemotron_h", "qwen3_next"}
+# Torch chooses and calls experts, and computes norms across heads (OLMo-Hybrid).
+COMPUTED = {name for name in FAMILIES if "moe" in name} | {"gpt_oss", "nemotron_h", "olmo_hybrid", "qwen3_next"}
 
 
 def crowd(seed):
@@ -118,7 +118,7 @@ def test_many_rows_of_16_bits_are_not_recorded_and_few_are():
         assert [answer.token_ids[0] for answer in found] == [answer.token_ids[0] for answer in alone]
     steps = {rows: step for (rows, _), step in llm.engine._device.replays.steps.items()}
     assert steps[2] is not None
-    assert (steps[9] is None) == pack(torch.ones(16, 16).bfloat16()).is_mkldnn
+    assert steps[9] is None, "torch multiplies this many rows, with packed weights or plain ones"
 
 
 def test_recording_does_not_import_the_compiler_of_torch():

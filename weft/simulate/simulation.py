@@ -190,7 +190,9 @@ class Simulation:
         Token by token, few decodes leave their cell in one step; in a stride of a cell all do, each into a new slot.
         """
         ledger, running = self.ledger, len(self.planner.decoding)
-        at_hand = ledger.arena.slabs - ledger.arena.used_slabs + ledger.cache.points
+        # Some points are what running sequences read from, at most one for each.
+        evictable = max(0, ledger.cache.points - len(ledger.leases))
+        at_hand = ledger.arena.slabs - ledger.arena.used_slabs + evictable
         if not self._state_bytes or at_hand >= running:
             return self._stride
         return max(1, self._stride * at_hand // running)
