@@ -33,7 +33,7 @@ from weft.simulate.sessions import Session
 from weft.simulate.simulation import Found
 from weft.simulate.text import Text, ask
 
-MODELS = ("qwen3-next-mini", "nemotron-nano-9b", "lfm2-1.2b")
+MODELS = ("qwen3-next-mini", "nemotron-nano-9b-v2", "lfm2-1.2b")
 SHARES = (0.02, 0.05, 0.10, 0.20, 0.50)
 CURVE = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 # The plain ones keep what is published: ends of prompts and answers, junctions that pages show, every N tokens.

@@ -224,7 +224,7 @@ def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family, is_recorded, 
 def test_a_state_that_is_no_power_of_two_runs_in_the_kernels_of_a_gpu(monkeypatch):
     monkeypatch.setattr(recorded, "PROMPT_TOKENS", ())
     # In the layout that a model on a GPU has for its tails.
-    monkeypatch.setattr(mamba2, "ssd_memory", lambda *sizes, lanes: ssd_memory(*sizes, lanes=True))
+    monkeypatch.setattr(mamba2, "ssd_memory", lambda *sizes: ssd_memory(*sizes, lanes=True))
     family, asks = "falcon_h1, state of 24", [Ask(tokens(67, seed=1), greedy(2)), Ask(tokens(3, seed=3), greedy(3))]
     found, wanted = (
         serve(cuda_engine(dummy_model(TINY[family]), max_sequences=2), asks),

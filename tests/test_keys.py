@@ -263,7 +263,7 @@ def test_running_streams_go_on_without_their_key_and_the_next_request_is_refused
 def test_a_hangup_reads_the_keys_again_only_where_there_is_a_file():
     async def hang_up() -> None:
         heard = asyncio.Event()
-        Orders(heard.set)
+        Orders().on_hangup(heard.set)
         assert signal.getsignal(signal.SIGHUP) != before, "the signal would end the tests"
         os.kill(os.getpid(), signal.SIGHUP)
         await heard.wait()

@@ -232,6 +232,7 @@ class Simulation:
         self._last_seconds = cost.seconds(work)
         if strides == 1:
             return self._last_seconds
+        assert not step.prefills, "a prompt would be charged with every token of the stride"
         self._last_seconds = cost.seconds(Work(tokens, pairs + lengths, read, 0.0))
         # Towards the end fewer are left.
         share = float(step.counts.mean()) / strides
