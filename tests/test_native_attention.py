@@ -98,6 +98,7 @@ class Scene:
         gated: bool = False,
         softcap: float | None = None,
         sinks: bool = False,
+        tolerance: float | None = None,
     ) -> Tensor:
         """The kernel's results; those of the reference, and what both leave in the pages, are the same."""
         heads, turning = self.heads, self.heads + self.kv_heads
@@ -129,7 +130,7 @@ class Scene:
         ).to(self.dtype)
         if gated:
             expected = gated_product(projected[:, turning + self.kv_heads :], expected, torch.sigmoid)
-        tolerance = TOLERANCES[self.dtype]
+        tolerance = tolerance or TOLERANCES[self.dtype]
         assert torch.isfinite(found).all()
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(ours.float(), theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
@@ -209,7 +210,8 @@ def test_heads_and_cells_of_real_models(dtype):
 def test_scores_far_apart_neither_overflow_nor_vanish():
     scene = Scene([90, 40], head_dim=16)
     scene.store *= 30
-    scene.compare(sinks=True)
+    # Scores of some hundreds are rounded by some 1e-5, each processor in its own way, and weights with them.
+    scene.compare(sinks=True, tolerance=1e-3)
 
 
 def test_a_nan_that_a_row_sees_is_not_hidden():
