@@ -1,4 +1,4 @@
-"""File descriptors are few and clients many: nobody is locked out, and a server that has none left says so."""
+"""File descriptors run out: clients that send requests still get in, and the server logs it."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_a_client_that_leaves_in_a_silence_ends_its_stream_at_once():
         assert stream.sent == [KEEP_ALIVE]
         assert stream.ends == ["disconnect"]
         assert stream.closed >= 1
-        assert len(asyncio.all_tasks()) == 1, "nobody is left who would send comments"
+        assert len(asyncio.all_tasks()) == 1, "the task that sends comments has ended"
 
     asyncio.run(watch())
 

@@ -119,6 +119,6 @@ def test_the_unit_starts_a_server_that_exists_and_notifies():
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_understands_the_unit(tmp_path):
     copy = tmp_path / UNIT.name
-    copy.write_text(UNIT.read_text().replace("/opt/weft/bin/weft", "/bin/true"))
+    copy.write_text(UNIT.read_text().replace("/srv/weft/bin/weft", "/bin/true"))
     found = subprocess.run(["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True)
     assert not [line for line in found.stderr.splitlines() if UNIT.name in line], found.stderr

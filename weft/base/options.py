@@ -137,7 +137,7 @@ class Facts:
 
     free_bytes: int
     model_length: int | None  # positions that the model was made for, if it says so
-    longest: Callable[[int], int]  # tokens of the longest sequence that so many bytes hold
+    longest: Callable[[int], int]  # tokens of the longest sequence that fits into a number of bytes
     least_bytes: int  # in which a short sequence can run
     device: str = "cpu"
     room: str = ""  # on a GPU: how the free memory was found
