@@ -28,6 +28,8 @@ HANDFUL = range(4, 33)
 EXPECTED_ROWS = 64
 HAS_TRITON = find_spec("triton") is not None
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+# Without units for 16 bits torch multiplies bfloat16 number by number, hundreds of times slower than float32.
+HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 _onednn = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None
 
 
@@ -52,6 +54,8 @@ def linear(
     rows = len(x)
     if weight.is_cuda:
         return _on_gpu(x, weight, bias)
+    if weight.dtype == torch.bfloat16 and not HAS_BFLOAT16:
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
     if x.ndim != 2 or rows > WEIGHTS_FIRST_ROWS:
         return F.linear(x, weight, bias)
     if weight.dtype == torch.bfloat16:
