@@ -23,7 +23,7 @@ from weft.memory.ledger import Ledger
 
 # A sequence that finds no memory although it is alone begins anew in an empty arena, this often at most.
 MAX_FRESH_STARTS = 3
-# What so many of the waiting requests would resume from is kept for them.
+# Waiting requests, from the head of the line, whose resume points are kept for them.
 LOOK_AHEAD = 8
 
 

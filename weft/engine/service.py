@@ -25,7 +25,7 @@ from weft.engine.request import Request
 
 log = logging.getLogger("weft")
 
-# Naming the cells of so many tokens takes about ten milliseconds.
+# Tokens whose cells take about ten milliseconds to name.
 TOKENS_PER_BORDER = 1 << 20
 FAILED = "the engine has failed; its log says why"
 # Nobody is told: whoever ended a request before it was in line has gone.

@@ -146,7 +146,7 @@ def bind(host: str, port: int) -> socket.socket:
 def unix_listener(path: str, mode: int) -> Iterator[socket.socket]:
     """Provide a socket bound to a path, with that file mode; its file goes with it.
 
-    It listens from the start, so that a server that still loads its model is told from one that has died.
+    It listens from the start, so that another start can tell a server that loads its model from a dead one.
     """
     place = Path(path)
     remove_stale(place)
