@@ -261,6 +261,9 @@ def test_running_streams_go_on_without_their_key_and_the_next_request_is_refused
 
 
 def test_a_hangup_reads_the_keys_again_only_where_there_is_a_file():
+    # Tests that run in the background may have been started with the signal ignored.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     async def hang_up() -> None:
         heard = asyncio.Event()
         Orders().on_hangup(heard.set)
