@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.kernels.choosing import everywhere
 from weft.memory.spec import AttentionMemory, MemorySpec, RecurrentMemory
 from weft.models.config import read_config, text_part
 from weft.models.layers.embedding import Embedding
@@ -126,7 +127,7 @@ class Sketch:
         found = find_checkpoint(name, with_weights=False)
         config = text_part(read_config(found if found.is_file() else found / "config.json"))
         model = build(config, dtype, "meta")
-        return cls(model, MemorySpec(model.memories()))
+        return cls(model, MemorySpec(model.memories(everywhere("cpu"))))
 
     @property
     def weight_bytes(self) -> int:

@@ -21,10 +21,10 @@ import triton.language as tl
 from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
+from tests.operations import gated_delta_memory, projected_gated_delta
 from tests.plans import Capture, Row, make_plan
-from weft.kernels.batch import Batch
 from weft.kernels.cuda.gated_delta import SOLVE, WALK, Choice, Inputs, launch_decode, launch_extend
-from weft.kernels.gated_delta import gated_delta_memory, projected_gated_delta
+from weft.kernels.interface import Batch
 from weft.memory.device.store import RecurrentView, Store
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch

@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, recorded, seconds_of
+from weft.kernels.cpu.moe import experts, route_top
 from weft.kernels.cuda.moe_choices import WHOLE_TOKENS, Tiles, tiles, vectors
 from weft.kernels.cuda.moe_few import few_experts
 from weft.kernels.cuda.moe_some import some_experts
 from weft.kernels.cuda.vectors import Vectors
-from weft.kernels.moe import Activation, clamped, experts, gated, route_top
+from weft.kernels.experts import Activation, clamped, gated
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
 

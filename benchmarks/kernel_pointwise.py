@@ -16,11 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, recorded, seconds_of
-from weft.kernels.batch import Batch
-from weft.kernels.causal_conv import causal_conv, gated_short_conv, short_conv_memory
-from weft.kernels.lanes import Lanes, PageList
-from weft.kernels.norm import Change, add_and_norm, gated_rms_norm, rms_norm_heads
-from weft.kernels.rotary import Rotation, rotate
+from tests.operations import causal_conv, gated_short_conv
+from weft.kernels.cpu.norm import gated_rms_norm, rms_norm_heads
+from weft.kernels.cpu.norm import join as add_and_norm
+from weft.kernels.cpu.rotary import rotate
+from weft.kernels.interface import Batch, PageList
+from weft.kernels.interface import Batch as Lanes
+from weft.kernels.recurrent import short_conv_memory
+from weft.kernels.rotary import Rotation
+from weft.kernels.stream import Change
 from weft.memory.device.store import AttentionView, RecurrentView, Store
 from weft.memory.spec import AttentionMemory, MemorySpec
 
@@ -159,7 +163,7 @@ def rotation(tokens: int, heads: int, kv_heads: int, head_dim: int, normed: bool
 
 
 def activation(tokens: int, size: int) -> Case:
-    from weft.kernels.activation import gated_product
+    from weft.kernels.cpu.activation import gated_product
 
     gate, up = random(tokens, 2 * size).chunk(2, -1)
     call: Call = lambda: gated_product(gate, up, F.silu)  # noqa: E731
@@ -167,7 +171,8 @@ def activation(tokens: int, size: int) -> Case:
 
 
 def squares(tokens: int, size: int) -> Case:
-    from weft.kernels.activation import activated, squared_relu
+    from weft.kernels.activations import squared_relu
+    from weft.kernels.cuda.activation import activate as activated
 
     x = random(tokens, size)
     call: Call = lambda: activated(x, squared_relu)  # noqa: E731

@@ -20,10 +20,11 @@ import triton
 import triton.language as tl
 
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
+from tests.operations import ssd, ssd_memory
 from tests.plans import NOWHERE, Capture, Row, make_plan
 from weft.kernels.cuda.ssd import decode, extend
 from weft.kernels.cuda.ssd_choices import CellsChoice, DecodeChoice
-from weft.kernels.ssd import UNLIMITED, ssd, ssd_memory
+from weft.kernels.recurrent import UNLIMITED
 from weft.memory.device.store import RecurrentView, Store
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.kernels.linear import HAS_ONEDNN, pack
+from weft.kernels.cpu.linear import HAS_ONEDNN, pack
 from weft.kernels.native import library
 from weft.kernels.native.linear import few_rows
 

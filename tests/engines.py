@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tests.hybrid_models import HYBRIDS, ODD_HYBRIDS
+from tests.operations import CPU
 from tests.oracle import Tiny
 from tests.plain_models import ODD_PLAIN, PLAIN
 from weft.base.config import EngineConfig
@@ -50,7 +51,7 @@ def dummy_model(tiny: Tiny, dtype: torch.dtype = torch.float32) -> CausalModel:
 
 
 def spec_of(family: str) -> MemorySpec:
-    return MemorySpec(model_of(family).memories())
+    return MemorySpec(model_of(family).memories(CPU))
 
 
 def make_engine(family: str, memory_bytes: int = 64 << 20, **settings: object) -> Engine:

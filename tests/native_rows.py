@@ -6,15 +6,15 @@ What a row may look at is random, all else is NaN: a value from there, or one wr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.operations import CPU, NATIVE
 from tests.plans import NOWHERE, Capture, Row, make_plan
-from weft.kernels.batch import Batch
+from weft.kernels.interface import Batch
 from weft.kernels.native.library import available
 from weft.memory.device.store import RecurrentView, Store
 from weft.memory.spec import MemorySpec, RecurrentMemory
@@ -90,5 +90,4 @@ class Twins:
 
     def batch(self, native: bool) -> Batch:
         plan, board = make_plan(self.rows, self.captures), torch.zeros(99, dtype=torch.int64)
-        batch = build_batch(plan, self.spec, board, "cpu", lanes=native)
-        return replace(batch, lanes=replace(batch.lanes, native=True)) if native else batch
+        return build_batch(plan, self.spec, board, "cpu", NATIVE if native else CPU)

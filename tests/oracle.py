@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.operations import CPU
 from weft.base.grid import cells_covering, first_window_cell, floor_to_grid
 from weft.base.plan import Captures, Plan, Sampling
 from weft.memory.device.store import Store
@@ -139,7 +140,7 @@ class DirectRunner:
 
     def __init__(self, model: CausalModel, budget_bytes: int = 64 << 20, poison: bool = True) -> None:
         self.model = model
-        self.spec = MemorySpec(model.memories())
+        self.spec = MemorySpec(model.memories(CPU))
         self.store = Store(self.spec, budget_bytes)
         self.store.buffer.fill_(0xFF)
         self.unit_bytes = unit_bytes(self.spec)

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.operations import CPU
 from weft.base.plan import Captures, Plan, Sampling
-from weft.kernels.batch import Batch
+from weft.kernels.interface import Batch, Operations
 from weft.memory.device.store import RecurrentView, Store
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec, RecurrentMemory
@@ -123,10 +124,10 @@ class Rig:
         cell: int = 8,
         room: int = 0,
         seed: int = 0,
-        lanes: bool = False,
+        operations: Operations = CPU,
         device: str = "cpu",
     ) -> None:
-        self.lanes, self.device = lanes, device
+        self.operations, self.device = operations, device
         self.spec = MemorySpec((memory,), cell=cell, draft_room=room)
         self.random = random.Random(seed)
         self.sequences, self.call = sequences, call
@@ -163,7 +164,7 @@ class Rig:
             for s, (start, end), (index, _) in zip(chosen, spans, chunks)
         ]
         board = torch.zeros(99, dtype=torch.int64, device=self.device)
-        batch = build_batch(make_plan(rows, captures), self.spec, board, self.device, self.lanes)
+        batch = build_batch(make_plan(rows, captures), self.spec, board, self.device, self.operations)
         packed = tuple(x.to(self.device) for x in self.pack(chosen, spans, wrong))
         outputs = self.call(packed, batch, self.view)
         for row, (sequence, (start, end)) in enumerate(zip(chosen, spans)):

@@ -9,11 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.kernels import paged_reads
-from weft.kernels.attention import attention
-from weft.kernels.batch import Batch, Paging
-from weft.kernels.paged_reads import PaddedRead, RowRead, SharedRead, plan_reads
+from tests.operations import CPU, PLAIN, attention
+from tests.plans import Row, make_plan
+from weft.kernels.cpu import paged_reads
+from weft.kernels.cpu.cutting import indices
+from weft.kernels.cpu.paged_reads import PaddedRead, Read, RowRead, SharedRead, plan_reads
+from weft.kernels.interface import Batch, Operations
 from weft.memory.device.store import AttentionView
+from weft.memory.spec import AttentionMemory, MemorySpec
+from weft.runner.batching import build_batch
 
 CELL, KV_HEADS, GROUP, HEAD_DIM = 64, 2, 3, 16
 SCALE = 0.3
@@ -28,6 +32,7 @@ class Scene:
     shared: int = 0  # tokens that all sequences have in common, in the same pages
     extra_columns: int = 0
     dtype: torch.dtype = torch.float32
+    operations: Operations = CPU
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(len(self.rows) + self.rows[0][1])
@@ -72,38 +77,19 @@ class Scene:
         return 0 if self.window is None else max(0, start - self.window + 1) // CELL
 
     def batch(self) -> Batch:
-        starts, ends = zip(*self.rows)
-        lengths = [end - start for start, end in self.rows]
-        firsts = [sum(lengths[:row]) for row in range(len(self.rows))]
-        positions = [p for start, end in self.rows for p in range(start, end)]
-        owners = [row for row, length in enumerate(lengths) for _ in range(length)]
-        first_cells = [self.first_cell(start) for start in starts]
-        width = max(len(t) - f for t, f in zip(self.tables, first_cells)) + self.extra_columns
-        table = torch.tensor([[*t[f:], *[0] * (width - len(t) + f)] for t, f in zip(self.tables, first_cells)])
-        paging = Paging(
-            write_page=torch.tensor([self.tables[row][p // CELL] for row, p in zip(owners, positions)]),
-            write_offset=torch.tensor(positions) % CELL,
-            table=table,
-            first_position=torch.tensor(first_cells) * CELL,
-        )
-        decodes = next((row for row, length in enumerate(lengths) if length > 1), len(self.rows))
-        return Batch(
-            tokens=len(positions),
-            rows=len(self.rows),
-            decode_rows=decodes,
-            token_ids=torch.zeros(len(positions), dtype=torch.int64),
-            positions=torch.tensor(positions),
-            start=torch.tensor(starts),
-            end=torch.tensor(ends),
-            host_start=tuple(starts),
-            host_end=tuple(ends),
-            host_first=tuple(firsts),
-            full=paging if self.window is None else None,
-            windowed=None if self.window is None else paging,
-            decodes=None,
-            groups=(),
-            convolution=None,
-        )
+        rows = []
+        width = self.extra_columns + max(len(t) - self.first_cell(s) for t, (s, _) in zip(self.tables, self.rows))
+        for number, ((start, end), table) in enumerate(zip(self.rows, self.tables)):
+            first = self.first_cell(start)
+            pages = [*table[first:], *[0] * (width - len(table) + first)]
+            kind = {"pages": pages} if self.window is None else {"window_pages": pages, "window_first": first}
+            rows.append(Row(start, end, 0, seat=number, **kind))
+        spec = MemorySpec((AttentionMemory(KV_HEADS, HEAD_DIM, "float32", self.window),), cell=CELL)
+        return build_batch(make_plan(rows), spec, torch.zeros(99, dtype=torch.int64), "cpu", self.operations)
+
+    def reads(self) -> list[Read]:
+        batch = self.batch()
+        return plan_reads(batch.host.rows, indices(batch).paging(self.window), self.window, CELL)
 
     def paged(self, softcap: float | None = None, sinks: bool = False) -> Tensor:
         new = [slice(start, end) for start, end in self.rows]
@@ -159,6 +145,12 @@ def test_paged_attention_equals_a_dense_one(mix, window, options):
     assert_equal(Scene(MIXES[mix], window), **OPTIONS[options])
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("window", [None, 1, 70])
+def test_the_plain_definition_equals_a_dense_one(window, options):
+    assert_equal(Scene(MIXES["decodes and prompts"], window, operations=PLAIN), **OPTIONS[options])
+
+
 @pytest.mark.parametrize("window", [None, 8, 70])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_blocks_of_queries_change_nothing(monkeypatch, window, options):
@@ -179,7 +171,7 @@ def test_a_common_beginning_read_once_equals_reading_it_for_each(monkeypatch, pa
     monkeypatch.setattr(paged_reads, "PADDED_TOKENS", padded_tokens)
     monkeypatch.setattr(paged_reads, "SHARING_PAGES", 1)
     scene = Scene([(150, 151), (128, 129), (200, 201), (170, 210)], None, shared=128)
-    reads = plan_reads(scene.batch(), scene.batch().full, None, CELL)
+    reads = scene.reads()
     assert [type(read) for read in reads] == [SharedRead, RowRead]
     assert len(reads[0].pages) == 2
     assert_equal(scene, **OPTIONS[options])
@@ -192,7 +184,7 @@ def test_rows_share_only_what_they_begin_with(monkeypatch):
     scene.tables[2][0] = next(p for p in range(scene.pages) if all(p not in table for table in scene.tables))
     scene.keys[2][:64] += 1
     scene.view = scene._fill_pages()
-    reads = plan_reads(scene.batch(), scene.batch().full, None, CELL)
+    reads = scene.reads()
     assert [type(read) for read in reads] == [SharedRead, RowRead]
     assert reads[0].tokens.tolist() == [0, 1, 3]
     assert_equal(scene)
@@ -202,7 +194,7 @@ def test_the_open_cell_is_never_read_as_a_common_beginning(monkeypatch):
     monkeypatch.setattr(paged_reads, "SHARING_PAGES", 1)
     scene = Scene([(64, 65), (127, 128)], None, shared=64)
     scene.tables[1] = scene.tables[0]
-    reads = plan_reads(scene.batch(), scene.batch().full, None, CELL)
+    reads = scene.reads()
     assert len(reads[0].pages) == 1
 
 
@@ -220,7 +212,7 @@ def test_what_else_is_in_the_batch_changes_nothing(window):
 
 def test_masks_and_reads_stay_bounded_by_the_window():
     scene = Scene([(0, 3000)], 100)
-    reads = plan_reads(scene.batch(), scene.batch().windowed, 100, CELL)
+    reads = scene.reads()
     assert len(reads) == 6
     for read in reads:
         queries = read.tokens.stop - read.tokens.start
@@ -232,7 +224,7 @@ def test_masks_and_reads_stay_bounded_by_the_window():
 
 def test_decodes_read_only_their_windows_pages():
     scene = Scene([(1000, 1001), (1500, 1501)], 100)
-    [read] = plan_reads(scene.batch(), scene.batch().windowed, 100, CELL)
+    [read] = scene.reads()
     assert isinstance(read, PaddedRead)
     assert len(read.pages) == 2 * 3
 

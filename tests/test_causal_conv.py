@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.operations import PLAIN, causal_conv
 from tests.plans import Known, Rig
-from weft.kernels.causal_conv import causal_conv, short_conv_memory
+from weft.kernels.recurrent import short_conv_memory
 
 CHANNELS = 6
 
@@ -84,3 +85,14 @@ def test_bfloat16_sums_are_those_of_float32():
     rig = make_rig([50, 20, 9], dtype=torch.bfloat16)
     rig.tolerance = 1e-2
     rig.run([1, 2, 9, 16])
+
+
+@pytest.mark.parametrize("room", [0, 3])
+def test_the_plain_definition_equals_the_loop(room):
+    rig = make_rig([50, 33, 24, 8, 7, 1, 65], room=room, operations=PLAIN)
+    rig.run([1, 1, 2, 3, 5, 8, 9, 16, 27])
+
+
+def test_drafts_leave_no_trace_in_the_plain_definition():
+    rig = make_rig([60, 40], room=3, operations=PLAIN)
+    rig.run_with_drafts(4)

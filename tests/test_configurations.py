@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.operations import CPU
 from weft.base.errors import ModelError
 from weft.memory.spec import MemorySpec
 from weft.models import configurations
@@ -37,7 +38,7 @@ def test_a_packaged_configuration_has_the_size_of_its_model(name: str) -> None:
     model = build(read_config(file), torch.bfloat16, "meta")
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(PARAMETERS[name], rel=0.02)
     if name in STATE_MEGABYTES:
-        assert MemorySpec(model.memories()).state_bytes / 1e6 == pytest.approx(STATE_MEGABYTES[name], rel=0.01)
+        assert MemorySpec(model.memories(CPU)).state_bytes / 1e6 == pytest.approx(STATE_MEGABYTES[name], rel=0.01)
 
 
 def test_every_model_that_is_counted_is_packaged() -> None:

@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.operations import GPU_ROWS, PLAIN, attention
 from tests.plans import Row, make_plan
-from weft.kernels.attention import attention
 from weft.kernels.cuda import attention as on_gpu
 from weft.kernels.cuda import attention_prefill, flashinfer
 from weft.kernels.cuda.attention_decode import Sharing, attend_decodes
 from weft.kernels.cuda.attention_prefill import PLAIN_LAUNCH, attend_pieces
 from weft.kernels.cuda.flashinfer import Shape
+from weft.kernels.interface import Operations
 from weft.memory.device.store import AttentionView
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.batching import build_batch
@@ -83,9 +84,9 @@ class Scene:
     def first_cell(self, start: int) -> int:
         return 0 if self.window is None else max(0, start - self.window + 1 - self.spare) // self.cell
 
-    def batch(self, lanes: bool):
+    def batch(self, operations: Operations = GPU_ROWS):
         board = torch.zeros(9, dtype=torch.int64, device=self.device)
-        return build_batch(self.plan, self.spec, board, self.device, lanes)
+        return build_batch(self.plan, self.spec, board, self.device, operations)
 
     def view(self) -> AttentionView:
         return AttentionView(self.store[:, 1], self.store[:, 2], self.window)
@@ -96,11 +97,11 @@ class Scene:
         view = AttentionView(store[:, 1], store[:, 2], self.window)
         sink = self.sinks.float() if sinks else None
         q, k, v = (x.float() for x in (self.q, self.k, self.v))
-        return attention(q, k, v, self.batch(False), view, self.scale, softcap, sink)
+        return attention(q, k, v, self.batch(PLAIN), view, self.scale, softcap, sink)
 
     def ours(self, softcap: float | None = None, sinks: bool = False) -> Tensor:
         sink = self.sinks if sinks else None
-        return attention(self.q, self.k, self.v, self.batch(True), self.view(), self.scale, softcap, sink)
+        return attention(self.q, self.k, self.v, self.batch(), self.view(), self.scale, softcap, sink)
 
     def shape(self, softcap: float | None = None) -> Shape:
         return on_gpu.shape_of(self.q, self.view(), self.scale, softcap)
@@ -136,7 +137,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("window", [None, 1, 8, 20, 40, 1000])
 @pytest.mark.parametrize("mix", MIXES)
-def test_attention_on_lanes_equals_the_reference(mix, window):
+def test_attention_equals_the_reference(mix, window):
     assert_equal(Scene(MIXES[mix], window), sinks=True)
 
 
@@ -160,11 +161,11 @@ def test_cells_of_64_tokens():
 @pytest.mark.parametrize("window", [None, 50])
 def test_the_number_of_shares_changes_nothing(sharing, window):
     scene = Scene([(150, 151), (0, 1), (16, 17), (70, 71)], window, heads=3, kv_heads=1)
-    batch, view = scene.batch(True), scene.view()
+    batch, view = scene.batch(), scene.view()
     on_gpu.write_pages(scene.k, scene.v, batch, view)
-    listed = batch.lanes.full or batch.lanes.windowed
+    listed = batch.full or batch.windowed
     out = torch.full(scene.q.shape, torch.nan, device=scene.device)
-    attend_decodes(scene.q, out, batch.lanes, listed, view, scene.scale, None, scene.sinks, sharing)
+    attend_decodes(scene.q, out, batch, listed, view, scene.scale, None, scene.sinks, sharing)
     assert error_of(out, scene.reference(sinks=True)) < 2e-6
 
 
@@ -177,12 +178,12 @@ def test_cells_that_left_the_window_may_still_be_listed(window):
 @pytest.mark.parametrize("window", [None, 7, 33])
 def test_the_size_of_a_block_of_queries_changes_nothing(block, window):
     scene = Scene([(0, 40), (21, 30)], window, heads=3, kv_heads=1)
-    batch, view = scene.batch(True), scene.view()
+    batch, view = scene.batch(), scene.view()
     on_gpu.write_pages(scene.k, scene.v, batch, view)
-    listed = batch.lanes.full or batch.lanes.windowed
+    listed = batch.full or batch.windowed
     out = torch.full(scene.q.shape, torch.nan, device=scene.device)
     launch = PLAIN_LAUNCH._replace(block=block)
-    attend_pieces(scene.q, out, batch.lanes, listed, view, scene.scale, None, None, launch)
+    attend_pieces(scene.q, out, batch, listed, view, scene.scale, None, None, launch)
     assert error_of(out, scene.reference()) < 2e-6
 
 
@@ -190,12 +191,12 @@ def test_the_size_of_a_block_of_queries_changes_nothing(block, window):
 @pytest.mark.parametrize("window", [None, 7, 33, 60])
 def test_how_many_programs_share_a_prompts_cells_changes_nothing(sharing, window):
     scene = Scene([(150, 151), (0, 40), (21, 30), (100, 125)], window, heads=3, kv_heads=1)
-    batch, view = scene.batch(True), scene.view()
+    batch, view = scene.batch(), scene.view()
     on_gpu.write_pages(scene.k, scene.v, batch, view)
-    listed = batch.lanes.full or batch.lanes.windowed
+    listed = batch.full or batch.windowed
     out = torch.full(scene.q.shape, torch.nan, device=scene.device)
     attend_pieces(
-        scene.q, out, batch.lanes, listed, view, scene.scale, None, scene.sinks,
+        scene.q, out, batch, listed, view, scene.scale, None, scene.sinks,
         sharing=attention_prefill.Sharing(*sharing),
     )  # fmt: skip
     assert error_of(out[1:], scene.reference(sinks=True)[1:]) < 2e-6
@@ -205,7 +206,7 @@ def test_how_many_programs_share_a_prompts_cells_changes_nothing(sharing, window
 def test_new_keys_and_values_are_in_their_pages_and_nothing_else_is_touched():
     scene = Scene([(30, 31), (10, 35)])
     before = scene.store.clone()
-    batch, view = scene.batch(True), scene.view()
+    batch, view = scene.batch(), scene.view()
     on_gpu.write_pages(scene.k, scene.v, batch, view)
     table, token = scene.plan.page_table, 0
     for row, (start, end) in enumerate(scene.rows):
@@ -227,9 +228,8 @@ def test_a_prompts_tokens_come_out_the_same_wherever_its_rows_begin():
         first = whole.first_cell(start)
         pages = pieces[first : -(-end // 16)]
         plan = make_plan([Row(start, end, window_pages=pages, window_first=first)])
-        batch = build_batch(
-            plan, whole.spec, torch.zeros(9, dtype=torch.int64, device=whole.device), whole.device, True
-        )
+        board = torch.zeros(9, dtype=torch.int64, device=whole.device)
+        batch = build_batch(plan, whole.spec, board, whole.device, GPU_ROWS)
         parts = (x[start:end] for x in (whole.q, whole.k, whole.v))
         assert attention(*parts, batch, whole.view(), SCALE).equal(outputs[start:end])
 
@@ -273,23 +273,23 @@ def test_a_recorded_step_of_decodes_reads_whatever_stands_in_its_tensors():
     short, long = (Scene([(n, n + 1) for n in lengths], heads=32, kv_heads=8, head_dim=128, cell=64,
                          dtype=torch.bfloat16) for lengths in ([3, 70, 200, 64], [3000, 900, 2500, 0]))  # fmt: skip
     answer = long.ours()
-    batch = long.batch(True)
-    recorded_batch, store = long.batch(True), long.store
-    lanes, listed = recorded_batch.lanes, recorded_batch.lanes.full
+    batch = long.batch()
+    recorded_batch, store = long.batch(), long.store
+    listed = recorded_batch.full
     # Recorded with the short rows in the long ones' tensors.
-    other = short.batch(True).lanes
+    other = short.batch()
     for name in ("first_position", "bounds"):
         getattr(listed, name).copy_(getattr(other.full, name))
-    lanes.start.copy_(other.start)
+    recorded_batch.start.copy_(other.start)
     listed.pages.fill_(0)
     view, q = AttentionView(store[:, 1], store[:, 2], None), long.q.contiguous()
-    on_gpu.attend(q, recorded_batch, view, SCALE)
+    on_gpu.read_pages(q, recorded_batch, view, SCALE)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = on_gpu.attend(q, recorded_batch, view, SCALE)
+        out = on_gpu.read_pages(q, recorded_batch, view, SCALE)
     for name in ("first_position", "bounds", "pages"):
-        getattr(listed, name).copy_(getattr(batch.lanes.full, name))
-    lanes.start.copy_(batch.lanes.start)
+        getattr(listed, name).copy_(getattr(batch.full, name))
+    recorded_batch.start.copy_(batch.start)
     graph.replay()
     assert out.equal(answer)
 
@@ -298,7 +298,7 @@ def test_a_recorded_step_of_decodes_reads_whatever_stands_in_its_tensors():
 def test_nothing_waits_for_the_device():
     scene = Scene(REAL, 1000, 32, 8, 128, cell=64, dtype=torch.bfloat16)
     scene.ours()
-    batch, view = scene.batch(True), scene.view()
+    batch, view = scene.batch(), scene.view()
     torch.cuda.set_sync_debug_mode("error")
     try:
         attention(scene.q, scene.k, scene.v, batch, view, SCALE)

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tests.compiled import assert_compiles
+from tests.operations import GPU_ROWS, causal_conv, gated_short_conv
 from tests.plans import Capture, Known, Rig, Row, make_plan
 from tests.test_causal_conv import naive_conv
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
-from weft.kernels.causal_conv import causal_conv, gated_short_conv, short_conv_memory
 from weft.kernels.cuda import overlap
+from weft.kernels.recurrent import short_conv_memory
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch
@@ -37,7 +38,7 @@ def make_rig(lengths, width=4, bias=True, activation=True, dtype=torch.float32, 
         return (causal_conv(wide[:, channels : 2 * channels], *on_device, activation, batch, view),)
 
     memory = short_conv_memory(channels, width, str(dtype).removeprefix("torch."))
-    return Rig(memory, sequences, call, lanes=True, **options)
+    return Rig(memory, sequences, call, operations=GPU_ROWS, **options)
 
 
 def make_gated_rig(lengths, width=3, dtype=torch.float32, channels=CHANNELS, **options) -> Rig:
@@ -56,7 +57,7 @@ def make_gated_rig(lengths, width=3, dtype=torch.float32, channels=CHANNELS, **o
         return (gated_short_conv(inputs[0], on_device, None, batch, view),)
 
     memory = short_conv_memory(channels, width, str(dtype).removeprefix("torch."))
-    return Rig(memory, sequences, call, lanes=True, **options)
+    return Rig(memory, sequences, call, operations=GPU_ROWS, **options)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def launch(dtype: torch.dtype, gated: bool, width: int = 4) -> None:
     spec = MemorySpec((short_conv_memory(channels, width, str(dtype).removeprefix("torch.")),))
     store = Store(spec, 1 << 20)
     rows = [Row(70, 71, 1, 0), Row(64, 200, 2, 1)]
-    batch = build_batch(make_plan(rows, [Capture(1, 128, 3)]), spec, torch.zeros(9, dtype=torch.int64), "cpu", True)
+    batch = build_batch(make_plan(rows, [Capture(1, 128, 3)]), spec, torch.zeros(9, dtype=torch.int64), "cpu", GPU_ROWS)
     weight = torch.empty(width, channels).t()
     x = torch.empty(137, 3 * channels, dtype=dtype)
     if gated:

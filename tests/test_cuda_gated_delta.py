@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tests.compiled import assert_compiles
+from tests.operations import GPU_ROWS, gated_delta, gated_delta_memory, projected_gated_delta
 from tests.plans import Capture, Known, Rig, Row, make_plan
 from tests.test_gated_delta import naive_delta
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
-from weft.kernels.batch import Batch
 from weft.kernels.cuda.gated_delta import FEW_ROWS
-from weft.kernels.gated_delta import gated_delta, gated_delta_memory, projected_gated_delta
+from weft.kernels.interface import Batch
 from weft.memory.device.store import RecurrentView, Store
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch
@@ -35,7 +35,7 @@ def random_inputs(tokens: int, sizes, dtype, decay=0.3) -> tuple[Tensor, ...]:
 def make_memory(sizes, dtype):
     key_heads, key_dim, value_heads, value_dim = sizes
     name = NAMES[dtype]
-    return gated_delta_memory(key_heads, key_dim, value_heads, value_dim, 3, 4, name, lanes=True)
+    return gated_delta_memory(key_heads, key_dim, value_heads, value_dim, 3, 4, name, by=GPU_ROWS)
 
 
 def make_rig(lengths, sizes=SMALL, dtype=torch.float32, seed=0, decay=0.3, device="cpu", **options) -> Rig:
@@ -49,7 +49,7 @@ def make_rig(lengths, sizes=SMALL, dtype=torch.float32, seed=0, decay=0.3, devic
     def call(inputs, batch, view):
         return (gated_delta(*inputs, batch, view),)
 
-    return Rig(make_memory(sizes, dtype), sequences, call, seed=seed, lanes=True, device=device, **options)
+    return Rig(make_memory(sizes, dtype), sequences, call, seed=seed, operations=GPU_ROWS, device=device, **options)
 
 
 class Bench:
@@ -67,7 +67,7 @@ class Bench:
 
     def batch(self, rows: list[Row], captures: list[Capture] = ()) -> Batch:
         board = torch.zeros(1, dtype=torch.int64, device=self.device)
-        return build_batch(make_plan(rows, captures), self.spec, board, self.device, lanes=True)
+        return build_batch(make_plan(rows, captures), self.spec, board, self.device, GPU_ROWS)
 
 
 def relative(found: Tensor, answer: Tensor) -> float:
@@ -116,7 +116,7 @@ def test_equal_keys_are_solved_without_cancellation():
     y, states = naive_delta(q, k, v, g, beta)
     known = Known((q, k, v, g, beta), (y,), {"delta": states})
     rig = make_rig([], (1, 16, 1, 16), cell=64)
-    rig = Rig(rig.spec.memories[0], [known], rig.call, cell=64, lanes=True)
+    rig = Rig(rig.spec.memories[0], [known], rig.call, cell=64, operations=GPU_ROWS)
     rig.step([(0, 64)])
 
 
@@ -243,7 +243,7 @@ def test_a_recorded_decode_serves_other_rows():
             with torch.cuda.graph(graph):
                 y = gated_delta(*inputs, other, bench.view)
             for name in ("start", "first", "slot", "tail", "closing"):
-                getattr(other.lanes, name).copy_(getattr(wanted.lanes, name))
+                getattr(other, name).copy_(getattr(wanted, name))
             graph.replay()
         else:
             y = gated_delta(*inputs, wanted, bench.view)

@@ -154,7 +154,7 @@ def test_nothing_is_remembered_where_nothing_is_compiled(started, monkeypatch):
 def test_on_a_gpu_both_ways_compute_the_same(dtype):
     """Rows that begin anywhere, one or many, narrow and wide, each twice: the second launch is by what was compiled."""
     from weft.kernels.cuda.norm import join
-    from weft.kernels.norm import Change
+    from weft.kernels.stream import Change
 
     packed = torch.randn(70, 2048 + 64, device="cuda").to(dtype)
     for _ in range(2):

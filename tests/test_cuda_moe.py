@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.compiled import assert_compiles
-from weft.kernels import moe as reference
-from weft.kernels.activation import squared_relu
-from weft.kernels.cuda import moe
+from tests.operations import GPU, experts
+from weft.kernels.activations import squared_relu
 from weft.kernels.cuda.moe_choices import Tiles, tiles
 from weft.kernels.cuda.moe_few import few_experts
 from weft.kernels.cuda.moe_many import many_experts
 from weft.kernels.cuda.moe_routing import list_pairs, route
 from weft.kernels.cuda.moe_some import some_experts
 from weft.kernels.cuda.vectors import Vectors
-from weft.kernels.moe import Shared, clamped, gated, plain
+from weft.kernels.experts import Shared, clamped, gated, plain
+from weft.kernels.plain import moe as reference
+from weft.kernels.weight import Weight
 
+on_gpu = partial(experts, by=GPU)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ACTIVATIONS = {
     "silu": gated(F.silu),
@@ -55,7 +59,7 @@ def shared_expert(tokens, hidden, inner, opened, dtype=torch.float32):
     """Its first product is part of a wider one, so that rows are not contiguous."""
     wide = random(tokens, 2 * inner + 1, seed=7, dtype=dtype)
     second = random(hidden, inner, seed=8, dtype=dtype) / inner**0.5
-    return Shared(wide[:, 1 : inner + 1], wide[:, inner + 1 :], second, wide[:, :1] if opened else None)
+    return Shared(wide[:, 1 : inner + 1], wide[:, inner + 1 :], Weight(second), wide[:, :1] if opened else None)
 
 
 def expected(x, weights, chosen, first, second, activation, first_bias, second_bias, shared):
@@ -70,7 +74,7 @@ def expected(x, weights, chosen, first, second, activation, first_bias, second_b
         outer = outer if second_bias is None else outer + second_bias[expert].double()
         total.index_add_(0, token, outer * weights[token, place, None])
     if shared is not None:
-        parts = (shared.gate, shared.up, shared.second, shared.opening)
+        parts = (shared.gate, shared.up, shared.second.matrix, shared.opening)
         gate, up, last, opening = (None if part is None else part.double() for part in parts)
         added = (F.silu(gate) * up) @ last.t()
         total += added if opening is None else added * opening.sigmoid()
@@ -119,15 +123,15 @@ def test_few_tokens_read_rows_in_several_pieces(tokens, k, activation, biased, s
 def test_a_token_is_worth_the_same_in_any_company():
     inputs = inputs_of(40, 6, 24, 16, 3, ACTIVATIONS["silu"], False)
     x, weights, chosen, *rest = inputs
-    together = moe.experts(*inputs)
+    together = on_gpu(*inputs)
     for token in (0, 39):
         part = slice(token, token + 1)
-        torch.testing.assert_close(moe.experts(x[part], weights[part], chosen[part], *rest)[0], together[token])
+        torch.testing.assert_close(on_gpu(x[part], weights[part], chosen[part], *rest)[0], together[token])
 
 
 def test_no_tokens_are_no_work():
     inputs = inputs_of(2, 4, 16, 16, 2, ACTIVATIONS["silu"], False)
-    none = moe.experts(inputs[0][:0], inputs[1][:0], inputs[2][:0], *inputs[3:])
+    none = on_gpu(inputs[0][:0], inputs[1][:0], inputs[2][:0], *inputs[3:])
     assert none.shape == (0, 16)
 
 
@@ -209,7 +213,7 @@ def launch_wide_experts() -> None:
             )
             chosen = torch.zeros(1, k, dtype=torch.int32)
             x = torch.empty(1, hidden, dtype=dtype)
-            moe.experts(x, torch.empty(1, k), chosen, first, second, ACTIVATIONS["silu"])
+            on_gpu(x, torch.empty(1, k), chosen, first, second, ACTIVATIONS["silu"])
 
 
 def test_wide_experts_are_read_in_turns():
@@ -227,9 +231,7 @@ def launch_real_sizes() -> None:
         x = torch.empty(300, hidden, dtype=torch.bfloat16)
         route(torch.empty(300, count, dtype=torch.bfloat16), k, "softmax")
         for tokens in (1, 16, 128, 300):
-            moe.experts(
-                x[:tokens], torch.empty(tokens, k), chosen[:tokens], *matrices, ACTIVATIONS[activation], *biases
-            )
+            on_gpu(x[:tokens], torch.empty(tokens, k), chosen[:tokens], *matrices, ACTIVATIONS[activation], *biases)
 
 
 def launch_float32() -> None:
@@ -237,7 +239,7 @@ def launch_float32() -> None:
     WAYS["some"](*inputs)
     WAYS["few"](*inputs)
     shared = shared_expert(1, 2048, 512, opened=True, dtype=torch.bfloat16)
-    moe.experts(*inputs_of(1, 4, 2048, 512, 2, ACTIVATIONS["silu"], False, torch.bfloat16, shared))
+    on_gpu(*inputs_of(1, 4, 2048, 512, 2, ACTIVATIONS["silu"], False, torch.bfloat16, shared))
 
 
 def test_kernels_compile_for_sm_90():
@@ -258,7 +260,7 @@ REAL = {
 def test_real_sizes_equal_the_definition_in_bfloat16(name, tokens):
     count, hidden, inner, k, activation, biased = REAL[name]
     inputs = inputs_of(tokens, count, hidden, inner, k, ACTIVATIONS[activation], biased, torch.bfloat16)
-    assert error(moe.experts(*inputs), expected(*inputs)) < 1e-2
+    assert error(on_gpu(*inputs), expected(*inputs)) < 1e-2
 
 
 @pytest.mark.gpu
@@ -267,14 +269,14 @@ def test_real_sizes_equal_the_definition_in_bfloat16(name, tokens):
 def test_a_shared_expert_is_added_in_bfloat16(tokens, inner):
     shared = shared_expert(tokens, 2048, inner, opened=inner == 512, dtype=torch.bfloat16)
     inputs = inputs_of(tokens, 64, 2048, 512, 8, ACTIVATIONS["silu"], False, torch.bfloat16, shared)
-    assert error(moe.experts(*inputs), expected(*inputs)) < 1e-2
+    assert error(on_gpu(*inputs), expected(*inputs)) < 1e-2
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 40, 600])
 def test_float32_is_float32(tokens):
     inputs = inputs_of(tokens, 32, 1024, 512, 4, ACTIVATIONS["silu"], False)
-    assert error(moe.experts(*inputs), expected(*inputs)) < 1e-5
+    assert error(on_gpu(*inputs), expected(*inputs)) < 1e-5
 
 
 @pytest.mark.gpu
@@ -286,7 +288,7 @@ def test_a_recorded_step_follows_other_choices(tokens):
     logits = random(tokens, count, seed=10)
 
     def step():
-        return reference.experts(x, *reference.route_top(logits, k), first, second, activation)
+        return on_gpu(x, *GPU.route_top(logits, k), first, second, activation)
 
     step()
     graph = torch.cuda.CUDAGraph()
@@ -303,10 +305,10 @@ def test_a_recorded_step_follows_other_choices(tokens):
 def test_nothing_waits_for_the_device():
     prepared = [inputs_of(tokens, 8, 128, 64, 2, ACTIVATIONS["silu"], False, torch.bfloat16) for tokens in (1, 50, 900)]
     for inputs in prepared:
-        moe.experts(*inputs)
+        on_gpu(*inputs)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for inputs in prepared:
-            moe.experts(*inputs)
+            on_gpu(*inputs)
     finally:
         torch.cuda.set_sync_debug_mode("default")

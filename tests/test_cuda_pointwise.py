@@ -6,11 +6,16 @@ import pytest
 import torch
 
 from tests.compiled import assert_compiles
+from tests.operations import GPU_ROWS
 from tests.plans import Row, make_plan
-from weft.kernels.activation import KERNELS
+from weft.kernels.activations import NAMES
 from weft.kernels.cuda import overlap
-from weft.kernels.norm import Change, add_and_norm, gated_rms_norm, rms_norm, rms_norm_heads
-from weft.kernels.rotary import RotaryKind, frequencies, make_rotation, rotate
+from weft.kernels.plain.norm import gated_rms_norm, rms_norm
+from weft.kernels.plain.norm import join as add_and_norm
+from weft.kernels.plain.norm import rms_norm as rms_norm_heads
+from weft.kernels.plain.rotary import make_rotation, rotate
+from weft.kernels.rotary import RotaryKind, frequencies
+from weft.kernels.stream import Change
 from weft.memory.device.store import Store
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.batching import build_batch
@@ -81,7 +86,7 @@ def check_activations(rows, size, dtype, device, tolerance):
     from weft.kernels.cuda.activation import activate
 
     gate, up = (random(rows, size, seed=seed, dtype=dtype, device=device) * 3 for seed in (0, 1))
-    for function, name in KERNELS.items():
+    for function, name in NAMES.items():
         alone, product = activate(name, strided(gate)), activate(name, strided(gate), strided(up))
         expected = function(gate.float())
         torch.testing.assert_close(alone.float(), expected, rtol=tolerance, atol=tolerance)
@@ -96,7 +101,7 @@ def test_activations_equal_the_reference():
 def test_an_activation_of_nan_is_nan():
     from weft.kernels.cuda.activation import activate
 
-    for name in KERNELS.values():
+    for name in NAMES.values():
         assert activate(name, torch.full((1, 2), torch.nan)).isnan().all(), name
 
 
@@ -118,7 +123,7 @@ def rotating_rows(window, heads, kv_heads, head_dim, dtype, device, cell=8):
     spans = [(2 * cell + 3, 2 * cell + 4), (0, cell + 5), (cell - 1, cell + 2)]
     pages = [(7, 2, 9), (4, 11), (0, 3)]
     rows = [Row(*span, pages=own, window_pages=own) for span, own in zip(spans, pages)]
-    batch = build_batch(make_plan(rows), spec, torch.zeros(9, dtype=torch.int64, device=device), device, lanes=True)
+    batch = build_batch(make_plan(rows), spec, torch.zeros(9, dtype=torch.int64, device=device), device, GPU_ROWS)
     places = [(own[p // cell], p % cell) for span, own in zip(spans, pages) for p in range(*span)]
     return batch, store, places
 
@@ -171,7 +176,7 @@ def launch_all() -> None:
     join(empty(4, 2048), [Change(empty(4, 2048)), Change(empty(4, 2048), 0.5)], empty(2048), EPS)
     gated_rms_norm(torch.empty(4, 1024), empty(4, 1024), empty(1024), EPS, 8, True)
     gated_rms_norm(empty(4, 32, 128), empty(4, 32, 128), empty(128), EPS, 1, False)
-    for name in KERNELS.values():
+    for name in NAMES.values():
         activate(name, empty(4, 512), empty(4, 512))
     activate("relu2", empty(4, 512))
     for size, norm in ((64, True), (32, True), (0, False)):

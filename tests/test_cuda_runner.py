@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from tests.engines import TINY, Ask, dummy_model, greedy, model_of, seeded, serve, spec_of, tokens
+from tests.operations import GPU_ROWS, ssd_memory
 from tests.plans import Capture, Row, make_plan
 from weft.base.config import EngineConfig
 from weft.engine.loop import Engine
-from weft.kernels.causal_conv import short_conv_memory
-from weft.kernels.ssd import ssd_memory
+from weft.kernels.recurrent import short_conv_memory
 from weft.memory.device.store import Store
 from weft.memory.spec import AttentionMemory, MemorySpec
-from weft.models.layers import mamba2
 from weft.models.model import CausalModel
 from weft.runner.batching import build_batch
 from weft.runner.cuda import recorded
@@ -36,7 +35,7 @@ SPEC = MemorySpec(MEMORIES, cell=8)
 
 def inputs_for(rows: int) -> DecodeInputs:
     store = Store(SPEC, 1 << 16, scratch=True)
-    return DecodeInputs(rows, 10, SPEC, store.scratch, "cpu")
+    return DecodeInputs(rows, 10, SPEC, store.scratch, "cpu", GPU_ROWS)
 
 
 def decode_rows() -> list[Row]:
@@ -53,13 +52,13 @@ def test_inputs_of_a_recorded_step_say_what_the_batch_says():
     inputs.fill_with_padding()
     inputs.fill(plan, 4)
     found = inputs.batch(4, inputs.tensor("token", 4))
-    wanted = build_batch(plan, SPEC, torch.zeros(9, dtype=torch.int64), "cpu", lanes=True)
+    wanted = build_batch(plan, SPEC, torch.zeros(9, dtype=torch.int64), "cpu", GPU_ROWS)
     for name in ("start", "slot", "tail", "closing"):
-        assert getattr(found.lanes, name)[:3].tolist() == getattr(wanted.lanes, name).tolist(), name
-    assert found.lanes.first.tolist() == [0, 1, 2, 3, 4]
-    assert found.lanes.cell == wanted.lanes.cell
+        assert getattr(found, name)[:3].tolist() == getattr(wanted, name).tolist(), name
+    assert found.first.tolist() == [0, 1, 2, 3, 4]
+    assert found.cell == wanted.cell
     for name in ("full", "windowed"):
-        mine, theirs = getattr(found.lanes, name), getattr(wanted.lanes, name)
+        mine, theirs = getattr(found, name), getattr(wanted, name)
         assert mine.write_page[:3].tolist() == theirs.write_page.tolist()
         assert mine.first_position[:3].tolist() == theirs.first_position.tolist()
         assert mine.bounds[:4].tolist() == theirs.bounds.tolist()
@@ -69,15 +68,15 @@ def test_inputs_of_a_recorded_step_say_what_the_batch_says():
 def test_padding_owns_nothing():
     inputs = inputs_for(6)
     inputs.fill(make_plan(decode_rows()), 5)
-    lanes = inputs.batch(5, inputs.tensor("token", 5)).lanes
+    batch = inputs.batch(5, inputs.tensor("token", 5))
     store = Store(SPEC, 1 << 16, scratch=True)
     assert (1 << 16) // min(store.unit_bytes.values()) >= 3
     for kind, index in store.scratch.items():
         assert index * store.unit_bytes[kind] >= 1 << 16, "behind all that the arena gives out"
         assert (index + 1) * store.unit_bytes[kind] <= len(store.buffer)
-    assert lanes.start[3:].tolist() == [0, 0]
-    assert lanes.closing[3:].tolist() == [-1, -1]
-    for paging in (lanes.full, lanes.windowed):
+    assert batch.start[3:].tolist() == [0, 0]
+    assert batch.closing[3:].tolist() == [-1, -1]
+    for paging in (batch.full, batch.windowed):
         assert (paging.bounds[1:] - paging.bounds[:-1])[3:].tolist() == [1, 1]
         last = int(paging.bounds[-1])
         assert paging.pages[last - 2 : last].tolist() == paging.write_page[3:].tolist()
@@ -108,15 +107,15 @@ def prompt_rows() -> list[Row]:
 
 
 def prompt_inputs(size: Size) -> StepInputs:
-    return StepInputs(size, 9, 10, SPEC, Store(SPEC, 1 << 16, scratch=True).scratch, "cpu")
+    return StepInputs(size, 9, 10, SPEC, Store(SPEC, 1 << 16, scratch=True).scratch, "cpu", GPU_ROWS)
 
 
 def test_inputs_of_a_step_with_prompts_say_what_the_batch_says():
     plan = make_plan(prompt_rows(), [Capture(2, 24, 8), Capture(2, 16, 9)])
     inputs = prompt_inputs(Size(3, 4, 40))
     inputs.fill(plan)
-    found, wanted = inputs.step.batch, build_batch(plan, SPEC, torch.arange(9), "cpu", lanes=True)
-    mine, theirs = found.lanes, wanted.lanes
+    found, wanted = inputs.step.batch, build_batch(plan, SPEC, torch.arange(9), "cpu", GPU_ROWS)
+    mine, theirs = found, wanted
     place = [0, 1, 3, 4]
     for name in ("start", "slot", "tail", "closing"):
         assert getattr(mine, name)[place].tolist() == getattr(theirs, name).tolist(), name
@@ -146,23 +145,23 @@ def test_padding_beside_prompts_owns_nothing(lengths, first):
     size = Size(2, 4, 40)
     rows = [Row(first, first + n, read_slot=1, tail=1, pages=[1] * 8, window_pages=[1] * 8) for n in lengths]
     inputs = prompt_inputs(size)
-    before = inputs.step.batch.lanes
+    before = inputs.step.batch
     inputs.fill(make_plan(rows, [Capture(0, first + 2, 3)] if (first + 2) % 8 == 0 else []))
-    lanes, scratch = inputs.step.batch.lanes, inputs.scratch
-    assert lanes is before
-    lengths = (lanes.first[1:] - lanes.first[:-1]).tolist()
+    batch, scratch = inputs.step.batch, inputs.scratch
+    assert batch is before
+    lengths = (batch.first[1:] - batch.first[:-1]).tolist()
     assert min(lengths) > 0
     assert sum(lengths) == size.all_tokens
     real = slice(size.decodes, size.decodes + len(rows))
     padding = [*range(size.decodes), *range(real.stop, size.rows)]
-    assert set(lanes.tail[padding].tolist()) == {scratch["tail"]}
-    assert lanes.start[padding].tolist() == [0] * len(padding)
-    used = int(lanes.first_piece[len(rows)])
-    assert set(lanes.piece_slot[used:].tolist()) == {-1}
-    ends = [lanes.start[row] + lengths[row] for row in range(size.rows)]
-    for piece in range(int(lanes.first_piece[-1]), size.pieces(SPEC.cell)):
-        assert lanes.piece_position[piece] >= ends[lanes.piece_row[piece]], "behind the end of its row"
-    for kind, paging in (("page", lanes.full), ("window", lanes.windowed)):
+    assert set(batch.tail[padding].tolist()) == {scratch["tail"]}
+    assert batch.start[padding].tolist() == [0] * len(padding)
+    used = int(batch.first_piece[len(rows)])
+    assert set(batch.piece_slot[used:].tolist()) == {-1}
+    ends = [batch.start[row] + lengths[row] for row in range(size.rows)]
+    for piece in range(int(batch.first_piece[-1]), size.pieces(SPEC.cell)):
+        assert batch.piece_position[piece] >= ends[batch.piece_row[piece]], "behind the end of its row"
+    for kind, paging in (("page", batch.full), ("window", batch.windowed)):
         for row in padding:
             low, high = paging.bounds[row : row + 2].tolist()
             assert set(paging.pages[low:high].tolist()) == {scratch[kind]}
@@ -184,11 +183,11 @@ def test_prompts_take_the_smallest_size_that_holds_them(most, monkeypatch):
     assert not wide.holds(0, 4, 9)
 
 
-def cuda_engine(model: CausalModel, **settings) -> Engine:
-    memory, spec = 8 << 20, MemorySpec(model.memories())
+def cuda_engine(model: CausalModel, operations: Operations = GPU_ROWS, **settings) -> Engine:
+    memory, spec = 8 << 20, MemorySpec(model.memories(operations))
     options = {"max_sequences": 4, "max_tokens_per_step": 200, "max_length": 256, "paranoid": True, "depth": 1}
     config = EngineConfig(memory_bytes=memory, **(options | settings))
-    runner = CudaRunner(model, spec, memory, config.max_sequences, config.max_length, device="cpu")
+    runner = CudaRunner(model, spec, memory, config.max_sequences, config.max_length, "cpu", operations=operations)
     return Engine(spec, runner, config)
 
 
@@ -224,7 +223,7 @@ def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family, is_recorded, 
 def test_a_state_that_is_no_power_of_two_runs_in_the_kernels_of_a_gpu(monkeypatch):
     monkeypatch.setattr(recorded, "PROMPT_TOKENS", ())
     # In the layout that a model on a GPU has for its tails.
-    monkeypatch.setattr(mamba2, "ssd_memory", lambda *sizes: ssd_memory(*sizes, lanes=True))
+    monkeypatch.setattr(mamba2, "ssd_memory", lambda *sizes: ssd_memory(*sizes, by=GPU_ROWS))
     family, asks = "falcon_h1, state of 24", [Ask(tokens(67, seed=1), greedy(2)), Ask(tokens(3, seed=3), greedy(3))]
     found, wanted = (
         serve(cuda_engine(dummy_model(TINY[family]), max_sequences=2), asks),
@@ -237,9 +236,9 @@ def test_a_state_that_is_no_power_of_two_runs_in_the_kernels_of_a_gpu(monkeypatc
 
 def test_the_trial_of_a_step_runs_on_units_that_nobody_owns():
     spec = spec_of("lfm2")
-    runner = CudaRunner(model_of("lfm2"), spec, 1 << 16, 4, 256, device="cpu")
+    runner = CudaRunner(model_of("lfm2"), spec, 1 << 16, 4, 256, device="cpu", operations=GPU_ROWS)
     before = runner.store.buffer[: 1 << 16].clone()
     for start, end in (([0], [70]), ([0, 0], [1, 1])):
         plan = trial(np.array(start, np.int32), np.array(end, np.int32), spec, runner.store.scratch)
-        runner.run(plan, lanes=True)
+        runner.run(plan)
     assert torch.equal(runner.store.buffer[: 1 << 16], before)

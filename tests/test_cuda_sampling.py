@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.compiled import assert_compiles
+from tests.operations import CPU, GPU
 from tests.test_sampler import Row, choices_of, ints, is_borderline, is_right, numbers, plan_of
 from weft.kernels.cuda import sampling, sampling_scores
+from weft.kernels.sampling import Draws
+from weft.kernels.upload import upload
 from weft.runner import sampler
 from weft.runner.choices import draft_choices
-from weft.runner.upload import upload
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCAB = 40
@@ -25,8 +27,10 @@ def on_device(rows: list[Row]) -> list[int]:
     """What the kernels draw."""
     logits = torch.from_numpy(np.stack([row.logits for row in rows]).astype(np.float32)).to(DEVICE)
     draws = choices_of(plan_of(rows), logits.shape[-1]).draws
-    wishes = (draws.temperature, draws.log_min_p, draws.uniform, draws.top_k, draws.top_p)
-    return sampling.draw(logits, *(wish.to(DEVICE) for wish in wishes), ordered=any(draws.ordered)).tolist()
+    wishes = {
+        name: getattr(draws, name).to(DEVICE) for name in ("temperature", "log_min_p", "uniform", "top_k", "top_p")
+    }
+    return sampling.draw(logits, replace(draws, **wishes)).tolist()
 
 
 @st.composite
@@ -49,7 +53,7 @@ def reference(row: Row, shift: float) -> int:
     """What the reference draws at a random number beside the row's own."""
     uniform = min(max(row.uniform + shift, 0.0), 1 - 2**-24)
     logits = torch.from_numpy(row.logits)[None]
-    return sampler.draw(logits, choices_of(plan_of([replace(row, uniform=uniform)]), VOCAB).draws).item()
+    return CPU.draw(logits, choices_of(plan_of([replace(row, uniform=uniform)]), VOCAB).draws).item()
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, database=None)
@@ -145,7 +149,7 @@ def test_scores_equal_the_reference(vocab):
     chosen = torch.tensor([0, 3, vocab - 1, 11])
     for top in (0, 12):
         ours = sampling_scores.score(logits.to(DEVICE), chosen.to(DEVICE), top)
-        own, likely, values = sampler.score(logits, chosen, top)
+        own, likely, values = CPU.score(logits, chosen, top)
         assert ours[1].tolist() == likely.tolist()
         torch.testing.assert_close(ours[0].cpu(), own, rtol=0, atol=1e-5)
         torch.testing.assert_close(ours[2].cpu(), values, rtol=0, atol=1e-5)
@@ -172,7 +176,7 @@ def launch_all() -> None:
         logits = torch.empty(3, 131072, dtype=dtype)
         sampling.likeliest(logits)
         sampling.take_likeliest(logits, whole, whole.int())
-        sampling.draw(logits, one, one, one, whole, one, ordered=True)
+        sampling.draw(logits, Draws(whole, one, one, one, (True,), (True,), whole, one))
         sampling_scores.score(logits, whole, 5)
     sampling.read_board(whole, whole.int(), whole.int(), whole.int())
 
@@ -212,7 +216,7 @@ def test_real_vocabularies_are_drawn_as_by_the_reference(vocab):
         for u in random.random(4, dtype=np.float32).tolist()
     ]
     logits = torch.from_numpy(np.stack([row.logits for row in batch]))
-    wanted = sampler.draw(logits, choices_of(plan_of(batch), vocab).draws).tolist()
+    wanted = CPU.draw(logits, choices_of(plan_of(batch), vocab).draws).tolist()
     ours = on_device(batch)
     assert sum(a == b for a, b in zip(ours, wanted)) >= len(batch) - 2
     assert ours[5:9] == on_device(batch[5:9])
@@ -241,7 +245,7 @@ def test_nothing_waits_for_the_device():
     logits, board = torch.randn(4, 5000, device="cuda"), torch.full((4,), 4, device="cuda")
 
     def step():
-        sampling_scores.score(logits, sampler.sample(logits, choices, board), 5)
+        sampling_scores.score(logits, sampler.sample(logits, choices, board, GPU), 5)
         sampling.likeliest(logits)
 
     step()

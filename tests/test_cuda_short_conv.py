@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.compiled import assert_compiles
+from tests.operations import CPU, GPU_ROWS, gated_short_conv, projected_short_conv
 from tests.plans import NOWHERE, Capture, Known, Rig, Row, make_plan
 from tests.test_causal_conv import naive_conv
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
-from weft.kernels.batch import Batch
-from weft.kernels.causal_conv import gated_short_conv, projected_short_conv, short_conv_memory
 from weft.kernels.cuda import short_conv
 from weft.kernels.cuda.linear import product
+from weft.kernels.interface import Batch, Operations
+from weft.kernels.recurrent import short_conv_memory
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import MemorySpec
 from weft.models.layers.short_conv import ShortConv
@@ -28,7 +29,7 @@ CELL = 8
 STARTS = (0, 1, 2, 7, 8, 9, 10, 15, 23, 21, 3, 16)
 
 
-def decodes(rows: int, spec: MemorySpec, device: str, lanes: bool = True, first: int = 0) -> Batch:
+def decodes(rows: int, spec: MemorySpec, device: str, operations: Operations = GPU_ROWS, first: int = 0) -> Batch:
     """Rows with slots and tails of their own; of those that close their cell, every other one hands out its window.
 
     `first` is the place of the first row's start in `STARTS`.
@@ -38,7 +39,7 @@ def decodes(rows: int, spec: MemorySpec, device: str, lanes: bool = True, first:
     closing = [row for row, start in enumerate(starts) if start % CELL == CELL - 1]
     captures = [Capture(row, starts[row] + 1, rows + row) for row in closing[::2]]
     board = torch.zeros(99, dtype=torch.int64, device=device)
-    return build_batch(make_plan(plan_rows, captures), spec, board, device, lanes)
+    return build_batch(make_plan(plan_rows, captures), spec, board, device, operations)
 
 
 class Case:
@@ -76,7 +77,7 @@ class Case:
 def check(case: Case, tolerance: float = 0.0) -> None:
     """Outputs, and all memory: what is to be written and what is not."""
     mine, theirs = case.view(), case.view()
-    assert short_conv.suits(case.x, case.projection, case.batch.lanes)
+    assert short_conv.suits(case.x, case.projection, case.batch)
     found, wanted = case.together(mine), case.one_by_one(theirs)
     assert_close(found, wanted, mine, theirs, tolerance)
     assert not torch.equal(mine.tail["conv"], case.tail)
@@ -111,29 +112,29 @@ def test_so_they_are_of_one_row_wherever_it_stands(device, first, inputs, channe
 
 def test_of_zeros_before_a_sequence_nothing_is_read():
     case = Case(12, 144, 20, 4)
-    starts = case.batch.lanes.start.tolist()
+    starts = case.batch.start.tolist()
     for row, start in enumerate(starts):
-        ring = case.tail[case.batch.lanes.tail[row]]
+        ring = case.tail[case.batch.tail[row]]
         seen = {position % len(ring) for position in range(max(start - start % CELL, start - 3), start)}
         ring[[place for place in range(len(ring)) if place not in seen]] = torch.nan
         if start % CELL >= 3 or start < CELL:
             case.state[row] = torch.nan
     view = case.view()
     assert case.together(view).isfinite().all()
-    assert view.state["conv"][case.batch.lanes.closing[case.batch.lanes.closing >= 0]].isfinite().all()
+    assert view.state["conv"][case.batch.closing[case.batch.closing >= 0]].isfinite().all()
 
 
 def test_padding_changes_nothing_for_other_rows():
     """Rows at position 0 that share a tail, as a recorded step has them behind its real ones."""
     case = Case(12, 144, 20, 3)
-    lanes = case.batch.lanes
-    start, closing, tail = lanes.start.clone(), lanes.closing.clone(), lanes.tail.clone()
+    batch = case.batch
+    start, closing, tail = batch.start.clone(), batch.closing.clone(), batch.tail.clone()
     start[9:], closing[9:], tail[9:] = 0, -1, 0
-    case.batch = replace(case.batch, lanes=replace(lanes, start=start, closing=closing, tail=tail))
+    case.batch = replace(batch, start=start, closing=closing, tail=tail)
     padded, alone = case.view(), case.view()
     found = case.together(padded)
-    first = {name: getattr(case.batch.lanes, name)[:9] for name in ("start", "slot", "tail", "closing")}
-    case.batch = replace(case.batch, lanes=replace(case.batch.lanes, rows=9, decodes=9, **first))
+    first = {name: getattr(case.batch, name)[:9] for name in ("start", "slot", "tail", "closing")}
+    case.batch = replace(case.batch, rows=9, decodes=9, **first)
     case.x = case.x[:9]
     assert torch.equal(found[:9], case.together(alone))
     assert torch.equal(padded.state["conv"], alone.state["conv"])
@@ -141,7 +142,7 @@ def test_padding_changes_nothing_for_other_rows():
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_layer_on_lanes_equals_the_reference(bias, monkeypatch):
+def test_a_layer_equals_the_reference(bias, monkeypatch):
     layer = ShortConv(32, 3, bias, torch.float16)
     layer.index = 0
     layer.in_proj.half()
@@ -155,7 +156,7 @@ def test_a_layer_on_lanes_equals_the_reference(bias, monkeypatch):
     mine, theirs = case.view(), case.view()
     found = layer(case.x, None, case.batch, (mine,))
     assert len(calls) == 1
-    wanted = layer(case.x, None, decodes(12, case.spec, "cpu", lanes=False), (theirs,))
+    wanted = layer(case.x, None, decodes(12, case.spec, "cpu", CPU), (theirs,))
     assert len(calls) == 1
     assert_close(found, wanted, mine, theirs, 2e-2)
 
@@ -176,7 +177,7 @@ def make_rig(lengths, inputs=48, width=3, dtype=torch.float16, channels=20, **op
         return (projected_short_conv(inputs[0], projection, None, None, weight, None, batch, view),)
 
     memory = short_conv_memory(channels, width, str(dtype).removeprefix("torch."))
-    rig = Rig(memory, sequences, call, lanes=True, **options)
+    rig = Rig(memory, sequences, call, operations=GPU_ROWS, **options)
     # Where a product is rounded the other way, its whole term is.
     rig.tolerance = 1e-1 if dtype == torch.bfloat16 else 5e-3
     return rig
@@ -196,12 +197,12 @@ def test_rejected_drafts_leave_no_trace():
 
 def test_it_suits_few_decodes_in_half_precision():
     case = Case(4, 48, 20, 3)
-    x, projection, lanes = case.x, case.projection, case.batch.lanes
-    assert short_conv.suits(x, projection, lanes)
-    assert not short_conv.suits(x, projection, replace(lanes, pieces=1))
-    assert not short_conv.suits(x.float(), projection.float(), lanes)
-    assert not short_conv.suits(x.repeat(9, 1), projection, lanes)
-    assert not short_conv.suits(x[:, :40], projection[:, :40].contiguous(), lanes)
+    x, projection, batch = case.x, case.projection, case.batch
+    assert short_conv.suits(x, projection, batch)
+    assert not short_conv.suits(x, projection, replace(batch, pieces=1))
+    assert not short_conv.suits(x.float(), projection.float(), batch)
+    assert not short_conv.suits(x.repeat(9, 1), projection, batch)
+    assert not short_conv.suits(x[:, :40], projection[:, :40].contiguous(), batch)
 
 
 def launch() -> None:

@@ -11,12 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.compiled import assert_compiles
+from tests.operations import CPU, GPU_ROWS, ssd, ssd_memory
 from tests.plans import Known, Rig, Row, make_plan
 from tests.test_ssd import by_group, naive_ssd
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
-from weft.kernels.activation import gated_product
+from weft.kernels.cpu.ssd import time_step
 from weft.kernels.cuda.activation import activate
-from weft.kernels.ssd import UNLIMITED, ssd, ssd_memory, time_step
+from weft.kernels.plain.activation import gated_product
+from weft.kernels.recurrent import UNLIMITED
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch
@@ -24,7 +26,7 @@ from weft.runner.batching import build_batch
 
 def make_rig(
     lengths, heads=4, head_dim=5, state=16, groups=2, skip=True, seed=0, dt_scale=0.3, raw=False,
-    dtype=torch.float32, device="cpu", limit=UNLIMITED, lanes=True, **options,
+    dtype=torch.float32, device="cpu", limit=UNLIMITED, operations=GPU_ROWS, **options,
 ) -> Rig:  # fmt: skip
     torch.manual_seed(seed)
     A = -torch.rand(heads) * 2 - 0.05
@@ -48,8 +50,8 @@ def make_rig(
         return (ssd(x, dt, A, B, C, D, batch, view, bias, limit, gate, out),)
 
     name = str(dtype).removeprefix("torch.")
-    memory = ssd_memory(heads, head_dim, state, groups, 1, 2, name, lanes=True)
-    return Rig(memory, sequences, call, seed=seed, lanes=lanes, device=device, **options)
+    memory = ssd_memory(heads, head_dim, state, groups, 1, 2, name, by=operations)
+    return Rig(memory, sequences, call, seed=seed, operations=operations, device=device, **options)
 
 
 def surrounded_by_nan(tensor: Tensor) -> Tensor:
@@ -161,7 +163,7 @@ def compare_with_gating_afterwards(rig: Rig, lengths: Sequence[int]) -> None:
         flat = y.flatten(1)
         wide = torch.randn(len(y), flat.shape[1] + 7, generator=generator) * 4
         gate = wide.to(y.device, y.dtype)[:, 3:-4]
-        gated = activate("silu", gate, flat) if rig.lanes else gated_product(gate, flat, F.silu)
+        gated = activate("silu", gate, flat) if rig.operations is GPU_ROWS else gated_product(gate, flat, F.silu)
         [found] = plain(inputs, batch, view, gate)
         assert torch.equal(found, gated.view_as(y))
         assert all(map(torch.equal, buffers, after))
@@ -174,15 +176,15 @@ def compare_with_gating_afterwards(rig: Rig, lengths: Sequence[int]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("lengths", [[1], [1, 1, 2, 17]])
 def test_a_gate_inside_gives_the_bits_of_one_afterwards(lengths, dtype):
-    for head_dim, lanes in ((5, True), (48, True), (5, False)):
-        rig = make_rig([33, 20, 7], heads=3, head_dim=head_dim, groups=1, dtype=dtype, cell=16, lanes=lanes)
+    for head_dim, operations in ((5, GPU_ROWS), (48, GPU_ROWS), (5, CPU)):
+        rig = make_rig([33, 20, 7], heads=3, head_dim=head_dim, groups=1, dtype=dtype, cell=16, operations=operations)
         rig.tolerance = 2e-5 if dtype == torch.float32 else 5e-2
         compare_with_gating_afterwards(rig, lengths)
 
 
 def test_the_reference_can_use_the_memory_of_a_gpu():
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 3e-2)):
-        rig = make_rig([50, 33, 16, 7, 1], dtype=dtype, lanes=False, room=3)
+        rig = make_rig([50, 33, 16, 7, 1], dtype=dtype, operations=CPU, room=3)
         rig.tolerance = tolerance
         rig.run([1, 1, 2, 5, 17])
 
@@ -240,10 +242,10 @@ def launch_padded() -> None:
 
 def launch(dtype: torch.dtype, heads: int, head_dim: int, state: int, groups: int, gated: bool = False) -> None:
     name = str(dtype).removeprefix("torch.")
-    spec = MemorySpec((ssd_memory(heads, head_dim, state, groups, 1, 2, name, lanes=True),))
+    spec = MemorySpec((ssd_memory(heads, head_dim, state, groups, 1, 2, name, by=GPU_ROWS),))
     view = Store(spec, 2 * max(spec.state_bytes, spec.tail_bytes)).views[0]
     plan = make_plan([Row(70, 71), *(Row(70, 71) for _ in range(99)), Row(3, 300)])
-    batch = build_batch(plan, spec, torch.zeros(1, dtype=torch.int64), "cpu", lanes=True)
+    batch = build_batch(plan, spec, torch.zeros(1, dtype=torch.int64), "cpu", GPU_ROWS)
     tokens = batch.tokens
     mixed = torch.empty(tokens, heads * head_dim + 2 * groups * state, dtype=dtype)
     x, B, C = mixed.split_with_sizes([heads * head_dim, groups * state, groups * state], 1)

@@ -16,7 +16,7 @@ from tests import fences
 from tests.engines import Ask, greedy, make_engine, seeded, serve, tokens
 from tests.fences import ROOT, sources
 from weft.engine.request import Request
-from weft.kernels import attention
+from weft.kernels.cpu import attention, sampling
 from weft.kernels.native import attention as native_attention
 
 WEFT = sources()
@@ -36,7 +36,7 @@ def test_imports_go_down():
         ("weft.engine.loop", "from weft.runner import runner"),
         ("weft.engine.loop", "def late():\n    from weft.memory import device"),
         ("weft.text.answer", "from weft.memory.misses import Miss"),
-        ("weft.kernels.ssd", "from weft.memory.ledger import Ledger"),
+        ("weft.kernels.cpu.ssd", "from weft.memory.ledger import Ledger"),
         ("weft.models.lfm2", "from weft.runner.batching import build_batch"),
         ("weft.runner.runner", "import weft.engine.planner"),
         ("weft.offline.llm", "from weft.cli.main import main"),
@@ -67,14 +67,14 @@ def test_parts_without_torch_really_load_none():
     parts.remove("weft.__main__")
     assert {"weft.memory.ledger", "weft.engine.loop", "weft.text.answer", "weft.cli.main"} <= set(parts)
     assert not loaded_by(*parts) & fences.HEAVY
-    assert "torch" in loaded_by("weft.runner.upload")
+    assert "torch" in loaded_by("weft.kernels.upload")
 
 
 def test_words_of_recurrent_layers_stay_home():
     assert fences.words_away_from_home(WEFT) == []
     for line in ("slot = request.mamba_index", "class ConvState: ...", "# copy the SSM state", "x = delta_of(y)"):
         assert fences.words_away_from_home({"weft.engine.loop": line}), line
-        assert not fences.words_away_from_home({"weft.kernels.ssd": line})
+        assert not fences.words_away_from_home({"weft.kernels.cpu.ssd": line})
     assert not fences.words_away_from_home({"weft.offline.llm": "class Conversation: ...  # converts a classmethod"})
 
 
@@ -126,13 +126,14 @@ def test_no_file_is_ever_executed_or_unpickled():
 
 # Calls that look like waiting, each with its reason. Nothing else on the way of a step has any.
 NOT_WAITING = {
-    (
-        "weft.kernels.moe",
-        "_routed",
-    ): "the reference walks over the chosen experts; on a CPU nothing is in flight",
-    ("weft.runner.batching", "draft_batch"): "the plan's own arrays, on the host",
+    ("weft.kernels.cpu.moe", "routed_sum"): "the chosen experts are walked over; on a CPU nothing is in flight",
+    ("weft.kernels.cpu.paged_reads", "plan_reads"): "the plan's own arrays, on the host",
+    ("weft.kernels.plain.attention", "pages_of"): "the plan's own arrays, on the host",
+    ("weft.kernels.cpu.cutting", "draft_decodes"): "the plan's own arrays, on the host",
+    ("weft.kernels.cpu.cutting", "draft_group"): "the plan's own arrays, on the host",
+    ("weft.kernels.cpu.cutting", "open_cells"): "the plan's own arrays, on the host",
     ("weft.runner.choices", "_draws"): "the plan's own arrays, on the host",
-    ("weft.runner.download", "Download.arrays"): "the one download of a step, when it lands",
+    ("weft.kernels.download", "Download.arrays"): "the one download of a step, when it lands",
     ("weft.runner.cuda.recorded", "RecordedSteps._record_all"): "before the first request",
     ("weft.runner.cuda.room", "find_room"): "before the first request",
     ("weft.runner.cuda.room", "_peak"): "before the first request",
@@ -231,7 +232,7 @@ def test_nothing_asks_the_device_while_a_plan_is_launched(family, monkeypatch):
 def test_only_the_reference_of_experts_asks_for_their_numbers(family, monkeypatch):
     # What is watched while a step is recorded is handed on by the watch.
     found = launches(family, monkeypatch).found - {("weft.kernels.native.calls", "__torch_dispatch__")}
-    assert {(module, name.strip("<>")) for module, name in found} <= {("weft.kernels.moe", "_routed")}
+    assert {(module, name.strip("<>")) for module, name in found} <= {("weft.kernels.cpu.moe", "routed_sum")}
     assert found, "no longer so: take the exception out"
 
 
@@ -242,9 +243,9 @@ def masks_are_made_once_a_step() -> None:
     calls: list[int | None] = []
     plan_reads, plan_step = attention.plan_reads, native_attention.plan_step
 
-    def counted_reads(batch, paging, window, cell):
+    def counted_reads(rows, paging, window, cell):
         calls.append(window)
-        return plan_reads(batch, paging, window, cell)
+        return plan_reads(rows, paging, window, cell)
 
     def counted_step(batch, view, heads):
         calls.append(view.window)
@@ -264,9 +265,7 @@ def test_masks_are_made_once_a_step_for_all_layers():
 
 
 def test_a_launch_that_asks_is_seen(monkeypatch):
-    from weft.runner import sampler
-
-    original = sampler.likeliest
+    original = sampling.likeliest
     for bug in (lambda x: x.max().item(), lambda x: x.argmax(-1).tolist(), lambda x: x[x > 0], torch.nonzero):
 
         def asking(logits, bug=bug):
@@ -274,5 +273,5 @@ def test_a_launch_that_asks_is_seen(monkeypatch):
             return original(logits)
 
         with monkeypatch.context() as patch:
-            patch.setattr(sampler, "likeliest", asking)
+            patch.setattr(sampling, "likeliest", asking)
             assert launches("lfm2", patch).found

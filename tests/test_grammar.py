@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tests import tiny_model
+from tests.operations import CPU, GPU, PLAIN
 from tests.plans import greedy as greedy_sampling
 from tests.rolling import VOCABULARY, RollingDevice, oracle
 from tests.workloads import random_workload
@@ -179,13 +180,14 @@ def test_special_tokens_can_stand_in_a_grammar():
 
 @pytest.mark.parametrize("vocab", [31, 32, 33, 259])
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3], [1, 3], [2]])
-def test_banned_tokens_are_minus_infinity_and_nothing_else_changes(vocab, rows):
+@pytest.mark.parametrize("operations", [CPU, PLAIN, GPU])
+def test_banned_tokens_are_minus_infinity_and_nothing_else_changes(operations, vocab, rows):
     random = np.random.default_rng(vocab)
     logits = torch.from_numpy(random.standard_normal((4, vocab)).astype(np.float32))
     before = logits.clone()
     bits = random.random((len(rows), vocab)) < 0.3
     packed = np.packbits(np.pad(bits, ((0, 0), (0, -vocab % 32))), axis=-1, bitorder="little")
-    found = ban(logits, Masks(torch.tensor(rows), torch.from_numpy(packed)))
+    found = ban(logits, Masks(torch.tensor(rows), torch.from_numpy(packed)), operations)
     expected = before.numpy().copy()
     for line, row in enumerate(rows):
         expected[row, ~bits[line]] = -np.inf

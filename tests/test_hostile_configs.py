@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from tests.engines import FAMILIES
+from tests.operations import CPU
 from weft import models
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError
@@ -94,7 +95,7 @@ def load(folder: Path, config: Any) -> CausalModel:
 
 def answer(model: CausalModel) -> int:
     """How many tokens come of a short prompt."""
-    spec = MemorySpec(model.memories())
+    spec = MemorySpec(model.memories(CPU))
     config = EngineConfig(memory_bytes=MEMORY_BYTES, max_sequences=2, max_length=256)
     engine = Engine(spec, Runner(model, spec, MEMORY_BYTES, 2, threads=1), config)
     engine.add(Request(np.array([0] * 70, np.int32), SamplingParams(max_tokens=2, temperature=0.0)))

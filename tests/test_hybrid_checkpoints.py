@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.hybrid_models import HYBRIDS
+from tests.operations import CPU
 from tests.oracle import DirectRunner, Oracle, Tiny, random_tokens
 from weft.base.errors import ModelError
 from weft.memory.spec import RecurrentMemory
@@ -219,7 +220,7 @@ def test_in_bfloat16_decays_and_states_stay_float32_and_windows_do_not(name, tmp
     decays = [parameter for path, parameter in model.named_parameters() if path.split(".")[-1] in ("A", "dt_bias", "D")]
     assert decays or name.startswith("lfm2")
     assert all(parameter.dtype == torch.float32 for parameter in decays)
-    for memory in model.memories():
+    for memory in model.memories(CPU):
         if isinstance(memory, RecurrentMemory):
             for part in (*memory.state, *memory.tail):
                 assert part.dtype == ("bfloat16" if part.name == "conv" else "float32"), part

@@ -11,20 +11,24 @@ from torch import Tensor
 
 from tests.compiled import assert_compiles
 from tests.engines import FAMILIES, Ask, greedy, model_of, serve, tokens
+from tests.operations import CPU, GPU, PLAIN, activated_linear, linear
 from tests.test_cuda_short_conv import Case, assert_close
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.base.config import EngineConfig
 from weft.engine.loop import Engine
-from weft.kernels import stream as streams
-from weft.kernels.activation import KERNELS
+from weft.kernels.activations import NAMES
+from weft.kernels.choosing import GROUPS, assemble
 from weft.kernels.cuda import linear as on_gpu
 from weft.kernels.cuda import short_conv
+from weft.kernels.cuda.linear import for_matmul as for_product
 from weft.kernels.cuda.linear_one import one_row
 from weft.kernels.cuda.norm import join
+from weft.kernels.cuda.stream import LazyNorm, can_wait
+from weft.kernels.cuda.stream import rows_of as whole
 from weft.kernels.cuda.vectors import Vectors
-from weft.kernels.linear import activated_linear, for_product, linear
-from weft.kernels.norm import Change, add_and_norm
-from weft.kernels.stream import LazyNorm, Residual, can_wait, whole
+from weft.kernels.interface import Operations
+from weft.kernels.plain.norm import join as add_and_norm
+from weft.kernels.stream import Change
 from weft.memory.spec import MemorySpec
 from weft.models.layers.norm import RMSNorm
 from weft.models.model import CausalModel
@@ -71,30 +75,24 @@ def assert_left(lazy: LazyNorm, total: Tensor, normed: Tensor) -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["nobody", "tensor", "product", "two"])), max_size=6))
 def test_a_stream_tells_the_same_whoever_computes_its_norms(blocks):
     """Blocks add so many changes, one of them normed, and what the stream then offers is read in some way or not."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "can_wait", lambda x, changes: len(changes) <= 1 and not any_normed(changes))
-        size, weight = 32, some(5, 32, seed=9)
-        norm, own = RMSNorm(size, EPS), RMSNorm(size, EPS)
-        norm.weight.copy_(some(size, seed=7))
-        own.weight.copy_(some(size, seed=8))
-        offered, plain = (Residual(some(1, size, seed=0)) for _ in range(2))
-        for number, (changes, reader) in enumerate(blocks):
-            for seed in range(changes):
-                change = some(1, size, seed=10 * number + seed)
-                for stream in (offered, plain):
-                    stream.add(change, 0.5, own if seed == 1 else None)
-            lazy, normed = offered.read(norm), plain.finish(norm)
-            if reader == "tensor":
-                torch.testing.assert_close(whole(lazy), normed)
-            if reader in ("product", "two"):
-                torch.testing.assert_close(product(lazy, weight), F.linear(normed, weight), rtol=1e-4, atol=1e-5)
-            if reader == "two":
-                torch.testing.assert_close(whole(lazy), normed)
-        torch.testing.assert_close(offered.finish(own), plain.finish(own))
-
-
-def any_normed(changes: list[Change]) -> bool:
-    return any(change.weight is not None for change in changes)
+    size, weight = 32, some(5, 32, seed=9)
+    norm, own = RMSNorm(size, EPS), RMSNorm(size, EPS)
+    norm.weight.copy_(some(size, seed=7))
+    own.weight.copy_(some(size, seed=8))
+    offered, plain = (by.residual(some(1, size, seed=0)) for by in (GPU, PLAIN))
+    for number, (changes, reader) in enumerate(blocks):
+        for seed in range(changes):
+            change = some(1, size, seed=10 * number + seed)
+            for stream in (offered, plain):
+                stream.add(change, 0.5, own if seed == 1 else None)
+        lazy, normed = offered.read(norm), plain.finish(norm)
+        if reader == "tensor":
+            torch.testing.assert_close(whole(lazy), normed)
+        if reader in ("product", "two"):
+            torch.testing.assert_close(product(lazy, weight), F.linear(normed, weight), rtol=1e-4, atol=1e-5)
+        if reader == "two":
+            torch.testing.assert_close(whole(lazy), normed)
+    torch.testing.assert_close(offered.finish(own), plain.finish(own))
 
 
 def product(x: Tensor | LazyNorm, weight: Tensor) -> Tensor:
@@ -102,13 +100,17 @@ def product(x: Tensor | LazyNorm, weight: Tensor) -> Tensor:
 
 
 def test_only_one_row_on_a_gpu_is_left_to_its_readers():
-    assert not can_wait(some(1, 8, seed=0), [])
+    norm, x = RMSNorm(8, EPS), some(1, 8, seed=0)
+    norm.weight.fill_(1.0)
+    for operations, rows, waits in ((GPU, 1, True), (GPU, 2, False), (CPU, 1, False), (PLAIN, 1, False)):
+        read = operations.residual(x.repeat(rows, 1)).read(norm)
+        assert isinstance(read, LazyNorm) == waits
+        assert isinstance(operations.rows_of(read), Tensor)
 
 
-@pytest.mark.gpu
-def test_what_a_product_cannot_add_is_added_before():
-    x = some(1, 8, seed=0, device="cuda")
-    change, weight = Change(x), some(8, seed=1, device="cuda")
+def test_what_a_matmul_cannot_add_is_added_before():
+    x = some(1, 8, seed=0)
+    change, weight = Change(x), some(8, seed=1)
     assert can_wait(x, [])
     assert can_wait(x, [change])
     assert not can_wait(x.repeat(2, 1), [])
@@ -137,7 +139,7 @@ def test_whoever_comes_later_reads_what_the_first_left():
     total, normed = computed(lazy)
     wanted = F.linear(normed.float(), weight.float())
     for _ in range(2):
-        torch.testing.assert_close(linear(lazy, weight).float(), wanted, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(linear(lazy, weight, by=GPU).float(), wanted, rtol=2e-2, atol=2e-2)
         # Whoever computed it anew would find this.
         lazy.x = torch.full_like(lazy.x, float("nan"))
     assert for_product(lazy, weight) is lazy.result
@@ -153,7 +155,7 @@ def test_an_activated_product_computes_it_too():
         total, normed = computed(lazy)
         gate, *up = F.linear(normed.float(), weight.float()).chunk(parts, -1)
         wanted = activation(gate) * up[0] if up else activation(gate)
-        found = activated_linear(lazy, weight, None, activation, parts)
+        found = activated_linear(lazy, weight, None, activation, parts, by=GPU)
         torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2)
         assert_left(lazy, total, normed)
 
@@ -193,29 +195,40 @@ def test_models_answer_as_with_norms_computed_before(family, monkeypatch):
     [before] = serve(engine_of(model), asks)
     lazy_ones = []
 
-    def product(x, weight, bias=None, activation=None, parts=1):
+    def product(x, weight, bias=None, activation=None, parts=1, summed=True):
         """As the kernel, which would take minutes here: it computes the norm and leaves it."""
-        lazy_ones.append(x)
-        total, normed = add_and_norm(x.x, [] if x.change is None else [x.change], x.weight, x.eps)
-        for left, found in zip(x.leave(), (total, normed)):
-            left.copy_(found)
+        if isinstance(x, LazyNorm):
+            lazy_ones.append(x)
+            total, normed = add_and_norm(x.x, [] if x.change is None else [x.change], x.weight, x.eps)
+            for left, found in zip(x.leave(), (total, normed)):
+                left.copy_(found)
+            x = normed
         if activation is None:
-            return F.linear(normed, weight, bias)
-        function = next(function for function, name in KERNELS.items() if name == activation)
-        return activated_linear(normed, weight, bias, function, parts)
+            return F.linear(x, weight, bias)
+        function = next(function for function, name in NAMES.items() if name == activation)
+        return activated_linear(x, weight, bias, function, parts)
 
     monkeypatch.setattr(on_gpu, "product", product)
-    monkeypatch.setattr(streams, "can_wait", lambda x, changes: len(x) == 1 and len(changes) <= 1)
-    [found] = serve(engine_of(model), asks)
+    [found] = serve(engine_of(model, lazy_operations()), asks)
     assert len(lazy_ones) >= 7
     assert found.tokens == before.tokens
     torch.testing.assert_close(torch.tensor(found.logprobs), torch.tensor(before.logprobs), rtol=0, atol=2e-2)
 
 
-def engine_of(model: CausalModel) -> Engine:
-    spec, memory_bytes = MemorySpec(model.memories()), 64 << 20
+def lazy_operations() -> Operations:
+    """Streams and matmuls of a GPU; all else on a CPU, of rows."""
+    table = assemble({**dict.fromkeys(GROUPS, "cpu"), "norm": "cuda", "linear": "cuda"})
+    for name in ("short_conv", "experts"):
+        compute = getattr(CPU, name)
+        setattr(table, name, lambda x, *more, compute=compute: compute(table.rows_of(x), *more))
+    return table
+
+
+def engine_of(model: CausalModel, operations: Operations = CPU) -> Engine:
+    spec, memory_bytes = MemorySpec(model.memories(CPU)), 64 << 20
     config = EngineConfig(memory_bytes=memory_bytes, max_sequences=2, max_tokens_per_step=64, max_length=64)
-    return Engine(spec, Runner(model, spec, memory_bytes, config.max_sequences, threads=1), config)
+    runner = Runner(model, spec, memory_bytes, config.max_sequences, threads=1, operations=operations)
+    return Engine(spec, runner, config)
 
 
 # Kernels -------------------------------------------------------------------------------------------------------------
@@ -243,7 +256,7 @@ def test_a_product_of_it_is_that_of_the_norm(device, inputs, outputs, by, change
 def test_a_short_convolution_of_it_is_that_of_the_norm(device, inputs, channels, first):
     case, lazy = Case(1, inputs, channels, 3, device=device, bias=True, first=first), made(inputs, device=device)
     total, normed = computed(lazy)
-    assert short_conv.suits(lazy, case.projection, case.batch.lanes)
+    assert short_conv.suits(lazy, case.projection, case.batch)
     views, outcomes = [case.view(), case.view()], []
     for case.x, view in zip((lazy, normed), views):
         outcomes.append(case.together(view))

@@ -1,10 +1,13 @@
 """Products with weights: whichever routine is chosen, it is the same product."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from weft.kernels.linear import HANDFUL, HAS_ONEDNN, WEIGHTS_FIRST_ROWS, linear, pack
+from tests.operations import CPU, ON_CPU, linear
+from weft.kernels.cpu.linear import HANDFUL, HAS_ONEDNN, WEIGHTS_FIRST_ROWS, pack
 from weft.kernels.native import library
 from weft.models.dummy import fill_randomly
 from weft.models.layers.embedding import Embedding
@@ -41,15 +44,15 @@ def test_weights_are_kept_twice_only_where_it_helps_and_only_if_asked_to(short):
         layer = PackedLinear(32, {"q_proj": 8, "k_proj": 4}).to(dtype)
         layer.weight.copy_(torch.randn(12, 32).bfloat16() if short else torch.randn(12, 32))
         before = layer.weight
-        layer.pack()
-        assert layer.stored is None
+        layer.prepare(CPU)
+        assert layer.prepared.few is None
         layer.weight = before
-        layer.pack(twice=True)
-        assert (layer.stored is not None) == helps
+        layer.prepare(CPU, twice=True)
+        assert (layer.prepared.few is not None) == helps
         if helps:
-            assert torch.equal(layer.stored.float(), before.float())
+            assert torch.equal(layer.prepared.few.float(), before.float())
             x = torch.randn(2, 32).to(dtype)
-            assert product_error(layer(x), x, before, None) < 8 * TOLERANCE[dtype]
+            assert product_error(layer(x, ON_CPU), x, before, None) < 8 * TOLERANCE[dtype]
 
 
 def test_inputs_may_be_parts_of_wider_tensors():
@@ -64,8 +67,8 @@ def test_packing_keeps_a_layers_products_and_parts():
     layer = PackedLinear(32, {"q_proj": 8, "k_proj": 4}).to(torch.bfloat16)
     layer.weight.normal_(std=0.2)
     plain, x = layer.weight.clone(), torch.randn(5, 32, dtype=torch.bfloat16)
-    layer.pack()
-    queries, keys = layer.split(x)
+    layer.prepare(CPU)
+    queries, keys = layer.split(x, ON_CPU)
     assert product_error(torch.cat([queries, keys], -1), x, plain, None) < 2e-2
     assert layer.weight.shape == plain.shape
 
@@ -81,7 +84,7 @@ def test_a_summed_linear_is_the_sum_of_its_parts_times_their_factors(biased):
     wanted = torch.zeros(5, 40)
     for name, factor, part in zip(inputs, factors, x.split(layer.sizes, 1), strict=True):
         wanted += factor * F.linear(part, stored[f"block.{name}.weight"], stored.get(f"block.{name}.bias"))
-    torch.testing.assert_close(layer(x), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer(x, ON_CPU), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("biased", [(), ("qkv",), ("mamba.in_proj", "qkv")])
@@ -94,8 +97,8 @@ def test_a_joint_linear_gives_its_parts_side_by_side_packed_or_not(biased):
     x = torch.randn(5, 32)
     wanted = [F.linear(x, stored[f"block.{n}.weight"], stored.get(f"block.{n}.bias")) for n in outputs]
     for _ in range(2):
-        torch.testing.assert_close(layer(x), torch.cat(wanted, 1), rtol=1e-5, atol=1e-5)
-        layer.pack()
+        torch.testing.assert_close(layer(x, ON_CPU), torch.cat(wanted, 1), rtol=1e-5, atol=1e-5)
+        layer.prepare(CPU)
 
 
 @pytest.mark.parametrize("biased", [(), ("qkv",)])
@@ -124,7 +127,7 @@ def test_a_weight_that_is_replaced_after_loading_is_the_one_in_use():
     layer = PackedLinear(32, {"q_proj": 8})
     pin(layer)
     layer.weight = torch.nn.Parameter(torch.zeros(8, 32), requires_grad=False)
-    assert not layer(torch.randn(1, 32)).any()
+    assert not layer(torch.randn(1, 32), ON_CPU).any()
 
 
 def test_a_tied_head_scores_with_the_embedding_and_leaves_it_for_look_ups():
@@ -132,5 +135,5 @@ def test_a_tied_head_scores_with_the_embedding_and_leaves_it_for_look_ups():
     embedding.weight.normal_(std=0.2)
     hidden = torch.randn(5, 32, dtype=torch.bfloat16)
     for _ in range(2):
-        assert product_error(embedding.scores(hidden), hidden, embedding.weight, None) < 2e-2
-    assert torch.equal(embedding(torch.tensor([7])), embedding.weight[7:8])
+        assert product_error(embedding.scores(hidden, ON_CPU), hidden, embedding.weight, None) < 2e-2
+    assert torch.equal(embedding(replace(ON_CPU, token_ids=torch.tensor([7]))), embedding.weight[7:8])

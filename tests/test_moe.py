@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from weft.kernels.activation import squared_relu
-from weft.kernels.moe import clamped, experts, gated, plain, route_sigmoid, route_softmax, route_top
+from tests.operations import CPU, PLAIN, experts
+from weft.kernels.activations import squared_relu
+from weft.kernels.cpu.moe import route_sigmoid, route_softmax, route_top
+from weft.kernels.experts import clamped, gated, plain
 
 
 def random(*shape, seed=0):
@@ -65,7 +67,8 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("tokens", [1, 2, 50])
-def test_experts_equal_their_definition(tokens, name, biased):
+@pytest.mark.parametrize("operations", [CPU, PLAIN])
+def test_experts_equal_their_definition(operations, tokens, name, biased):
     activation, defined, parts = ACTIVATIONS[name]
     count, hidden, inner, k = 5, 12, 7, 2
     first, second = random(count, parts * inner, hidden, seed=1) * 3, random(count, hidden, inner, seed=2)
@@ -74,7 +77,7 @@ def test_experts_equal_their_definition(tokens, name, biased):
     # Expert 3 is never chosen.
     logits[:, 3] = -100
     weights, chosen = route_softmax(logits, k, renormalise=False)
-    ours = experts(x, weights, chosen, first, second, activation, *biases)
+    ours = experts(x, weights, chosen, first, second, activation, *biases, by=operations)
     for token in range(tokens):
         expected = torch.zeros(hidden)
         for weight, number in zip(weights[token], chosen[token].tolist()):

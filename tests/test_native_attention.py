@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.native_rows import NAMES, dtypes, needs_compiler
+from tests.operations import CPU, NATIVE, attention
 from tests.plans import Row, make_plan
-from weft.kernels.activation import gated_product
-from weft.kernels.attention import attention
-from weft.kernels.batch import Batch
+from weft.kernels.cpu.activation import gated_product
+from weft.kernels.cpu.norm import rms_norm_heads
+from weft.kernels.cpu.rotary import make_rotation, rotate
+from weft.kernels.interface import Batch
 from weft.kernels.native import attention as native
-from weft.kernels.norm import rms_norm_heads
-from weft.kernels.rotary import RotaryKind, frequencies, make_rotation, rotate
+from weft.kernels.rotary import RotaryKind, frequencies
 from weft.memory.device.store import AttentionView
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.models.layers.attention import Attention, AttentionShape
@@ -82,11 +83,10 @@ class Scene:
     def random(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator).to(self.dtype)
 
-    def batch(self, lanes: bool) -> Batch:
+    def batch(self, native: bool) -> Batch:
         memory = AttentionMemory(self.kv_heads, self.head_dim, NAMES[self.dtype], self.window)
         spec = MemorySpec((memory,), cell=self.cell)
-        batch = build_batch(self.plan, spec, torch.zeros(9, dtype=torch.int64), "cpu", lanes)
-        return replace(batch, lanes=replace(batch.lanes, native=True)) if lanes else batch
+        return build_batch(self.plan, spec, torch.zeros(9, dtype=torch.int64), "cpu", NATIVE if native else CPU)
 
     def view(self, store: Tensor) -> AttentionView:
         return AttentionView(store[:, 1], store[:, 2], self.window)
@@ -173,13 +173,13 @@ def test_a_row_comes_out_the_same_bit_by_bit_whoever_is_beside_it(monkeypatch):
     starts = [300, 305, 150, 310, 129]
     scene = Scene(starts, head_dim=40, shared=128)
     q, k, v = (scene.random(len(starts), heads, 40) for heads in (6, 2, 2))
-    together = native.attention(q, k, v, scene.batch(True), scene.view(scene.store), SCALE)
+    together = attention(q, k, v, scene.batch(True), scene.view(scene.store), SCALE)
     for row, start in enumerate(starts):
         pages = scene.plan.page_table[row, : start // CELL + 1].tolist()
         alone = replace(scene, starts=[start])
         alone.plan = make_plan([Row(start, start + 1, pages=pages)])
         inputs = (x[row : row + 1] for x in (q, k, v))
-        found = native.attention(*inputs, alone.batch(True), scene.view(scene.store), SCALE)
+        found = attention(*inputs, alone.batch(True), scene.view(scene.store), SCALE)
         assert found.equal(together[row : row + 1])
 
 
@@ -191,7 +191,7 @@ def test_keys_are_rounded_where_the_reference_rounds():
     rotation = make_rotation(batch.positions, frequencies(RotaryKind(48)), 1.0, torch.bfloat16)
     native.mix(projected, 6, weight, EPS, rotation, batch, scene.view(scene.store), SCALE)
     keys = rotate(rms_norm_heads(projected[:, :8], weight, EPS), rotation)[:, 6:]
-    written = scene.store[batch.lanes.full.write_page, 1, 40 % CELL]
+    written = scene.store[batch.full.write_page, 1, 40 % CELL]
     assert (written == keys).float().mean() > 0.999
 
 
@@ -218,7 +218,7 @@ def test_a_nan_that_a_row_sees_is_not_hidden():
     scene = Scene([700, 40], shared=0)
     scene.store[scene.plan.page_table[0, 5], 1, 3] = torch.nan
     q, k, v = (scene.random(2, heads, 24) for heads in (6, 2, 2))
-    out = native.attention(q, k, v, scene.batch(True), scene.view(scene.store), SCALE)
+    out = attention(q, k, v, scene.batch(True), scene.view(scene.store), SCALE)
     assert out[0].isnan().all()
     assert out[1].isfinite().all()
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.native_rows import NAMES, Twins, dtypes, needs_compiler, starts
-from weft.kernels.causal_conv import causal_conv, gated_short_conv, short_conv_memory
+from tests.operations import causal_conv, gated_short_conv
+from weft.kernels.recurrent import short_conv_memory
 
 pytestmark = needs_compiler
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}

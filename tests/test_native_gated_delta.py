@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.native_rows import NAMES, Twins, dtypes, needs_compiler, starts
+from tests.operations import NATIVE, gated_delta, gated_delta_memory, projected_gated_delta
 from tests.plans import Known, Rig
 from tests.test_gated_delta import naive_delta
-from weft.kernels.gated_delta import gated_delta, gated_delta_memory, projected_gated_delta
 
 pytestmark = needs_compiler
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
@@ -69,6 +67,6 @@ def test_token_by_token_a_sequence_equals_the_loop():
         sequences.append(Known(inputs, (y,), {"delta": states}))
 
     def call(inputs, batch, view):
-        return (gated_delta(*inputs, replace(batch, lanes=replace(batch.lanes, native=True)), view),)
+        return (gated_delta(*inputs, batch, view),)
 
-    Rig(gated_delta_memory(2, 6, 4, 5, 1, 2, "float32"), sequences, call, room=3, lanes=True).run([1])
+    Rig(gated_delta_memory(2, 6, 4, 5, 1, 2, "float32"), sequences, call, room=3, operations=NATIVE).run([1])

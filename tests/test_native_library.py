@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from tests import tiny_model
+from tests.operations import gated_delta_memory, ssd_memory
 from weft import LLM, SamplingParams
-from weft.kernels.causal_conv import short_conv_memory
-from weft.kernels.gated_delta import gated_delta_memory
 from weft.kernels.native import library
 from weft.kernels.native.limits import fits
-from weft.kernels.ssd import ssd_memory
+from weft.kernels.recurrent import short_conv_memory
 from weft.memory.spec import AttentionMemory, MemorySpec
 
 
@@ -179,9 +178,9 @@ def test_without_a_library_one_warning_says_why_and_torch_computes(fresh, monkey
     with pytest.warns(UserWarning, match="no native kernels, so one stream is slower"):
         assert not library.available()
     assert not library.available(), "told once"
-    assert library.describe(torch.float32).startswith("no, ")
+    assert library.why_not(torch.float32) is not None
     if broken == "no compiler":
-        assert "no-such-compiler" in library.describe(torch.float32)
+        assert "no-such-compiler" in library.why_not(torch.float32)
 
 
 @needs_compiler
@@ -205,14 +204,14 @@ def test_nothing_is_said_where_it_was_switched_off(fresh, monkeypatch, recwarn):
     monkeypatch.setenv(library.SWITCH, "0")
     assert not library.available()
     assert not recwarn.list
-    assert library.SWITCH in library.describe(torch.float32)
+    assert library.SWITCH in library.why_not(torch.float32)
     assert os.environ[library.SWITCH] == "0"
 
 
 @needs_compiler
 def test_dtypes_without_kernels_are_told():
-    assert library.describe(torch.float16).startswith("no, ")
-    assert library.describe(torch.bfloat16).startswith("yes, ")
+    assert "float16" in library.why_not(torch.float16)
+    assert library.why_not(torch.bfloat16) is None
 
 
 def test_models_that_the_kernels_have_no_room_for_are_left_to_torch():
@@ -240,7 +239,7 @@ def test_the_default_dtype_of_torch_is_nobodys_business():
     torch.set_default_dtype(torch.bfloat16)
     try:
         assert llm.generate([[5, 6, 7]], asked, progress=False)[0].token_ids == expected
-        for step in llm.engine._device.replays.steps.values():
+        for step in llm.engine._device.compute.steps.values():
             for prepared in step.batch.derived.values():
                 prepared.renew(step.batch)
                 kept = [x for x in getattr(prepared, "kept", []) if isinstance(x, torch.Tensor)]

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.kernels import linear as products
-from weft.kernels.activation import KERNELS
-from weft.kernels.linear import FEW_ROWS, activated_linear, linear, pack
+from tests.operations import activated_linear, linear
+from weft.kernels.activations import NAMES
+from weft.kernels.cpu import linear as products
+from weft.kernels.cpu.linear import FEW_ROWS, pack
 from weft.kernels.native import library
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
@@ -61,7 +62,7 @@ def test_weights_of_16_bits_give_the_same_floats_as_when_they_are_widened():
         assert torch.equal(linear(x, weight.float(), bias, stored=weight), linear(x, weight.float(), bias))
 
 
-@pytest.mark.parametrize("activation", KERNELS)
+@pytest.mark.parametrize("activation", NAMES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("parts", [1, 2])
 def test_activations_are_torchs_own(activation, dtype, parts):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.kernels import norm
-from weft.kernels.activation import KERNELS, gated_product
+from weft.kernels.activations import NAMES
+from weft.kernels.cpu import norm
+from weft.kernels.cpu.activation import gated_product
+from weft.kernels.cpu.norm import gated_rms_norm, rms_norm
+from weft.kernels.cpu.norm import join as add_and_norm
 from weft.kernels.native import library
-from weft.kernels.norm import Change, add_and_norm, gated_rms_norm, rms_norm
+from weft.kernels.stream import Change
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
 
@@ -73,7 +76,7 @@ def test_nothing_of_the_input_is_changed():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("activation", KERNELS)
+@pytest.mark.parametrize("activation", NAMES)
 def test_gates_open_as_torch_opens_them(monkeypatch, dtype, activation):
     wide, x = random(5, 200, dtype=dtype), random(5, 90, dtype=dtype, seed=1)
     for gate, values in ((wide[:, 70:131], x[:, :61]), (wide[:1, :16], x[:1, 9:25])):

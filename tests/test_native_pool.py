@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from weft.kernels.linear import linear
+from tests.operations import linear
 from weft.kernels.native import library
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")

@@ -11,12 +11,12 @@ import torch
 
 from tests import tiny_model
 from tests.engines import FAMILIES, Ask, greedy, make_engine, serve, tokens
+from tests.operations import linear
 from weft import LLM, SamplingParams
-from weft.kernels.linear import linear, pack
-from weft.kernels.native import calls, library
+from weft.kernels.cpu.linear import pack
+from weft.kernels.native import calls, library, replay
 from weft.kernels.native.calls import record
 from weft.kernels.native.linear import few_rows
-from weft.runner import replay
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
 
@@ -33,7 +33,7 @@ def crowd(seed):
 
 def answers(family, seed=1):
     engine = make_engine(family)
-    return [answer.tokens for answer in serve(engine, crowd(seed))], engine._device.replays
+    return [answer.tokens for answer in serve(engine, crowd(seed))], engine._device.compute
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -42,7 +42,7 @@ def test_answers_are_the_same_recorded_or_not(monkeypatch, family):
     assert replays.steps
     recorded = [step for step in replays.steps.values() if step is not None]
     assert bool(recorded) == (family not in COMPUTED), "who is recorded is known"
-    monkeypatch.setattr(replay.Replays, "run", lambda self, batch: self.model(batch, self.views))
+    monkeypatch.setattr(replay.Replays, "run", lambda self, batch: self.compute(batch))
     assert answers(family)[0] == found
 
 
@@ -116,7 +116,7 @@ def test_many_rows_of_16_bits_are_not_recorded_and_few_are():
         found = llm.generate(prompts, asked, progress=False)
         alone = [llm.generate([prompt], asked, progress=False)[0] for prompt in prompts]
         assert [answer.token_ids[0] for answer in found] == [answer.token_ids[0] for answer in alone]
-    steps = {rows: step for (rows, _), step in llm.engine._device.replays.steps.items()}
+    steps = {rows: step for (rows, _), step in llm.engine._device.compute.steps.items()}
     assert steps[2] is not None
     assert steps[9] is None, "torch multiplies this many rows, with packed weights or plain ones"
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.native_rows import NAMES, Twins, dtypes, needs_compiler, starts
+from tests.operations import NATIVE, ssd, ssd_memory
 from tests.plans import Known, Rig
 from tests.test_ssd import by_group, naive_ssd
-from weft.kernels.ssd import UNLIMITED, ssd, ssd_memory
+from weft.kernels.recurrent import UNLIMITED
 
 pytestmark = needs_compiler
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
@@ -68,7 +67,6 @@ def test_token_by_token_a_sequence_equals_the_loop():
 
     def call(inputs, batch, view):
         x, dt, B, C = inputs
-        batch = replace(batch, lanes=replace(batch.lanes, native=True))
         return (ssd(x, dt, A, B, C, D, batch, view),)
 
-    Rig(ssd_memory(heads, head_dim, size, groups, 1, 2, "float32"), sequences, call, room=3, lanes=True).run([1])
+    Rig(ssd_memory(heads, head_dim, size, groups, 1, 2, "float32"), sequences, call, room=3, operations=NATIVE).run([1])

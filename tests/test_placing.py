@@ -13,17 +13,18 @@ from torch import Tensor
 
 from tests import test_cuda_attention, test_cuda_ssd, test_native_attention
 from tests.native_rows import needs_compiler
-from weft.kernels import norm
-from weft.kernels.activation import gated_product
-from weft.kernels.attention import attention
+from tests.operations import CPU, GPU_ROWS, attention
+from weft.kernels.cpu import norm
+from weft.kernels.cpu.activation import gated_product
+from weft.kernels.cpu.norm import gated_rms_norm
+from weft.kernels.cpu.together import side_by_side
 from weft.kernels.cuda import attention as on_gpu
 from weft.kernels.cuda import flashinfer
 from weft.kernels.cuda.activation import activate
 from weft.kernels.cuda.norm import gated_rms_norm as gated_rms_norm_on_gpu
+from weft.kernels.interface import Operations
 from weft.kernels.native import attention as native_attention
 from weft.kernels.native.calls import record
-from weft.kernels.norm import gated_rms_norm
-from weft.kernels.placing import side_by_side
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # A number that nobody computes, and the columns before and behind the place.
@@ -106,10 +107,10 @@ def compare_scans(rig, lengths) -> None:
     rig.run(lengths)
 
 
-@pytest.mark.parametrize("lanes", [True, False])
+@pytest.mark.parametrize("operations", [GPU_ROWS, CPU])
 @pytest.mark.parametrize(("head_dim", "groups"), [(5, 1), (24, 2)])
-def test_a_scan_writes_into_its_place(lanes, head_dim, groups):
-    rig = test_cuda_ssd.make_rig([33, 20, 7], head_dim=head_dim, groups=groups, cell=16, lanes=lanes)
+def test_a_scan_writes_into_its_place(operations, head_dim, groups):
+    rig = test_cuda_ssd.make_rig([33, 20, 7], head_dim=head_dim, groups=groups, cell=16, operations=operations)
     compare_scans(rig, [1, 1, 2, 17])
 
 
@@ -124,22 +125,22 @@ def test_a_scan_writes_into_its_place_on_the_device(sizes):
 # attention ------------------------------------------------------------------------------------------------------------
 
 
-def compare_attention(scene, lanes: bool, sinks: bool) -> None:
+def compare_attention(scene, operations: Operations, sinks: bool) -> None:
     sink = scene.sinks if sinks else None
 
     def compute(out):
-        return attention(scene.q, scene.k, scene.v, scene.batch(lanes), scene.view(), scene.scale, None, sink, out)
+        return attention(scene.q, scene.k, scene.v, scene.batch(operations), scene.view(), scene.scale, None, sink, out)
 
     compare(compute)
 
 
-@pytest.mark.parametrize("lanes", [True, False])
+@pytest.mark.parametrize("operations", [GPU_ROWS, CPU])
 @pytest.mark.parametrize("mix", test_cuda_attention.MIXES)
-def test_attention_writes_into_its_place(mix, lanes):
+def test_attention_writes_into_its_place(mix, operations):
     rows = test_cuda_attention.MIXES[mix]
     # Long enough that several programs share a row and their parts are merged.
-    compare_attention(test_cuda_attention.Scene(rows, heads=3, kv_heads=1), lanes, sinks=True)
-    compare_attention(test_cuda_attention.Scene(rows, 20, heads=3, kv_heads=1), lanes, sinks=False)
+    compare_attention(test_cuda_attention.Scene(rows, heads=3, kv_heads=1), operations, sinks=True)
+    compare_attention(test_cuda_attention.Scene(rows, 20, heads=3, kv_heads=1), operations, sinks=False)
 
 
 @pytest.mark.gpu
@@ -147,13 +148,13 @@ def test_attention_writes_into_its_place(mix, lanes):
 def test_attention_writes_into_its_place_on_the_device(head_dim, monkeypatch):
     rows = test_cuda_attention.REAL
     scene = test_cuda_attention.Scene(rows, None, 12, 2, head_dim, cell=64, dtype=torch.bfloat16)
-    compare_attention(scene, True, sinks=True)
+    compare_attention(scene, GPU_ROWS, sinks=True)
     pytest.importorskip("flashinfer")
     on_gpu.warm([scene.shape()])
     monkeypatch.setattr(on_gpu, "FLASHINFER_WORK", 0)
     monkeypatch.delattr(on_gpu, "attend_pieces")
-    compare_attention(scene, True, sinks=True)
-    compare_attention(scene, True, sinks=False)
+    compare_attention(scene, GPU_ROWS, sinks=True)
+    compare_attention(scene, GPU_ROWS, sinks=False)
 
 
 class Library:
@@ -166,14 +167,13 @@ class Library:
 
 def test_what_a_library_cannot_write_into_its_place_is_copied_there():
     scene = test_cuda_attention.Scene([(30, 31), (0, 9), (3, 20)])
-    batch, shape = scene.batch(True), scene.shape()
-    lanes = batch.lanes
+    batch, shape = scene.batch(), scene.shape()
     derived = {("flashinfer", shape): SimpleNamespace(wrapper=Library())}
 
     def compute(out):
         out = torch.full(scene.q.shape, NOBODYS, device=scene.device) if out is None else out
-        flashinfer.attend_prefill(scene.q, out, lanes, lanes.full, scene.view(), shape, None, derived)
-        assert (out[: lanes.decodes] == NOBODYS).all()
+        flashinfer.attend_prefill(scene.q, out, batch, batch.full, scene.view(), shape, None, derived)
+        assert (out[: batch.decodes] == NOBODYS).all()
         return out
 
     compare(compute)

@@ -16,14 +16,15 @@ import torch
 
 from tests import test_moe, test_sameness
 from tests.engines import Ask, greedy, make_engine, serve, tokens
+from tests.operations import CPU
 from tests.test_attention import Scene, assert_equal
 from tests.test_causal_conv import make_rig as conv_rig
 from tests.test_gated_delta import make_rig as delta_rig
 from tests.test_sampler import Row, choose
 from tests.test_ssd import make_rig as ssd_rig
 from weft.base.plan import Captures
-from weft.kernels import cells, cutting, gated_delta, paged_reads, ssd
-from weft.runner import batching, choices, sampler
+from weft.kernels.cpu import cells, cutting, gated_delta, paged_reads, ssd
+from weft.runner import batching, choices
 
 Patch = pytest.MonkeyPatch
 Check = Callable[[], None]
@@ -307,8 +308,8 @@ def rows_write_the_tail_of_their_neighbour(patch: Patch) -> None:
 def _patch_row_reads(patch: Patch, change: Callable[..., dict]) -> None:
     original = paged_reads._row_read
 
-    def changed(batch, paging, row, start, end, floor, window, cell):
-        read = original(batch, paging, row, start, end, floor, window, cell)
+    def changed(spans, paging, row, start, end, floor, window, cell):
+        read = original(spans, paging, row, start, end, floor, window, cell)
         return replace(read, **change(start, end, window, read)) if window is not None and end - start > 1 else read
 
     patch.setattr(paged_reads, "_row_read", changed)
@@ -359,22 +360,22 @@ def a_freed_page_is_multiplied_by_zero(patch: Patch) -> None:
 
 @plant(rows_that_part_after_a_page)
 def rows_that_begin_alike_are_taken_for_the_same(patch: Patch) -> None:
-    def credulous(batch, paging, window, cell):
-        rows = list(range(batch.decode_rows))
-        return [(rows, min(batch.host_start[row] for row in rows) // cell)]
+    def credulous(spans, paging, window, cell):
+        rows = list(range(spans.decodes))
+        return [(rows, min(spans.start[row] for row in rows) // cell)]
 
     patch.setattr(paged_reads, "_by_beginning", credulous)
 
 
 @plant(company_of_drawn_tokens)
 def random_numbers_are_dealt_in_the_order_of_the_batch(patch: Patch) -> None:
-    original = sampler.draw
+    original = CPU.draw
 
     def dealt(logits, draws):
         numbers = torch.rand(len(logits), generator=torch.Generator().manual_seed(0))
         return original(logits, replace(draws, uniform=numbers))
 
-    patch.setattr(sampler, "draw", dealt)
+    patch.setattr(CPU, "draw", dealt)
 
 
 @plant(company_of_penalised_tokens)

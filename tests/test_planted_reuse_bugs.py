@@ -19,7 +19,7 @@ from tests.engines import Ask, greedy, make_engine, serve, tokens
 from weft.engine import sequence as sequence_module
 from weft.engine.choices import Choices
 from weft.engine.sequence import Sequence
-from weft.kernels import cells, cutting, gated_delta, paged_reads, projected_attention
+from weft.kernels.cpu import attention, cells, cutting, gated_delta, paged_reads
 from weft.memory import ledger as ledger_module
 from weft.memory import snapshots
 from weft.memory.kinds import Kind
@@ -171,12 +171,12 @@ def a_row_reads_all_of_its_prefix(patch: Patch) -> None:
 
 @plant(test_fences.masks_are_made_once_a_step)
 def masks_are_made_for_every_layer(patch: Patch) -> None:
-    original = projected_attention.attention
+    original = attention.attention
 
     def forgetful(q, k, v, batch, *args, **options):
         return original(q, k, v, replace(batch, derived={}), *args, **options)
 
-    patch.setattr(projected_attention, "attention", forgetful)
+    patch.setattr(attention, "attention", forgetful)
 
 
 # Who learns of it.

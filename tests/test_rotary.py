@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from weft.base.errors import ModelError
-from weft.kernels.rotary import RotaryKind, amplitude, frequencies, make_rotation, rotate
+from weft.kernels.cpu.rotary import make_rotation, rotate
+from weft.kernels.rotary import RotaryKind, amplitude, frequencies
 from weft.models.config import Config
 
 SIZES = {"hidden_size": 128, "num_attention_heads": 4, "max_position_embeddings": 4096}

@@ -11,16 +11,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import tiny_model
+from tests.operations import CPU
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.request import Request
+from weft.kernels.upload import upload
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.models.weights import load_model
 from weft.runner import batching
 from weft.runner.runner import Runner, _quota_cores, available_cores
-from weft.runner.upload import upload
 
 MEMORY_BYTES = 16 << 20
 SEATS = 4
@@ -35,12 +36,12 @@ class Watched(Runner):
     """Records plans, flights and the logits that the model was asked for."""
 
     def __init__(self, model) -> None:
-        super().__init__(model, MemorySpec(model.memories()), MEMORY_BYTES, SEATS, threads=1)
+        super().__init__(model, MemorySpec(model.memories(CPU)), MEMORY_BYTES, SEATS, threads=1)
         self.plans, self.landings, self.logits = [], [], []
         original = type(model).logits
 
-        def logits(hidden):
-            found = original(model, hidden)
+        def logits(hidden, batch):
+            found = original(model, hidden, batch)
             self.logits.append(found.clone())
             return found
 
@@ -212,7 +213,7 @@ def test_scoring_a_prompt_takes_the_same_memory_whatever_its_length(tmp_path):
     config = json.loads((tiny_model.FOLDER / "config.json").read_text()) | {"vocab_size": vocabulary}
     (tmp_path / "config.json").write_text(json.dumps(config))
     model, _ = load_model(tmp_path / "config.json", torch.float32, weights="dummy", seed=1, progress=False)
-    runner = Runner(model, MemorySpec(model.memories()), MEMORY_BYTES, SEATS, threads=1)
+    runner = Runner(model, MemorySpec(model.memories(CPU)), MEMORY_BYTES, SEATS, threads=1)
     wishes = {"max_tokens": 0, "prompt_logprobs": 20}
     with Largest() as largest:
         answers(runner, [request(list(range(tokens)), **wishes)], max_tokens_per_step=1024)

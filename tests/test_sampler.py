@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.operations import CPU
 from weft.base.plan import Captures, Plan, Sampling
+from weft.kernels.upload import upload
 from weft.runner.choices import Choices, draft_choices
-from weft.runner.sampler import sample, score
-from weft.runner.upload import upload
+from weft.runner.sampler import sample
 
 VOCAB = 40
 
@@ -104,7 +105,7 @@ def choose(rows: list[Row]) -> list[int]:
     plan = plan_of(rows)
     board = torch.tensor([r.board or 0 for r in reversed(rows)])
     logits = torch.from_numpy(np.stack([r.logits for r in rows]).astype(np.float32))
-    return sample(logits, choices_of(plan, logits.shape[-1]), board).tolist()
+    return sample(logits, choices_of(plan, logits.shape[-1]), board, CPU).tolist()
 
 
 def plain_logits(row: Row) -> np.ndarray:
@@ -282,7 +283,7 @@ def test_rows_that_are_not_numbers_harm_nobody():
 def test_scores_are_log_probabilities_of_the_raw_logits():
     logits = torch.from_numpy(np.random.default_rng(2).normal(0, 3, (5, VOCAB)).astype(np.float32))
     chosen = torch.tensor([0, 3, 7, 11, 39])
-    own, top_token, top_logprob = score(logits, chosen, 4)
+    own, top_token, top_logprob = CPU.score(logits, chosen, 4)
     plain = logits.double().log_softmax(-1)
     torch.testing.assert_close(own.double(), plain[range(5), chosen], rtol=0, atol=1e-5)
     assert top_token.tolist() == plain.argsort(-1, descending=True)[:, :4].tolist()
@@ -293,5 +294,5 @@ def test_equal_scores_are_ranked_by_token_whatever_number_is_asked_for():
     logits = torch.zeros(2, VOCAB)
     logits[:, 5] = 1
     for top in (1, 3, 20):
-        assert score(logits, torch.tensor([0, 0]), top)[1].tolist() == [[5, 0, 1, 2, 3, 4, *range(6, 20)][:top]] * 2
-    assert score(logits, torch.tensor([0, 0]), 0)[1].shape == (2, 0)
+        assert CPU.score(logits, torch.tensor([0, 0]), top)[1].tolist() == [[5, 0, 1, 2, 3, 4, *range(6, 20)][:top]] * 2
+    assert CPU.score(logits, torch.tensor([0, 0]), 0)[1].shape == (2, 0)

@@ -38,7 +38,7 @@ def test_a_wrong_shape_is_seen():
     code = f"""
 from jaxtyping import TypeCheckError, install_import_hook
 with install_import_hook({PACKAGES}, "{CHECKER}"):
-    from weft.runner.sampler import likeliest
+    from weft.kernels.cpu.sampling import likeliest
 import torch
 likeliest(torch.zeros(2, 3))
 try:

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.operations import CPU, PLAIN, causal_conv, ssd, ssd_memory
 from tests.plans import Known, Rig
 from tests.test_causal_conv import naive_conv
-from weft.kernels.causal_conv import causal_conv
-from weft.kernels.ssd import ssd, ssd_memory
 
 HEADS, HEAD_DIM, STATE, CHANNELS, WIDTH = 4, 5, 6, 3, 4
 
@@ -52,7 +51,7 @@ def make_rig(lengths, groups=2, skip=True, dtype=torch.float32, seed=0, dt_scale
         x, dt, B, C, line = inputs
         return ssd(x, dt, A, B, C, D, batch, view), causal_conv(line, weight, None, False, batch, view)
 
-    memory = ssd_memory(HEADS, HEAD_DIM, STATE, groups, CHANNELS, WIDTH, "float32")
+    memory = ssd_memory(HEADS, HEAD_DIM, STATE, groups, CHANNELS, WIDTH, "float32", by=options.get("operations", CPU))
     return Rig(memory, sequences, call, seed=seed, **options)
 
 
@@ -122,3 +121,14 @@ def test_bfloat16_inputs_are_computed_in_float32():
     rig = make_rig([50, 20, 9], dtype=torch.bfloat16)
     rig.tolerance = 1e-2
     rig.run([1, 2, 9, 16])
+
+
+@pytest.mark.parametrize("room", [0, 3])
+def test_the_plain_definition_equals_the_loop(room):
+    rig = make_rig([50, 33, 24, 8, 7, 1, 65], room=room, operations=PLAIN)
+    rig.run([1, 1, 2, 3, 5, 8, 9, 16, 27])
+
+
+def test_drafts_leave_no_trace_in_the_plain_definition():
+    rig = make_rig([60, 40], room=3, operations=PLAIN)
+    rig.run_with_drafts(4)

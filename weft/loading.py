@@ -8,7 +8,6 @@ import sys
 import threading
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from weft.base.config import EngineConfig
 from weft.base.errors import ModelError, OptionError
 from weft.base.options import Facts, Options, count, resolve
 from weft.base.sampling import SamplingParams
+from weft.kernels.choosing import Chosen, choose
+from weft.kernels.interface import Operations
 from weft.memory.alone import least_bytes, longest_alone
 from weft.memory.spec import MemorySpec
 from weft.models.config import Config, read_config, shown, text_part
@@ -49,7 +50,7 @@ class Loaded:
     end_tokens: frozenset[int]
     suggested: SamplingParams  # how to draw if a caller says nothing
     device: str
-    kernels: bool  # whether the kernels for GPUs can be used
+    chosen: Chosen  # who computes what
 
     def runner(self, threads: int = 0, progress: bool = False) -> Runner:
         """What executes the engine's plans. `threads` of a CPU, 0: all that there are."""
@@ -64,15 +65,12 @@ class Loaded:
 
     def _runner(self, threads: int, progress: bool) -> Runner:
         config = self.config
-        if not self.kernels:
-            return Runner(
-                self.model, self.spec, config.memory_bytes, config.max_sequences, self.device, threads or None
-            )
+        parts, operations = (self.model, self.spec, config.memory_bytes, config.max_sequences), self.chosen.operations
+        if not self.chosen.all_by("cuda"):
+            return Runner(*parts, self.device, threads or None, operations)
         from weft.runner.cuda.runner import CudaRunner
 
-        return CudaRunner(
-            self.model, self.spec, config.memory_bytes, config.max_sequences, config.max_length, progress=progress
-        )
+        return CudaRunner(*parts, config.max_length, progress=progress, operations=operations)
 
     def grammars(self, warm: bool = True) -> Grammars | None:
         """What an engine needs for answers that follow a grammar. `warm`: ready before the first one comes."""
@@ -92,8 +90,16 @@ def load(options: Options, progress: bool = True) -> Loaded:
         model, config = load_model(folder, dtype, device, progress, options.weights, options.seed, free_bytes())
     except torch.cuda.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into the GPU's memory: {error}") from error
-    spec = MemorySpec(model.memories())
-    room = measure(model, spec, options) if device == "cuda" else None
+    chosen = choose(device, dtype, model.memories)
+    room = None
+    if chosen.all_by("cuda"):
+        found = measure(model, chosen.operations, options)
+        if isinstance(found, str):
+            chosen = choose(device, dtype, model.memories, refused=found)
+        else:
+            room = found
+    report_choices(device, chosen)
+    spec = MemorySpec(model.memories(chosen.operations))
     facts = facts_of(spec, config, device, room)
     engine_config, reasons = resolve(options, facts)
     for name, reason in reasons.items():
@@ -106,7 +112,7 @@ def load(options: Options, progress: bool = True) -> Loaded:
     ends = end_tokens(beside)
     ends |= tokenizer.end_tokens if tokenizer else ends
     suggested = suggested_params(beside)
-    return Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, room is not None)
+    return Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, chosen)
 
 
 def tell_once(notice: str) -> None:
@@ -122,23 +128,28 @@ def choose_device(asked: str) -> str:
     return "cuda" if there and asked != "cpu" else "cpu"
 
 
-def measure(model: CausalModel, spec: MemorySpec, options: Options) -> Room | None:
-    """The room on the GPU, found by running the largest steps; None, told once, if its kernels cannot be used here."""
-    slower = "so the GPU runs the plain PyTorch kernels, many times slower"
-    if find_spec("triton") is None:
-        tell_once(f"warning: Triton is not installed, {slower}; pip install 'weft-serve[cuda]'")
-        return None
+def measure(model: CausalModel, operations: Operations, options: Options) -> Room | str:
+    """Find the room on the GPU by running the largest steps; where kernels fail in them, return why."""
+    spec = MemorySpec(model.memories(operations))
     tokens, rows = (count(n, getattr(options, n), "cuda") for n in ("max_tokens_per_step", "max_sequences"))
     try:
-        return find_room(model, spec, max(tokens, rows), rows, options.memory_fraction)
+        return find_room(model, spec, operations, max(tokens, rows), rows, options.memory_fraction)
     except torch.cuda.OutOfMemoryError as error:
         raise ModelError(
             f"a step of {tokens} tokens does not fit beside the weights; take a smaller max_tokens_per_step ({error})"
         ) from error
     except Exception as error:  # whatever a compiler or a driver may raise
         log.debug("kernels failed", exc_info=True)
-        tell_once(f"warning: the kernels for GPUs fail on {torch.cuda.get_device_name()} ({_root(error)}), {slower}")
-        return None
+        return f"the kernels for GPUs fail on {torch.cuda.get_device_name()}: {_root(error)}"
+
+
+def report_choices(device: str, chosen: Chosen) -> None:
+    """Log who computes what, and warn where a GPU is left to plain PyTorch."""
+    for choice in chosen.choices:
+        log.info("operations: %s", choice)
+    plain = [choice for choice in chosen.choices if choice.package == "plain"]
+    if device == "cuda" and plain:
+        tell_once(f"warning: {plain[0].reason}, so the GPU runs plain PyTorch operations, many times slower")
 
 
 def _root(error: BaseException) -> str:

@@ -1,1 +1,1 @@
-"""Operations on packed batches: each a readable PyTorch reference in `extend` form."""
+"""Operations on packed batches, and the one place that knows about hardware. `interface.py` is where to begin."""

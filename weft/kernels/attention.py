@@ -1,167 +1,19 @@
-"""Paged attention: new keys and values go to their pages first, then everything is read back through the table.
-
-Causal by global position, with an optional sliding window, grouped heads, softcap and sinks. What a row cannot see may
-hold anything, NaN included: it is cut off or zeroed, never multiplied by a zero weight. Who reads what is decided in
-`paged_reads.py`, once per step; here it is done, once per layer.
-"""
+"""What an attention layer is, whoever computes it."""
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor
-
-from weft.kernels.batch import Batch
-from weft.kernels.paged_reads import PaddedRead, Read, RowRead, SharedRead, plan_reads
-from weft.kernels.placing import placed
-from weft.memory.device.store import AttentionView
-
-# Values and, where somebody needs it, the logarithm of the sum that they were divided by, [tokens, heads].
-Mixed = tuple[Float[Tensor, "tokens heads head_dim"], Float[Tensor, "tokens heads"] | None]
+from dataclasses import dataclass
 
 
-def attention(
-    q: Float[Tensor, "tokens heads head_dim"],
-    k: Float[Tensor, "tokens kv_heads head_dim"],
-    v: Float[Tensor, "tokens kv_heads head_dim"],
-    batch: Batch,
-    view: AttentionView,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Float[Tensor, " heads"] | None = None,
-    out: Float[Tensor, "tokens heads head_dim"] | None = None,
-) -> Float[Tensor, "tokens heads head_dim"]:
-    """A sink takes part in the sum of its head's softmax and brings no value.
+@dataclass(frozen=True, slots=True)
+class AttentionForm:
+    """The constants of an attention layer."""
 
-    `out`, if given, is filled and returned; its tokens may lie apart.
-    """
-    if batch.lanes is not None and batch.lanes.native:
-        from weft.kernels.native import attention as native
-
-        return native.attention(q, k, v, batch, view, scale, softcap, sinks, out)
-    if batch.lanes is not None:
-        from weft.kernels.cuda import attention as on_gpu
-
-        return on_gpu.attention(q, k, v, batch, view, scale, softcap, sinks, out)
-    paging = batch.full if view.window is None else batch.windowed
-    assert paging is not None
-    if paging.lone is not None:
-        view.keys[paging.lone], view.values[paging.lone] = k, v
-    else:
-        view.keys[paging.write_page, paging.write_offset] = k
-        view.values[paging.write_page, paging.write_offset] = v
-    reads = batch.derived.get(("attention", view.window))
-    if reads is None:
-        reads = plan_reads(batch, paging, view.window, view.keys.shape[1])
-        batch.derived["attention", view.window] = reads
-    if len(reads) == 1:
-        return placed(_with_sinks(_mix(q, view, reads[0], scale, softcap, sinks is not None), sinks), out)
-    if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    for read in reads:
-        out[read.tokens] = _with_sinks(_mix(q, view, read, scale, softcap, sinks is not None), sinks)
-    return out
-
-
-def _with_sinks(mixed: Mixed, sinks: Tensor | None) -> Tensor:
-    values, total = mixed
-    if sinks is None:
-        return values
-    assert total is not None
-    return values * torch.sigmoid(total - sinks.float()).to(values.dtype).unsqueeze(-1)
-
-
-def _mix(q: Tensor, view: AttentionView, read: Read, scale: float, softcap: float | None, with_total: bool) -> Mixed:
-    match read:
-        case RowRead():
-            return _mix_row(q[read.tokens], view, read, scale, softcap, with_total)
-        case PaddedRead():
-            return _mix_padded(q[read.tokens], view, read, scale, softcap, with_total)
-        case SharedRead():
-            return _mix_shared(q, view, read, scale, softcap)
-
-
-def _mix_row(
-    q: Tensor, view: AttentionView, read: RowRead, scale: float, softcap: float | None, with_total: bool
-) -> Mixed:
-    """One row: heads of a group are a dimension of their own, over which keys are shared without a copy."""
-    count, heads, head_dim = q.shape
-    kv_heads = view.keys.shape[2]
-    group = heads // kv_heads
-    keys, values = (
-        pages.index_select(0, read.pages).flatten(0, 1)[read.low : read.high].transpose(0, 1).unsqueeze(1)
-        for pages in (view.keys, view.values)
-    )
-    if count == 1:
-        # The heads of a lone query take the place of queries.
-        queries = q.view(kv_heads, 1, group, head_dim)
-        mixed, total = _softmax_mix(queries, keys, values, None, False, scale, softcap, with_total)
-        return mixed.reshape(1, heads, head_dim), None if total is None else total.reshape(1, heads)
-    queries = q.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3)
-    keys, values = keys.expand(-1, group, -1, -1), values.expand(-1, group, -1, -1)
-    mixed, total = _softmax_mix(queries, keys, values, read.mask, read.causal, scale, softcap, with_total)
-    return mixed.permute(2, 0, 1, 3).flatten(1, 2), None if total is None else total.permute(2, 0, 1).flatten(1)
-
-
-def _mix_padded(
-    q: Tensor, view: AttentionView, read: PaddedRead, scale: float, softcap: float | None, with_total: bool
-) -> Mixed:
-    """Rows of one query each, read side by side."""
-    rows, kv_heads = q.shape[0], view.keys.shape[2]
-
-    def gather(pages: Tensor) -> Tensor:
-        tokens = pages.index_select(0, read.pages).flatten(0, 1).index_fill_(0, read.unseen, 0)
-        return tokens.unflatten(0, (rows, -1)).transpose(1, 2)
-
-    queries, keys, values = q.unflatten(1, (kv_heads, -1)), gather(view.keys), gather(view.values)
-    mixed, total = _softmax_mix(queries, keys, values, read.mask, False, scale, softcap, with_total)
-    return mixed.flatten(1, 2), None if total is None else total.flatten(1)
-
-
-def _mix_shared(q: Tensor, view: AttentionView, read: SharedRead, scale: float, softcap: float | None) -> Mixed:
-    """The common beginning is read once for all rows; each row's own rest is merged with it by their sums."""
-    kv_heads = view.keys.shape[2]
-    mine = q[read.tokens]
-    rows, _, head_dim = mine.shape
-    keys, values = (
-        pages.index_select(0, read.pages).flatten(0, 1).transpose(0, 1).unsqueeze(0)
-        for pages in (view.keys, view.values)
-    )
-    queries = mine.unflatten(1, (kv_heads, -1)).transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
-    common, common_total = _softmax_mix(queries, keys, values, None, False, scale, softcap, True)
-    assert common_total is not None
-    common = common.view(kv_heads, rows, -1, head_dim).transpose(0, 1).flatten(1, 2)
-    common_total = common_total.view(kv_heads, rows, -1).transpose(0, 1).flatten(1)
-    parts = [_mix(q, view, own, scale, softcap, True) for own in read.own]
-    own = torch.cat([values for values, _ in parts]) if len(parts) > 1 else parts[0][0]
-    own_total = torch.cat([total for _, total in parts]) if len(parts) > 1 else parts[0][1]
-    share = torch.sigmoid(common_total - own_total).to(q.dtype).unsqueeze(-1)
-    return torch.lerp(own, common, share), torch.logaddexp(common_total, own_total)
-
-
-def _softmax_mix(
-    q: Float[Tensor, "a b queries head_dim"],
-    k: Float[Tensor, "a b keys head_dim"],
-    v: Float[Tensor, "a b keys head_dim"],
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    softcap: float | None,
-    with_total: bool,
-) -> tuple[Float[Tensor, "a b queries head_dim"], Float[Tensor, "a b queries"] | None]:
-    if softcap is None and not with_total:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale), None
-    bias = None if mask is None else torch.zeros(mask.shape, device=q.device).masked_fill_(~mask, float("-inf"))
-    if softcap is None and q.device.type == "cpu":
-        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        return flash(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
-    scores = torch.matmul(q, k.transpose(-1, -2)).float() * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if causal:
-        scores += torch.full(scores.shape[-2:], float("-inf"), device=q.device).triu(1)
-    if bias is not None:
-        scores += bias
-    total = scores.logsumexp(-1)
-    return torch.matmul((scores - total.unsqueeze(-1)).exp().to(v.dtype), v), total
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float  # of the scores
+    window: int | None = None
+    softcap: float | None = None
+    norm_eps: float = 0.0  # of the norms of queries and keys, where the layer has them
+    gated: bool = False  # gates follow the values in the projection; their sigmoid multiplies the output

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: frequencies of every published variant, and the rotation itself.
+"""Rotary position embeddings: frequencies of every published variant.
 
 Frequencies depend on a configuration, angles on a step, so cosines and sines are made once per step and configuration
 and shared by all layers. Pairs are (i, i + half), the layout of published checkpoints.
@@ -10,10 +10,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
-
-from weft.kernels.native import library as native
 
 VARIANTS = ("default", "linear", "dynamic", "llama3", "yarn")
 
@@ -100,31 +98,3 @@ def _yarn(kind: RotaryKind, plain: Tensor) -> Tensor:
         high += 0.001
     stretched = ((torch.arange(kind.size // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     return stretched * plain / kind.factor + (1 - stretched) * plain
-
-
-def make_rotation(
-    positions: Int[Tensor, " tokens"], frequency: Float[Tensor, " half"], scale: float, dtype: torch.dtype
-) -> Rotation:
-    if positions.is_cuda:
-        from weft.kernels.cuda import rotary as kernels
-
-        return kernels.make_rotation(positions, frequency, scale, dtype)
-    if native.suits(positions) and dtype in native.DTYPES:
-        from weft.kernels.native import embedding as kernels
-
-        return Rotation(*kernels.turn(positions, frequency, scale, dtype))
-    angle = positions.float().unsqueeze(1) * frequency
-    cosine, sine = angle.cos(), angle.sin()
-    if scale != 1.0:
-        cosine, sine = cosine * scale, sine * scale
-    return Rotation(
-        torch.cat((cosine, cosine), -1).to(dtype).unsqueeze(1), torch.cat((-sine, sine), -1).to(dtype).unsqueeze(1)
-    )
-
-
-def rotate(x: Float[Tensor, "tokens heads head_dim"], rotation: Rotation) -> Float[Tensor, "tokens heads head_dim"]:
-    """Turn the first `size` dimensions of every head; the others pass."""
-    size = rotation.cosine.shape[-1]
-    turning = x if size == x.shape[-1] else x[..., :size]
-    turned = torch.addcmul(turning * rotation.cosine, turning.roll(size // 2, -1), rotation.sine)
-    return turned if turning is x else torch.cat((turned, x[..., size:]), -1)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.batch import Batch
+from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Residual
 from weft.memory.device.store import View
@@ -50,7 +50,7 @@ class Block(Layer):
 
     def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
         stream.add(self.self_attn(stream.read(self.input_layernorm), rotation, batch, views), self.factor)
-        stream.add(self.mlp(stream.read(self.post_attention_layernorm)), self.factor)
+        stream.add(self.mlp(stream.read(self.post_attention_layernorm), batch), self.factor)
 
 
 class Decoder(Layer):
@@ -64,8 +64,8 @@ class Decoder(Layer):
         self.rotary = rotary
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
-        stream = Residual(self.embed_tokens(batch.token_ids))
-        rotation = None if self.rotary is None else self.rotary(batch.positions)
+        stream = batch.operations.residual(self.embed_tokens(batch))
+        rotation = None if self.rotary is None else self.rotary(batch)
         for layer in self.layers:
             layer(stream, rotation, batch, views)
         return stream.finish(self.norm)
@@ -96,8 +96,9 @@ class DecoderModel(CausalModel):
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
         return self.model(batch, views)
 
-    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
-        return self.model.embed_tokens.scores(hidden) if self.lm_head is None else self.lm_head(hidden)
+    def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
+        head = self.model.embed_tokens.scores if self.lm_head is None else self.lm_head
+        return head(hidden, batch)
 
 
 def attention_shape(config: Config, dtype: torch.dtype, **more: Any) -> AttentionShape:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.batch import Batch
+from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Residual
 from weft.memory.device.store import View
@@ -43,8 +43,8 @@ class FalconH1(DecoderModel):
         super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
         self.head_factor = multiplier(config, "lm_head")
 
-    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
-        return super().logits(hidden * self.head_factor)
+    def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
+        return super().logits(hidden * self.head_factor, batch)
 
 
 class ParallelBlock(Layer):
@@ -76,7 +76,7 @@ class ParallelBlock(Layer):
 
     def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
         stream.add(self.mixers(stream.read(self.input_layernorm), rotation, batch, views))
-        stream.add(self.feed_forward(stream.read(self.pre_ff_layernorm)), self.mlp_factor)
+        stream.add(self.feed_forward(stream.read(self.pre_ff_layernorm), batch), self.mlp_factor)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         for name, child in self.named_children():

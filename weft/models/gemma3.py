@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.batch import Batch
+from weft.kernels.interface import Batch
 from weft.kernels.rotary import RotaryKind, Rotation
 from weft.kernels.stream import Residual
 from weft.memory.device.store import View
@@ -61,14 +61,14 @@ class Gemma3(DecoderModel):
         self.softcap = config.number("final_logit_softcapping", default=None)
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
-        rotations = {kind: rotary(batch.positions) for kind, rotary in self.rotary.items()}
-        stream = Residual(self.model.embed_tokens(batch.token_ids))
+        rotations = {kind: rotary(batch) for kind, rotary in self.rotary.items()}
+        stream = batch.operations.residual(self.model.embed_tokens(batch))
         for layer in self.model.layers:
             layer(stream, rotations, batch, views)
         return stream.finish(self.model.norm)
 
-    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
-        logits = super().logits(hidden)
+    def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
+        logits = super().logits(hidden, batch)
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
@@ -108,4 +108,4 @@ class SandwichBlock(Layer):
     def forward(self, stream: Residual, rotations: dict[str, Rotation], batch: Batch, views: tuple[View, ...]) -> None:
         mixed = self.self_attn(stream.read(self.input_layernorm), rotations[self.kind], batch, views)
         stream.add(mixed, norm=self.post_attention_layernorm)
-        stream.add(self.mlp(stream.read(self.pre_feedforward_layernorm)), norm=self.post_feedforward_layernorm)
+        stream.add(self.mlp(stream.read(self.pre_feedforward_layernorm), batch), norm=self.post_feedforward_layernorm)

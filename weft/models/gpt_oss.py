@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.moe import clamped, experts, route_top
+from weft.kernels.experts import ExpertWeights, Routing, clamped
+from weft.kernels.interface import Batch
 from weft.kernels.stream import Normed
 from weft.models import mxfp4
 from weft.models.config import Config
 from weft.models.decoder import Block, DecoderModel, attention_shape, frame
 from weft.models.layers.attention import Attention
 from weft.models.layers.linear import Linear
-from weft.models.layers.moe import SparseMLP
+from weft.models.layers.moe import Route, SparseMLP
 from weft.models.layers.rotary import Rotary
 from weft.models.model import Layer, Source
 
@@ -47,7 +47,7 @@ class GptOss(DecoderModel):
         for kind in config.layer_types(KINDS, default=names):
             window = config.integer("sliding_window", default=None) if kind == "sliding" else None
             shape = attention_shape(config, dtype, bias=bias, output_bias=bias, window=window, sinks=True)
-            route = partial(route_top, k=config.experts_per_token(count))
+            route = Route("route_top", k=config.experts_per_token(count))
             mlp = SparseMLP(Linear(hidden, count, bias=True), ClampedExperts(config, count), route)
             blocks.append(Block(Attention(shape), mlp, hidden, eps))
         decoder = frame(config, blocks, Rotary(config.rotary(theta=150000.0), dtype))
@@ -72,13 +72,9 @@ class ClampedExperts(Layer):
             limit=config.number("swiglu_limit", default=7.0),
         )
 
-    def forward(
-        self,
-        x: Normed,
-        weights: Float[Tensor, "tokens k"],
-        chosen: Int[Tensor, "tokens k"],
-    ) -> Float[Tensor, "tokens hidden"]:
-        return experts(x, weights, chosen, self.first, self.second, self.activation, self.first_bias, self.second_bias)
+    def forward(self, x: Normed, routing: Routing, batch: Batch) -> Float[Tensor, "tokens hidden"]:
+        weights = ExpertWeights(self.first, self.second, self.activation, self.first_bias, self.second_bias)
+        return batch.operations.experts(x, routing, weights)
 
     def initialise(self, generator: torch.Generator) -> None:
         for matrix in (self.first, self.second):

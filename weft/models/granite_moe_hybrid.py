@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.moe import route_top
+from weft.kernels.interface import Batch
 from weft.models.config import Config
 from weft.models.decoder import Block, DecoderModel, attention_shape, frame, mamba2_shape
 from weft.models.layers.attention import Attention
 from weft.models.layers.mamba2 import Mamba2
 from weft.models.layers.mlp import GatedMLP
-from weft.models.layers.moe import Experts
+from weft.models.layers.moe import Experts, Route
 from weft.models.layers.norm import GatedRMSNorm
 from weft.models.layers.rotary import Rotary
 from weft.models.layers.shared_moe import SharedNames, SharedSparseMLP
@@ -56,8 +55,8 @@ class GraniteMoeHybrid(DecoderModel):
         super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
         self.head_factor = 1.0 / config.number("logits_scaling", default=1.0)
 
-    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
-        return super().logits(hidden * self.head_factor)
+    def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
+        return super().logits(hidden * self.head_factor, batch)
 
 
 def block_types(config: Config) -> list[str]:
@@ -88,5 +87,5 @@ def mlp(config: Config) -> nn.Module:
         inner,
         SharedNames("router", ("input_linear",), "down_proj"),
         Experts(count, hidden, config.integer("intermediate_size")),
-        partial(route_top, k=config.experts_per_token(count)),
+        Route("route_top", k=config.experts_per_token(count)),
     )

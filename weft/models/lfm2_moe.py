@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.moe import route_sigmoid
+from weft.kernels.interface import Batch
 from weft.kernels.stream import Normed
 from weft.models.config import Config
 from weft.models.layers.linear import Linear
 from weft.models.layers.mlp import GatedMLP
-from weft.models.layers.moe import Experts
+from weft.models.layers.moe import Experts, Route
 from weft.models.lfm2 import Lfm2
 from weft.models.model import Layer
 
@@ -36,13 +34,14 @@ class BiasedSparseMLP(Layer):
         biased = config.flag("use_expert_bias", default=True)
         self.register_buffer("expert_bias", torch.empty(count, dtype=torch.float32) if biased else None)
         self.experts = Experts(count, hidden, config.integer("moe_intermediate_size"))
-        self.route = partial(
-            route_sigmoid,
+        self.route = Route(
+            "route_sigmoid",
             k=config.experts_per_token(count),
             renormalise=config.flag("norm_topk_prob", default=True),
             scaling=config.number("routed_scaling_factor", default=1.0),
             eps=1e-6,
         )
 
-    def forward(self, x: Normed) -> Float[Tensor, "tokens hidden"]:
-        return self.experts(x, *self.route(self.gate(x), bias=self.expert_bias))
+    def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens hidden"]:
+        routing = self.route(batch.operations, self.gate(x, batch), bias=self.expert_bias)
+        return self.experts(x, routing, batch)

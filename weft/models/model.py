@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.batch import Batch
+from weft.kernels.interface import Batch, Operations
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Addend, Normed
 from weft.memory.device.store import View
@@ -51,14 +51,17 @@ class Layer(nn.Module):
 class Mixer(Layer):
     """A layer that looks at earlier tokens, and therefore remembers. `index` is its place among the model's mixers."""
 
-    memory: Memory
     index: int
+
+    def memory(self, operations: Operations) -> Memory:
+        """Return what the layer remembers, laid out as these operations read it."""
+        raise NotImplementedError
 
     def forward(self, x: Normed, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> Addend:
         raise NotImplementedError
 
-    def warm(self) -> None:
-        """Prepare, on a GPU and before the first step, whatever would make a step wait."""
+    def warm(self, operations: Operations) -> None:
+        """Prepare, before the first step, whatever would make a step wait."""
 
 
 class ProjectedMixer(Mixer):
@@ -71,7 +74,7 @@ class ProjectedMixer(Mixer):
 
     def forward(self, x: Normed, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> Addend:
         before, after = (getattr(self, name) for name in self.projections)
-        return after(self.mix(before(x), rotation, batch, views))
+        return after(self.mix(before(x, batch), rotation, batch, views), batch)
 
     def mix(
         self,
@@ -115,13 +118,14 @@ class CausalModel(Layer):
             mixer.index = index
         return found
 
-    def memories(self) -> tuple[Memory, ...]:
-        return tuple(mixer.memory for mixer in self.mixers())
+    def memories(self, operations: Operations) -> tuple[Memory, ...]:
+        """Return what all mixers remember, laid out as these operations read it."""
+        return tuple(mixer.memory(operations) for mixer in self.mixers())
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
         raise NotImplementedError
 
-    def logits(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
+    def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
         raise NotImplementedError
 
 

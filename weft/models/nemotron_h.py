@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -12,10 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.base.errors import ModelError
-from weft.kernels.batch import Batch
-from weft.kernels.moe import route_sigmoid
+from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
-from weft.kernels.stream import Normed, Residual, whole
+from weft.kernels.stream import Normed, Residual
 from weft.memory.device.store import View
 from weft.models.config import Config, shown
 from weft.models.decoder import Decoder, DecoderModel
@@ -24,7 +22,7 @@ from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, time_step_limit
 from weft.models.layers.mlp import ACTIVATIONS, PlainMLP
-from weft.models.layers.moe import Experts
+from weft.models.layers.moe import Experts, Route
 from weft.models.layers.norm import GatedRMSNorm, RMSNorm
 from weft.models.model import Layer, Mixer
 
@@ -72,7 +70,7 @@ class SingleBlock(Layer):
 
     def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
         normed = stream.read(self.norm)
-        stream.add(self.mixer(normed, rotation, batch, views) if self.remembers else self.mixer(normed))
+        stream.add(self.mixer(normed, rotation, batch, views) if self.remembers else self.mixer(normed, batch))
 
 
 def block_types(config: Config) -> list[str]:
@@ -175,8 +173,8 @@ class SparseSquaredMLP(Layer):
             ("up_proj", "down_proj"),
         )
         self.shared_experts = mlp(config, dtype, "moe_shared_expert_intermediate_size", into_stream=False)
-        self.route = partial(
-            route_sigmoid,
+        self.route = Route(
+            "route_sigmoid",
             k=config.experts_per_token(count // groups * kept),
             groups=groups,
             kept_groups=kept,
@@ -184,9 +182,11 @@ class SparseSquaredMLP(Layer):
             scaling=config.number("routed_scaling_factor", default=1.0),
         )
 
-    def forward(self, x: Normed) -> Float[Tensor, "tokens hidden"]:
-        x = whole(x)
-        routing = self.route(self.gate(x), bias=self.gate.e_score_correction_bias)
+    def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens hidden"]:
+        x = batch.operations.rows_of(x)
+        routing = self.route(batch.operations, self.gate(x), bias=self.gate.e_score_correction_bias)
+        shared = self.shared_experts(x, batch)
         if self.fc1_latent_proj is None:
-            return self.experts(x, *routing).add_(self.shared_experts(x))
-        return self.fc2_latent_proj(self.experts(self.fc1_latent_proj(x), *routing)).add_(self.shared_experts(x))
+            return self.experts(x, routing, batch).add_(shared)
+        latent = self.experts(self.fc1_latent_proj(x, batch), routing, batch)
+        return self.fc2_latent_proj(latent, batch).add_(shared)

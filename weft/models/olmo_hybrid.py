@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from weft.kernels.batch import Batch
+from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Residual
 from weft.memory.device.store import View
@@ -68,7 +68,7 @@ class PostNormBlock(Layer):
 
     def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
         stream.add(self.self_attn(stream.total(), rotation, batch, views), norm=self.post_attention_layernorm)
-        stream.add(self.mlp(stream.total()), norm=self.post_feedforward_layernorm)
+        stream.add(self.mlp(stream.total(), batch), norm=self.post_feedforward_layernorm)
 
 
 def delta(config: Config, dtype: torch.dtype) -> GatedDeltaNet:

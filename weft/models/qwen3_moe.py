@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from weft.kernels.moe import route_softmax
 from weft.models.config import Config
 from weft.models.decoder import Block, DecoderModel, attention_shape, frame, gated_mlp
 from weft.models.layers.attention import Attention
 from weft.models.layers.linear import Linear
 from weft.models.layers.mlp import ACTIVATIONS
-from weft.models.layers.moe import Experts, SparseMLP
+from weft.models.layers.moe import Experts, Route, SparseMLP
 from weft.models.layers.rotary import Rotary
 
 
@@ -44,8 +42,8 @@ def sparse_layers(config: Config) -> list[bool]:
 def sparse_mlp(config: Config) -> nn.Module:
     hidden, count = config.integer("hidden_size"), config.integer("num_experts", "num_local_experts")
     activation = config.choice("hidden_act", among=ACTIVATIONS, default="silu")
-    route = partial(
-        route_softmax,
+    route = Route(
+        "route_softmax",
         k=config.experts_per_token(count),
         renormalise=config.flag("norm_topk_prob", default=False),
     )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from weft.kernels.moe import route_softmax
 from weft.models.config import Config
 from weft.models.decoder import Block, Decoder, DecoderModel
 from weft.models.layers.attention import Attention, AttentionShape
@@ -17,7 +15,7 @@ from weft.models.layers.embedding import Embedding
 from weft.models.layers.gated_delta_net import GatedDeltaNet, GatedDeltaShape, interleaved_projection
 from weft.models.layers.linear import PackedLinear
 from weft.models.layers.mlp import GatedMLP
-from weft.models.layers.moe import Experts
+from weft.models.layers.moe import Experts, Route
 from weft.models.layers.norm import RMSNorm
 from weft.models.layers.rotary import Rotary
 from weft.models.layers.shared_moe import SharedNames, SharedSparseMLP
@@ -107,8 +105,8 @@ def mlp(config: Config, number: int) -> nn.Module:
         config.integer("shared_expert_intermediate_size"),
         EXPERT_NAMES,
         Experts(experts, hidden, config.integer("moe_intermediate_size")),
-        partial(
-            route_softmax,
+        Route(
+            "route_softmax",
             k=config.experts_per_token(experts),
             renormalise=config.flag("norm_topk_prob", default=True),
         ),

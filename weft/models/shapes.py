@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from weft.kernels.choosing import everywhere
 from weft.memory.spec import AttentionMemory, Memory
 from weft.models.config import Config, read_config, text_part
 from weft.models.weights import build
@@ -29,7 +30,7 @@ def shape_of(path: Path) -> Shape:
     chosen = config.integer("num_experts_per_tok", "experts_per_token", default=1)
     among = config.integer("num_experts", "num_local_experts", "n_routed_experts", default=1)
     total = sum(sizes.values())
-    memories = tuple(model.memories())
+    memories = model.memories(everywhere("cpu"))
     layers = sum(isinstance(memory, AttentionMemory) for memory in memories)
     width = layers * config.integer("num_attention_heads", default=1) * config.head_dim
     return Shape(memories, total, total - experts + experts * chosen // among, width)

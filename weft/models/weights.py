@@ -21,6 +21,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from weft.base.errors import ModelError
+from weft.kernels.choosing import choose
+from weft.kernels.interface import Operations
 from weft.models import configurations
 from weft.models.bounds import INDEX_BYTES
 from weft.models.config import read_config, shown, text_part
@@ -66,18 +68,18 @@ def load_model(
         fill_from(model, folder, config, progress)
     else:
         raise ModelError(f"weights must be 'checkpoint' or 'dummy', got {weights!r}")
-    pack(model, spare_bytes)
+    prepare(model, choose(str(device), dtype, model.memories).operations, spare_bytes)
     pin(model)
     return model, config
 
 
-def pack(model: CausalModel, spare_bytes: int) -> None:
-    """All weights of products in the layouts that these are fastest with, in two of them if there is ample memory."""
+def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> None:
+    """Lay all weights of matmuls out as these operations are fastest, twice if there is ample memory."""
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     twice = COPIES * size <= spare_bytes
     for module in model.modules():
         if isinstance(module, Linear):
-            module.pack(twice)
+            module.prepare(operations, twice)
         elif isinstance(module, Embedding):
             module.twice = twice
 

@@ -13,19 +13,18 @@ from jaxtyping import Int
 from torch import Tensor
 
 from weft.base.plan import Ints, Plan
-from weft.kernels.batch import Batch, Paging
-from weft.kernels.cutting import Longs, Rows, cut, ranges
 from weft.kernels.draft import Draft
-from weft.kernels.lane_cutting import draft_lanes
+from weft.kernels.interface import NO_SLOT, Batch, HostStep, Operations, PageList
+from weft.kernels.rows import Longs, Rows, ranges
+from weft.kernels.upload import upload
 from weft.memory.spec import AttentionMemory, MemorySpec
-from weft.runner.upload import upload
 
 
 def build_batch(
-    plan: Plan, spec: MemorySpec, board: Int[Tensor, " seats"], device: torch.device | str, lanes: bool = False
+    plan: Plan, spec: MemorySpec, board: Int[Tensor, " seats"], device: torch.device | str, operations: Operations
 ) -> Batch:
-    """What layers need to know of `plan`. `board` holds the token last sampled for every seat."""
-    return build_step(plan, spec, board, device, Draft(dict, {}), lanes)[0]
+    """Return what layers need to know of `plan`. `board` holds the token last sampled for every seat."""
+    return build_step(plan, spec, board, device, operations, Draft(dict, {}))[0]
 
 
 def build_step(
@@ -33,83 +32,98 @@ def build_step(
     spec: MemorySpec,
     board: Int[Tensor, " seats"],
     device: torch.device | str,
+    operations: Operations,
     beside: Draft,
-    lanes: bool = False,
-    native: bool = False,
 ) -> tuple[Batch, Any]:
-    """The same, and in the same upload whatever else the step needs.
-
-    `lanes`: for kernels that walk over rows, of a GPU or with `native` of a CPU.
-    """
+    """Return the batch of `plan`, and in the same upload whatever else the step needs."""
     rows = Rows.of(plan, spec.cell)
-    draft = draft_lane_batch(plan, rows, spec, native) if lanes else draft_batch(plan, rows, spec)
+    draft = draft_batch(plan, rows, spec, operations)
     arrays = draft.arrays()
     for name, array in beside.arrays("beside.").items():
         arrays[name] = array.astype(np.int64) if array.dtype == np.int32 else array
     on_board = np.flatnonzero(plan.from_board)
     if len(on_board):
         arrays |= {"board_token": rows.first[on_board], "board_seat": plan.seat[on_board]}
-    tensors = upload(arrays, device, widen=not lanes)
+    tensors = upload(arrays, device, widen=False)
     if len(on_board):
         ids = tensors["token_ids"]
         ids[tensors["board_token"]] = board[tensors["board_seat"]].to(ids.dtype)
     return draft.finish(tensors), beside.finish(tensors, "beside.")
 
 
-def draft_batch(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
-    positions, owners = ranges(rows.start, rows.length)
-    return Draft(
-        Batch,
-        {
-            "tokens": len(plan.tokens),
-            "rows": plan.rows,
-            "decode_rows": rows.decodes,
-            "token_ids": plan.tokens,
-            "positions": positions,
-            "start": rows.start,
-            "end": rows.end,
-            "host_start": tuple(rows.start.tolist()),
-            "host_end": tuple(rows.end.tolist()),
-            "host_first": tuple(rows.first.tolist()),
-            **draft_pagings(plan, spec, positions, owners),
-            **cut(plan, rows, spec),
-        },
-    )
-
-
-def draft_lane_batch(plan: Plan, rows: Rows, spec: MemorySpec, native: bool = False) -> Draft:
+def draft_batch(plan: Plan, rows: Rows, spec: MemorySpec, operations: Operations) -> Draft:
+    """Return a `Batch` to be. What stays on the host is a tensor already."""
+    count, decodes, cell = plan.rows, rows.decodes, spec.cell
     positions, _ = ranges(rows.start, rows.length)
-    return Draft(
-        Batch,
-        {
-            "tokens": len(plan.tokens),
-            "rows": plan.rows,
-            "decode_rows": rows.decodes,
-            "token_ids": plan.tokens,
-            "positions": positions.astype(np.int32),
-            **dict.fromkeys(("start", "end", "full", "windowed", "decodes", "convolution")),
-            **dict.fromkeys(("host_start", "host_end", "host_first", "groups"), ()),
-            "lanes": draft_lanes(plan, rows, spec, native),
-        },
-    )
+    long = slice(decodes, None)
+    pieces = (rows.end[long] - 1) // cell - rows.start[long] // cell + 1
+    number, owner = ranges(rows.start[long] // cell, pieces)
+    slots = np.full(len(number), NO_SLOT, np.int32)
+    closing = np.full(count, NO_SLOT, np.int32)
+    first_piece = np.concatenate(([0], np.cumsum(pieces)))
+    write_captures(plan, rows, cell, first_piece, slots, closing)
+    first = np.append(rows.first, len(plan.tokens)).astype(np.int32)
+    fields: dict[str, Any] = {
+        "operations": operations,
+        "tokens": len(plan.tokens),
+        "rows": count,
+        "decodes": decodes,
+        "pieces": len(number),
+        "most_pieces": int(pieces.max(initial=0)),
+        "longest": int(rows.length.max()),
+        "farthest": int(rows.end.max()),
+        "cell": cell,
+        "token_ids": plan.tokens,
+        "positions": positions.astype(np.int32),
+        "start": plan.start,
+        "first": first,
+        "slot": rows.slots.astype(np.int32),
+        "tail": plan.tail,
+        "closing": closing,
+        "piece_row": (owner + decodes).astype(np.int32),
+        "piece_position": (number * cell).astype(np.int32),
+        "piece_slot": slots,
+        "first_piece": first_piece.astype(np.int32),
+        **draft_page_lists(plan, rows, spec),
+        "host_start": torch.from_numpy(plan.start.copy()),
+        "host_first": torch.from_numpy(first),
+        "host": HostStep(plan, rows, spec),
+    }
+    return Draft(Batch, fields)
 
 
-def draft_pagings(plan: Plan, spec: MemorySpec, positions: Longs, owners: Longs) -> dict[str, Draft | None]:
+def write_captures(plan: Plan, rows: Rows, cell: int, first_piece: Longs, slots: Ints, closing: Ints) -> None:
+    """Write each capture at the piece, or the decode, that ends there."""
+    captures = plan.captures
+    if not len(captures.row):
+        return
+    row, position = captures.row.astype(np.int64), captures.position.astype(np.int64)
+    single = row < rows.decodes
+    closing[row[single]] = captures.slot[single]
+    row, position = row[~single], position[~single]
+    piece = first_piece[row - rows.decodes] + (position - 1) // cell - rows.start[row] // cell
+    slots[piece] = captures.slot[~single]
+
+
+def draft_page_lists(plan: Plan, rows: Rows, spec: MemorySpec) -> dict[str, Draft | None]:
     windows = {memory.window is not None for memory in spec.memories if isinstance(memory, AttentionMemory)}
-    none = np.zeros(plan.rows, np.int64)
-    full = draft_paging(plan.page_table, none, positions, owners, spec.cell) if False in windows else None
-    first = plan.window_first.astype(np.int64)
-    windowed = draft_paging(plan.window_table, first, positions, owners, spec.cell) if True in windows else None
+    none = np.zeros(plan.rows, np.int32)
+    full = draft_page_list(plan.page_table, none, rows, spec.cell) if False in windows else None
+    windowed = draft_page_list(plan.window_table, plan.window_first, rows, spec.cell) if True in windows else None
     return {"full": full, "windowed": windowed}
 
 
-def draft_paging(table: Ints, first_cell: Longs, positions: Longs, owners: Longs, cell: int) -> Draft:
-    page, offset = table[owners, positions // cell - first_cell[owners]], positions % cell
+def draft_page_list(table: Ints, first_cell: Ints, rows: Rows, cell: int) -> Draft:
+    counts = -(-rows.end // cell) - first_cell
+    positions, owners = ranges(rows.start, rows.length)
+    bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    first_position = (first_cell * cell).astype(np.int32)
     fields = {
-        "write_page": page,
-        "write_offset": offset,
-        "table": table,
-        "first_position": first_cell * cell,
-        "lone": (int(page[0]), int(offset[0])) if len(page) == 1 else None,
+        "write_page": table[owners, positions // cell - first_cell[owners]],
+        "first_position": first_position,
+        "bounds": bounds,
+        "pages": table[np.arange(table.shape[1]) < counts[:, None]],
+        "host_bounds": torch.from_numpy(bounds),
+        "host_first_position": torch.from_numpy(first_position),
     }
-    return Draft(Paging, fields)
+    return Draft(PageList, fields)

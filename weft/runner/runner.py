@@ -6,7 +6,6 @@ where the next step finds it without asking the host.
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,22 +15,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.base.plan import Landing, Plan, Scores
-from weft.kernels.native import library
-from weft.kernels.native.limits import fits
+from weft.kernels.choosing import choose
+from weft.kernels.download import Download
+from weft.kernels.interface import Batch, Operations
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.batching import build_step
 from weft.runner.choices import Choices, draft_choices
-from weft.runner.download import Download
-from weft.runner.replay import Replays
-from weft.runner.sampler import sample, score
+from weft.runner.sampler import sample
 
-log = logging.getLogger("weft")
-
-# Logits of prompt tokens are computed for up to this many numbers at a time: 16 MiB on a CPU, whose allocator keeps the
-# largest step's temporaries for good, 64 MiB on a GPU.
-SCORE_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 24}
+# Logits of prompt tokens are computed for up to this many numbers at a time, 16 MiB: the allocator of a CPU keeps the
+# largest step's temporaries for good.
+SCORE_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +51,8 @@ class RunnerFlight:
 class Runner:
     """The device of an engine: a model, its memory and its token board."""
 
+    score_elements = SCORE_ELEMENTS
+
     def __init__(
         self,
         model: CausalModel,
@@ -63,49 +61,50 @@ class Runner:
         seats: int,
         device: torch.device | str = "cpu",
         threads: int | None = None,
+        operations: Operations | None = None,
     ) -> None:
+        """`operations` default to those that are chosen for the device; `threads`, of a CPU, to its cores."""
         self.model = model
         self.spec = spec
-        self.device = torch.device(device)
-        self.store = Store(spec, budget_bytes, self.device)
-        self.board = torch.zeros(seats, dtype=torch.int64, device=self.device)
-        self.native = False
-        self.replays = Replays(model, self.store.views)
-        if self.device.type == "cpu":
-            torch.set_num_threads(threads or available_cores())
-            dtype = model_dtype(model)
-            self.native = library.available() and dtype in library.DTYPES and fits(spec)
-            log.info("native kernels: %s", library.describe(dtype) if fits(spec) else "no, some layer is too large")
+        self.device = device
+        if operations is None:
+            operations = choose(str(device), model_dtype(model), lambda _: spec.memories).operations
+        self.operations = operations
+        self.store = Store(spec, budget_bytes, device)
+        self.board = torch.zeros(seats, dtype=torch.int64, device=device)
+        self.compute = operations.record_decodes(self.forward)
+        torch.set_num_threads(threads or available_cores())
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RunnerFlight:
         for kind, index in plan.poison:
             self.store.poison(kind, index)
-        # Kernels in C++ are for steps in which every row has one new token.
-        native = self.native and plan.decode_rows == plan.rows
-        return self.run(plan, lanes=native, native=native)
+        return self.run(plan)
 
-    def run(self, plan: Plan, lanes: bool = False, native: bool = False) -> RunnerFlight:
-        """Upload, forward, sample. `lanes`: with kernels that walk over rows, of a GPU or `native` ones."""
+    def run(self, plan: Plan) -> RunnerFlight:
+        """Upload, forward, sample."""
         wishes = draft_choices(plan, self.model.vocab_size)
-        batch, choices = build_step(plan, self.spec, self.board, self.device, wishes, lanes, native)
-        hidden = self.replays.run(batch) if native else self.model(batch, self.store.views)
-        prompt_scores = self._score_prompt(hidden, choices, plan.score_top) if len(plan.score_index) else None
+        batch, choices = build_step(plan, self.spec, self.board, self.device, self.operations, wishes)
+        hidden = self.compute(batch)
+        prompt_scores = self._score_prompt(hidden, batch, choices, plan.score_top) if len(plan.score_index) else None
         if not len(plan.sampled):
             return fly(choices.seat, None, prompt_scores)
         # A step of decodes alone wants the logits of every token: no need to pick.
         last = hidden if len(plan.sampled) == len(plan.tokens) else hidden[choices.index]
-        return self.choose(self.model.logits(last), choices, prompt_scores)
+        return self.choose(self.model.logits(last, batch), choices, prompt_scores)
+
+    def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
+        """Return the final hidden states of a step."""
+        return self.model(batch, self.store.views)
 
     def choose(
         self, logits: Float[Tensor, "rows vocab"], choices: Choices, prompt_scores: DeviceScores | None = None
     ) -> RunnerFlight:
         """A token for every sampled row, to the board and home."""
-        # The kernels of a GPU take them as they are.
-        logits = logits.float() if logits.is_cpu else logits
-        tokens = sample(logits, choices, self.board)
+        logits = self.operations.for_sampling(logits)
+        tokens = sample(logits, choices, self.board, self.operations)
         self.board[choices.seat] = tokens
-        scores = None if choices.top is None else DeviceScores(*score(logits, tokens, choices.top))
+        scores = None if choices.top is None else DeviceScores(*self.operations.score(logits, tokens, choices.top))
         return fly(tokens, scores, prompt_scores)
 
     def land(self, flight: RunnerFlight) -> Landing:
@@ -117,10 +116,12 @@ class Runner:
         )
         return Landing(tokens, sampled, prompt)
 
-    def _score_prompt(self, hidden: Float[Tensor, "tokens hidden"], choices: Choices, top: int) -> DeviceScores:
-        step = max(1, SCORE_ELEMENTS[self.device.type] // self.model.vocab_size)
+    def _score_prompt(
+        self, hidden: Float[Tensor, "tokens hidden"], batch: Batch, choices: Choices, top: int
+    ) -> DeviceScores:
+        step = max(1, self.score_elements // self.model.vocab_size)
         parts = [
-            score(self.model.logits(hidden[index]), token, top)
+            self.operations.score(self.model.logits(hidden[index], batch), token, top)
             for index, token in zip(choices.score_index.split(step), choices.score_token.split(step))
         ]
         return DeviceScores(*(torch.cat(pieces) for pieces in zip(*parts)))

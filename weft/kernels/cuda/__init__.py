@@ -1,4 +1,4 @@
-"""Kernels for GPUs, in Triton. Each does what its namesake one folder up says, on `Batch.lanes`.
+"""Operations for GPUs, in Triton and FlashInfer.
 
-Imported only where such a kernel is called, so that nobody else needs Triton.
+Imported only where these operations are chosen, so that nothing else needs Triton.
 """

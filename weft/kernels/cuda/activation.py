@@ -7,12 +7,25 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels.activations import NAMES, Function
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.placing import placed
 
 # Elements that a program loads, measured on an H200, and its warps.
 LOADED = 2048
 WARPS = 4
+
+
+def gated_product(
+    gate: Float[Tensor, "n size"],
+    x: Float[Tensor, "n size"],
+    activation: Function,
+    out: Float[Tensor, "n size"] | None = None,
+) -> Float[Tensor, "n size"]:
+    if activation in NAMES:
+        return activate(NAMES[activation], gate, x, out)
+    return placed(activation(gate).mul_(x), out)
 
 
 def activate(

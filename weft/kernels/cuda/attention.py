@@ -1,6 +1,6 @@
 """Paged attention on a GPU: who computes what.
 
-Keys and values go to their pages (`write_pages`), then everything is read back (`attend`): rows of one token by
+Keys and values go to their pages (`write_pages`), then everything is read back (`read_pages`): rows of one token by
 `attention_decode`, all others by FlashInfer where it was warmed and pays, by `attention_prefill` otherwise.
 
 Why so: on an H200, bfloat16, 32 query and 8 key heads of 128, in microseconds a layer. The two columns are from two
@@ -22,7 +22,7 @@ Decodes gain nothing from FlashInfer, and Triton's need no plan on the host; a p
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Literal
 
@@ -31,13 +31,18 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.batch import Batch
+from weft.base.grid import CELL
+from weft.kernels.attention import AttentionForm
 from weft.kernels.cuda import flashinfer
+from weft.kernels.cuda.activation import gated_product
 from weft.kernels.cuda.attention_decode import attend_decodes
 from weft.kernels.cuda.attention_prefill import attend_pieces
 from weft.kernels.cuda.flashinfer import Shape
 from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.rotary import rotate_and_write
+from weft.kernels.interface import Batch
+from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 
 log = logging.getLogger(__name__)
@@ -45,6 +50,27 @@ log = logging.getLogger(__name__)
 Backend = Literal["fa3", "fa2", "triton"]
 # New tokens times tokens seen, of the longest row, from which FlashInfer's speed outweighs its plan on the host.
 FLASHINFER_WORK = 1 << 20
+
+
+def attend(
+    projected: Float[Tensor, "tokens projected"],
+    form: AttentionForm,
+    norm: Float[Tensor, "normed head_dim"] | None,
+    sinks: Float[Tensor, " heads"] | None,
+    rotation: Rotation | None,
+    batch: Batch,
+    view: AttentionView,
+    out: Float[Tensor, "tokens inner"] | None = None,
+) -> Float[Tensor, "tokens inner"]:
+    """One kernel norms, rotates and writes the pages; others read them; a gate comes last."""
+    heads = projected.unflatten(-1, (-1, form.head_dim))
+    queries = rotate_and_write(heads, form.heads, norm, form.norm_eps, rotation, batch, view)
+    by_head = None if out is None or form.gated else out.unflatten(-1, (-1, form.head_dim))
+    mixed = read_pages(queries, batch, view, form.scale, form.softcap, sinks, by_head).flatten(-2)
+    if not form.gated:
+        return mixed
+    gate = heads[:, form.heads + 2 * form.kv_heads :].flatten(-2)
+    return gated_product(gate, mixed, torch.sigmoid, out)
 
 
 def attention(
@@ -56,14 +82,13 @@ def attention(
     scale: float,
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
-    out: Float[Tensor, "tokens heads head_dim"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """A sink takes part in the sum of its head's softmax and brings no value."""
+    """Attend with queries and keys that are normed and rotated."""
     write_pages(k, v, batch, view)
-    return attend(q, batch, view, scale, softcap, sinks, out)
+    return read_pages(q, batch, view, scale, softcap, sinks)
 
 
-def attend(
+def read_pages(
     q: Float[Tensor, "tokens heads head_dim"],
     batch: Batch,
     view: AttentionView,
@@ -72,32 +97,33 @@ def attend(
     sinks: Float[Tensor, " heads"] | None = None,
     out: Float[Tensor, "tokens heads head_dim"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """The same where keys and values of this step are in their pages already. Features of a head lie side by side.
+    """Attend where keys and values of this step are in their pages. Features of a head lie side by side.
 
     `out`, if given, is filled and returned; its tokens may lie apart.
     """
-    lanes = batch.lanes
-    assert lanes is not None
-    listed = lanes.full if view.window is None else lanes.windowed
-    assert listed is not None
+    listed = batch.pages(view.window)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     assert out.stride()[1:] == (q.shape[2], 1)
-    if lanes.decodes:
-        attend_decodes(q, out, lanes, listed, view, scale, softcap, sinks)
-    if lanes.pieces:
+    if batch.decodes:
+        attend_decodes(q, out, batch, listed, view, scale, softcap, sinks)
+    if batch.pieces:
         shape = shape_of(q, view, scale, softcap)
-        seen = lanes.farthest if view.window is None else min(lanes.farthest, view.window + lanes.longest)
-        if lanes.longest * seen >= FLASHINFER_WORK and flashinfer.is_warm(shape):
-            flashinfer.attend_prefill(q, out, lanes, listed, view, shape, sinks, batch.derived)
+        seen = batch.farthest if view.window is None else min(batch.farthest, view.window + batch.longest)
+        if batch.longest * seen >= FLASHINFER_WORK and flashinfer.is_warm(shape):
+            flashinfer.attend_prefill(q, out, batch, listed, view, shape, sinks, batch.derived)
         else:
-            attend_pieces(q, out, lanes, listed, view, scale, softcap, sinks)
+            attend_pieces(q, out, batch, listed, view, scale, softcap, sinks)
     return out
 
 
 def shape_of(q: Tensor, view: AttentionView, scale: float, softcap: float | None) -> Shape:
     _, cell, kv_heads, head_dim = view.keys.shape
     return Shape(q.dtype, q.shape[1], kv_heads, head_dim, cell, scale, view.window, softcap)
+
+
+def warm_attention(forms: Sequence[AttentionForm], dtype: torch.dtype) -> None:
+    warm([Shape(dtype, f.heads, f.kv_heads, f.head_dim, CELL, f.scale, f.window, f.softcap) for f in forms])
 
 
 def warm(shapes: Iterable[Shape], device: torch.device | str = "cuda") -> None:
@@ -141,9 +167,7 @@ def write_pages(
     view: AttentionView,
 ) -> None:
     """New keys and values to their places: token at position p to index p % cell of its page."""
-    assert batch.lanes is not None
-    listed = batch.lanes.full if view.window is None else batch.lanes.windowed
-    assert listed is not None
+    listed = batch.pages(view.window)
     tokens, kv_heads, head_dim = k.shape
     cell = view.keys.shape[1]
     _write_token[(tokens,)](

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.overlap import early, wait
-from weft.kernels.lanes import Lanes, PageList
+from weft.kernels.interface import Batch, PageList
 from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -67,7 +67,7 @@ def multiprocessors_of(device: torch.device) -> int:
 def attend_decodes(
     q: Tensor,
     out: Tensor,
-    lanes: Lanes,
+    batch: Batch,
     listed: PageList,
     view: AttentionView,
     scale: float,
@@ -76,8 +76,8 @@ def attend_decodes(
     sharing: Sharing | None = None,
     launch: Launch | None = None,
 ) -> None:
-    """The leading `lanes.decodes` tokens of `q` [tokens, heads, head_dim] into those of `out`."""
-    rows, heads, head_dim = lanes.decodes, q.shape[1], q.shape[2]
+    """The leading `batch.decodes` tokens of `q` [tokens, heads, head_dim] into those of `out`."""
+    rows, heads, head_dim = batch.decodes, q.shape[1], q.shape[2]
     _, cell, kv_heads, _ = view.keys.shape
     block_dim = max(16, power_of_two(head_dim))
     sharing = sharing or share_out(multiprocessors_of(q.device), kv_heads)
@@ -94,7 +94,7 @@ def attend_decodes(
     }
     _attend_share[(kv_heads, sharing.shares)](
         q, view.keys, view.values, out, parts, out if sinks is None else sinks,
-        lanes.start, listed.first_position, listed.bounds, listed.pages, rows, *sharing,
+        batch.start, listed.first_position, listed.bounds, listed.pages, rows, *sharing,
         q.stride(0), q.stride(1), out.stride(0), view.keys.stride(0), scale,
         BLOCK_HEADS=max(16, power_of_two(heads // kv_heads)), CELL=cell, KEYS=min(launch.keys, cell),
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",

@@ -1,6 +1,6 @@
 """Paged attention for rows of several tokens, in Triton: a block of queries of one cell over all cells that it sees.
 
-Queries come in the pieces of `Lanes` (tokens of one row in one cell), so a block of them sees every earlier cell whole
+Queries come in the pieces of a batch (tokens of one row in one cell), so a block of them sees every earlier cell whole
 and only its own cell in part: masks are needed there and at a window's edge, nowhere else. All heads of a group share
 a block. Where blocks are too few to occupy the GPU, as with a short prompt behind a long cached one, several programs
 share the cells of a block and the one that comes last merges what all have found, always in the same order. What a
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.attention_decode import multiprocessors_of
 from weft.kernels.cuda.launching import jit, power_of_two
-from weft.kernels.lanes import Lanes, PageList
+from weft.kernels.interface import Batch, PageList
 from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -59,7 +59,7 @@ COUNTERS = 1 << 16
 def attend_pieces(
     q: Tensor,
     out: Tensor,
-    lanes: Lanes,
+    batch: Batch,
     listed: PageList,
     view: AttentionView,
     scale: float,
@@ -68,7 +68,7 @@ def attend_pieces(
     launch: Launch | None = None,
     sharing: Sharing | None = None,
 ) -> None:
-    """All tokens of `q` [tokens, heads, head_dim] behind the leading `lanes.decodes` into those of `out`."""
+    """All tokens of `q` [tokens, heads, head_dim] behind the leading `batch.decodes` into those of `out`."""
     heads, head_dim = q.shape[1:]
     _, cell, kv_heads, _ = view.keys.shape
     group = heads // kv_heads
@@ -78,15 +78,15 @@ def attend_pieces(
     block = max(16, min(launch.block, power_of_two(cell * group)), power_of_two(group))
     queries = min(block // group, cell)
     blocks = -(-cell // queries)
-    programs = lanes.pieces * blocks * kv_heads
+    programs = batch.pieces * blocks * kv_heads
     shares, least_cells = sharing or choose_sharing(programs, view.window, cell, multiprocessors_of(q.device))
     # Of every share what its queries found, then the logarithms of the sums that this was divided by.
     size = programs * shares * block * (block_dim + 1) if shares > 1 else 0
     parts = torch.empty(size, dtype=torch.float32, device=q.device)
     assert shares == 1 or programs <= COUNTERS
-    _attend_block[(lanes.pieces * blocks, kv_heads, shares)](
+    _attend_block[(batch.pieces * blocks, kv_heads, shares)](
         q, view.keys, view.values, out, parts, counters(q.device), out if sinks is None else sinks,
-        lanes.start, lanes.first, lanes.piece_row, lanes.piece_position,
+        batch.start, batch.first, batch.piece_row, batch.piece_position,
         listed.first_position, listed.bounds, listed.pages,
         q.stride(0), q.stride(1), out.stride(0), view.keys.stride(0), scale,
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, CELL=cell,

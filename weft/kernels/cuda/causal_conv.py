@@ -1,4 +1,4 @@
-"""Causal depthwise convolution on lanes, with its bias, its SiLU and the gates around a short one: one kernel each for
+"""Causal depthwise convolution on batch, with its bias, its SiLU and the gates around a short one: one kernel each for
 decodes and for longer rows. (Few decodes of a short one have one with the product before it, in `short_conv.py`.)
 
 A row's earlier inputs come from its tail, from the checkpoint before its cell, or are zeros before position 0; only
@@ -17,9 +17,10 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.batch import Batch
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.interface import Batch
+from weft.kernels.recurrent import ConvolutionWeights
 from weft.memory.device.store import RecurrentView
 
 # Channels of a program and its warps, measured on an H200: of decodes that are few (numbers in all) or many, and of
@@ -45,38 +46,34 @@ class Gates(NamedTuple):
 
 def causal_conv(
     x: Float[Tensor, "tokens channels"],
-    weight: Float[Tensor, "channels width"],
-    bias: Float[Tensor, " channels"] | None,
-    activation: bool,
+    weights: ConvolutionWeights,
     batch: Batch,
     view: RecurrentView,
     gates: Gates | None = None,
 ) -> Float[Tensor, "tokens channels"]:
-    """Rows of x may be strided, as a slice of a wider product is."""
-    lanes = batch.lanes
-    assert lanes is not None
+    weight, bias, activation = weights.taps, weights.bias, weights.activation
     state, tail = view.state["conv"], view.tail["conv"]
     (tokens, channels), width = x.shape, weight.shape[1]
     before, after = (None, None) if gates is None else gates
     assert x.stride(1) == 1
     assert before is None or before.stride() == after.stride() == x.stride()
-    assert width - 1 <= lanes.cell
+    assert width - 1 <= batch.cell
     y = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
-    common = (x, before, after, weight, bias, y, state, tail, lanes.start, lanes.slot, lanes.tail)
-    sizes = (x.stride(0), *weight.stride(), state.stride(0), tail.stride(0), channels, tail.shape[1], lanes.cell)
-    if lanes.decodes:
-        few = lanes.decodes * channels <= FEW
+    common = (x, before, after, weight, bias, y, state, tail, batch.start, batch.slot, batch.tail)
+    sizes = (x.stride(0), *weight.stride(), state.stride(0), tail.stride(0), channels, tail.shape[1], batch.cell)
+    if batch.decodes:
+        few = batch.decodes * channels <= FEW
         block, warps = (FEW_CHANNELS, FEW_WARPS) if few else (MANY_CHANNELS, MANY_WARPS)
-        decode_kernel[(lanes.decodes, -(-channels // block))](
-            *common, lanes.closing, *sizes,
+        decode_kernel[(batch.decodes, -(-channels // block))](
+            *common, batch.closing, *sizes,
             WIDTH=width, SILU=activation, CHANNELS=block, num_warps=warps, **early(x),
         )  # fmt: skip
-    if lanes.pieces:
+    if batch.pieces:
         # The first program of a row must see all tokens that look back beyond it.
-        splits = SPLITS if lanes.cell >= SPLITS * (width - 1) else 1
-        pieces = (lanes.first, lanes.piece_row, lanes.piece_position, lanes.piece_slot, lanes.first_piece)
-        extend_kernel[(lanes.pieces, -(-channels // CHANNELS), splits)](
-            *common, *pieces, lanes.decodes, *sizes,
+        splits = SPLITS if batch.cell >= SPLITS * (width - 1) else 1
+        pieces = (batch.first, batch.piece_row, batch.piece_position, batch.piece_slot, batch.first_piece)
+        extend_kernel[(batch.pieces, -(-channels // CHANNELS), splits)](
+            *common, *pieces, batch.decodes, *sizes,
             WIDTH=width, SILU=activation, CHANNELS=CHANNELS, SPLITS=splits, num_warps=WARPS,
         )  # fmt: skip
     return y

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.cuda.launching import jit, power_of_two
-from weft.kernels.lanes import Lanes, PageList
+from weft.kernels.interface import Batch, PageList
 from weft.memory.device.store import AttentionView
 
 log = logging.getLogger(__name__)
@@ -114,25 +114,25 @@ def _try(shape: Shape, backend: str, device: torch.device) -> Exception | None:
 def attend_prefill(
     q: Tensor,
     out: Tensor,
-    lanes: Lanes,
+    batch: Batch,
     listed: PageList,
     view: AttentionView,
     shape: Shape,
     sinks: Tensor | None,
     derived: dict[Any, Any],
 ) -> None:
-    """All tokens of `q` behind the leading `lanes.decodes` into those of `out`."""
+    """All tokens of `q` behind the leading `batch.decodes` into those of `out`."""
     if not out.is_contiguous():
         # The library writes tokens side by side.
         whole = torch.empty(out.shape, dtype=out.dtype, device=out.device)
-        attend_prefill(q, whole, lanes, listed, view, shape, sinks, derived)
-        out[lanes.decodes :] = whole[lanes.decodes :]
+        attend_prefill(q, whole, batch, listed, view, shape, sinks, derived)
+        out[batch.decodes :] = whole[batch.decodes :]
         return
     key = ("flashinfer", shape)
     planner = derived.get(key)
     if planner is None:
-        planner = derived[key] = _plan_step(shape, lanes, listed, q.device)
-    q, out = q[lanes.decodes :], out[lanes.decodes :]
+        planner = derived[key] = _plan_step(shape, batch, listed, q.device)
+    q, out = q[batch.decodes :], out[batch.decodes :]
     pages = (view.keys, view.values)
     if sinks is None:
         planner.wrapper.run(q, pages, out=out)
@@ -144,7 +144,7 @@ def attend_prefill(
     )
 
 
-def _plan_step(shape: Shape, lanes: Lanes, listed: PageList, device: torch.device) -> Planner:
+def _plan_step(shape: Shape, batch: Batch, listed: PageList, device: torch.device) -> Planner:
     """The rows behind the decodes, as one plan."""
     spare = _planners[shape, device]
     planner = next((one for one in spare if one.uploaded.query()), None)
@@ -152,12 +152,12 @@ def _plan_step(shape: Shape, lanes: Lanes, listed: PageList, device: torch.devic
         # The device is further behind than we planned for: take new memory rather than wait.
         planner = _new_planner(_modules[shape.module] or "", device)
         spare.append(planner)
-    decodes = lanes.decodes
-    first, bounds = lanes.host_first[decodes:], listed.host_bounds[decodes:]
-    ends = lanes.host_start[decodes:] + first.diff()
+    decodes = batch.decodes
+    first, bounds = batch.host_first[decodes:], listed.host_bounds[decodes:]
+    ends = batch.host_start[decodes:] + first.diff()
     last_page = (ends - 1) % shape.cell + 1
     pages = listed.pages[int(bounds[0]) :]
-    _plan(planner, shape, first - first[0], bounds - bounds[0], pages, last_page, lanes.longest)
+    _plan(planner, shape, first - first[0], bounds - bounds[0], pages, last_page, batch.longest)
     planner.uploaded.record()
     return planner
 

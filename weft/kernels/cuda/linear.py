@@ -1,18 +1,23 @@
-"""Products with weights that are faster here than in the library that torch brings: of few rows, and activated ones.
+"""Matmuls with weights, by kernels of ours where they are faster than the library that torch brings.
 
-By the number of rows: one, a few, some. What they have in common is that a step reads its weights once, and that the
-next kernel can start before this one ends.
+That is so for few rows, and for activated ones. There are kernels for one row, for a few and for some; what they have
+in common is that a step reads its weights once, and that the next kernel can start before this one ends.
 """
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels.activations import NAMES, Function
+from weft.kernels.cuda.activation import activate, gated_product
 from weft.kernels.cuda.linear_few import MOST_ROWS, are_few, few_rows, is_roomy
 from weft.kernels.cuda.linear_one import one_row
 from weft.kernels.cuda.linear_some import are_some, some_rows
-from weft.kernels.stream import LazyNorm
+from weft.kernels.cuda.stream import LazyNorm
+from weft.kernels.stream import Addend, Normed
+from weft.kernels.weight import Weight
 
 # Measured on an H200: up to so many outputs faster than the library. Of one row, more; with more than 16 rows on
 # smaller GPUs, fewer.
@@ -21,6 +26,42 @@ MANY_OUTPUTS, MANY_OF_ONE, MANY_ELSEWHERE = 24576, 32768, 4096
 # beyond. With more inputs than WIDEST a thread has no registers for them.
 NARROW, WIDEST = 2048, 8192
 NORMING, NORMING_WIDE = 40 << 20, 8 << 20
+
+
+def prepare(weight: Weight, twice: bool) -> Weight:
+    """Return weights as they are: every kernel here reads the layout of checkpoints."""
+    return weight
+
+
+def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:
+    rows = for_matmul(x, weight.matrix)
+    if isinstance(rows, LazyNorm) or suits(rows, weight.matrix):
+        return product(rows, weight.matrix, weight.bias)
+    return F.linear(rows, weight.matrix, weight.bias)
+
+
+def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
+    if suits(x, weight.matrix):
+        return product(x, weight.matrix, weight.bias, summed=False)
+    return linear(x, weight)
+
+
+def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int = 1) -> Float[Tensor, "n results"]:
+    rows = for_matmul(x, weight.matrix)
+    if activation in NAMES and suits(rows, weight.matrix, activated=True):
+        return product(rows, weight.matrix, weight.bias, NAMES[activation], parts)
+    projected = linear(rows, weight)
+    if parts == 2:
+        return gated_product(*projected.chunk(2, -1), activation)
+    return activate(NAMES[activation], projected) if activation in NAMES else activation(projected)
+
+
+def for_matmul(x: Normed, weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "n inputs"] | LazyNorm:
+    """Return what a matmul with these weights reads: rows, or a norm that it computes on its way."""
+    if isinstance(x, LazyNorm):
+        return x if can_norm(x, weight) else x.computed()
+    assert isinstance(x, Tensor)
+    return x
 
 
 def can_norm(x: LazyNorm, weight: Float[Tensor, "outputs inputs"]) -> bool:

@@ -15,8 +15,8 @@ from torch import Tensor
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.stream import LazyNorm
 from weft.kernels.cuda.vectors import Vectors, hold, normed, operands, piece, pieces, tile
-from weft.kernels.stream import LazyNorm
 
 # Measured on an H200, on whole steps: loads of a thread for which a program takes more outputs than one.
 USUAL_LOADS = 8

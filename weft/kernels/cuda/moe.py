@@ -5,29 +5,52 @@ Who was chosen decides which memory is read, never the shape of a launch, so a r
 
 from __future__ import annotations
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.moe_choices import FEW_PAIRS, TILED_TOKENS, WHOLE_TOKENS, tiles, vectors
 from weft.kernels.cuda.moe_few import few_experts
 from weft.kernels.cuda.moe_many import can_group, many_experts
+from weft.kernels.cuda.moe_routing import route
 from weft.kernels.cuda.moe_some import some_experts
-from weft.kernels.moe import Activation, Shared
+from weft.kernels.cuda.stream import rows_of
+from weft.kernels.experts import ExpertWeights, Routing, Shared
+from weft.kernels.plain import moe as plain
+from weft.kernels.stream import Normed
+
+
+def route_softmax(logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:
+    return route(logits, k, "softmax", renormalise=renormalise)
+
+
+def route_top(logits: Float[Tensor, "tokens experts"], k: int) -> Routing:
+    """Choose as `route_softmax` with renormalisation does, which is the same."""
+    return route(logits, k, "softmax", renormalise=True)
+
+
+def route_sigmoid(
+    logits: Float[Tensor, "tokens experts"],
+    k: int,
+    bias: Float[Tensor, " experts"] | None = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    renormalise: bool = True,
+    scaling: float = 1.0,
+    eps: float = 1e-20,
+) -> Routing:
+    # Groups are rare: then torch's own operations do.
+    if groups > kept_groups:
+        return plain.route_sigmoid(logits, k, bias, groups, kept_groups, renormalise, scaling, eps)
+    return route(logits, k, "sigmoid", bias, renormalise, scaling, eps)
 
 
 def experts(
-    x: Float[Tensor, "tokens hidden"],
-    weights: Float[Tensor, "tokens k"],
-    chosen: Int[Tensor, "tokens k"],
-    first: Float[Tensor, "experts outer hidden"],
-    second: Float[Tensor, "experts hidden inner"],
-    activation: Activation,
-    first_bias: Float[Tensor, "experts outer"] | None = None,
-    second_bias: Float[Tensor, "experts hidden"] | None = None,
-    shared: Shared | None = None,
+    x: Normed, routing: Routing, layer: ExpertWeights, shared: Shared | None = None
 ) -> Float[Tensor, "tokens hidden"]:
-    x = x.contiguous()
-    inputs = (x, weights.contiguous(), chosen.contiguous(), first, second, activation, first_bias, second_bias, shared)
+    x = rows_of(x).contiguous()
+    weights, chosen = (part.contiguous() for part in routing)
+    first, second = layer.first, layer.second
+    inputs = (x, weights, chosen, first, second, layer.activation, layer.first_bias, layer.second_bias, shared)
     (tokens, k), (count, hidden, inner) = chosen.shape, second.shape
     if not tokens:
         return x.new_empty(x.shape)

@@ -14,7 +14,7 @@ from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between, sigmoid
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.vectors import Vectors, add_products, hold, piece, pieces, tile, tiles
-from weft.kernels.moe import Activation, Shared
+from weft.kernels.experts import Activation, Shared
 
 
 def few_experts(
@@ -41,7 +41,7 @@ def few_experts(
     )  # fmt: skip
     few_second_kernel[(-(-hidden // other.rows), tokens)](
         between_them, weights, chosen, second, second_bias, *shared_parts(shared), out,
-        K=k, HIDDEN=hidden, INNER=inner, SHARED=0 if shared is None else shared.second.shape[1],
+        K=k, HIDDEN=hidden, INNER=inner, SHARED=0 if shared is None else shared.second.matrix.shape[1],
         ROWS=other.rows, COLUMNS=other.columns, AT_ONCE=other.at_once(x.element_size()),
         ONCE=tokens == 1, num_warps=other.warps, **early(x),
     )  # fmt: skip
@@ -55,7 +55,7 @@ def shared_parts(shared: Shared | None) -> tuple[Tensor | int | None, ...]:
     opening = shared.opening
     assert shared.gate.stride() == shared.up.stride()
     strides = (shared.gate.stride(0), 0 if opening is None else opening.stride(0))
-    return shared.gate, shared.up, shared.second, opening, *strides
+    return shared.gate, shared.up, shared.second.matrix, opening, *strides
 
 
 @jit

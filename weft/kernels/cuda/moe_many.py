@@ -11,7 +11,7 @@ from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_routing import list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
-from weft.kernels.moe import Activation, Shared
+from weft.kernels.experts import Activation, Shared
 
 BLOCK = 1024
 # Rows and matrices must start at multiples of so many bytes.

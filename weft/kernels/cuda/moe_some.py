@@ -18,7 +18,7 @@ from weft.kernels.cuda.moe_choices import Tiles
 from weft.kernels.cuda.moe_routing import Lists, list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
 from weft.kernels.cuda.overlap import early, wait
-from weft.kernels.moe import Activation, Shared
+from weft.kernels.experts import Activation, Shared
 
 
 def some_experts(

@@ -10,10 +10,12 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.kernels.cuda.activation import activate
 from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.linear import linear
 from weft.kernels.cuda.moe_activation import sigmoid
 from weft.kernels.cuda.overlap import early, wait
-from weft.kernels.moe import Shared
+from weft.kernels.experts import Shared
 
 BLOCK = 1024
 
@@ -29,7 +31,7 @@ def weighted_sum(
     """The outcome of pair p is at place[p], or at p; a bias of its expert is added if there is one."""
     (tokens, k), hidden = weights.shape, outcome.shape[1]
     out = torch.empty(tokens, hidden, dtype=outcome.dtype, device=outcome.device)
-    made = None if shared is None else shared.outcome()
+    made = None if shared is None else linear(activate("silu", shared.gate, shared.up), shared.second)
     opening = None if shared is None else shared.opening
     block = min(BLOCK, power_of_two(hidden))
     weighted_sum_kernel[(tokens, -(-hidden // block))](

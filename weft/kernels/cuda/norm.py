@@ -14,7 +14,8 @@ from torch import Tensor
 
 from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.overlap import early, wait
-from weft.kernels.norm import Change, add, rows_are_lines
+from weft.kernels.placing import rows_are_lines
+from weft.kernels.stream import Change
 
 # Elements that one warp takes on, measured on an H200: of an addition, and of a gated norm; no more warps than this.
 PER_WARP = 256
@@ -26,6 +27,18 @@ TILE = 1024
 
 def warps_for(elements: int, per_warp: int) -> int:
     return max(1, min(MOST_WARPS, elements // per_warp))
+
+
+def rms_norm(x: Float[Tensor, "*n size"], weight: Float[Tensor, " size"], eps: float) -> Float[Tensor, "*n size"]:
+    rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+    return join(rows, [], weight, eps)[1].view(x.shape)
+
+
+def add(x: Float[Tensor, "n size"], change: Change) -> Float[Tensor, "n size"]:
+    value = change.value if change.value.ndim == 2 else change.value.sum(0).to(x.dtype)
+    if change.weight is not None:
+        value = rms_norm(value, change.weight, change.eps)
+    return torch.add(x, value, alpha=change.factor)
 
 
 def join(

@@ -12,9 +12,9 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.batch import Batch
 from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 
@@ -65,10 +65,7 @@ def rotate_and_write(
 
     `projected` holds the queries' heads, then those of keys, then of values; what comes behind is not looked at.
     """
-    lanes = batch.lanes
-    assert lanes is not None
-    pages = lanes.full if view.window is None else lanes.windowed
-    assert pages is not None
+    pages = batch.pages(view.window)
     cell, kv_heads, head_dim = view.keys.shape[1:]
     tokens = len(projected)
     assert projected.stride(1) == head_dim
@@ -78,7 +75,7 @@ def rotate_and_write(
     rest = head_dim - 2 * half
     queries = torch.empty(tokens, heads, head_dim, dtype=projected.dtype, device=projected.device)
     every = heads + 2 * kv_heads
-    tile, warps = (TILE, WARPS) if lanes.pieces else (DECODE_TILE, DECODE_WARPS)
+    tile, warps = (TILE, WARPS) if batch.pieces else (DECODE_TILE, DECODE_WARPS)
     side = min(power_of_two(every), max(1, tile // power_of_two(head_dim)))
     if tokens:
         angles = (None, None) if rotation is None else (rotation.cosine, rotation.sine)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.cuda.launching import jit, power_of_two
-from weft.kernels.cuda.sampling import chunk_below, weight
+from weft.kernels.cuda.sampling_weights import chunk_below, weight
 
 # Level n lies (n + 1)**2 times this below the likeliest token: close together where the tokens are few. Below the last
 # one nothing has a weight: exp(-28) * 2**40 < 1. The numbers are exact, so all kernels see the same.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.ordering import rising_key
-from weft.kernels.cuda.sampling import CHUNK
+from weft.kernels.cuda.sampling_weights import CHUNK
 
 NOTHING = tl.constexpr(-(2**63))
 

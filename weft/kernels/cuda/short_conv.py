@@ -14,15 +14,20 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.batch import Batch
-from weft.kernels.cuda.causal_conv import LANES, load_taps, store_window, sum_earlier
+from weft.kernels.cuda.causal_conv import LANES, Gates, causal_conv, load_taps, store_window, sum_earlier
 from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.linear import for_matmul, linear
 from weft.kernels.cuda.linear_few import INPUTS, are_few, rows_compiled, summed_products
 from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.stream import LazyNorm
 from weft.kernels.cuda.vectors import LOADS, Vectors, add_products, hold, normed, operands, pieces, tiles
-from weft.kernels.lanes import Lanes
-from weft.kernels.stream import LazyNorm
+from weft.kernels.interface import Batch
+from weft.kernels.recurrent import ConvolutionWeights
+from weft.kernels.stream import Normed
+from weft.kernels.weight import Weight
 from weft.memory.device.store import RecurrentView
+
+__all__ = ["causal_conv", "short_conv"]
 
 # Measured on an H200, on whole steps of a model of 2,048 channels. Channels of a program: three outputs each, and a
 # fourth that is not there, for sizes are powers of two. Weights are read so many steps ahead.
@@ -33,11 +38,21 @@ CHANNELS_OF_ONE = 2
 WARPS = 4
 
 
+def short_conv(
+    x: Normed, projection: Weight, weights: ConvolutionWeights, batch: Batch, view: RecurrentView
+) -> Float[Tensor, "tokens channels"]:
+    rows = for_matmul(x, projection.matrix)
+    if suits(rows, projection.matrix, batch):
+        return projected_short_conv(rows, projection.matrix, projection.bias, weights.taps, weights.bias, batch, view)
+    before, after, value = linear(rows, projection).chunk(3, dim=-1)
+    return causal_conv(value, weights, batch, view, Gates(before, after))
+
+
 def suits(
-    x: Float[Tensor, "rows inputs"] | LazyNorm, projection: Float[Tensor, "projected inputs"], lanes: Lanes
+    x: Float[Tensor, "rows inputs"] | LazyNorm, projection: Float[Tensor, "projected inputs"], batch: Batch
 ) -> bool:
     """Whether `projected_short_conv` can take them: few rows, all of them decodes."""
-    return lanes.pieces == 0 and are_few(x.x if isinstance(x, LazyNorm) else x, projection)
+    return batch.pieces == 0 and are_few(x.x if isinstance(x, LazyNorm) else x, projection)
 
 
 def projected_short_conv(
@@ -49,21 +64,19 @@ def projected_short_conv(
     batch: Batch,
     view: RecurrentView,
 ) -> Float[Tensor, "rows channels"]:
-    lanes = batch.lanes
-    assert lanes is not None
     state, tail = view.state["conv"], view.tail["conv"]
     x, *norm = operands(x)
     (rows, inputs), (channels, width) = x.shape, weight.shape
-    assert rows == lanes.decodes
+    assert rows == batch.decodes
     assert len(projection) == 3 * channels
-    assert width - 1 <= lanes.cell
+    assert width - 1 <= batch.cell
     y = torch.empty(rows, channels, dtype=x.dtype, device=x.device)
     at_once = CHANNELS if rows > 1 else channels_of_one(inputs)
     short_conv_kernel[(-(-channels // at_once),)](
         x, *norm, projection, projection_bias, weight, bias, y, state, tail,
-        lanes.start, lanes.slot, lanes.tail, lanes.closing,
+        batch.start, batch.slot, batch.tail, batch.closing,
         x.stride(0), *weight.stride(), state.stride(0), tail.stride(0),
-        rows, channels, tail.shape[1], lanes.cell,
+        rows, channels, tail.shape[1], batch.cell,
         ROWS=rows_compiled(rows) if rows > 1 else 1, CHANNELS=at_once, SIZE=inputs, WIDTH=width,
         COLUMNS=Vectors(1, WARPS).columns if rows == 1 else INPUTS,
         num_warps=WARPS, num_stages=STAGES, **early(x),

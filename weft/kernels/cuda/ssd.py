@@ -8,21 +8,23 @@ bfloat16 numbers with float32 sums; decays, states and what is read of a state b
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.batch import Batch
 from weft.kernels.cuda.activation import activate
 from weft.kernels.cuda.launching import power_of_two
 from weft.kernels.cuda.overlap import early
 from weft.kernels.cuda.ssd_choices import DECODE, EARLY_ROWS, CellsChoice, DecodeChoice, cells_choice
 from weft.kernels.cuda.ssd_decode import read_kernel, weigh_kernel
 from weft.kernels.cuda.ssd_extend import cells_kernel, keep_kernel, steps_kernel
-from weft.kernels.lanes import Lanes
+from weft.kernels.interface import Batch
+from weft.kernels.recurrent import SsdInputs, SsdShape, conv_parts, ssd_state
 from weft.memory.device.store import RecurrentView
+from weft.memory.spec import Part, RecurrentMemory
 
 # Products of matrices have no narrower side.
 NARROWEST = 16
@@ -31,34 +33,36 @@ NARROWEST = 16
 CLOSING_BLOCK, CLOSING_BLOCKS, CLOSING_NUMBERS = 16, 10, 20480
 
 
+def ssd_memory(shape: SsdShape, dtype: str) -> RecurrentMemory:
+    """Return what a layer remembers. A token leaves x and B as they come, dt, and the log decay since its cell's start.
+
+    A tail is read head by head, and lies so.
+    """
+    window, conv_input = conv_parts(shape.conv_channels, shape.conv_width, dtype)
+    tail = (
+        conv_input,
+        Part("input", (shape.heads, shape.head_dim), dtype, apart=1),
+        Part("B", (shape.groups, shape.state), dtype, apart=1),
+        Part("decay", (shape.heads,), "float32", apart=1),
+        Part("dt", (shape.heads,), "float32", apart=1),
+    )
+    return RecurrentMemory((window, ssd_state(shape)), tail, shape.conv_width)
+
+
 def ssd(
-    x: Float[Tensor, "tokens heads head_dim"],
-    dt: Float[Tensor, "tokens heads"],
-    A: Float[Tensor, " heads"],
-    B: Float[Tensor, "tokens groups state"],
-    C: Float[Tensor, "tokens groups state"],
-    D: Float[Tensor, " heads"] | None,
-    dt_bias: Float[Tensor, " heads"] | None,
-    limit: tuple[float, float],
-    batch: Batch,
-    view: RecurrentView,
-    gate: Float[Tensor, "tokens inner"] | None = None,
-    out: Float[Tensor, "tokens heads head_dim"] | None = None,
+    inputs: SsdInputs, batch: Batch, view: RecurrentView, out: Float[Tensor, "tokens heads head_dim"] | None = None
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """As its namesake, on `batch.lanes`. Where `dt_bias` is given, softplus and limits are applied to `dt` here."""
-    lanes = batch.lanes
-    assert lanes is not None
-    x, B, C = (by_token(tensor) for tensor in (x, B, C))
+    x, B, C = (by_token(tensor) for tensor in (inputs.x, inputs.B, inputs.C))
+    inputs = replace(inputs, x=x, B=B, C=C)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     assert y.stride()[1:] == (y.shape[2], 1)
-    inputs = (x, dt, A, B, C, D, dt_bias, y)
-    if lanes.decodes:
-        decode(*inputs, limit, lanes, view, gate=gate)
-    if lanes.pieces:
-        extend(*inputs, limit, lanes, view)
-        if gate is not None:
-            rest = y[lanes.decodes :].flatten(1)
-            activate("silu", gate[lanes.decodes :], rest, out=rest)
+    if batch.decodes:
+        decode(inputs, batch, view, y)
+    if batch.pieces:
+        extend(inputs, batch, view, y)
+        if inputs.gate is not None:
+            rest = y[batch.decodes :].flatten(1)
+            activate("silu", inputs.gate[batch.decodes :], rest, out=rest)
     return y
 
 
@@ -68,37 +72,31 @@ def by_token(tensor: Float[Tensor, "tokens a b"]) -> Float[Tensor, "tokens a b"]
 
 
 def decode(
-    x: Float[Tensor, "tokens heads head_dim"],
-    dt: Float[Tensor, "tokens heads"],
-    A: Float[Tensor, " heads"],
-    B: Float[Tensor, "tokens groups state"],
-    C: Float[Tensor, "tokens groups state"],
-    D: Float[Tensor, " heads"] | None,
-    dt_bias: Float[Tensor, " heads"] | None,
-    y: Float[Tensor, "tokens heads head_dim"],
-    limit: tuple[float, float],
-    lanes: Lanes,
+    inputs: SsdInputs,
+    batch: Batch,
     view: RecurrentView,
+    y: Float[Tensor, "tokens heads head_dim"],
     choice: DecodeChoice | None = None,
-    gate: Float[Tensor, "tokens inner"] | None = None,
 ) -> None:
-    """The leading rows, of one token each; outputs go to `y`, gated if there is a gate."""
+    """Compute the leading rows, of one token each; outputs go to `y`, gated if there is a gate."""
+    x, dt, A, B, C, D = inputs.x, inputs.dt, inputs.A, inputs.B, inputs.C, inputs.D
+    dt_bias, limit, gate = inputs.dt_bias, inputs.limit, inputs.gate
     heads, head_dim = x.shape[1:]
     groups, state = B.shape[1:]
     group_heads, block_state = heads // groups, padded(state)
     choice = choice or DECODE
-    tail, cell, width = view.tail, lanes.cell, group_heads * head_dim
-    weights = torch.empty((lanes.decodes, heads, cell), dtype=x.dtype, device=x.device)
-    scales = torch.empty((lanes.decodes, heads, 2), dtype=torch.float32, device=x.device)
+    tail, cell, width = view.tail, batch.cell, group_heads * head_dim
+    weights = torch.empty((batch.decodes, heads, cell), dtype=x.dtype, device=x.device)
+    scales = torch.empty((batch.decodes, heads, 2), dtype=torch.float32, device=x.device)
     small = (tail["B"], tail["dt"], tail["decay"])
     sizes: dict[str, Any] = {
         "GROUPS": groups, "GROUP_HEADS": group_heads, "STATE": state, "BLOCK_STATE": block_state,
         "CELL": cell, "RING": tail["input"].shape[1],
-        **early(x, lanes.decodes <= EARLY_ROWS),
+        **early(x, batch.decodes <= EARLY_ROWS),
     }  # fmt: skip
-    weigh_kernel[(groups * -(-group_heads // NARROWEST), lanes.decodes)](
+    weigh_kernel[(groups * -(-group_heads // NARROWEST), batch.decodes)](
         dt, A, B, C, D, dt_bias, weights, scales,
-        *small, lanes.start, lanes.tail,
+        *small, batch.start, batch.tail,
         dt.stride(0), B.stride(0), C.stride(0), *(part.stride(0) for part in small), *finite(limit),
         HEAD_BLOCK=NARROWEST, num_warps=4, **sizes,
     )  # fmt: skip
@@ -108,10 +106,10 @@ def decode(
     programs = -(-width // columns) + -(-width // (CLOSING_BLOCK * closing_blocks))
     assert gate is None or gate.stride(1) == 1
     memory = (view.state["ssm"], tail["input"], *small)
-    read_kernel[(lanes.decodes * groups * programs,)](
+    read_kernel[(batch.decodes * groups * programs,)](
         x, C, weights, scales, gate, y,
-        *memory, lanes.start, lanes.slot, lanes.tail, lanes.closing,
-        lanes.decodes, x.stride(0), C.stride(0), 0 if gate is None else gate.stride(0), y.stride(0),
+        *memory, batch.start, batch.slot, batch.tail, batch.closing,
+        batch.decodes, x.stride(0), C.stride(0), 0 if gate is None else gate.stride(0), y.stride(0),
         *(part.stride(0) for part in memory),
         HEAD_DIM=head_dim, HEAD_BLOCK=padded(touched), BLOCK=choice.block, BLOCKS=choice.blocks, STAGES=choice.stages,
         CLOSING_BLOCK=CLOSING_BLOCK, CLOSING_BLOCKS=closing_blocks, PRECISION=precision(x.dtype),
@@ -120,49 +118,44 @@ def decode(
 
 
 def extend(
-    x: Float[Tensor, "tokens heads head_dim"],
-    dt: Float[Tensor, "tokens heads"],
-    A: Float[Tensor, " heads"],
-    B: Float[Tensor, "tokens groups state"],
-    C: Float[Tensor, "tokens groups state"],
-    D: Float[Tensor, " heads"] | None,
-    dt_bias: Float[Tensor, " heads"] | None,
-    y: Float[Tensor, "tokens heads head_dim"],
-    limit: tuple[float, float],
-    lanes: Lanes,
+    inputs: SsdInputs,
+    batch: Batch,
     view: RecurrentView,
+    y: Float[Tensor, "tokens heads head_dim"],
     choice: CellsChoice | None = None,
 ) -> None:
-    """The other rows; outputs go to `y`."""
+    """Compute the other rows; outputs go to `y`, not gated."""
+    x, dt, A, B, C, D = inputs.x, inputs.dt, inputs.A, inputs.B, inputs.C, inputs.D
+    dt_bias, limit = inputs.dt_bias, inputs.limit
     heads, head_dim = x.shape[1:]
     groups, state = B.shape[1:]
-    rows, cell, block_state = lanes.rows - lanes.decodes, lanes.cell, padded(state)
+    rows, cell, block_state = batch.rows - batch.decodes, batch.cell, padded(state)
     choice = choice or cells_choice(rows, heads, head_dim, block_state, x.dtype)
     matrix, tail = view.state["ssm"], view.tail
     ring = tail["input"].shape[1]
-    totals, shifted, left = torch.empty((3, heads, lanes.pieces, cell), dtype=torch.float32, device=x.device)
+    totals, shifted, left = torch.empty((3, heads, batch.pieces, cell), dtype=torch.float32, device=x.device)
     head_block = min(NARROWEST, power_of_two(heads))
-    steps_kernel[(lanes.pieces, -(-heads // head_block))](
+    steps_kernel[(batch.pieces, -(-heads // head_block))](
         dt, A, dt_bias, tail["dt"], totals, shifted, left,
-        lanes.start, lanes.first, lanes.tail, lanes.piece_row, lanes.piece_position,
-        lanes.pieces, dt.stride(0), tail["dt"].stride(0), *finite(limit),
+        batch.start, batch.first, batch.tail, batch.piece_row, batch.piece_position,
+        batch.pieces, dt.stride(0), tail["dt"].stride(0), *finite(limit),
         HEADS=heads, CELL=cell, RING=ring, HEAD_BLOCK=head_block, num_warps=4,
     )  # fmt: skip
     blocks = -(-head_dim // choice.block)
     cells_kernel[(heads * blocks, rows)](
         x, B, C, D, y, totals, shifted, left, matrix, tail["input"], tail["B"],
-        lanes.start, lanes.first, lanes.slot, lanes.tail, lanes.piece_slot, lanes.first_piece,
-        lanes.decodes, lanes.pieces, x.stride(0), B.stride(0), C.stride(0), y.stride(0),
+        batch.start, batch.first, batch.slot, batch.tail, batch.piece_slot, batch.first_piece,
+        batch.decodes, batch.pieces, x.stride(0), B.stride(0), C.stride(0), y.stride(0),
         matrix.stride(0), tail["input"].stride(0), tail["B"].stride(0),
         GROUPS=groups, GROUP_HEADS=heads // groups, HEAD_DIM=head_dim, STATE=state, BLOCK_STATE=block_state,
         CELL=cell, RING=ring, BLOCK=choice.block,
         PRECISION=precision(x.dtype) if block_state <= 128 else widest(x.dtype),
         num_warps=choice.warps, num_stages=choice.stages,
     )  # fmt: skip
-    keep_kernel[(min(ring, lanes.longest), rows)](
+    keep_kernel[(min(ring, batch.longest), rows)](
         x, dt, B, dt_bias, totals, tail["input"], tail["B"], tail["dt"], tail["decay"],
-        lanes.start, lanes.first, lanes.tail, lanes.first_piece,
-        lanes.decodes, lanes.pieces, x.stride(0), dt.stride(0), B.stride(0),
+        batch.start, batch.first, batch.tail, batch.first_piece,
+        batch.decodes, batch.pieces, x.stride(0), dt.stride(0), B.stride(0),
         *(part.stride(0) for part in (tail["input"], tail["B"], tail["dt"], tail["decay"])), *finite(limit),
         HEADS=heads, HEAD_DIM=head_dim, GROUPS=groups, STATE=state, CELL=cell, RING=ring, BLOCK=1024, num_warps=4,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.stream import LazyNorm
+from weft.kernels.cuda.stream import LazyNorm
 
 # Loads of 16 bytes that a thread has under way at once, at most: more of them take more registers than there are.
 LOADS = 20

@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES
 
-# By the names of `kernels.activation.KERNELS`; activation.h counts them the same way.
+# By the names of `activations.NAMES`; activation.h counts them the same way.
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
 GATING = Struct("3P7q")
 

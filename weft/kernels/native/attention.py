@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.batch import Batch
-from weft.kernels.lanes import Lanes
+from weft.kernels.interface import Batch
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
 from weft.kernels.native.limits import MOST_SIZE
@@ -39,21 +38,6 @@ class Step(ctypes.Structure):
         *((name, ctypes.c_long) for name in ("rows", "heads", "kv_heads", "head_dim", "cell", "window")),
         *((name, ctypes.c_long) for name in ("first_stretch", "stretches", "stretch_cells", "blocks", "threads")),
     ]
-
-
-def attention(
-    q: Float[Tensor, "rows heads head_dim"],
-    k: Float[Tensor, "rows kv_heads head_dim"],
-    v: Float[Tensor, "rows kv_heads head_dim"],
-    batch: Batch,
-    view: AttentionView,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Float[Tensor, " heads"] | None = None,
-    out: Float[Tensor, "rows heads head_dim"] | None = None,
-) -> Float[Tensor, "rows heads head_dim"]:
-    """As the reference's entry: nothing is normed or turned here."""
-    return mix(torch.cat((q, k, v), 1), q.shape[1], None, 0.0, None, batch, view, scale, softcap, sinks, out=out)
 
 
 def mix(
@@ -113,31 +97,27 @@ class AttentionStep:
         self.kept = []
 
 
-def plan_step(batch: Batch, view: AttentionView, heads: int) -> tuple[Step, Tensor, Lanes]:
+def plan_step(batch: Batch, view: AttentionView, heads: int) -> tuple[Step, Tensor, Batch]:
     """A step's `Step`, and all that it points to."""
-    lanes = batch.lanes
-    assert lanes is not None
-    assert lanes.native
-    assert lanes.decodes == lanes.rows
-    listed = lanes.full if view.window is None else lanes.windowed
-    assert listed is not None
+    assert batch.only_decodes
+    listed = batch.pages(view.window)
     assert view.keys.stride() == view.values.stride()
     _, cell, kv_heads, head_dim = view.keys.shape
     assert head_dim <= MOST_SIZE
     stretch_cells = max(1, STRETCH // cell)
     # All on the host: nothing here waits.
-    high = lanes.start.numpy() + 1
+    high = batch.start.numpy() + 1
     low = np.zeros_like(high) if view.window is None else np.maximum(0, high - view.window)
     first = int(low.min()) // cell // stretch_cells
     stretches = int(high.max() - 1) // cell // stretch_cells + 1 - first
     enough = int((high - low).sum()) * heads * head_dim >= LEAST_SHARED
     threads = torch.get_num_threads() if enough else 1
     # Two tasks for every thread, so that one that is held up does not hold up all.
-    blocks = min(lanes.rows, -(-2 * threads // (stretches * kv_heads)))
+    blocks = min(batch.rows, -(-2 * threads // (stretches * kv_heads)))
     padded = -(-head_dim // VECTOR) * VECTOR
-    size = lanes.rows * heads * (padded + stretches * (padded + 2 * VECTOR))
+    size = batch.rows * heads * (padded + stretches * (padded + 2 * VECTOR))
     scratch = torch.empty(size, dtype=torch.float32, device="cpu")
-    pointers = (lanes.start, listed.write_page, listed.first_position, listed.bounds, listed.pages, scratch)
-    sizes = (lanes.rows, heads, kv_heads, head_dim, cell, view.window or 0)
+    pointers = (batch.start, listed.write_page, listed.first_position, listed.bounds, listed.pages, scratch)
+    sizes = (batch.rows, heads, kv_heads, head_dim, cell, view.window or 0)
     step = Step(*map(address, pointers), *sizes, first, stretches, stretch_cells, blocks, threads)
-    return step, scratch, lanes
+    return step, scratch, batch

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.kernels.batch import Batch
+from weft.kernels.interface import Batch
 from weft.kernels.native.library import library
 
 

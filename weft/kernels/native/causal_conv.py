@@ -8,26 +8,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.batch import Batch
+from weft.kernels.interface import Batch
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
 from weft.kernels.native.limits import MOST_WIDTH
 from weft.kernels.native.steps import step_address
+from weft.kernels.recurrent import ConvolutionWeights
 from weft.memory.device.store import RecurrentView
 
 CONVOLUTION = Struct("7P9q")
 
 
-def causal_conv(
+def convolve(
     x: Float[Tensor, "rows inputs"],
-    weight: Float[Tensor, "channels width"],
-    bias: Float[Tensor, " channels"] | None,
-    activation: bool,
+    weights: ConvolutionWeights,
     batch: Batch,
     view: RecurrentView,
     gated: bool = False,
 ) -> Float[Tensor, "rows channels"]:
-    """As the reference; `gated`: x holds what is multiplied before, what is multiplied after, and the input itself."""
+    """Convolve; `gated`: x holds what is multiplied before, what is multiplied after, and the input itself."""
+    weight, bias = weights.taps, weights.bias
     (channels, width), dtype, state, tail = weight.shape, x.dtype, view.state["conv"], view.tail["conv"]
     x_stride, inner = x.stride()
     assert width <= MOST_WIDTH
@@ -42,7 +42,7 @@ def causal_conv(
         step_address(batch),
         x.data_ptr(), weight.data_ptr(), address(bias), y.data_ptr(), state.data_ptr(), tail.data_ptr(),
         x_stride, state.stride()[0], tail.stride()[0], channels, width, tail.shape[1],
-        DTYPES[dtype], activation, gated,
+        DTYPES[dtype], weights.activation, gated,
     )  # fmt: skip
     call("weft_causal_conv", values)
     return y

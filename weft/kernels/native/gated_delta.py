@@ -8,29 +8,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.batch import Batch
+from weft.kernels.interface import Batch
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
 from weft.kernels.native.limits import MOST_SIZE
 from weft.kernels.native.steps import step_address
+from weft.kernels.recurrent import DeltaInputs
 from weft.memory.device.store import RecurrentView
 
 RULE = Struct("13P15qd")
 
 
-def gated_delta(
-    q: Float[Tensor, "rows key_heads key_dim"],
-    k: Float[Tensor, "rows key_heads key_dim"],
-    v: Float[Tensor, "rows value_heads value_dim"],
-    decays: Float[Tensor, "rows value_heads"],
-    strengths: Float[Tensor, "rows value_heads"],
-    rates: Float[Tensor, " value_heads"] | None,
-    bias: Float[Tensor, " value_heads"] | None,
-    batch: Batch,
-    view: RecurrentView,
-    most: float = 1.0,
-) -> Float[Tensor, "rows value_heads value_dim"]:
-    """As the references: with `rates` and `bias` as `projected_gated_delta`, without as `gated_delta`."""
+def gated_delta(inputs: DeltaInputs, batch: Batch, view: RecurrentView) -> Float[Tensor, "rows value_heads value_dim"]:
+    q, k, v, rates, bias = inputs.q, inputs.k, inputs.v, inputs.rates, inputs.bias
+    decays, strengths = inputs.step, inputs.strength
     key_heads, key_dim = k.shape[1:]
     rows, value_heads, value_dim = v.shape
     state, keys, corrected, decay = view.state["delta"], view.tail["k"], view.tail["u"], view.tail["decay"]
@@ -48,7 +39,7 @@ def gated_delta(
         q.stride()[0], k.stride()[0], v.stride()[0], decays.stride()[0], strengths.stride()[0], state.stride()[0],
         tail_stride,
         key_heads, key_dim, value_heads, value_dim, keys.shape[1],
-        DTYPES[v.dtype], DTYPES[decays.dtype], DTYPES[strengths.dtype], most,
+        DTYPES[v.dtype], DTYPES[decays.dtype], DTYPES[strengths.dtype], inputs.most,
     )  # fmt: skip
     call("weft_gated_delta", values)
     return y

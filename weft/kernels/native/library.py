@@ -69,18 +69,16 @@ FEW_ROWS = 64
 
 def suits(numbers: Tensor) -> bool:
     """Whether these are tokens or positions of a step for native kernels: few, of 32 bits, on a CPU."""
-    few = numbers.is_cpu and numbers.dtype == torch.int32 and numbers.ndim == 1 and 0 < numbers.shape[0] <= FEW_ROWS
+    few = numbers.dtype == torch.int32 and numbers.ndim == 1 and 0 < numbers.shape[0] <= FEW_ROWS
     return few and available()
 
 
-def describe(dtype: torch.dtype) -> str:
-    """What decodes of this dtype use, and why."""
+def why_not(dtype: torch.dtype) -> str | None:
+    """Return why decodes of this dtype cannot use the kernels; None if they can."""
     found = attempt()
     if isinstance(found, str):
-        return f"no, torch's operators instead: {found}"
-    if dtype not in DTYPES:
-        return f"no, torch's operators instead: there are none for {dtype}"
-    return f"yes, compiled by {find_compiler()}"
+        return found
+    return None if dtype in DTYPES else f"there are no kernels for {dtype}"
 
 
 @cache

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.activation import KERNELS
+from weft.kernels.activations import NAMES
 from weft.kernels.native.activation import ACTIVATIONS
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
@@ -35,7 +35,7 @@ def few_rows(
     assert rows <= MOST_ROWS, rows
     assert bias is None or bias.dtype == x.dtype
     y = room((rows, outputs // parts), x.dtype)
-    kind = 0 if activation is None else ACTIVATIONS.index(KERNELS[activation])
+    kind = 0 if activation is None else ACTIVATIONS.index(NAMES[activation])
     values = PRODUCT.pack(
         x.data_ptr(), weight.data_ptr(), address(bias), y.data_ptr(),
         rows, x.stride(0), inputs, outputs, kind, parts, DTYPES[x.dtype], DTYPES[weight.dtype], torch.get_num_threads(),

@@ -7,8 +7,7 @@ from struct import Struct
 
 import torch
 
-from weft.kernels.batch import Batch
-from weft.kernels.lanes import Lanes
+from weft.kernels.interface import Batch
 from weft.kernels.native.limits import MOST_TOKENS
 
 # Where positions, checkpoints, tails and slots for new states lie; rows, tokens of a cell, threads.
@@ -23,17 +22,15 @@ class StepRows:
         self.renew(batch)
 
     def renew(self, batch: Batch) -> None:
-        lanes = batch.lanes
-        assert lanes is not None
-        assert lanes.decodes == lanes.rows
-        assert lanes.cell <= MOST_TOKENS
+        assert batch.only_decodes
+        assert batch.cell <= MOST_TOKENS
         # Lives as long as what points to it.
-        self.lanes: Lanes | None = lanes
-        rows = (tensor.data_ptr() for tensor in (lanes.start, lanes.slot, lanes.tail, lanes.closing))
-        STEP.pack_into(self.values, 0, *rows, lanes.rows, lanes.cell, torch.get_num_threads())
+        self.batch: Batch | None = batch
+        rows = (tensor.data_ptr() for tensor in (batch.start, batch.slot, batch.tail, batch.closing))
+        STEP.pack_into(self.values, 0, *rows, batch.rows, batch.cell, torch.get_num_threads())
 
     def release(self) -> None:
-        self.lanes = None
+        self.batch = None
 
 
 def step_address(batch: Batch) -> int:

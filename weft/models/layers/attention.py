@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.batch import Batch
-from weft.kernels.projected_attention import AttentionForm, attend, warm
+from weft.kernels.attention import AttentionForm
+from weft.kernels.interface import Batch, Operations
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView, View
-from weft.memory.spec import AttentionMemory
+from weft.memory.spec import AttentionMemory, Memory
 from weft.models.layers.linear import OutputLinear, PackedLinear, parent_of
 from weft.models.layers.norm import AcrossHeadsNorm, QueryKeyNorm
 from weft.models.model import ProjectedMixer, Source
@@ -73,7 +73,6 @@ class Attention(ProjectedMixer):
             norm_eps=shape.norm_eps or 0.0,
             gated=shape.gated,
         )
-        self.memory = AttentionMemory(kv_heads, head_dim, DTYPE_NAMES[shape.dtype], shape.window)
         self.qkv = projection(shape)
         self.o_proj = OutputLinear(shape.inner, shape.hidden, shape.output_bias)
         self.qk_norm = self.wide_norm = None
@@ -82,6 +81,10 @@ class Attention(ProjectedMixer):
         elif shape.norm_eps is not None:
             self.qk_norm = QueryKeyNorm(heads, kv_heads, head_dim, shape.norm_zero_centred)
         self.sinks = nn.Parameter(torch.empty(heads), requires_grad=False) if shape.sinks else None
+
+    def memory(self, operations: Operations) -> Memory:
+        shape = self.shape
+        return AttentionMemory(shape.kv_heads, shape.head_dim, DTYPE_NAMES[shape.dtype], shape.window)
 
     def mix(
         self,
@@ -94,12 +97,12 @@ class Attention(ProjectedMixer):
         view = views[self.index]
         assert isinstance(view, AttentionView)
         if self.wide_norm is not None:
-            projected = self.wide_norm(projected)
+            projected = self.wide_norm(projected, batch)
         norm = None if self.qk_norm is None else self.qk_norm.weight
-        return attend(projected, self.form, norm, self.sinks, rotation, batch, view, out)
+        return batch.operations.attend(projected, self.form, norm, self.sinks, rotation, batch, view, out)
 
-    def warm(self) -> None:
-        warm(self.form, self.shape.dtype)
+    def warm(self, operations: Operations) -> None:
+        operations.warm_attention([self.form], self.shape.dtype)
 
 
 def projection(shape: AttentionShape) -> PackedLinear:

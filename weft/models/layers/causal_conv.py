@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.batch import Batch
-from weft.kernels.causal_conv import causal_conv, projected_short_conv
+from weft.kernels.interface import Batch
+from weft.kernels.recurrent import ConvolutionWeights
 from weft.kernels.stream import Normed
 from weft.memory.device.store import RecurrentView
 from weft.models.layers.linear import Linear, parent_of
@@ -34,14 +34,17 @@ class CausalConv(Layer):
     def forward(
         self, x: Float[Tensor, "tokens channels"], batch: Batch, view: RecurrentView
     ) -> Float[Tensor, "tokens channels"]:
-        return causal_conv(x, self.taps.t(), self.bias, self.activation, batch, view)
+        return batch.operations.causal_conv(x, self.weights, batch, view)
+
+    @property
+    def weights(self) -> ConvolutionWeights:
+        return ConvolutionWeights(self.taps.t(), self.bias, self.activation)
 
     def gated(
         self, x: Normed, projection: Linear, batch: Batch, view: RecurrentView
     ) -> Float[Tensor, "tokens channels"]:
-        """Of a product that holds its input behind two gates, one for before and one for after; without SiLU."""
-        weights = (projection.weight, projection.bias, projection.stored, self.taps.t(), self.bias)
-        return projected_short_conv(x, *weights, batch, view)
+        """Convolve a projection that holds two gates, one for before and one for after, and then the input."""
+        return batch.operations.short_conv(x, projection.weights, self.weights, batch, view)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         # Checkpoints keep the middle dimension of a one-dimensional convolution: input channels per group.

@@ -11,10 +11,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.base.errors import ModelError
-from weft.kernels.batch import Batch
-from weft.kernels.gated_delta import gated_delta_memory, projected_gated_delta
+from weft.kernels.interface import Batch, Operations
+from weft.kernels.recurrent import DeltaInputs, DeltaShape
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import RecurrentView, View
+from weft.memory.spec import Memory
 from weft.models.layers.attention import DTYPE_NAMES
 from weft.models.layers.causal_conv import CausalConv
 from weft.models.layers.linear import OutputLinear, PackedLinear
@@ -113,15 +114,12 @@ class GatedDeltaNet(ProjectedMixer):
         self.sections = [shape.conv_channels, shape.values, shape.value_heads, shape.value_heads]
         self.norm = GatedRMSNorm(shape.value_dim, shape.eps)
         self.out_proj = OutputLinear(shape.values, shape.hidden)
-        self.memory = gated_delta_memory(
-            shape.key_heads,
-            shape.key_dim,
-            shape.value_heads,
-            shape.value_dim,
-            shape.conv_channels,
-            shape.conv_width,
-            DTYPE_NAMES[shape.dtype],
-        )
+
+    def memory(self, operations: Operations) -> Memory:
+        shape = self.shape
+        keys, values = (shape.key_heads, shape.key_dim), (shape.value_heads, shape.value_dim)
+        sizes = DeltaShape(*keys, *values, shape.conv_channels, shape.conv_width)
+        return operations.gated_delta_memory(sizes, DTYPE_NAMES[shape.dtype])
 
     def mix(
         self,
@@ -137,7 +135,7 @@ class GatedDeltaNet(ProjectedMixer):
         mixed, gate, strength, step = projected.split_with_sizes(self.sections, -1)
         mixed = self.conv1d(mixed, batch, view)
         query, key, value = mixed.split_with_sizes([shape.keys, shape.keys, shape.values], -1)
-        y = projected_gated_delta(
+        inputs = DeltaInputs(
             query.view(-1, shape.key_heads, shape.key_dim),
             key.view(-1, shape.key_heads, shape.key_dim),
             value.view(-1, heads, shape.value_dim),
@@ -145,12 +143,11 @@ class GatedDeltaNet(ProjectedMixer):
             strength,
             self.A,
             self.dt_bias,
-            batch,
-            view,
             shape.most_correction,
         )
+        y = batch.operations.gated_delta(inputs, batch, view)
         by_head = None if out is None else out.unflatten(-1, (heads, shape.value_dim))
-        return self.norm(y, gate.unflatten(-1, (heads, shape.value_dim)), by_head).flatten(-2)
+        return self.norm(y, gate.unflatten(-1, (heads, shape.value_dim)), batch, by_head).flatten(-2)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp())

@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.linear import activated_linear, for_few_rows, linear, pack, unsummed_linear
+from weft.kernels.interface import Batch, Operations
 from weft.kernels.stream import Addend, Normed
+from weft.kernels.weight import Weight
 from weft.models.dummy import fill
 from weft.models.model import Layer, Source, sources
 
@@ -30,29 +31,34 @@ class Linear(Layer):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
-        # The weights once more, as few rows read them fastest.
-        self.stored: Tensor | None = None
+        # As operations read them, once they are filled.
+        self.prepared: Weight | None = None
 
-    def forward(self, x: Normed) -> Float[Tensor, "*n outputs"]:
-        return linear(x, self.weight, self.bias, self.stored)
+    @property
+    def weights(self) -> Weight:
+        return Weight(self.weight, self.bias) if self.prepared is None else self.prepared
+
+    def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "*n outputs"]:
+        return batch.operations.linear(x, self.weights)
 
     def activated(
-        self, x: Normed, activation: Callable[[Tensor], Tensor], parts: int = 1
+        self, x: Normed, activation: Callable[[Tensor], Tensor], batch: Batch, parts: int = 1
     ) -> Float[Tensor, "n results"]:
-        """The activation of the product; of two parts side by side, that of the first times the second."""
-        return activated_linear(x, self.weight, self.bias, activation, parts, self.stored)
+        """Return the activation of the output; of two parts side by side, that of the first times the second."""
+        return batch.operations.activated_linear(x, self.weights, activation, parts)
 
-    def pack(self, twice: bool = False) -> None:
-        """Once filled: the weights in the layout that many rows are fastest with; `twice`: in one for few rows, too."""
-        self.stored = for_few_rows(self.weight) if twice else None
-        self.weight = nn.Parameter(pack(self.weight), requires_grad=False)
+    def prepare(self, operations: Operations, twice: bool = False) -> None:
+        """Once filled, lay the weights out as these operations are fastest; `twice`: for few rows, too."""
+        self.prepared = operations.prepare(Weight(self.weight, self.bias), twice)
+        if self.prepared.matrix is not self.weight:
+            self.weight = nn.Parameter(self.prepared.matrix, requires_grad=False)
 
 
 class OutputLinear(Linear):
     """The last projection of a block's mixer or MLP: its output goes into the residual stream and nowhere else."""
 
-    def forward(self, x: Float[Tensor, "n inputs"]) -> Addend:
-        return unsummed_linear(x, self.weight, self.bias, self.stored)
+    def forward(self, x: Float[Tensor, "n inputs"], batch: Batch) -> Addend:
+        return batch.operations.linear_into_stream(x, self.weights)
 
 
 class PackedLinear(Linear):
@@ -66,8 +72,8 @@ class PackedLinear(Linear):
         super().__init__(inputs, sum(parts.values()), bias)
         self.parts = parts
 
-    def split(self, x: Normed) -> tuple[Tensor, ...]:
-        return self(x).split(list(self.parts.values()), dim=-1)
+    def split(self, x: Normed, batch: Batch) -> tuple[Tensor, ...]:
+        return self(x, batch).split(list(self.parts.values()), dim=-1)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         siblings = parent_of(prefix)
@@ -107,8 +113,8 @@ class JointLinear(Linear):
             for name, parameter in part.named_parameters(recurse=False):
                 fill(name, parameter, generator)
 
-    def pack(self, twice: bool = False) -> None:
-        super().pack(twice)
+    def prepare(self, operations: Operations, twice: bool = False) -> None:
+        super().prepare(operations, twice)
         # Their rows lie in the layout of the checkpoint, which is no longer needed.
         self.parts = {}
 

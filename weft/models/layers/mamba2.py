@@ -1,4 +1,4 @@
-"""The Mamba2 mixer: a convolution, a scan with scalar decay per head, a gate. The scan itself is in kernels/ssd."""
+"""The Mamba2 mixer: a convolution, a scan with scalar decay per head, a gate. The scan itself is an operation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.base.errors import ModelError
-from weft.kernels.batch import Batch
+from weft.kernels.interface import Batch, Operations
+from weft.kernels.recurrent import UNLIMITED, SsdInputs, SsdShape
 from weft.kernels.rotary import Rotation
-from weft.kernels.ssd import UNLIMITED, ssd, ssd_memory
 from weft.memory.device.store import RecurrentView, View
+from weft.memory.spec import Memory
 from weft.models.config import shown
 from weft.models.layers.attention import DTYPE_NAMES
 from weft.models.layers.causal_conv import CausalConv
@@ -91,15 +92,11 @@ class Mamba2(ProjectedMixer):
         )
         self.norm = norm
         self.out_proj = OutputLinear(shape.inner, shape.hidden, shape.out_bias)
-        self.memory = ssd_memory(
-            shape.heads,
-            shape.head_dim,
-            shape.state,
-            shape.groups,
-            shape.conv_channels,
-            shape.conv_width,
-            DTYPE_NAMES[shape.dtype],
-        )
+
+    def memory(self, operations: Operations) -> Memory:
+        shape = self.shape
+        sizes = SsdShape(shape.heads, shape.head_dim, shape.state, shape.groups, shape.conv_channels, shape.conv_width)
+        return operations.ssd_memory(sizes, DTYPE_NAMES[shape.dtype])
 
     def mix(
         self,
@@ -115,21 +112,20 @@ class Mamba2(ProjectedMixer):
         mixed = self.conv1d(mixed, batch, view)
         width = shape.groups * shape.state
         inner, write, read = mixed.split_with_sizes([shape.inner, width, width], -1)
-        y = ssd(
+        inputs = SsdInputs(
             inner.view(-1, shape.heads, shape.head_dim),
             step,
             self.A,
             write.view(-1, shape.groups, shape.state),
             read.view(-1, shape.groups, shape.state),
             self.D,
-            batch,
-            view,
             self.dt_bias,
             shape.time_step_limit,
             gate if self.norm is None else None,
-            None if out is None or self.norm is not None else out.unflatten(-1, (shape.heads, shape.head_dim)),
-        ).flatten(-2)
-        return y if self.norm is None else self.norm(y, gate, out)
+        )
+        by_head = None if out is None or self.norm is not None else out.unflatten(-1, (shape.heads, shape.head_dim))
+        y = batch.operations.ssd(inputs, batch, view, by_head).flatten(-2)
+        return y if self.norm is None else self.norm(y, gate, batch, out)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp())

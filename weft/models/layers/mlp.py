@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.kernels.activation import gelu_tanh, squared_relu
+from weft.kernels.activations import gelu_tanh, squared_relu
+from weft.kernels.interface import Batch
 from weft.kernels.stream import Addend, Normed
 from weft.models.layers.linear import Linear, OutputLinear, PackedLinear
 from weft.models.model import Layer
@@ -42,8 +43,8 @@ class GatedMLP(Layer):
         self.down_proj = OutputLinear(inner, hidden, bias)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x: Normed) -> Addend:
-        return self.down_proj(self.gate_up.activated(x, self.activation, parts=2))
+    def forward(self, x: Normed, batch: Batch) -> Addend:
+        return self.down_proj(self.gate_up.activated(x, self.activation, batch, parts=2), batch)
 
 
 class PlainMLP(Layer):
@@ -57,5 +58,5 @@ class PlainMLP(Layer):
         self.down_proj = (OutputLinear if into_stream else Linear)(inner, hidden, bias)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x: Normed) -> Addend:
-        return self.down_proj(self.up_proj.activated(x, self.activation))
+    def forward(self, x: Normed, batch: Batch) -> Addend:
+        return self.down_proj(self.up_proj.activated(x, self.activation, batch), batch)

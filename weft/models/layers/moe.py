@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.moe import Routing, Shared, experts, gated, plain
+from weft.kernels.experts import ExpertWeights, Routing, Shared, gated, plain
+from weft.kernels.interface import Batch, Operations
 from weft.kernels.stream import Normed
 from weft.models.layers.linear import Linear
 from weft.models.layers.mlp import ACTIVATIONS
@@ -40,13 +42,10 @@ class Experts(Layer):
         self.activation = kind(ACTIVATIONS[activation])
 
     def forward(
-        self,
-        x: Normed,
-        weights: Float[Tensor, "tokens k"],
-        chosen: Int[Tensor, "tokens k"],
-        shared: Shared | None = None,
+        self, x: Normed, routing: Routing, batch: Batch, shared: Shared | None = None
     ) -> Float[Tensor, "tokens hidden"]:
-        return experts(x, weights, chosen, self.first, self.second, self.activation, shared=shared)
+        weights = ExpertWeights(self.first, self.second, self.activation)
+        return batch.operations.experts(x, routing, weights, shared)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + ("gate_up_proj" if len(self.first_names) == 2 else "up_proj"), self.first)
@@ -58,14 +57,25 @@ class Experts(Layer):
             yield Source(f"{prefix}{number}.{self.second_name}.weight", self.second[number])
 
 
+class Route:
+    """How experts are chosen by their scores: one of the operations named route_*, with these options."""
+
+    def __init__(self, operation: str, **options: Any) -> None:
+        self.operation = operation
+        self.options = options
+
+    def __call__(self, operations: Operations, logits: Float[Tensor, "tokens experts"], **more: Any) -> Routing:
+        return getattr(operations, self.operation)(logits, **self.options, **more)
+
+
 class SparseMLP(Layer):
     """A router and its experts. Checkpoint names: gate, experts."""
 
-    def __init__(self, gate: Linear, experts: nn.Module, route: Callable[[Tensor], Routing]) -> None:
+    def __init__(self, gate: Linear, experts: nn.Module, route: Route) -> None:
         super().__init__()
         self.gate = gate
         self.experts = experts
         self.route = route
 
-    def forward(self, x: Normed) -> Float[Tensor, "tokens hidden"]:
-        return self.experts(x, *self.route(self.gate(x)))
+    def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens hidden"]:
+        return self.experts(x, self.route(batch.operations, self.gate(x, batch)), batch)

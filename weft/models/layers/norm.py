@@ -1,4 +1,4 @@
-"""Norms as layers: they hold the weights, `kernels/norm.py` computes."""
+"""Norms as layers: they hold the weights, operations compute."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.norm import gated_rms_norm, rms_norm
+from weft.kernels.interface import Batch
 from weft.models.layers.linear import parent_of
 from weft.models.model import Layer, Source
 
@@ -27,8 +27,8 @@ class RMSNorm(Layer):
         dtype = torch.float32 if zero_centred else None
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
 
-    def forward(self, x: Float[Tensor, "*n size"]) -> Float[Tensor, "*n size"]:
-        return rms_norm(x, self.weight, self.eps)
+    def forward(self, x: Float[Tensor, "*n size"], batch: Batch) -> Float[Tensor, "*n size"]:
+        return batch.operations.rms_norm(x, self.weight, self.eps)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "weight", self.weight, one_plus if self.zero_centred else None)
@@ -66,12 +66,13 @@ class AcrossHeadsNorm(Layer):
         self.sizes, self.eps = [queries, keys], eps
         self.weight = nn.Parameter(torch.empty(queries + keys), requires_grad=False)
 
-    def forward(self, projected: Float[Tensor, "tokens projected"]) -> Float[Tensor, "tokens projected"]:
+    def forward(self, projected: Float[Tensor, "tokens projected"], batch: Batch) -> Float[Tensor, "tokens projected"]:
         """Norm the queries and keys with which `projected` begins."""
         queries, keys = self.sizes
         parts = projected.split_with_sizes([queries, keys, projected.shape[1] - queries - keys], -1)
         weights = self.weight.split(self.sizes)
-        normed = (rms_norm(part.contiguous(), weight, self.eps) for part, weight in zip(parts, weights))
+        norm = batch.operations.rms_norm
+        normed = (norm(part.contiguous(), weight, self.eps) for part, weight in zip(parts, weights))
         return torch.cat([*normed, parts[2]], -1)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
@@ -90,7 +91,12 @@ class GatedRMSNorm(Layer):
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
 
     def forward(
-        self, x: Float[Tensor, "*n size"], gate: Float[Tensor, "*n size"], out: Float[Tensor, "*n size"] | None = None
+        self,
+        x: Float[Tensor, "*n size"],
+        gate: Float[Tensor, "*n size"],
+        batch: Batch,
+        out: Float[Tensor, "*n size"] | None = None,
     ) -> Float[Tensor, "*n size"]:
         """`out`, if given, is filled and returned; its rows may lie apart."""
-        return gated_rms_norm(x, gate, self.weight, self.eps, self.groups, self.gate_first, out)
+        norm = batch.operations.gated_rms_norm
+        return norm(x, gate, self.weight, self.eps, self.groups, self.gate_first, out)

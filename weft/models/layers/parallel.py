@@ -7,9 +7,7 @@ from functools import partial
 
 from torch import nn
 
-from weft.kernels.batch import Batch
-from weft.kernels.beside import beside
-from weft.kernels.placing import side_by_side
+from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Addend, Normed
 from weft.memory.device.store import View
@@ -36,16 +34,16 @@ class Parallel(Layer):
         self.places = [[name for name, _ in ordered].index(name) for name in inputs]
 
     def forward(self, x: Normed, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> Addend:
-        parts = self.in_proj(x).split_with_sizes(self.in_proj.sizes, -1)
-        mixed, outputs = side_by_side(parts[0], self.out_proj.sizes)
-        beside(
+        parts = self.in_proj(x, batch).split_with_sizes(self.in_proj.sizes, -1)
+        mixed, outputs = batch.operations.side_by_side(parts[0], self.out_proj.sizes)
+        batch.operations.run_together(
             parts[0],
             *(
                 partial(mixer.mix, parts[place], rotation, batch, views, out)
                 for mixer, place, out in zip(self.mixers.values(), self.places, outputs, strict=True)
             ),
         )
-        return self.out_proj(mixed)
+        return self.out_proj(mixed, batch)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         around = parent_of(prefix)

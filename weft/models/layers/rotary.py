@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.kernels.rotary import RotaryKind, Rotation, amplitude, frequencies, make_rotation
+from weft.kernels.interface import Batch
+from weft.kernels.rotary import RotaryKind, Rotation, amplitude, frequencies
 from weft.models.model import Layer
 
 
@@ -18,5 +19,5 @@ class Rotary(Layer):
         self.scale = amplitude(kind)
         self.dtype = dtype
 
-    def forward(self, positions: Tensor) -> Rotation:
-        return make_rotation(positions, self.frequency, self.scale, self.dtype)
+    def forward(self, batch: Batch) -> Rotation:
+        return batch.operations.make_rotation(batch.positions, self.frequency, self.scale, self.dtype)

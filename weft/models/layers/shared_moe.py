@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.moe import Routing, Shared
+from weft.kernels.experts import Shared
+from weft.kernels.interface import Batch
 from weft.kernels.stream import Normed
 from weft.models.layers.linear import PackedLinear
-from weft.models.layers.moe import Experts
+from weft.models.layers.moe import Experts, Route
 from weft.models.model import Layer
 
 
@@ -28,9 +28,7 @@ class SharedNames:
 class SharedSparseMLP(Layer):
     """All products that read the layer's input, the router's included, are one."""
 
-    def __init__(
-        self, hidden: int, inner: int, names: SharedNames, experts: Experts, route: Callable[[Tensor], Routing]
-    ) -> None:
+    def __init__(self, hidden: int, inner: int, names: SharedNames, experts: Experts, route: Route) -> None:
         super().__init__()
         count = experts.first.shape[0]
         self.sizes = [count, 0 if names.opening is None else 1, inner, inner]
@@ -41,7 +39,7 @@ class SharedSparseMLP(Layer):
         self.experts = experts
         self.route = route
 
-    def forward(self, x: Normed) -> Float[Tensor, "tokens hidden"]:
-        logits, opening, gate, up = self.packed(x).split_with_sizes(self.sizes, -1)
-        shared = Shared(gate, up, self.second.weight, opening if self.sizes[1] else None)
-        return self.experts(x, *self.route(logits), shared)
+    def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens hidden"]:
+        logits, opening, gate, up = self.packed(x, batch).split_with_sizes(self.sizes, -1)
+        shared = Shared(gate, up, self.second.weights, opening if self.sizes[1] else None)
+        return self.experts(x, self.route(batch.operations, logits), batch, shared)

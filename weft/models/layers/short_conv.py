@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from weft.kernels.batch import Batch
-from weft.kernels.causal_conv import short_conv_memory
+from weft.kernels.interface import Batch, Operations
+from weft.kernels.recurrent import short_conv_memory
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Addend, Normed
 from weft.memory.device.store import RecurrentView, View
+from weft.memory.spec import Memory
 from weft.models.layers.attention import DTYPE_NAMES
 from weft.models.layers.causal_conv import CausalConv
 from weft.models.layers.linear import Linear, OutputLinear
@@ -23,7 +24,10 @@ class ShortConv(Mixer):
         self.in_proj = Linear(hidden, 3 * hidden, bias)
         self.conv = CausalConv(hidden, width, bias, activation=False)
         self.out_proj = OutputLinear(hidden, hidden, bias)
-        self.memory = short_conv_memory(hidden, width, DTYPE_NAMES[dtype])
+        self.sizes = (hidden, width, DTYPE_NAMES[dtype])
+
+    def memory(self, operations: Operations) -> Memory:
+        return short_conv_memory(*self.sizes)
 
     def forward(
         self,
@@ -34,4 +38,4 @@ class ShortConv(Mixer):
     ) -> Addend:
         view = views[self.index]
         assert isinstance(view, RecurrentView)
-        return self.out_proj(self.conv.gated(x, self.in_proj, batch, view))
+        return self.out_proj(self.conv.gated(x, self.in_proj, batch, view), batch)

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.plan import Ints, Plan
-from weft.kernels.batch import Batch
-from weft.kernels.lanes import NO_SLOT, Lanes, PageList
+from weft.kernels.interface import NO_SLOT, Batch, Operations, PageList
 from weft.memory.kinds import Kind
 from weft.memory.spec import AttentionMemory, MemorySpec
 
@@ -36,9 +35,15 @@ class DecodeInputs:
     """`scratch` names a unit of each kind that padding may use; `cells` is how long a row may be."""
 
     def __init__(
-        self, rows: int, cells: int, spec: MemorySpec, scratch: dict[Kind, int], device: torch.device | str
+        self,
+        rows: int,
+        cells: int,
+        spec: MemorySpec,
+        scratch: dict[Kind, int],
+        device: torch.device | str,
+        operations: Operations,
     ) -> None:
-        self.rows, self.spec, self.scratch = rows, spec, scratch
+        self.rows, self.spec, self.scratch, self.operations = rows, spec, scratch, operations
         windows = {m.window is not None for m in spec.memories if isinstance(m, AttentionMemory)}
         # Lists of pages come last, the one that can be long at the very end: what is not used is not copied.
         self.pagings = [name for name, windowed in (("windowed", True), ("full", False)) if windowed in windows]
@@ -136,7 +141,9 @@ class DecodeInputs:
 
     def batch(self, rows: int, token_ids: Tensor) -> Batch:
         """The step as kernels see it: views of the buffer. Nothing here depends on what is in it."""
-        lanes = Lanes(
+        return Batch(
+            operations=self.operations,
+            tokens=rows,
             rows=rows,
             decodes=rows,
             pieces=0,
@@ -144,22 +151,15 @@ class DecodeInputs:
             longest=1,
             farthest=0,
             cell=self.spec.cell,
+            token_ids=token_ids,
+            positions=self.tensor("start", rows),
             first=self.packed_first[: rows + 1],
             **{name: self.tensor(name, rows) for name in ("start", "slot", "tail", "closing")},
             **dict.fromkeys(("piece_row", "piece_position", "piece_slot"), self.none[:0]),
             first_piece=self.none,
             **{name: self._page_list(name, rows) if name in self.pagings else None for name in ("full", "windowed")},
             **dict.fromkeys(("host_start", "host_first"), torch.empty(0, dtype=torch.int32, device="cpu")),
-        )
-        return Batch(
-            tokens=rows,
-            rows=rows,
-            decode_rows=rows,
-            token_ids=token_ids,
-            positions=lanes.start,
-            **dict.fromkeys(("start", "end", "full", "windowed", "decodes", "convolution")),
-            **dict.fromkeys(("host_start", "host_end", "host_first", "groups"), ()),
-            lanes=lanes,
+            host=None,
         )
 
     def _page_list(self, paging: str, rows: int) -> PageList:

@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.plan import Captures, Ints, Plan, Sampling
-from weft.kernels.batch import Batch
-from weft.kernels.cutting import Rows
 from weft.kernels.draft import Draft
-from weft.kernels.lanes import NO_SLOT
+from weft.kernels.interface import NO_SLOT, Batch, Operations
+from weft.kernels.rows import Rows
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
-from weft.runner.batching import draft_lane_batch
+from weft.runner.batching import draft_batch
 
 # Arrays begin at multiples of so many numbers, so that their loads are aligned.
 ALIGNED = 32
@@ -125,24 +124,26 @@ class Step:
     answer_seat: Tensor  # [answers] where its choice goes on the board
 
 
-def draft_step(plan: Plan, size: Size, seat: int, spec: MemorySpec, scratch: Mapping[Kind, int]) -> Draft:
+def draft_step(
+    plan: Plan, size: Size, seat: int, spec: MemorySpec, scratch: Mapping[Kind, int], operations: Operations
+) -> Draft:
     """`Step` to be, of a plan that fits. Its numbers on the host are those of its size, whatever the plan."""
     wide = padded(plan, size, seat, spec.cell, scratch)
-    batch = draft_lane_batch(wide, Rows.of(wide, spec.cell), spec)
-    lanes = batch.fields["lanes"].fields
+    batch = draft_batch(wide, Rows.of(wide, spec.cell), spec, operations)
+    fields = batch.fields
     pieces = size.pieces(spec.cell)
-    spare = pieces - lanes["pieces"]
+    spare = pieces - fields["pieces"]
     beyond = (-(-int(wide.end[-1]) // spec.cell) + np.arange(spare)) * spec.cell
     for name, values in (("piece_row", size.rows - 1), ("piece_position", beyond), ("piece_slot", NO_SLOT)):
-        lanes[name] = np.concatenate((lanes[name], np.full(spare, values)), dtype=np.int32)
-    lanes |= {"pieces": pieces, "most_pieces": pieces, "longest": size.tokens, "farthest": 0}
+        fields[name] = np.concatenate((fields[name], np.full(spare, values)), dtype=np.int32)
+    fields |= {"pieces": pieces, "most_pieces": pieces, "longest": size.tokens, "farthest": 0, "host": None}
     last = np.cumsum(wide.end - wide.start) - 1
     real = np.arange(plan.rows)
     real[plan.decode_rows :] += size.decodes - plan.decode_rows
     answer, answer_seat = np.zeros(size.answers, np.int32), np.full(size.answers, seat, np.int32)
     answer[: plan.rows], answer_seat[: plan.rows] = last[real], plan.seat
-    fields = {"seat": wide.seat, "from_board": wide.from_board, "answer": answer, "answer_seat": answer_seat}
-    return Draft(Step, {"batch": batch, **fields})
+    seats = {"seat": wide.seat, "from_board": wide.from_board, "answer": answer, "answer_seat": answer_seat}
+    return Draft(Step, {"batch": batch, **seats})
 
 
 class StepInputs:
@@ -156,7 +157,9 @@ class StepInputs:
         spec: MemorySpec,
         scratch: Mapping[Kind, int],
         device: torch.device | str,
+        operations: Operations,
     ) -> None:
+        self.operations = operations
         self.size, self.seat, self.spec, self.scratch, self.device = size, seat, spec, scratch, torch.device(device)
         nobody = trial(np.array([0], np.int32), np.array([2], np.int32), spec, scratch)
         draft = self._draft(replace(nobody, seat=np.array([seat], np.int32)))
@@ -181,7 +184,7 @@ class StepInputs:
         self._send(self._draft(plan))
 
     def _draft(self, plan: Plan) -> Draft:
-        return draft_step(plan, self.size, self.seat, self.spec, self.scratch)
+        return draft_step(plan, self.size, self.seat, self.spec, self.scratch, self.operations)
 
     def _send(self, draft: Draft) -> None:
         arrays = draft.arrays()

@@ -14,11 +14,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from weft.base.plan import Plan
+from weft.kernels.interface import Batch
 from weft.memory.device.store import View
 from weft.models.model import CausalModel
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs
-from weft.runner.sampler import read_board, take_likeliest
 
 # Tokens of short prompts in a recorded step, and decodes beside them. Longer prompts keep a GPU busy for as long as
 # their kernels take to be launched one by one.
@@ -103,21 +103,21 @@ class RecordedSteps:
         inputs = self.decodes
         seat = inputs.tensor("seat", rows)
         known = inputs.tensor("token", rows)
-        ids = read_board(self.board, seat, inputs.tensor("from_board", rows), known)
-        return self._choose(self.model(inputs.batch(rows, ids), self.views), seat)
+        ids = inputs.operations.read_board(self.board, seat, inputs.tensor("from_board", rows), known)
+        batch = inputs.batch(rows, ids)
+        return self._choose(self.model(batch, self.views), batch, seat)
 
     def _prompt(self, inputs: StepInputs) -> Outcome:
         step = inputs.step
         # Nothing may be left of an earlier run.
         batch = replace(step.batch, derived={})
-        assert batch.lanes is not None
-        ids, first = batch.token_ids, batch.lanes.first[:-1]
-        ids[first] = read_board(self.board, step.seat, step.from_board, ids[first])
-        return self._choose(self.model(batch, self.views)[step.answer], step.answer_seat)
+        ids, first = batch.token_ids, batch.first[:-1]
+        ids[first] = batch.operations.read_board(self.board, step.seat, step.from_board, ids[first])
+        return self._choose(self.model(batch, self.views)[step.answer], batch, step.answer_seat)
 
-    def _choose(self, hidden: Tensor, seat: Tensor) -> Outcome:
-        logits = self.model.logits(hidden)
-        return Outcome(logits, take_likeliest(logits, self.board, seat))
+    def _choose(self, hidden: Tensor, batch: Batch, seat: Tensor) -> Outcome:
+        logits = self.model.logits(hidden, batch)
+        return Outcome(logits, batch.operations.take_likeliest(logits, self.board, seat))
 
     def _record_all(self, progress: bool) -> None:
         """The largest first: the others then find their memory in what it left."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from weft.kernels.interface import Operations
 from weft.memory.device.store import Store
 from weft.memory.spec import ALIGNMENT, MemorySpec
 from weft.models.model import CausalModel
@@ -32,7 +33,9 @@ class Room:
         return f"{left} GiB: of {total} GiB on the GPU, {weights} are taken by weights and others, {work} by steps"
 
 
-def find_room(model: CausalModel, spec: MemorySpec, tokens: int, rows: int, fraction: float) -> Room:
+def find_room(
+    model: CausalModel, spec: MemorySpec, operations: Operations, tokens: int, rows: int, fraction: float
+) -> Room:
     """`tokens` in a step of a long prompt, `rows` that decode at once; `fraction` of the GPU may be used."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -41,20 +44,20 @@ def find_room(model: CausalModel, spec: MemorySpec, tokens: int, rows: int, frac
     # Recorded steps keep the memory of their work for themselves, but share it with each other.
     largest = prompt_sizes(rows)[-1]
     recorded = ([1] * rows, [1] * largest.decodes + [largest.tokens])
-    work = _peak(model, spec, [tokens]) + max(_peak(model, spec, ends) for ends in recorded)
+    work = _peak(model, spec, operations, [tokens]) + max(_peak(model, spec, operations, ends) for ends in recorded)
     torch.cuda.empty_cache()
     return Room(total, taken, work, max(0, int(total * fraction) - taken - work - SPARE_BYTES))
 
 
 @torch.inference_mode()
-def _peak(model: CausalModel, spec: MemorySpec, ends: list[int]) -> int:
+def _peak(model: CausalModel, spec: MemorySpec, operations: Operations, ends: list[int]) -> int:
     """Bytes that a step of new rows of such lengths needs beside weights and store."""
-    runner = Runner(model, spec, ALIGNMENT, seats=len(ends), device="cuda")
+    runner = Runner(model, spec, ALIGNMENT, seats=len(ends), device="cuda", operations=operations)
     runner.store = Store(spec, ALIGNMENT, "cuda", scratch=True)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     start, end = np.zeros(len(ends), np.int32), np.array(ends, np.int32)
-    runner.run(trial(start, end, spec, runner.store.scratch), lanes=True)
+    runner.run(trial(start, end, spec, runner.store.scratch))
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before

@@ -6,7 +6,10 @@ import torch
 from tqdm import tqdm
 
 from weft.base.plan import Plan
+from weft.kernels.choosing import everywhere
 from weft.kernels.draft import Draft
+from weft.kernels.interface import Operations
+from weft.kernels.upload import upload
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
@@ -15,11 +18,15 @@ from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
 from weft.runner.cuda.recorded import Outcome, RecordedSteps, prompt_sizes
 from weft.runner.runner import Runner, RunnerFlight, fly
-from weft.runner.upload import upload
+
+# As for a CPU, where memory for temporaries is ample: 64 MiB.
+SCORE_ELEMENTS = 1 << 24
 
 
 class CudaRunner(Runner):
     """`max_length` is how far a row can reach. On a CPU (in tests) the same way is taken without recording."""
+
+    score_elements = SCORE_ELEMENTS
 
     def __init__(
         self,
@@ -30,17 +37,20 @@ class CudaRunner(Runner):
         max_length: int,
         device: torch.device | str = "cuda",
         progress: bool = False,
+        operations: Operations | None = None,
     ) -> None:
         self.model, self.spec, self.device = model, spec, torch.device(device)
+        self.operations = everywhere("cuda") if operations is None else operations
         self.store = Store(spec, budget_bytes, self.device, scratch=True)
+        self.compute = self.forward
         # One line more than seats: that of padding.
         self.board = torch.zeros(seats + 1, dtype=torch.int64, device=self.device)
         if self.device.type == "cuda":
             # A library that compiles for a size of heads takes a minute the first time on a machine.
             for mixer in tqdm(model.mixers(), desc="warming kernels", unit="layer", disable=not progress):
-                mixer.warm()
+                mixer.warm(self.operations)
         cells = -(-max_length // spec.cell)
-        where = (cells, spec, self.store.scratch, self.device)
+        where = (cells, spec, self.store.scratch, self.device, self.operations)
         decodes = DecodeInputs(seats, *where)
         prompts = [StepInputs(size, seats, *where) for size in prompt_sizes(seats)]
         with torch.inference_mode():
@@ -52,7 +62,7 @@ class CudaRunner(Runner):
             self.store.poison(kind, index)
         outcome = self._replay(plan)
         if outcome is None:
-            return self.run(plan, lanes=True)
+            return self.run(plan)
         every = len(plan.sampled) == plan.rows
         if every and plan.sampling.all_greedy and not plan.sampling.wants_logprobs:
             return fly(outcome.tokens[: plan.rows], None, None)

@@ -5,7 +5,6 @@ Weights that a checkpoint stores zero-centred are read as 1 + w when they are lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -14,32 +13,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.native import library as native
-from weft.kernels.placing import placed
+from weft.kernels.native import norm as kernels
+from weft.kernels.placing import placed, rows_are_lines
+from weft.kernels.stream import Change, Normed, Residual
 
 
 def rms_norm(x: Float[Tensor, "*n size"], weight: Float[Tensor, " size"], eps: float) -> Float[Tensor, "*n size"]:
-    if x.is_cuda and x.ndim == 2:
-        from weft.kernels.cuda.norm import join
-
-        return join(x, [], weight, eps)[1]
     if x.ndim == 2 and are_few(x, weight, x) and x.is_contiguous():
-        from weft.kernels.native import norm as kernels
-
         return kernels.join(x, None, weight, eps)[1]
     return (x * _inverse(x, eps)).mul_(weight).to(x.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What is to be added to a residual stream, times `factor`; with weights, after a norm of its own.
+def residual(x: Float[Tensor, "tokens hidden"]) -> Residual:
+    return Residual(x, join, add)
 
-    A value in float32 parts is the sum of them, as `linear.unsummed_linear` may leave it.
-    """
 
-    value: Float[Tensor, "*parts n size"]
-    factor: float = 1.0
-    weight: Float[Tensor, " size"] | None = None
-    eps: float = 0.0
+def rows_of(x: Normed) -> Float[Tensor, "n size"]:
+    """Return x: norms are computed when they are read here."""
+    assert isinstance(x, Tensor)
+    return x
 
 
 def add(x: Float[Tensor, "n size"], change: Change) -> Float[Tensor, "n size"]:
@@ -49,18 +41,12 @@ def add(x: Float[Tensor, "n size"], change: Change) -> Float[Tensor, "n size"]:
     return torch.add(x, value, alpha=change.factor)
 
 
-def add_and_norm(
+def join(
     x: Float[Tensor, "n size"], changes: list[Change], weight: Float[Tensor, " size"], eps: float
 ) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:
-    """x with all changes, and the norm of that."""
-    if x.is_cuda:
-        from weft.kernels.cuda.norm import join
-
-        return join(x, changes, weight, eps)
+    """Return x with all changes, and the norm of that."""
     plain = x.is_contiguous() and all(_is_plain(change, x, weight) for change in changes)
     if changes and plain and are_few(x, weight, x):
-        from weft.kernels.native import norm as kernels
-
         for change in changes:
             x, normed = kernels.join(x, change, weight, eps)
         return x, normed
@@ -78,18 +64,12 @@ def are_few(x: Tensor, weight: Tensor, result: Tensor) -> bool:
     """Whether our own kernels are to norm them. Nothing may be shorter than the result, which has a dtype we know."""
     kind = result.dtype
     return (
-        x.is_cpu
-        and 0 < x.shape[0] <= native.FEW_ROWS
+        0 < x.shape[0] <= native.FEW_ROWS
         and native.available()
         and kind in native.DTYPES
         and x.dtype in (kind, torch.float32)
         and weight.dtype in (kind, torch.float32)
     )
-
-
-def rows_are_lines(x: Tensor) -> bool:
-    """Whether each row of two or three dimensions lies side by side, wherever the rows are."""
-    return x.stride(-1) == 1 and (x.ndim == 2 or (x.ndim == 3 and x.stride(1) == x.shape[2]))
 
 
 def rms_norm_heads(
@@ -113,13 +93,7 @@ def gated_rms_norm(
     The result has the gate's dtype: x may be the float32 outcome of a scan in a bfloat16 model. `out`, if given, is
     filled and returned; its rows may lie apart.
     """
-    if gate.is_cuda:
-        from weft.kernels.cuda import norm as kernels
-
-        return kernels.gated_rms_norm(x, gate, weight, eps, groups, gate_first, out)
     if are_few(x, weight, gate) and rows_are_lines(x) and rows_are_lines(gate):
-        from weft.kernels.native import norm as kernels
-
         return kernels.gated_norm(x, gate, weight, eps, groups, gate_first, out)
     opening = F.silu(gate.float())
     if gate_first:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.batch import Decodes, Group, OpenCell, Rank
+from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
 
 
 def opened(part: Float[Tensor, "tails ring ..."], cell: OpenCell, length: int) -> Float[Tensor, "length ..."]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.kernels.beside import MOST_ROWS, beside
+from tests.operations import CPU, PLAIN
 from weft.kernels.cuda import overlap
+from weft.kernels.cuda.together import MOST_ROWS
+from weft.kernels.cuda.together import run_together as beside
 
 SIZE = 4096
 
 
-def test_elsewhere_one_comes_after_the_other():
+@pytest.mark.parametrize("run", [CPU.run_together, PLAIN.run_together, beside])
+def test_elsewhere_one_comes_after_the_other(run):
     done: list[str] = []
-    beside(torch.empty(0), lambda: done.append("one"), lambda: done.append("other"))
+    run(torch.empty(0), lambda: done.append("one"), lambda: done.append("other"))
     assert done == ["one", "other"]
 
 

@@ -1,60 +1,52 @@
-"""The rows of a plan, cut at the grid: the indices that recurrent layers share. Host only: no tensor is touched."""
+"""The rows of a plan, cut at the grid: the indices that the layers of a step share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from weft.base.plan import Ints, Plan
-from weft.kernels.batch import CaptureAt, Convolution, Decodes, Group, OpenCell, Rank, TailWrites
+from weft.kernels.cpu.indices import (
+    CaptureAt,
+    Convolution,
+    Decodes,
+    Group,
+    Indices,
+    OpenCell,
+    Paging,
+    Rank,
+    TailWrites,
+)
 from weft.kernels.draft import Draft
-from weft.memory.spec import MemorySpec, RecurrentMemory
-
-Longs = NDArray[np.int64]
+from weft.kernels.interface import Batch
+from weft.kernels.rows import Longs, Rows, ranges
+from weft.memory.spec import AttentionMemory, MemorySpec, RecurrentMemory
 
 # Rows of a group: what a rank of so many rows computes at a time should stay in a core's cache.
 GROUP_ROWS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of a plan in numbers wide enough to be indices."""
-
-    decodes: int  # leading rows of one token
-    start: Longs
-    end: Longs
-    length: Longs
-    first: Longs  # packed index of each row's first token
-    cell_start: Longs  # grid position at or before `start`
-    slots: Ints  # checkpoint there; 0 where there is none
-
-    @classmethod
-    def of(cls, plan: Plan, cell: int) -> Rows:
-        start, end = plan.start.astype(np.int64), plan.end.astype(np.int64)
-        length = end - start
-        cell_start = start - start % cell
-        # Where there is no checkpoint, any index may stand in the plan, even one that does not exist.
-        slots = np.where(cell_start > 0, plan.read_slot, 0)
-        return cls(plan.decode_rows, start, end, length, np.cumsum(length) - length, cell_start, slots)
+def indices(batch: Batch) -> Indices:
+    """Return the indices of a step; the first layer that asks has them made."""
+    found: Indices | None = batch.derived.get(Indices)
+    if found is None:
+        assert batch.host is not None, "a recorded step has no rows on the host"
+        draft = cut(batch.host.plan, batch.host.rows, batch.host.spec)
+        tensors = {name: torch.from_numpy(widened(array)) for name, array in draft.arrays().items()}
+        found = batch.derived[Indices] = draft.finish(tensors)
+    return found
 
 
-def ranges(low: Longs, counts: Longs) -> tuple[Longs, Longs]:
-    """For every i the numbers low[i], low[i] + 1, ... (counts[i] of them), and the i they belong to, joined.
-
-    >>> numbers, owners = ranges(np.array([5, 9]), np.array([3, 1]))
-    >>> numbers.tolist(), owners.tolist()
-    ([5, 6, 7, 9], [0, 0, 0, 1])
-    """
-    owners = np.repeat(np.arange(len(low)), counts)
-    before = np.cumsum(counts) - counts
-    return np.arange(len(owners)) + (low - before)[owners], owners
+def widened(array: NDArray[Any]) -> NDArray[Any]:
+    """Return integers in 64 bits, so that no layer converts an index."""
+    return array.astype(np.int64) if array.dtype == np.int32 else np.ascontiguousarray(array)
 
 
-def cut(plan: Plan, rows: Rows, spec: MemorySpec) -> dict[str, Any]:
-    """The fields `decodes`, `groups` and `convolution` of a batch, as far as the model needs them."""
+def cut(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
+    """Return `Indices` to be, as far as the model needs them."""
     ring = first_ring(spec, convolution=False)
     fields: dict[str, Any] = {"decodes": None, "groups": (), "convolution": None}
     if ring is not None and rows.decodes:
@@ -64,7 +56,7 @@ def cut(plan: Plan, rows: Rows, spec: MemorySpec) -> dict[str, Any]:
     ring = first_ring(spec, convolution=True)
     if ring is not None:
         fields["convolution"] = draft_convolution(plan, rows, spec, ring)
-    return fields
+    return Draft(Indices, fields | draft_pagings(plan, rows, spec))
 
 
 def first_ring(spec: MemorySpec, convolution: bool) -> int | None:
@@ -259,3 +251,25 @@ def window_captures(plan: Plan, rows: Rows, back: int) -> dict[str, NDArray | No
         "capture_history": row[:, None] * back + np.minimum(window, -1) + back,
         "capture_is_new": window >= 0,
     }
+
+
+def draft_pagings(plan: Plan, rows: Rows, spec: MemorySpec) -> dict[str, Draft | None]:
+    positions, owners = ranges(rows.start, rows.length)
+    windows = {memory.window is not None for memory in spec.memories if isinstance(memory, AttentionMemory)}
+    none = np.zeros(plan.rows, np.int64)
+    full = draft_paging(plan.page_table, none, positions, owners, spec.cell) if False in windows else None
+    first = plan.window_first.astype(np.int64)
+    windowed = draft_paging(plan.window_table, first, positions, owners, spec.cell) if True in windows else None
+    return {"full": full, "windowed": windowed}
+
+
+def draft_paging(table: Ints, first_cell: Longs, positions: Longs, owners: Longs, cell: int) -> Draft:
+    page, offset = table[owners, positions // cell - first_cell[owners]], positions % cell
+    fields = {
+        "write_page": page,
+        "write_offset": offset,
+        "table": table,
+        "first_position": first_cell * cell,
+        "lone": (int(page[0]), int(offset[0])) if len(page) == 1 else None,
+    }
+    return Draft(Paging, fields)

@@ -19,9 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.batch import Batch, Decodes, Group, OpenCell, Rank
-from weft.kernels.causal_conv import conv_parts
-from weft.kernels.cells import (
+from weft.kernels.cpu.cells import (
     append,
     append_all,
     first_states,
@@ -38,92 +36,50 @@ from weft.kernels.cells import (
     with_tail,
     write_tail,
 )
-from weft.kernels.lanes import built_on_gpu
-from weft.kernels.native.gated_delta import gated_delta as correct_natively
+from weft.kernels.cpu.cutting import indices
+from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
+from weft.kernels.interface import Batch
+from weft.kernels.recurrent import DeltaInputs, DeltaShape, conv_parts, delta_state
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
 NORM_EPSILON = 1e-6
 
 
-def gated_delta_memory(
-    key_heads: int,
-    key_dim: int,
-    value_heads: int,
-    value_dim: int,
-    conv_channels: int,
-    conv_width: int,
-    dtype: str,
-    lanes: bool | None = None,
-) -> RecurrentMemory:
-    """What a gated delta layer remembers. A token leaves k, u and the log decay since its cell's start.
+def gated_delta_memory(shape: DeltaShape, dtype: str) -> RecurrentMemory:
+    """Return what a layer remembers. A token leaves k, u and the log decay since its cell's start, all in float32.
 
-    A tail is read head by head, and lies so. References keep k and u in float32; `lanes`: for kernels of a GPU, which
-    multiply them in the model's dtype; by default, where parameters are made on one.
+    A tail is read head by head, and lies so.
     """
-    lanes = built_on_gpu() if lanes is None else lanes
-    window, conv_input = conv_parts(conv_channels, conv_width, dtype)
-    kind = dtype if lanes else "float32"
-    matrix = Part("delta", (value_heads, key_dim, value_dim), "float32")
+    window, conv_input = conv_parts(shape.conv_channels, shape.conv_width, dtype)
     tail = (
         conv_input,
-        Part("k", (key_heads, key_dim), kind, apart=1),
-        Part("u", (value_heads, value_dim), kind, apart=1),
-        Part("decay", (value_heads,), "float32", apart=1),
+        Part("k", (shape.key_heads, shape.key_dim), "float32", apart=1),
+        Part("u", (shape.value_heads, shape.value_dim), "float32", apart=1),
+        Part("decay", (shape.value_heads,), "float32", apart=1),
     )
-    return RecurrentMemory((window, matrix), tail, conv_width)
+    return RecurrentMemory((window, delta_state(shape)), tail, shape.conv_width)
 
 
 def gated_delta(
-    q: Float[Tensor, "tokens key_heads key_dim"],
-    k: Float[Tensor, "tokens key_heads key_dim"],
-    v: Float[Tensor, "tokens value_heads value_dim"],
-    g: Float[Tensor, "tokens value_heads"],
-    beta: Float[Tensor, "tokens value_heads"],
-    batch: Batch,
-    view: RecurrentView,
+    inputs: DeltaInputs, batch: Batch, view: RecurrentView
 ) -> Float[Tensor, "tokens value_heads value_dim"]:
-    """`g` is the log decay (float32, not positive), `beta` the rate of correction; q and k come as projected."""
-    if batch.lanes is not None:
-        if batch.lanes.native:
-            return correct_natively(q, k, v, g, beta, None, None, batch, view)
-        from weft.kernels.cuda.gated_delta import Inputs, gated_delta_lanes
-
-        return gated_delta_lanes(Inputs(q, k, v, g, beta), batch.lanes, view)
-    both = unit_keys_and_queries(k, q)
-    values, beta = v.float(), beta.float().unsqueeze(-1)
-    count = batch.decode_rows
-    if not batch.groups:
-        return decode(both, values, g, beta, batch.decodes, view).to(v.dtype)
+    chosen = indices(batch)
+    g, beta = inputs.step, inputs.strength.float()
+    if inputs.rates is not None:
+        assert inputs.bias is not None
+        g = F.softplus(g.float() + inputs.bias) * inputs.rates
+        beta = beta.sigmoid().mul_(inputs.most)
+    both, values, beta = unit_keys_and_queries(inputs.k, inputs.q), inputs.v.float(), beta.unsqueeze(-1)
+    count = batch.decodes
+    if not chosen.groups:
+        return decode(both, values, g, beta, chosen.decodes, view).to(inputs.v.dtype)
     y = torch.empty_like(values)
-    if batch.decodes is not None:
-        y[:count] = decode(both[:count], values[:count], g[:count], beta[:count], batch.decodes, view)
-    for group in batch.groups:
+    if chosen.decodes is not None:
+        y[:count] = decode(both[:count], values[:count], g[:count], beta[:count], chosen.decodes, view)
+    for group in chosen.groups:
         extend(both, values, g, beta, y, group, view)
-    return y.to(v.dtype)
-
-
-def projected_gated_delta(
-    q: Float[Tensor, "tokens key_heads key_dim"],
-    k: Float[Tensor, "tokens key_heads key_dim"],
-    v: Float[Tensor, "tokens value_heads value_dim"],
-    step: Float[Tensor, "tokens value_heads"],
-    strength: Float[Tensor, "tokens value_heads"],
-    rates: Float[Tensor, " value_heads"],
-    bias: Float[Tensor, " value_heads"],
-    batch: Batch,
-    view: RecurrentView,
-    most: float = 1.0,
-) -> Float[Tensor, "tokens value_heads value_dim"]:
-    """Apply the rule with g = rates * softplus(step + bias) and beta = most * sigmoid(strength)."""
-    if batch.lanes is not None:
-        if batch.lanes.native:
-            return correct_natively(q, k, v, step, strength, rates, bias, batch, view, most)
-        from weft.kernels.cuda.gated_delta import Inputs, gated_delta_lanes
-
-        return gated_delta_lanes(Inputs(q, k, v, step, strength, rates, bias, most), batch.lanes, view)
-    g = F.softplus(step.float() + bias) * rates
-    return gated_delta(q, k, v, g, strength.float().sigmoid().mul_(most), batch, view)
+    return y.to(inputs.v.dtype)
 
 
 def unit_keys_and_queries(

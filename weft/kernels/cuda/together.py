@@ -1,29 +1,31 @@
-"""Pieces of work that do not need each other, such as the mixers of one block."""
+"""Work that does not need each other, such as the mixers of one block, on two streams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+
+from weft.kernels.cuda.overlap import branch_of, branching
+from weft.kernels.interface import Batch
 
 # Rows up to which two streams were measured to be faster, on whole decode steps of a 7B model on an H200: by 4 % with
 # one row, by 1 % with so many. Then each piece of work keeps the memory busy by itself.
 MOST_ROWS = 128
 
 
-def beside(x: Tensor, one: Callable[[], object], *others: Callable[[], object]) -> None:
-    """Do all of it; in a recorded step of few rows on a GPU, `one` beside the others. `x` has the rows.
+def run_together(x: Tensor, one: Callable[[], object], *others: Callable[[], object]) -> None:
+    """Run all of it; in a recorded step of few rows, `one` on a stream beside the others.
 
     The caller holds whatever several of them read until this returns: memory that one stream is done with is handed out
     again without a look at the other. Outside of a recording the host would not keep up with two streams.
     """
-    if not x.is_cuda or len(x) > MOST_ROWS:
+    if len(x) > MOST_ROWS or not x.is_cuda:
         for work in (one, *others):
             work()
         return
-    from weft.kernels.cuda.overlap import branch_of, branching
-
     if not torch.cuda.is_current_stream_capturing():
         one()
         # The same kernels as in a recording, before which they are to be compiled.
@@ -39,3 +41,15 @@ def beside(x: Tensor, one: Callable[[], object], *others: Callable[[], object]) 
             work()
     one()
     main.wait_stream(branch)
+
+
+def side_by_side(
+    like: Float[Tensor, "rows any"], sizes: Sequence[int]
+) -> tuple[Float[Tensor, "rows all"], tuple[Tensor, ...]]:
+    rows = torch.empty((like.shape[0], sum(sizes)), dtype=like.dtype, device=like.device)
+    return rows, rows.split_with_sizes(list(sizes), 1)
+
+
+def record_decodes(compute: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+    """Return `compute` as it is: whole steps are recorded here, by the runner."""
+    return compute

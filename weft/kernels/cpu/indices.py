@@ -1,22 +1,19 @@
-"""A plan as kernels see it: index tensors, computed once per step on the host and shared by all layers.
+"""A step's indices spelled out, for operations of PyTorch: made once per step and shared by all layers.
 
-For recurrent layers the leading rows of one token (`Decodes`) and the other rows (`Group`) are treated apart. A group's
-rows are cut at the grid into *pieces*: tokens of one row in one cell. Pieces come in ranks: rank 0 holds the first
-piece of every row, rank 1 the second of the rows that have one, ... Rows are ordered by their number of pieces,
-longest first, so the rows of rank c are the first rows of rank c - 1 and a state tensor is advanced by slicing.
+For recurrent layers the leading rows of one token (`Decodes`) and the other rows (`Group`) are treated apart. The
+pieces of a group's rows come in ranks: rank 0 holds the first piece of every row, rank 1 the second of the rows that
+have one, ... Rows are ordered by their number of pieces, longest first, so the rows of rank c are the first rows of
+rank c - 1 and a state tensor is advanced by slicing. Tensors are int64 unless said otherwise.
 
-What kernels need as plain integers (to take views instead of copies) is here too: they are the plan's own numbers, so
-nobody ever asks the device for them.
+What kernels need as plain integers (to take views instead of copies) is here too: they are the plan's own numbers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
-
-from weft.kernels.lanes import Lanes
 
 
 class OpenCell(NamedTuple):
@@ -152,27 +149,17 @@ class Paging:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Everything that layers need to know of a step. Tensors are int64 unless said otherwise."""
+class Indices:
+    """What the operations of this package derive from a step."""
 
-    tokens: int
-    rows: int
-    decode_rows: int  # the leading rows of one token each
-    token_ids: Tensor  # [tokens]
-    positions: Tensor  # [tokens]
-    start: Tensor | None  # [rows]; None where there are lanes
-    end: Tensor | None  # [rows]; likewise
-    # The same on the host, for references that walk over rows.
-    host_start: tuple[int, ...]
-    host_end: tuple[int, ...]
-    host_first: tuple[int, ...]  # packed index of each row's first token
     full: Paging | None
     windowed: Paging | None
     # Of recurrent layers; None and empty if the model has none.
     decodes: Decodes | None
     groups: tuple[Group, ...]
     convolution: Convolution | None
-    # The rows for compiled kernels, in place of the three above and of both pagings; tensors are then int32.
-    lanes: Lanes | None = None
-    # What kernels derive from a step once and share among its layers, each under a key of its own.
-    derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def paging(self, window: int | None) -> Paging:
+        found = self.full if window is None else self.windowed
+        assert found is not None
+        return found

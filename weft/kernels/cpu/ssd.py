@@ -11,17 +11,13 @@ memory.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.activation import gated_product
-from weft.kernels.batch import Batch, Decodes, Group, OpenCell, Rank
-from weft.kernels.causal_conv import conv_parts
-from weft.kernels.cells import (
+from weft.kernels.cpu.activation import gated_product
+from weft.kernels.cpu.cells import (
     append,
     append_all,
     first_states,
@@ -37,100 +33,63 @@ from weft.kernels.cells import (
     with_tail,
     write_tail,
 )
-from weft.kernels.lanes import built_on_gpu
-from weft.kernels.native.ssd import ssd as scan_natively
+from weft.kernels.cpu.cutting import indices
+from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
+from weft.kernels.interface import Batch
 from weft.kernels.placing import placed
+from weft.kernels.recurrent import UNLIMITED, SsdInputs, SsdShape, conv_parts, ssd_state
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
-# Bounds of a time step that has none.
-UNLIMITED = (0.0, math.inf)
 
+def ssd_memory(shape: SsdShape, dtype: str) -> RecurrentMemory:
+    """Return what a layer remembers. A token leaves its input dt x, B and the log decay since its cell's start.
 
-def ssd_memory(
-    heads: int,
-    head_dim: int,
-    state: int,
-    groups: int,
-    conv_channels: int,
-    conv_width: int,
-    dtype: str,
-    lanes: bool | None = None,
-) -> RecurrentMemory:
-    """What a Mamba2 layer remembers. A token leaves its input dt x, B and the log decay since its cell's start.
-
-    A tail is read head by head, and lies so. `lanes`: for kernels of a GPU, which keep x and B as they come, in
-    `dtype`, and dt beside them; by default, where parameters are made on one. Where these kernels cannot be had, the
-    reference uses that memory in its own way.
+    A tail is read head by head, and lies so.
     """
-    lanes = built_on_gpu() if lanes is None else lanes
-    window, conv_input = conv_parts(conv_channels, conv_width, dtype)
-    matrix = Part("ssm", (groups, state, heads // groups * head_dim), "float32")
-    kind = dtype if lanes else "float32"
-    inputs, keys = Part("input", (heads, head_dim), kind, apart=1), Part("B", (groups, state), kind, apart=1)
-    tail = (conv_input, inputs, keys, Part("decay", (heads,), "float32", apart=1))
-    if lanes:
-        tail = (*tail, Part("dt", (heads,), "float32", apart=1))
-    return RecurrentMemory((window, matrix), tail, conv_width)
+    window, conv_input = conv_parts(shape.conv_channels, shape.conv_width, dtype)
+    tail = (
+        conv_input,
+        Part("input", (shape.heads, shape.head_dim), "float32", apart=1),
+        Part("B", (shape.groups, shape.state), "float32", apart=1),
+        Part("decay", (shape.heads,), "float32", apart=1),
+    )
+    return RecurrentMemory((window, ssd_state(shape)), tail, shape.conv_width)
 
 
 def ssd(
-    x: Float[Tensor, "tokens heads head_dim"],
-    dt: Float[Tensor, "tokens heads"],
-    A: Float[Tensor, " heads"],
-    B: Float[Tensor, "tokens groups state"],
-    C: Float[Tensor, "tokens groups state"],
-    D: Float[Tensor, " heads"] | None,
-    batch: Batch,
-    view: RecurrentView,
-    dt_bias: Float[Tensor, " heads"] | None = None,
-    limit: tuple[float, float] = UNLIMITED,
-    gate: Float[Tensor, "tokens inner"] | None = None,
-    out: Float[Tensor, "tokens heads head_dim"] | None = None,
+    inputs: SsdInputs, batch: Batch, view: RecurrentView, out: Float[Tensor, "tokens heads head_dim"] | None = None
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """`A` is negative, `dt` positive, both float32. With `dt_bias`, dt = softplus(dt + dt_bias) within `limit`.
+    return gated(scan(inputs, batch, view), inputs.gate, out)
 
-    With `gate`, silu(gate) * y comes out. `out`, if given, is filled and returned; its tokens may lie apart.
-    """
-    inputs = (x, dt, A, B, C, D, dt_bias, limit, batch, view)
-    if batch.lanes is not None and not batch.lanes.native:
-        from weft.kernels.cuda.ssd import ssd as on_lanes
 
-        return on_lanes(*inputs, gate, out)
-    y = scan(*inputs) if batch.lanes is None else scan_natively(*inputs)
+def gated(
+    y: Float[Tensor, "tokens heads head_dim"], gate: Float[Tensor, "tokens inner"] | None, out: Tensor | None
+) -> Float[Tensor, "tokens heads head_dim"]:
+    """Return silu(gate) * y, or y if there is no gate."""
     if gate is None:
         return placed(y, out)
     return gated_product(gate, y.flatten(-2), F.silu, None if out is None else out.flatten(-2)).view_as(y)
 
 
-def scan(
-    x: Float[Tensor, "tokens heads head_dim"],
-    dt: Float[Tensor, "tokens heads"],
-    A: Float[Tensor, " heads"],
-    B: Float[Tensor, "tokens groups state"],
-    C: Float[Tensor, "tokens groups state"],
-    D: Float[Tensor, " heads"] | None,
-    dt_bias: Float[Tensor, " heads"] | None,
-    limit: tuple[float, float],
-    batch: Batch,
-    view: RecurrentView,
-) -> Float[Tensor, "tokens heads head_dim"]:
-    if dt_bias is not None:
-        dt = time_step(dt, dt_bias, limit)
-    steps = dt * A
+def scan(inputs: SsdInputs, batch: Batch, view: RecurrentView) -> Float[Tensor, "tokens heads head_dim"]:
+    chosen, x, dt = indices(batch), inputs.x, inputs.dt
+    if inputs.dt_bias is not None:
+        dt = time_step(dt, inputs.dt_bias, inputs.limit)
+    steps = dt * inputs.A
     dtx = x * dt.unsqueeze(-1)
-    B, C = B.float(), C.float()
-    count = batch.decode_rows
-    if not batch.groups:
-        y = decode(dtx, steps, B, C, batch.decodes, view)
+    B, C = inputs.B.float(), inputs.C.float()
+    count = batch.decodes
+    if not chosen.groups:
+        y = decode(dtx, steps, B, C, chosen.decodes, view)
     else:
         y = torch.empty_like(dtx)
-        if batch.decodes is not None:
-            y[:count] = decode(dtx[:count], steps[:count], B[:count], C[:count], batch.decodes, view)
-        for group in batch.groups:
+        if chosen.decodes is not None:
+            y[:count] = decode(dtx[:count], steps[:count], B[:count], C[:count], chosen.decodes, view)
+        for group in chosen.groups:
             extend(dtx, steps, B, C, y, group, view)
-    if D is not None:
-        y.addcmul_(x, D.unsqueeze(-1))
+    if inputs.D is not None:
+        y.addcmul_(x, inputs.D.unsqueeze(-1))
     return y.to(x.dtype)
 
 
@@ -157,7 +116,7 @@ def decode(
     for row, slot in decodes.captures:
         cell = decodes.cells[row]
         parts = (view.tail[name] for name in ("input", "B", "decay"))
-        inputs, keys, total = (opened(part, cell, cell.offset + 1)[None].float() for part in parts)
+        inputs, keys, total = (opened(part, cell, cell.offset + 1)[None] for part in parts)
         before = None if cell.slot is None else view.state["ssm"][cell.slot].unsqueeze(0)
         view.state["ssm"][slot] = advance(before, inputs, keys, total)[0]
     return y
@@ -174,7 +133,7 @@ def decode_one(
     """A row by itself needs no index: everything is a view."""
     total = total_of_one(view.tail["decay"], cell, step)
     since = torch.sub(total, append(view.tail["decay"], cell, total)).exp_()
-    keys, inputs = append(view.tail["B"], cell, B).float(), append(view.tail["input"], cell, dtx).float()
+    keys, inputs = append(view.tail["B"], cell, B), append(view.tail["input"], cell, dtx)
     query = C.unsqueeze(1)
     scores = torch.bmm(query, keys.permute(1, 2, 0))
     weights = since.t().view(len(C), -1, len(since)) * scores
@@ -195,16 +154,16 @@ def decode_all(
     """Small things for all rows at once, then row by row what would cost more to gather than to read."""
     total = totals_of_all(view.tail["decay"], decodes, steps)
     for name, values in (("input", dtx), ("B", B), ("decay", total)):
-        append_all(view.tail[name], decodes, values.to(view.tail[name].dtype))
+        append_all(view.tail[name], decodes, values)
     since = torch.sub(total.unsqueeze(1), open_cells(view.tail["decay"], decodes)).exp_()
-    scores = open_cells(view.tail["B"], decodes).float().transpose(1, 2) @ C.unsqueeze(-1)
+    scores = open_cells(view.tail["B"], decodes).transpose(1, 2) @ C.unsqueeze(-1)
     rows, heads, groups = *steps.shape, B.shape[1]
     weights = since.view(rows, -1, groups, heads // groups).permute(0, 2, 3, 1) * scores.transpose(2, 3)
     weights = weights.contiguous().view(rows, heads, 1, -1)
     y = torch.empty_like(dtx).unsqueeze(2)
     earlier = y.new_zeros(rows, groups, 1, y[0].numel() // groups)
     for row, cell in enumerate(decodes.cells):
-        inputs = opened(view.tail["input"], cell, cell.offset + 1).transpose(0, 1).float()
+        inputs = opened(view.tail["input"], cell, cell.offset + 1).transpose(0, 1)
         torch.bmm(weights[row, ..., : cell.offset + 1], inputs, out=y[row])
         if cell.slot is not None:
             torch.bmm(C[row].unsqueeze(1), view.state["ssm"][cell.slot], out=earlier[row])
@@ -236,7 +195,7 @@ def extend(
             hand_out(rank, state, view.state["ssm"])
             state = state[: rank.continuing]
     for name, values in (("input", dtx), ("B", B), ("decay", kept)):
-        write_tail(group, values.to(view.tail[name].dtype), view.tail[name])
+        write_tail(group, values, view.tail[name])
 
 
 def read(

@@ -1,4 +1,4 @@
-"""Tokens to their vectors."""
+"""Tokens to their vectors: a library's kernel does it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.native import library as native
-
 
 def look_up(
     tokens: Int[Tensor, " n"], table: Float[Tensor, "vocab size"], scale: float = 1.0
 ) -> Float[Tensor, "n size"]:
-    """Rows of the table, times `scale`."""
-    if native.suits(tokens) and table.dtype in native.DTYPES and table.is_contiguous():
-        from weft.kernels.native import embedding as kernels
-
-        return kernels.look_up(tokens, table, scale)
     vectors = F.embedding(tokens, table)
     return vectors if scale == 1.0 else vectors * scale

@@ -11,100 +11,46 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.batch import Batch, Convolution
-from weft.kernels.linear import for_product, linear
-from weft.kernels.native.causal_conv import causal_conv as convolve_natively
+from weft.kernels.cpu.cutting import indices
+from weft.kernels.cpu.indices import Convolution
+from weft.kernels.cpu.linear import linear
+from weft.kernels.interface import Batch
+from weft.kernels.recurrent import ConvolutionWeights
 from weft.kernels.stream import Normed
+from weft.kernels.weight import Weight
 from weft.memory.device.store import RecurrentView
-from weft.memory.spec import Part, RecurrentMemory
 
 # Tokens at a time, so that a block's inputs and sums stay in a core's cache from tap to tap.
 BLOCK = 64
 
 
-def conv_parts(channels: int, width: int, dtype: str) -> tuple[Part, Part]:
-    """What a convolution remembers: in a state the width - 1 inputs before it, in a tail each token's input."""
-    return Part("conv", (width - 1, channels), dtype), Part("conv", (channels,), dtype)
-
-
-def short_conv_memory(channels: int, width: int, dtype: str) -> RecurrentMemory:
-    """The memory of a layer that has nothing but a convolution."""
-    state, tail = conv_parts(channels, width, dtype)
-    return RecurrentMemory((state,), (tail,), width)
-
-
 def causal_conv(
-    x: Float[Tensor, "tokens channels"],
-    weight: Float[Tensor, "channels width"],
-    bias: Float[Tensor, " channels"] | None,
-    activation: bool,
-    batch: Batch,
-    view: RecurrentView,
+    x: Float[Tensor, "tokens channels"], weights: ConvolutionWeights, batch: Batch, view: RecurrentView
 ) -> Float[Tensor, "tokens channels"]:
-    """Convolve each row with what came before it, then SiLU if `activation`; remember what later rows will need.
-
-    Fastest where `weight` is the transpose of a contiguous [width, channels].
-    """
-    if batch.lanes is not None:
-        if batch.lanes.native:
-            return convolve_natively(x, weight, bias, activation, batch, view)
-        from weft.kernels.cuda import causal_conv as kernels
-
-        return kernels.causal_conv(x, weight, bias, activation, batch, view)
-    indices = batch.convolution
-    assert indices is not None
-    assert weight.shape[1] == indices.width
-    taps = weight.t().float()
-    if indices.lone is not None and indices.all_tail and not indices.captures:
-        return decode_one(x, taps, bias, activation, indices, view)
-    history = read_history(indices, view)
-    if indices.single:
+    """Convolve each row with what came before it; remember what later rows will need."""
+    chosen = indices(batch).convolution
+    assert chosen is not None
+    assert weights.taps.shape[1] == chosen.width
+    taps, bias, activation = weights.taps.t().float(), weights.bias, weights.activation
+    if chosen.lone is not None and chosen.all_tail and not chosen.captures:
+        return decode_one(x, taps, bias, activation, chosen, view)
+    history = read_history(chosen, view)
+    if chosen.single:
         y = weighted_sums(torch.cat((history, x.unsqueeze(1)), 1), taps)
         y = finish(y.squeeze(1), bias, activation).to(x.dtype)
     else:
-        y = extend(x, taps, bias, activation, history, indices)
-    if indices.captures:
-        capture_windows(x, history, indices, view)
-    keep(x, indices, view)
+        y = extend(x, taps, bias, activation, history, chosen)
+    if chosen.captures:
+        capture_windows(x, history, chosen, view)
+    keep(x, chosen, view)
     return y
 
 
-def gated_short_conv(
-    projected: Float[Tensor, "tokens projected"],
-    weight: Float[Tensor, "channels width"],
-    bias: Float[Tensor, " channels"] | None,
-    batch: Batch,
-    view: RecurrentView,
+def short_conv(
+    x: Normed, projection: Weight, weights: ConvolutionWeights, batch: Batch, view: RecurrentView
 ) -> Float[Tensor, "tokens channels"]:
-    """after * conv(before * value), where the three lie side by side in this order: before, after, value (LFM2)."""
-    if batch.lanes is not None and batch.lanes.native:
-        return convolve_natively(projected, weight, bias, False, batch, view, gated=True)
-    before, after, value = projected.chunk(3, dim=-1)
-    if batch.lanes is not None:
-        from weft.kernels.cuda import causal_conv as kernels
-
-        return kernels.causal_conv(value, weight, bias, False, batch, view, kernels.Gates(before, after))
-    return after * causal_conv(before * value, weight, bias, False, batch, view)
-
-
-def projected_short_conv(
-    x: Normed,
-    projection: Float[Tensor, "projected inputs"],
-    projection_bias: Float[Tensor, " projected"] | None,
-    stored: Float[Tensor, "projected inputs"] | None,
-    weight: Float[Tensor, "channels width"],
-    bias: Float[Tensor, " channels"] | None,
-    batch: Batch,
-    view: RecurrentView,
-) -> Float[Tensor, "tokens channels"]:
-    """`gated_short_conv` of a product (`linear.linear`), which few decodes on a GPU need not wait for."""
-    if batch.lanes is not None and not batch.lanes.native:
-        from weft.kernels.cuda import short_conv as kernels
-
-        x = for_product(x, projection)
-        if kernels.suits(x, projection, batch.lanes):
-            return kernels.projected_short_conv(x, projection, projection_bias, weight, bias, batch, view)
-    return gated_short_conv(linear(x, projection, projection_bias, stored), weight, bias, batch, view)
+    before, after, value = linear(x, projection).chunk(3, dim=-1)
+    return after * causal_conv(before * value, weights, batch, view)
 
 
 def decode_one(

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.batch import Batch
+from weft.kernels.interface import Batch
 from weft.kernels.native.calls import Prepared, Recording, record, replay
-from weft.memory.device.store import View
-from weft.models.model import CausalModel
 
 # All that recordings keep of steps in between, together.
 MOST_BYTES = 128 << 20
+
+
+# A step to its final hidden states.
+Compute: TypeAlias = Callable[[Batch], Float[Tensor, "tokens hidden"]]
 
 
 class RecordedStep:
@@ -45,28 +49,33 @@ class RecordedStep:
 
 
 class Replays:
-    def __init__(self, model: CausalModel, views: tuple[View, ...]) -> None:
-        self.model = model
-        self.views = views
+    """Steps of one model on one memory, recorded as they come."""
+
+    def __init__(self, compute: Compute) -> None:
+        self.compute = compute
         # By rows and threads; None: not to be recorded.
         self.steps: dict[tuple[int, int], RecordedStep | None] = {}
         self.bytes_left = MOST_BYTES
         # As many rows, and all above, are computed by torch: no need to try again.
         self.too_many: float = math.inf
 
+    def __call__(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
+        """Return the final hidden states of a step."""
+        return self.run(batch) if batch.only_decodes else self.compute(batch)
+
     def run(self, batch: Batch) -> Float[Tensor, "rows hidden"]:
-        """The final hidden states of a step of decodes with lanes."""
+        """Return the final hidden states of a step of decodes."""
         key = (batch.rows, torch.get_num_threads())
         if key not in self.steps and batch.rows < self.too_many:
             return self._first(key, batch)
         step = self.steps.get(key)
-        return self.model(batch, self.views) if step is None else step.run(batch)
+        return self.compute(batch) if step is None else step.run(batch)
 
     def _first(self, key: tuple[int, int], batch: Batch) -> Float[Tensor, "rows hidden"]:
         # Calls point to tokens and positions: they get a place of their own.
         own = replace(batch, token_ids=batch.token_ids.clone(), positions=batch.positions.clone(), derived={})
         with record() as recording:
-            hidden = self.model(own, self.views)
+            hidden = self.compute(own)
         size = sum(tensor.nbytes for tensor in recording.kept)
         whole = recording.pure and all(isinstance(value, Prepared) for value in own.derived.values())
         fits = size <= self.bytes_left

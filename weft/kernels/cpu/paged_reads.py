@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from weft.kernels.batch import Batch, Paging
+from weft.kernels.cpu.indices import Paging
+from weft.kernels.rows import Rows
 
 # Queries of one row that are scored at once: bounds a mask to this times the keys that they can see.
 QUERY_BLOCK = 512
@@ -58,25 +61,35 @@ class SharedRead:
 Read = RowRead | PaddedRead | SharedRead
 
 
-def plan_reads(batch: Batch, paging: Paging, window: int | None, cell: int) -> list[Read]:
+class Spans(NamedTuple):
+    """The rows of a step as plain integers."""
+
+    decodes: int
+    start: list[int]
+    end: list[int]
+    first: list[int]
+
+
+def plan_reads(rows: Rows, paging: Paging, window: int | None, cell: int) -> list[Read]:
+    spans = Spans(rows.decodes, rows.start.tolist(), rows.end.tolist(), rows.first.tolist())
     reads: list[Read] = []
-    for rows, shared in _by_beginning(batch, paging, window, cell):
-        own = _single_reads(batch, paging, rows, shared * cell, window, cell)
+    for members, shared in _by_beginning(spans, paging, window, cell):
+        own = _single_reads(spans, paging, members, shared * cell, window, cell)
         if shared:
-            reads.append(SharedRead(_tokens(rows, paging), paging.table[rows[0], :shared], own))
+            reads.append(SharedRead(_tokens(members), paging.table[members[0], :shared], own))
         else:
             reads.extend(own)
-    for row in range(batch.decode_rows, batch.rows):
-        start, end = batch.host_start[row], batch.host_end[row]
+    for row in range(spans.decodes, len(spans.start)):
+        start, end = spans.start[row], spans.end[row]
         for low in range(start, end, QUERY_BLOCK):
-            reads.append(_row_read(batch, paging, row, low, min(low + QUERY_BLOCK, end), 0, window, cell))
+            reads.append(_row_read(spans, paging, row, low, min(low + QUERY_BLOCK, end), 0, window, cell))
     return reads
 
 
-def _by_beginning(batch: Batch, paging: Paging, window: int | None, cell: int) -> list[tuple[list[int], int]]:
+def _by_beginning(spans: Spans, paging: Paging, window: int | None, cell: int) -> list[tuple[list[int], int]]:
     """The rows of one token, apart by the page they begin with, and how many pages each set has in common."""
-    rows = list(range(batch.decode_rows))
-    if window is not None or len(rows) < 2 or paging.table.device.type != "cpu":
+    rows = list(range(spans.decodes))
+    if window is not None or len(rows) < 2:
         return [(rows, 0)] if rows else []
     table = paging.table.numpy()
     sets: dict[int, list[int]] = defaultdict(list)
@@ -85,7 +98,7 @@ def _by_beginning(batch: Batch, paging: Paging, window: int | None, cell: int) -
     found, alone = [], []
     for members in sets.values():
         # The open cell is still being written, so it is never in common.
-        closed = min(batch.host_start[row] for row in members) // cell
+        closed = min(spans.start[row] for row in members) // cell
         same = (table[members, :closed] == table[members[0], :closed]).all(0)
         shared = closed if same.all() else int(same.argmin())
         if shared * (len(members) - 1) >= SHARING_PAGES:
@@ -95,11 +108,11 @@ def _by_beginning(batch: Batch, paging: Paging, window: int | None, cell: int) -
     return [*found, (sorted(alone), 0)] if alone else found
 
 
-def _tokens(rows: Sequence[int], paging: Paging) -> slice | Tensor:
+def _tokens(rows: Sequence[int]) -> slice | Tensor:
     """The tokens of rows of one token: they lead the pack, so a row's number is its token's."""
     if rows[-1] - rows[0] + 1 == len(rows):
         return slice(rows[0], rows[-1] + 1)
-    return torch.tensor(rows, device=paging.table.device)
+    return torch.tensor(rows)
 
 
 def _low(position: int, floor: int, window: int | None) -> int:
@@ -108,32 +121,30 @@ def _low(position: int, floor: int, window: int | None) -> int:
 
 
 def _single_reads(
-    batch: Batch, paging: Paging, rows: Sequence[int], floor: int, window: int | None, cell: int
+    spans: Spans, paging: Paging, rows: Sequence[int], floor: int, window: int | None, cell: int
 ) -> tuple[RowRead | PaddedRead, ...]:
     """Reads of rows of one token, from position `floor` on."""
-    longest = max(batch.host_end[row] - _low(batch.host_start[row], floor, window) for row in rows)
+    longest = max(spans.end[row] - _low(spans.start[row], floor, window) for row in rows)
     if len(rows) > 1 and longest <= PADDED_TOKENS:
-        return (_padded_read(batch, paging, rows, floor, window, cell),)
-    return tuple(
-        _row_read(batch, paging, row, batch.host_start[row], batch.host_end[row], floor, window, cell) for row in rows
-    )
+        return (_padded_read(spans, paging, rows, floor, window, cell),)
+    return tuple(_row_read(spans, paging, row, spans.start[row], spans.end[row], floor, window, cell) for row in rows)
 
 
 def _row_read(
-    batch: Batch, paging: Paging, row: int, start: int, end: int, floor: int, window: int | None, cell: int
+    spans: Spans, paging: Paging, row: int, start: int, end: int, floor: int, window: int | None, cell: int
 ) -> RowRead:
     """Queries at positions [start, end) of a row, which see positions from `floor` on."""
     lowest = _low(start, floor, window)
-    base, device = lowest // cell * cell, paging.table.device
-    cells = torch.arange(lowest // cell, (end - 1) // cell + 1, device=device)
+    base = lowest // cell * cell
+    cells = torch.arange(lowest // cell, (end - 1) // cell + 1)
     pages = paging.table[row].index_select(0, cells - paging.first_position[row] // cell)
-    first = batch.host_first[row] + start - batch.host_start[row]
+    first = spans.first[row] + start - spans.start[row]
     alone = end - start == 1
     causal = not alone and start == 0 and (window is None or window >= end)
     mask = None
     if not alone and not causal:
-        query = torch.arange(start, end, device=device).unsqueeze(1)
-        key = torch.arange(lowest, end, device=device)
+        query = torch.arange(start, end).unsqueeze(1)
+        key = torch.arange(lowest, end)
         mask = key <= query
         if window is not None:
             mask &= key > query - window
@@ -141,20 +152,18 @@ def _row_read(
 
 
 def _padded_read(
-    batch: Batch, paging: Paging, rows: Sequence[int], floor: int, window: int | None, cell: int
+    spans: Spans, paging: Paging, rows: Sequence[int], floor: int, window: int | None, cell: int
 ) -> PaddedRead:
-    device = paging.table.device
-    ends = [batch.host_end[row] for row in rows]
+    ends = [spans.end[row] for row in rows]
     lows = [_low(end - 1, floor, window) for end in ends]
     width = max((end - 1) // cell - low // cell + 1 for low, end in zip(lows, ends))
-    index = torch.tensor(list(rows), device=device)
-    low, end = (torch.tensor(values, device=device).unsqueeze(1) for values in (lows, ends))
+    index = torch.tensor(list(rows))
+    low, end = (torch.tensor(values).unsqueeze(1) for values in (lows, ends))
     first_cell = low // cell
-    columns = first_cell - paging.first_position[index].unsqueeze(1) // cell + torch.arange(width, device=device)
+    columns = first_cell - paging.first_position[index].unsqueeze(1) // cell + torch.arange(width)
     # Columns behind a row's last cell are masked; they only must exist.
     pages = paging.table[index].gather(1, columns.clamp(max=paging.table.shape[1] - 1))
-    key = first_cell * cell + torch.arange(width * cell, device=device)
+    key = first_cell * cell + torch.arange(width * cell)
     seen = (key >= low) & (key < end)
-    # How many are unseen is known on the host: sorting them to the front asks the device nothing.
-    unseen = torch.argsort(seen.flatten().byte(), stable=True)[: seen.numel() - (sum(ends) - sum(lows))]
-    return PaddedRead(_tokens(rows, paging), pages.flatten(), unseen, seen[:, None, None, :])
+    unseen = torch.from_numpy(np.flatnonzero(~seen.numpy()))
+    return PaddedRead(_tokens(rows), pages.flatten(), unseen, seen[:, None, None, :])

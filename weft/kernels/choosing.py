@@ -1,0 +1,166 @@
+"""Who computes what: a package for each group of operations, chosen once, when a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, cast
+
+import torch
+
+from weft.kernels.interface import Batch, Operations
+from weft.kernels.native import library
+from weft.kernels.native.limits import fits
+from weft.memory.spec import Memory, MemorySpec
+
+# The operations of each group; a package has a module for each group, of the same name.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "embedding": ("look_up",),
+    "linear": ("prepare", "linear", "linear_into_stream", "activated_linear"),
+    "norm": ("residual", "rows_of", "rms_norm", "gated_rms_norm"),
+    "activation": ("gated_product",),
+    "rotary": ("make_rotation",),
+    "attention": ("attend", "warm_attention"),
+    "causal_conv": ("causal_conv", "short_conv"),
+    "ssd": ("ssd_memory", "ssd"),
+    "gated_delta": ("gated_delta_memory", "gated_delta"),
+    "moe": ("route_softmax", "route_top", "route_sigmoid", "experts"),
+    "together": ("run_together", "side_by_side", "record_decodes"),
+    "sampling": ("for_sampling", "likeliest", "take_likeliest", "read_board", "unpack_bits", "draw", "score"),
+}
+# Where a package has the group in a module of another name.
+ELSEWHERE = {("cuda", "norm"): "stream", ("cuda", "causal_conv"): "short_conv"}
+# Operations that have a C++ kernel for steps in which every row has one new token, by group.
+DECODES = {
+    "attention": ("attend",),
+    "causal_conv": ("causal_conv", "short_conv"),
+    "ssd": ("ssd",),
+    "gated_delta": ("gated_delta",),
+    "together": (),
+}
+# What `weft doctor` calls the packages.
+TITLES = {
+    "plain": "plain PyTorch",
+    "cpu": "PyTorch, tuned for processors",
+    "native": "C++ for decodes, tuned PyTorch for prompts",
+    "cuda": "Triton and FlashInfer",
+}
+LEAST_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which package computes a group of operations, and why."""
+
+    group: str
+    package: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.group}: {TITLES[self.package]} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The operations of a model."""
+
+    operations: Operations
+    choices: tuple[Choice, ...]
+
+    def all_by(self, package: str) -> bool:
+        """Return whether one package computes everything."""
+        return all(choice.package == package for choice in self.choices)
+
+
+class Table:
+    """Operations by name. As quick to call as functions of a module."""
+
+    def __init__(self, members: Mapping[str, Any]) -> None:
+        vars(self).update(members)
+
+    def __repr__(self) -> str:
+        return f"<{len(vars(self))} operations>"
+
+
+def assemble(packages: Mapping[str, str]) -> Operations:
+    """Return the operations of each group by the package that is named for it."""
+    functions: dict[str, Callable[..., Any]] = {}
+    for group, names in GROUPS.items():
+        package = packages[group]
+        home = "cpu" if package == "native" else package
+        module = import_module(f"weft.kernels.{home}.{ELSEWHERE.get((home, group), group)}")
+        functions |= {name: getattr(module, name) for name in names}
+        if package == "native":
+            decodes = import_module("weft.kernels.cpu.decodes")
+            functions |= {name: by_step(getattr(decodes, name), functions[name]) for name in DECODES[group]}
+    if all(packages[group] == "native" for group in DECODES):
+        functions["record_decodes"] = import_module("weft.kernels.cpu.decodes").record_decodes
+    return cast(Operations, Table(functions))
+
+
+def by_step(for_decodes: Callable[..., Any], for_others: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operation that goes one way in steps in which every row has one new token, and another in others."""
+
+    def operation(*inputs: Any, **more: Any) -> Any:
+        batch = next(value for value in inputs if isinstance(value, Batch))
+        return (for_decodes if batch.only_decodes else for_others)(*inputs, **more)
+
+    return operation
+
+
+def everywhere(package: str) -> Operations:
+    """Return all operations of one package."""
+    return assemble(dict.fromkeys(GROUPS, package))
+
+
+def choose(
+    device: str, dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]], refused: str | None = None
+) -> Chosen:
+    """Choose for a model in `dtype` on a device; `memories` returns what its mixers remember with given operations.
+
+    `refused`: why the kernels of a GPU cannot be used, where that was found out by trying.
+    """
+    if device == "cpu":
+        return choose_for_cpu(dtype, memories)
+    reason = refused or declines(device)
+    if reason is not None:
+        return chosen_everywhere("plain", reason)
+    return chosen_everywhere("cuda", device_name(device))
+
+
+def choose_for_cpu(dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]]) -> Chosen:
+    reason = library.why_not(dtype)
+    if reason is None and not fits(MemorySpec(memories(everywhere("cpu")))):
+        reason = "some layer is larger than the C++ kernels have room for"
+    if reason is not None:
+        return chosen_everywhere("cpu", f"no C++: {reason}")
+    packages = {group: "native" if group in DECODES else "cpu" for group in GROUPS}
+    why = f"compiled by {library.find_compiler()}"
+    choices = tuple(
+        Choice(group, package, why if package == "native" else "cpu") for group, package in packages.items()
+    )
+    return Chosen(assemble(packages), choices)
+
+
+def chosen_everywhere(package: str, reason: str) -> Chosen:
+    return Chosen(everywhere(package), tuple(Choice(group, package, reason) for group in GROUPS))
+
+
+def declines(device: str) -> str | None:
+    """Return why the kernels for GPUs cannot run on this device, before any is tried."""
+    if device != "cuda":
+        return f"the kernels for GPUs need CUDA, this is {device}"
+    if find_spec("triton") is None:
+        return "Triton is not installed; pip install 'weft-serve[cuda]'"
+    if torch.version.hip is not None:
+        return "the Triton kernels use instructions of NVIDIA GPUs, this is ROCm"
+    capability = torch.cuda.get_device_capability()
+    if capability < LEAST_CAPABILITY:
+        return f"the Triton kernels need compute capability {LEAST_CAPABILITY}, {device_name(device)} has {capability}"
+    return None
+
+
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else device

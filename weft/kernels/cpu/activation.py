@@ -1,0 +1,34 @@
+"""Activation functions on a gate that is then multiplied with what it gates."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.activations import NAMES, Function
+from weft.kernels.native import activation as kernels
+from weft.kernels.native import library as native
+from weft.kernels.placing import placed
+
+
+def gated_product(
+    gate: Float[Tensor, "n size"],
+    x: Float[Tensor, "n size"],
+    activation: Function,
+    out: Float[Tensor, "n size"] | None = None,
+) -> Float[Tensor, "n size"]:
+    if activation in NAMES and are_few(gate, x):
+        return kernels.gate(NAMES[activation], gate, x, out)
+    return placed(activation(gate).mul_(x), out)
+
+
+def are_few(gate: Tensor, x: Tensor) -> bool:
+    """Return whether the C++ kernel is to multiply them."""
+    return (
+        x.ndim == 2
+        and 0 < x.shape[0] <= native.FEW_ROWS
+        and x.dtype == gate.dtype
+        and x.dtype in native.DTYPES
+        and x.stride(1) == gate.stride(1) == 1
+        and native.available()
+    )

@@ -1,0 +1,62 @@
+"""Steps in which every row has one new token: one call of a C++ kernel for each part of a layer."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.attention import AttentionForm
+from weft.kernels.cpu.linear import linear
+from weft.kernels.cpu.ssd import gated
+from weft.kernels.interface import Batch
+from weft.kernels.native.attention import mix
+from weft.kernels.native.causal_conv import convolve
+from weft.kernels.native.gated_delta import gated_delta
+from weft.kernels.native.replay import Compute, Replays
+from weft.kernels.native.ssd import scan
+from weft.kernels.recurrent import ConvolutionWeights, SsdInputs
+from weft.kernels.rotary import Rotation
+from weft.kernels.stream import Normed
+from weft.kernels.weight import Weight
+from weft.memory.device.store import AttentionView, RecurrentView
+
+__all__ = ["attend", "causal_conv", "gated_delta", "record_decodes", "short_conv", "ssd"]
+
+
+def attend(
+    projected: Float[Tensor, "rows projected"],
+    form: AttentionForm,
+    norm: Float[Tensor, "normed head_dim"] | None,
+    sinks: Float[Tensor, " heads"] | None,
+    rotation: Rotation | None,
+    batch: Batch,
+    view: AttentionView,
+    out: Float[Tensor, "rows inner"] | None = None,
+) -> Float[Tensor, "rows inner"]:
+    heads = projected.unflatten(-1, (-1, form.head_dim))
+    by_head = None if out is None else out.unflatten(-1, (-1, form.head_dim))
+    reading = (batch, view, form.scale, form.softcap, sinks, form.gated, by_head)
+    return mix(heads, form.heads, norm, form.norm_eps, rotation, *reading).flatten(-2)
+
+
+def causal_conv(
+    x: Float[Tensor, "rows channels"], weights: ConvolutionWeights, batch: Batch, view: RecurrentView
+) -> Float[Tensor, "rows channels"]:
+    return convolve(x, weights, batch, view)
+
+
+def short_conv(
+    x: Normed, projection: Weight, weights: ConvolutionWeights, batch: Batch, view: RecurrentView
+) -> Float[Tensor, "rows channels"]:
+    return convolve(linear(x, projection), weights, batch, view, gated=True)
+
+
+def record_decodes(compute: Compute) -> Compute:
+    """Return `compute` with steps of decodes recorded once for every number of rows, and made again without Python."""
+    return Replays(compute)
+
+
+def ssd(
+    inputs: SsdInputs, batch: Batch, view: RecurrentView, out: Float[Tensor, "rows heads head_dim"] | None = None
+) -> Float[Tensor, "rows heads head_dim"]:
+    return gated(scan(inputs, batch, view), inputs.gate, out)

@@ -1,0 +1,117 @@
+"""Matmuls with weights, by the routine of this processor that is fastest for the number of rows.
+
+The choice, by what was measured (docs/benchmarks.md), is among those that torch brings and our own for few rows.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.activations import NAMES, Function
+from weft.kernels.cpu.activation import gated_product
+from weft.kernels.native import library as native
+from weft.kernels.native.linear import few_rows
+from weft.kernels.stream import Addend, Normed
+from weft.kernels.weight import Weight
+
+# Rows up to which our own kernel is the fastest: it has no use for units that multiply whole tiles.
+FEW_ROWS = {torch.float32: 16, torch.bfloat16: 4}
+# Rows up to which a CPU multiplies faster in bfloat16 if the weights come first: they are then read as they lie, and
+# not copied into another layout at every product.
+WEIGHTS_FIRST_ROWS = 64
+# Rows of a float32 product for which oneDNN is faster than the library that torch takes, if weights are as stored.
+HANDFUL = range(4, 33)
+# A packed layout hardly depends on the number of rows that it is made for.
+EXPECTED_ROWS = 64
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+# Without units for 16 bits torch multiplies bfloat16 number by number, hundreds of times slower than float32.
+HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+_onednn = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None
+
+
+def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:
+    """Return x @ weight.T + bias."""
+    assert isinstance(x, Tensor)
+    matrix, bias = weight.matrix, weight.bias
+    if are_few(x, weight.for_few):
+        return few_rows(x, weight.for_few, bias)
+    if matrix.is_mkldnn:
+        return _onednn(x, matrix, bias, "none", [], "")
+    rows = len(x)
+    if matrix.dtype == torch.bfloat16 and not HAS_BFLOAT16:
+        return F.linear(x.float(), matrix.float(), None if bias is None else bias.float()).to(x.dtype)
+    if x.ndim != 2 or rows > WEIGHTS_FIRST_ROWS:
+        return F.linear(x, matrix, bias)
+    if matrix.dtype == torch.bfloat16:
+        return _weights_first(x, matrix, bias)
+    if rows in HANDFUL and matrix.dtype == torch.float32 and _onednn is not None and matrix.is_contiguous():
+        return _onednn(x, matrix, bias, "none", [], "")
+    return F.linear(x, matrix, bias)
+
+
+def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
+    return linear(x, weight)
+
+
+def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int = 1) -> Float[Tensor, "n results"]:
+    """Return activation(linear(x)); with two parts side by side, the activation of the first times the second."""
+    assert isinstance(x, Tensor)
+    if activation in NAMES and are_few(x, weight.for_few):
+        return few_rows(x, weight.for_few, weight.bias, activation, parts)
+    projected = linear(x, weight)
+    return activation(projected) if parts == 1 else gated_product(*projected.chunk(2, -1), activation)
+
+
+def are_few(x: Tensor, weight: Tensor) -> bool:
+    """Return whether the C++ kernel is to multiply them."""
+    return (
+        x.ndim == 2
+        and 0 < x.shape[0] <= FEW_ROWS.get(x.dtype, 0)
+        and native.available()
+        and not weight.is_mkldnn
+        and weight.dtype in (x.dtype, torch.bfloat16)
+        and weight.is_contiguous()
+        and x.stride(1) == 1
+    )
+
+
+def _weights_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if len(x) == 1:
+        product = torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])
+        return product.unsqueeze(0)
+    product = torch.mm(weight, x.t()) if bias is None else torch.addmm(bias.unsqueeze(1), weight, x.t())
+    return product.t().contiguous()
+
+
+def prepare(weight: Weight, twice: bool) -> Weight:
+    few = for_few_rows(weight.matrix) if twice else None
+    return Weight(pack(weight.matrix), weight.bias, few)
+
+
+def pack(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
+    """Return the same weights in the layout that many rows are fastest with, which may be the one they have.
+
+    In bfloat16 blocks for the processor's units of 16 bits; nothing but `linear` can read them.
+    """
+    if not weight.numel():
+        return weight
+    if weight.dtype == torch.bfloat16 and HAS_BFLOAT16:
+        return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), EXPECTED_ROWS)
+    return weight
+
+
+def for_few_rows(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"] | None:
+    """A second form of plain weights, if few rows are faster with it than with what `pack` gives.
+
+    Float32 weights of a checkpoint that was stored in 16 bits are the same numbers in half the bytes.
+    """
+    if not weight.numel() or not native.available():
+        return None
+    weight = weight.detach()
+    if weight.dtype == torch.float32:
+        short = weight.bfloat16()
+        return short if torch.equal(short.float(), weight) else None
+    return weight if weight.dtype == torch.bfloat16 and HAS_ONEDNN else None

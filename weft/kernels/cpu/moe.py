@@ -1,0 +1,55 @@
+"""Mixtures of experts: the router's choice, and the experts' own work.
+
+The experts that were chosen are walked over on the host, where their numbers are already.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.cpu.activation import gated_product
+from weft.kernels.cpu.linear import linear
+from weft.kernels.experts import ExpertWeights, Routing, Shared
+from weft.kernels.plain.moe import route_sigmoid, route_softmax, route_top
+from weft.kernels.stream import Normed
+from weft.kernels.weight import Weight
+
+__all__ = ["experts", "route_sigmoid", "route_softmax", "route_top"]
+
+
+def experts(
+    x: Normed, routing: Routing, weights: ExpertWeights, shared: Shared | None = None
+) -> Float[Tensor, "tokens hidden"]:
+    assert isinstance(x, Tensor)
+    routed = routed_sum(x, routing, weights)
+    if shared is None:
+        return routed
+    alone = linear(gated_product(shared.gate, shared.up, F.silu), shared.second)
+    if shared.opening is None:
+        return routed.add_(alone)
+    return torch.addcmul(routed, alone, shared.opening.sigmoid())
+
+
+def routed_sum(x: Tensor, routing: Routing, layer: ExpertWeights) -> Float[Tensor, "tokens hidden"]:
+    weights, chosen = routing
+    first_bias, second_bias = layer.first_bias, layer.second_bias
+
+    def expert(number: int, rows: Tensor) -> Tensor:
+        first = Weight(layer.first[number], None if first_bias is None else first_bias[number])
+        second = Weight(layer.second[number], None if second_bias is None else second_bias[number])
+        return linear(layer.activation(linear(rows, first)), second)
+
+    weights = weights.to(x.dtype)
+    if x.shape[0] == 1:
+        return weights @ torch.cat([expert(number, x) for number in chosen[0].tolist()])
+    # Sorted by expert, so that each sees its tokens side by side; put back in their places before they are added up,
+    # always in the order of choice.
+    order = chosen.flatten().argsort(stable=True)
+    numbers, counts = chosen.flatten()[order].unique_consecutive(return_counts=True)
+    parts = x.index_select(0, order // chosen.shape[1]).split(counts.tolist())
+    results = torch.empty(order.shape[0], x.shape[1], dtype=x.dtype)
+    results[order] = torch.cat([expert(number, part) for number, part in zip(numbers.tolist(), parts)])
+    return torch.bmm(weights.unsqueeze(1), results.unflatten(0, chosen.shape)).squeeze(1)

@@ -1,0 +1,140 @@
+"""The choice of tokens, and log-probabilities, on a CPU.
+
+Every operation works on each row by itself and in the same way whatever stands beside it (no `sum` over the vocabulary:
+its order of additions depends on the number of rows), so a row's result is a function of its logits and its parameters
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+from weft.kernels.sampling import Draws
+
+# Rows are drawn and scored in chunks whose temporaries stay in the cache.
+CHUNK_ELEMENTS = 1 << 18
+
+
+def for_sampling(logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+    return logits.float()
+
+
+def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
+    # NumPy's argmax is 20 times as fast as PyTorch's here.
+    return torch.from_numpy(logits.float().numpy().argmax(-1))
+
+
+def take_likeliest(
+    logits: Float[Tensor, "rows vocab"], board: Int[Tensor, " seats"], seat: Int[Tensor, " rows"]
+) -> Int[Tensor, " rows"]:
+    tokens = likeliest(logits)
+    board[seat] = tokens
+    return tokens.int()
+
+
+def read_board(
+    board: Int[Tensor, " seats"],
+    seat: Int[Tensor, " rows"],
+    from_board: Int[Tensor, " rows"],
+    known: Int[Tensor, " rows"],
+) -> Int[Tensor, " rows"]:
+    return torch.where(from_board != 0, board[seat].to(known.dtype), known)
+
+
+def unpack_bits(packed: UInt8[Tensor, "masked bytes"], count: int) -> Bool[Tensor, "masked count"]:
+    # 20 times as fast as with PyTorch.
+    bits = np.unpackbits(packed.numpy(), axis=-1, count=count, bitorder="little")
+    return torch.from_numpy(bits.view(np.bool_))
+
+
+def draw(logits: Float[Tensor, "draws vocab"], draws: Draws) -> Int[Tensor, " draws"]:
+    """Return a random token for each row, by the inverse of the cumulative distribution at the row's own number."""
+    chunks = [_draw_chunk(logits[low:high], draws, low, high) for low, high in _chunks(logits)]
+    return torch.cat(chunks) if len(chunks) > 1 else chunks[0]
+
+
+def _chunks(logits: Tensor) -> Iterator[tuple[int, int]]:
+    rows, vocab = logits.shape
+    step = max(1, CHUNK_ELEMENTS // vocab)
+    return ((low, min(low + step, rows)) for low in range(0, rows, step))
+
+
+def _draw_chunk(logits: Float[Tensor, "n vocab"], draws: Draws, low: int, high: int) -> Int[Tensor, " n"]:
+    # With the greatest at 0 no temperature overflows, and min-p is a threshold that needs no normalisation.
+    scaled = (logits - logits.amax(-1, keepdim=True)).div_(draws.temperature[low:high, None])
+    if any(draws.filtered[low:high]):
+        least = draws.log_min_p[low:high, None]
+        if any(draws.ordered[low:high]):
+            floor = least_likely_kept(scaled, least, draws.top_k[low:high], draws.top_p[low:high])
+            # Rows without top-k and top-p keep what they had: the floor of an unlimited row may round tokens away.
+            free = (draws.top_k[low:high] == logits.shape[-1]) & (draws.top_p[low:high] == 1)
+            least = torch.where(free[:, None], least, floor)
+        scaled.masked_fill_(scaled < least, -torch.inf)
+    probabilities = scaled.softmax(-1)
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+    target = draws.uniform[low:high, None].double() * cumulative[:, -1:]
+    token = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    # Only where logits are not numbers can the target lie beyond the end; the token must exist all the same.
+    return token.clamp_(max=logits.shape[-1] - 1)
+
+
+def least_likely_kept(
+    scaled: Float[Tensor, "n vocab"],
+    log_min_p: Float[Tensor, "n 1"],
+    top_k: Int[Tensor, " n"],
+    top_p: Float[Tensor, " n"],
+) -> Float[Tensor, "n 1"]:
+    """The smallest logit that min-p, then top-k, then top-p keep; what equals it is kept too.
+
+    Each of the three keeps a beginning of the vocabulary in falling order, so one count tells them all.
+    """
+    rising = ascending(scaled)
+    falling = rising.flip(-1)
+    mass = falling.softmax(-1).cumsum(-1, dtype=torch.float64)
+    likely = scaled.shape[-1] - torch.searchsorted(rising, log_min_p)
+    # At least one, also where logits are not numbers and no comparison holds.
+    count = torch.minimum(top_k[:, None], likely).clamp_(min=1)
+    # top-p is a share of what the others left: the smallest beginning that reaches it.
+    share = top_p[:, None].double() * mass.gather(-1, count - 1)
+    count = torch.minimum(count, torch.searchsorted(mass, share) + 1)
+    return falling.gather(-1, count - 1)
+
+
+def ascending(values: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+    # 30 times as fast as PyTorch's sort, which carries indices along.
+    return torch.from_numpy(np.sort(values.numpy(), axis=-1))
+
+
+def score(
+    logits: Float[Tensor, "n vocab"], chosen: Int[Tensor, " n"], top: int
+) -> tuple[Float[Tensor, " n"], Int[Tensor, "n top"], Float[Tensor, "n top"]]:
+    # Ranking takes seven times the memory of the logits themselves.
+    parts = [_score_chunk(logits[low:high], chosen[low:high], top) for low, high in _chunks(logits)]
+    own, likely, logprobs = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+    return own, likely, logprobs
+
+
+def _score_chunk(
+    logits: Float[Tensor, "n vocab"], chosen: Int[Tensor, " n"], top: int
+) -> tuple[Float[Tensor, " n"], Int[Tensor, "n top"], Float[Tensor, "n top"]]:
+    logprobs = logits.float().log_softmax(-1)
+    own = logprobs.gather(-1, chosen[:, None]).squeeze(-1)
+    likely = _ranked(logprobs, top)
+    return own, likely, logprobs.gather(-1, likely)
+
+
+def _ranked(values: Float[Tensor, "n vocab"], top: int) -> Int[Tensor, "n top"]:
+    """The tokens of the greatest values; of equals the first, so that the answer does not depend on `top`."""
+    if top == 0:
+        return torch.empty(len(values), 0, dtype=torch.int64)
+    top = min(top, values.shape[-1])
+    bits = values.view(torch.int32)
+    # Bits of floats rise with their value once those of negative ones are turned around.
+    rising = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    place = torch.arange(values.shape[-1])
+    return ((rising << 32) - place).topk(top, dim=-1).indices

@@ -1,0 +1,78 @@
+"""What layers of experts hand to their operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from weft.kernels.activations import NAMES
+from weft.kernels.weight import Weight
+
+# The weights of the chosen experts and their numbers, both [tokens, k].
+Routing: TypeAlias = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The matrices of all experts of a layer: second(activation(first(x)))."""
+
+    first: Float[Tensor, "experts outer hidden"]
+    second: Float[Tensor, "experts hidden inner"]
+    activation: Activation
+    first_bias: Float[Tensor, "experts outer"] | None = None
+    second_bias: Float[Tensor, "experts hidden"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """An expert that sees every token, as far as its first product: the second may be done along with the others'."""
+
+    gate: Float[Tensor, "tokens inner"]
+    up: Float[Tensor, "tokens inner"]
+    second: Weight
+    opening: Float[Tensor, "tokens 1"] | None  # what its weight is the sigmoid of; none: its weight is 1
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """What stands between an expert's two products."""
+
+    name: str  # what a kernel calls it
+    function: Callable[[Tensor], Tensor]  # of the first product's outcome
+    parts: int  # 2: that outcome holds gates and what they gate, side by side
+    alpha: float = 0.0
+    limit: float = 0.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def plain(function: Callable[[Tensor], Tensor]) -> Activation:
+    return Activation(NAMES[function], function, parts=1)
+
+
+def gated(function: Callable[[Tensor], Tensor]) -> Activation:
+    """For experts whose first product holds a gate and an up part, side by side."""
+
+    def apply(x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, -1)
+        return function(gate).mul_(up)
+
+    return Activation(NAMES[function], apply, parts=2)
+
+
+def clamped(alpha: float = 1.702, limit: float = 7.0) -> Activation:
+    """gpt-oss: a gate that saturates, and an up part that is centred at one."""
+    return Activation("clamped_swiglu", partial(clamped_swiglu, alpha=alpha, limit=limit), 2, alpha, limit)
+
+
+def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))

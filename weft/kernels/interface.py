@@ -1,0 +1,311 @@
+"""The boundary between models and hardware: a step as layers see it, and the operations that they compute it with.
+
+Models call operations and ask nothing about devices. Three packages implement them: `plain` (a few readable lines of
+PyTorch each, on any device), `cpu` (PyTorch and C++, tuned for processors) and `cuda` (Triton and FlashInfer).
+`choosing.py` picks a package for each group of operations when a model is loaded.
+
+A step has one encoding, a few small int32 tensors. A compiled kernel computes its indices from where a row starts, so a
+recorded step can be replayed for other rows with the same pointers. A backend that wants indices spelled out derives
+them from `Batch.host` once and keeps them in `Batch.derived` for the step's other layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from weft.base.plan import Plan
+from weft.kernels.activations import Function
+from weft.kernels.attention import AttentionForm
+from weft.kernels.experts import ExpertWeights, Routing, Shared
+from weft.kernels.recurrent import ConvolutionWeights, DeltaInputs, DeltaShape, SsdInputs, SsdShape
+from weft.kernels.rotary import Rotation
+from weft.kernels.rows import Rows
+from weft.kernels.stream import Addend, Normed, Residual
+from weft.kernels.weight import Weight
+from weft.memory.device.store import AttentionView, RecurrentView
+from weft.memory.spec import MemorySpec, RecurrentMemory
+
+# Where no state is to be written.
+NO_SLOT = -1
+
+
+# A step --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PageList:
+    """Where keys and values go and where they are read, for full or for windowed attention.
+
+    Row r reads `pages[bounds[r] : bounds[r + 1]]`, consecutive cells from position `first_position[r]` on. A token at
+    position p lies at index p % cell of its page.
+    """
+
+    write_page: Tensor  # [tokens]
+    first_position: Tensor  # [rows] a multiple of the cell; 0 for full attention
+    bounds: Tensor  # [rows + 1]
+    pages: Tensor  # [all]
+    # The same on the host, for libraries that plan there.
+    host_bounds: Tensor  # [rows + 1]
+    host_first_position: Tensor  # [rows]
+
+
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """The step on the host. A recorded step has none: it is replayed for rows that were not known when it was made."""
+
+    plan: Plan
+    rows: Rows
+    spec: MemorySpec
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Everything that layers need to know of a step, and the operations that compute it.
+
+    Tensors are int32. The leading `decodes` rows are one token each. The others are cut at the grid into *pieces*, the
+    tokens of one row in one cell, which lie in order.
+    """
+
+    operations: Operations
+    tokens: int
+    rows: int
+    decodes: int
+    pieces: int
+    most_pieces: int  # of one row
+    longest: int  # tokens of the longest row
+    farthest: int  # the greatest end of any row
+    cell: int
+    token_ids: Tensor  # [tokens]
+    positions: Tensor  # [tokens]
+    start: Tensor  # [rows] position of the first new token
+    first: Tensor  # [rows + 1] packed index of the first new token of every row, and the number of all
+    slot: Tensor  # [rows] checkpoint at the start of the row's cell; to be looked at only if start >= cell
+    tail: Tensor  # [rows]
+    closing: Tensor  # [rows] of a decode whose token closes its cell: the slot for the state there, or NO_SLOT
+    piece_row: Tensor  # [pieces]
+    piece_position: Tensor  # [pieces] where the piece's cell starts, a multiple of the cell
+    piece_slot: Tensor  # [pieces] slot for the state at the end of the piece's cell, or NO_SLOT
+    first_piece: Tensor  # [rows - decodes + 1] of row decodes + i: its first piece
+    full: PageList | None
+    windowed: PageList | None
+    # On the host.
+    host_start: Tensor  # [rows]
+    host_first: Tensor  # [rows + 1]
+    host: HostStep | None
+    # What kernels derive from a step once and share among its layers, each under a key of its own.
+    derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether every row has one new token."""
+        return self.decodes == self.rows
+
+    def pages(self, window: int | None) -> PageList:
+        """Return the pages of layers with this window."""
+        listed = self.full if window is None else self.windowed
+        assert listed is not None
+        return listed
+
+
+# Operations ----------------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Operations(Protocol):
+    """What models and samplers compute with.
+
+    Where an operation takes `out`, that is filled and returned if it is given; its rows may lie apart, as slices of a
+    wider matrix do. Inputs may be such slices too. Operations wait for no device.
+    """
+
+    # embedding
+
+    def look_up(self, tokens: Int[Tensor, " n"], table: Float[Tensor, "vocab size"], scale: float) -> Tensor:
+        """Return rows of the table, times `scale`."""
+
+    # linear
+
+    def prepare(self, weight: Weight, twice: bool) -> Weight:
+        """Return loaded weights in the layout that matmuls are fastest with; `twice`: in a second one for few rows."""
+
+    def linear(self, x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]: ...
+
+    def linear_into_stream(self, x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
+        """Multiply for the residual stream, which adds up parts at no cost: the result may come in such."""
+
+    def activated_linear(
+        self, x: Normed, weight: Weight, activation: Function, parts: int
+    ) -> Float[Tensor, "n results"]:
+        """Return the activation of a matmul; with two parts side by side, that of the first times the second."""
+
+    # norm
+
+    def residual(self, x: Float[Tensor, "tokens hidden"]) -> Residual: ...
+
+    def rows_of(self, x: Normed) -> Float[Tensor, "n size"]:
+        """Return the rows of what a block reads, for what is not an operation of this list."""
+
+    def rms_norm(self, x: Float[Tensor, "*n size"], weight: Float[Tensor, " size"], eps: float) -> Tensor: ...
+
+    def gated_rms_norm(
+        self,
+        x: Float[Tensor, "*n size"],
+        gate: Float[Tensor, "*n size"],
+        weight: Float[Tensor, " size"],
+        eps: float,
+        groups: int,
+        gate_first: bool,
+        out: Tensor | None,
+    ) -> Float[Tensor, "*n size"]:
+        """Return norm(x) * silu(gate), or norm(x * silu(gate)) if the gate comes first, in the dtype of the gate.
+
+        Each of `groups` equal parts of a row is normed for itself.
+        """
+
+    # activation
+
+    def gated_product(self, gate: Tensor, x: Tensor, activation: Function, out: Tensor | None = None) -> Tensor:
+        """Return activation(gate) * x."""
+
+    # rotary
+
+    def make_rotation(
+        self, positions: Int[Tensor, " tokens"], frequency: Float[Tensor, " half"], scale: float, dtype: torch.dtype
+    ) -> Rotation: ...
+
+    # attention
+
+    def attend(
+        self,
+        projected: Float[Tensor, "tokens projected"],
+        form: AttentionForm,
+        norm: Float[Tensor, "normed head_dim"] | None,
+        sinks: Float[Tensor, " heads"] | None,
+        rotation: Rotation | None,
+        batch: Batch,
+        view: AttentionView,
+        out: Tensor | None = None,
+    ) -> Float[Tensor, "tokens inner"]:
+        """Norm heads, rotate, write pages, attend, gate: all that lies between the two projections of a layer.
+
+        `projected` holds queries, keys, values and, if the layer is gated, gates, side by side. `norm` holds the
+        weights of the norms of queries and then of keys, a line for each head. A sink takes part in the sum of its
+        head's softmax and brings no value.
+        """
+
+    def warm_attention(self, forms: Sequence[AttentionForm], dtype: torch.dtype) -> None:
+        """Compile what layers of these forms need, so that no step waits for it."""
+
+    # convolution
+
+    def causal_conv(
+        self, x: Float[Tensor, "tokens channels"], weights: ConvolutionWeights, batch: Batch, view: RecurrentView
+    ) -> Float[Tensor, "tokens channels"]: ...
+
+    def short_conv(
+        self, x: Normed, projection: Weight, weights: ConvolutionWeights, batch: Batch, view: RecurrentView
+    ) -> Float[Tensor, "tokens channels"]:
+        """Return after * conv(before * value), where the projection of x holds before, after and value (LFM2)."""
+
+    # ssd
+
+    def ssd_memory(self, shape: SsdShape, dtype: str) -> RecurrentMemory:
+        """Return what a Mamba2 layer remembers, laid out as `ssd` reads it."""
+
+    def ssd(
+        self, inputs: SsdInputs, batch: Batch, view: RecurrentView, out: Tensor | None = None
+    ) -> Float[Tensor, "tokens heads head_dim"]: ...
+
+    # gated delta
+
+    def gated_delta_memory(self, shape: DeltaShape, dtype: str) -> RecurrentMemory:
+        """Return what a gated delta layer remembers, laid out as `gated_delta` reads it."""
+
+    def gated_delta(
+        self, inputs: DeltaInputs, batch: Batch, view: RecurrentView
+    ) -> Float[Tensor, "tokens value_heads value_dim"]: ...
+
+    # experts
+
+    def route_softmax(self, logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:
+        """Choose the k likeliest experts; their probabilities are made to sum to 1 again if asked (Qwen)."""
+
+    def route_top(self, logits: Float[Tensor, "tokens experts"], k: int) -> Routing:
+        """Choose the k best; probabilities are over those only (gpt-oss, Granite)."""
+
+    def route_sigmoid(
+        self,
+        logits: Float[Tensor, "tokens experts"],
+        k: int,
+        bias: Float[Tensor, " experts"] | None = None,
+        groups: int = 1,
+        kept_groups: int = 1,
+        renormalise: bool = True,
+        scaling: float = 1.0,
+        eps: float = 1e-20,
+    ) -> Routing:
+        """Choose by independent scores; `bias` counts in the choice, not in the weights (LFM2-MoE, Nemotron-H).
+
+        With several groups only experts of the `kept_groups` groups whose best two score highest can be chosen.
+        """
+
+    def experts(
+        self, x: Normed, routing: Routing, weights: ExpertWeights, shared: Shared | None = None
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Return the weighted sum of the chosen experts, and of a shared one if there is one."""
+
+    # together
+
+    def run_together(self, x: Tensor, one: Callable[[], object], *others: Callable[[], object]) -> None:
+        """Do pieces of work that do not need each other; at the same time where that is faster. `x` has the rows.
+
+        The caller holds whatever several of them read until this returns.
+        """
+
+    def side_by_side(self, like: Float[Tensor, "rows any"], sizes: Sequence[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return new rows for outputs that lie side by side, and the columns of each."""
+
+    def record_decodes(self, compute: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+        """Return a way to compute steps that may record those of decodes, and make their calls again without Python.
+
+        `compute` returns the final hidden states of a step, always of the same model on the same memory.
+        """
+
+    # sampling
+
+    def for_sampling(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+        """Return logits in the dtype that the operations below are given."""
+
+    def likeliest(self, logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
+        """Return the token of the greatest logit, the first of equals."""
+
+    def take_likeliest(
+        self, logits: Float[Tensor, "rows vocab"], board: Int[Tensor, " seats"], seat: Int[Tensor, " rows"]
+    ) -> Int[Tensor, " rows"]:
+        """Return the likeliest tokens in 32 bits, and write them to their rows' seats on the board."""
+
+    def read_board(
+        self,
+        board: Int[Tensor, " seats"],
+        seat: Int[Tensor, " rows"],
+        from_board: Int[Tensor, " rows"],
+        known: Int[Tensor, " rows"],
+    ) -> Int[Tensor, " rows"]:
+        """Return the token at a row's seat where `from_board` is not 0, the known one elsewhere."""
+
+    def unpack_bits(self, packed: UInt8[Tensor, "masked bytes"], count: int) -> Tensor:
+        """Return the first `count` bits of every line as booleans, the lowest bit of a byte first."""
+
+    def draw(self, logits: Float[Tensor, "draws vocab"], draws: Any) -> Int[Tensor, " draws"]:
+        """Return a random token for each row, from the likely ones."""
+
+    def score(
+        self, logits: Float[Tensor, "n vocab"], chosen: Int[Tensor, " n"], top: int
+    ) -> tuple[Float[Tensor, " n"], Int[Tensor, "n top"], Float[Tensor, "n top"]]:
+        """Return log-probabilities of the chosen tokens, and the `top` likeliest with theirs (at temperature 1)."""

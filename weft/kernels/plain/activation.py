@@ -1,0 +1,18 @@
+"""Activation functions on a gate that is then multiplied with what it gates."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.activations import Function
+from weft.kernels.placing import placed
+
+
+def gated_product(
+    gate: Float[Tensor, "n size"],
+    x: Float[Tensor, "n size"],
+    activation: Function,
+    out: Float[Tensor, "n size"] | None = None,
+) -> Float[Tensor, "n size"]:
+    return placed(activation(gate) * x, out)

@@ -1,0 +1,77 @@
+"""Mixtures of experts: the router's choice, and the experts' own work."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.experts import ExpertWeights, Routing, Shared
+from weft.kernels.plain.linear import linear
+from weft.kernels.stream import Normed
+
+
+def route_softmax(logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:
+    weights, chosen = logits.float().softmax(-1).topk(k, -1)
+    if renormalise:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, chosen
+
+
+def route_top(logits: Float[Tensor, "tokens experts"], k: int) -> Routing:
+    best, chosen = logits.float().topk(k, -1)
+    return best.softmax(-1), chosen
+
+
+def route_sigmoid(
+    logits: Float[Tensor, "tokens experts"],
+    k: int,
+    bias: Float[Tensor, " experts"] | None = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    renormalise: bool = True,
+    scaling: float = 1.0,
+    eps: float = 1e-20,
+) -> Routing:
+    scores = logits.float().sigmoid()
+    ranking = scores if bias is None else scores + bias
+    if groups > kept_groups:
+        ranking = _only_best_groups(ranking, groups, kept_groups)
+    chosen = ranking.topk(k, -1).indices
+    weights = scores.gather(-1, chosen)
+    if renormalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + eps)
+    return weights * scaling, chosen
+
+
+def _only_best_groups(ranking: Tensor, groups: int, kept: int) -> Tensor:
+    grouped = ranking.unflatten(-1, (groups, -1))
+    strength = grouped.topk(2, -1).values.sum(-1)
+    out = torch.ones_like(strength, dtype=torch.bool).scatter_(-1, strength.topk(kept, -1).indices, False)
+    return grouped.masked_fill(out.unsqueeze(-1), float("-inf")).flatten(-2)
+
+
+def experts(
+    x: Normed, routing: Routing, layer: ExpertWeights, shared: Shared | None = None
+) -> Float[Tensor, "tokens hidden"]:
+    """Every expert computes every token: which ones were chosen is on the device, and is not asked for."""
+    assert isinstance(x, Tensor)
+    weights, chosen = routing
+    y = torch.zeros_like(x, dtype=torch.float32)
+    for number in range(len(layer.first)):
+        mine = chosen == number
+        weight = (weights * mine).sum(-1, keepdim=True)
+        # Where it was not chosen, an expert may overflow: its result is left out, not multiplied by zero.
+        y += torch.where(mine.any(-1, keepdim=True), weight * expert(x, number, layer), 0.0)
+    y = y.to(x.dtype)
+    if shared is None:
+        return y
+    alone = linear(F.silu(shared.gate) * shared.up, shared.second)
+    return y + (alone if shared.opening is None else alone * shared.opening.sigmoid())
+
+
+def expert(x: Float[Tensor, "tokens hidden"], number: int, layer: ExpertWeights) -> Float[Tensor, "tokens hidden"]:
+    first_bias, second_bias = (None if bias is None else bias[number] for bias in (layer.first_bias, layer.second_bias))
+    inner = layer.activation(F.linear(x, layer.first[number], first_bias))
+    return F.linear(inner, layer.second[number], second_bias)

@@ -1,0 +1,27 @@
+"""Work that does not need each other, one after the other, and rows for outputs that lie side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.interface import Batch
+
+
+def run_together(x: Tensor, one: Callable[[], object], *others: Callable[[], object]) -> None:
+    for work in (one, *others):
+        work()
+
+
+def side_by_side(
+    like: Float[Tensor, "rows any"], sizes: Sequence[int]
+) -> tuple[Float[Tensor, "rows all"], tuple[Tensor, ...]]:
+    rows = like.new_empty(like.shape[0], sum(sizes))
+    return rows, rows.split_with_sizes(list(sizes), 1)
+
+
+def record_decodes(compute: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+    """Return `compute` as it is: nothing is recorded here."""
+    return compute

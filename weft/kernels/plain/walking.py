@@ -1,0 +1,41 @@
+"""How a recurrence walks a row: from the checkpoint, over what the open cell's tail has kept, over the new tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from weft.kernels.interface import Batch
+from weft.kernels.plain.rows import rows_of_step
+from weft.memory.device.store import RecurrentView
+
+# A state and what one token brings (the parts of a tail, by name) to the state behind it.
+Advance = Callable[[Tensor, dict[str, Tensor]], Tensor]
+
+
+def walk(name: str, brought: dict[str, Tensor], batch: Batch, view: RecurrentView, advance: Advance) -> list[Tensor]:
+    """Return the state `name` behind every token of the pack; tails and captured states are written.
+
+    `brought` holds what each token of the pack brings. A tail keeps it, for later rows that begin at the checkpoint.
+    """
+    states: list[Tensor] = [torch.empty(0)] * batch.tokens
+    part = view.state[name]
+    for row in rows_of_step(batch):
+        state = torch.zeros_like(part[0]) if row.slot is None else part[row.slot]
+        for position in range(row.cell_start, row.start):
+            state = advance(state, {key: tail[row.tail, position % tail.shape[1]] for key, tail in tails(view)})
+        for position in range(row.start, row.end):
+            token = {key: values[row.packed(position)] for key, values in brought.items()}
+            for key, tail in tails(view):
+                tail[row.tail, position % tail.shape[1]] = token[key]
+            state = states[row.packed(position)] = advance(state, token)
+            if position + 1 in row.captures:
+                part[row.captures[position + 1]] = state
+    return states
+
+
+def tails(view: RecurrentView) -> list[tuple[str, Tensor]]:
+    """Return the parts of a tail that belong to the recurrence: all but the convolution's."""
+    return [(key, tail) for key, tail in view.tail.items() if key != "conv"]

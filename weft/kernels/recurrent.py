@@ -1,0 +1,104 @@
+"""What recurrent layers hand to their operations, and the part of their memory that does not depend on a backend."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.memory.spec import Part, RecurrentMemory
+
+# Bounds of a time step that has none.
+UNLIMITED = (0.0, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionWeights:
+    """A causal depthwise convolution: one filter per channel, the oldest tap first, then SiLU if `activation`."""
+
+    taps: Float[Tensor, "channels width"]  # fastest where it is the transpose of a contiguous [width, channels]
+    bias: Float[Tensor, " channels"] | None = None
+    activation: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SsdInputs:
+    """What a Mamba2 layer brings to its scan.
+
+    `A` is negative. With `dt_bias`, the time step is softplus(dt + dt_bias) within `limit`; without, it is `dt`, which
+    is positive. With `gate`, the output is silu(gate) * y.
+    """
+
+    x: Float[Tensor, "tokens heads head_dim"]
+    dt: Float[Tensor, "tokens heads"]
+    A: Float[Tensor, " heads"]
+    B: Float[Tensor, "tokens groups state"]
+    C: Float[Tensor, "tokens groups state"]
+    D: Float[Tensor, " heads"] | None = None
+    dt_bias: Float[Tensor, " heads"] | None = None
+    limit: tuple[float, float] = UNLIMITED
+    gate: Float[Tensor, "tokens inner"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SsdShape:
+    """The sizes of a Mamba2 layer that its memory depends on."""
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    conv_channels: int
+    conv_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaInputs:
+    """What a gated delta layer brings: q and k as projected, and the decay and strength of each token.
+
+    With `rates` and `bias`, the log decay is rates * softplus(step + bias) and the rate of correction is
+    `most` * sigmoid(strength). Without them, `step` is the log decay (not positive) and `strength` the rate.
+    """
+
+    q: Float[Tensor, "tokens key_heads key_dim"]
+    k: Float[Tensor, "tokens key_heads key_dim"]
+    v: Float[Tensor, "tokens value_heads value_dim"]
+    step: Float[Tensor, "tokens value_heads"]
+    strength: Float[Tensor, "tokens value_heads"]
+    rates: Float[Tensor, " value_heads"] | None = None
+    bias: Float[Tensor, " value_heads"] | None = None
+    most: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """The sizes of a gated delta layer that its memory depends on."""
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    conv_channels: int
+    conv_width: int
+
+
+def conv_parts(channels: int, width: int, dtype: str) -> tuple[Part, Part]:
+    """Return what a convolution remembers: in a state the width - 1 inputs before it, in a tail each token's input."""
+    return Part("conv", (width - 1, channels), dtype), Part("conv", (channels,), dtype)
+
+
+def short_conv_memory(channels: int, width: int, dtype: str) -> RecurrentMemory:
+    """Return the memory of a layer that has nothing but a convolution."""
+    state, tail = conv_parts(channels, width, dtype)
+    return RecurrentMemory((state,), (tail,), width)
+
+
+def ssd_state(shape: SsdShape) -> Part:
+    """Return the state of a scan. It lies by group, so that reading it is one matmul of C with contiguous memory."""
+    return Part("ssm", (shape.groups, shape.state, shape.heads // shape.groups * shape.head_dim), "float32")
+
+
+def delta_state(shape: DeltaShape) -> Part:
+    return Part("delta", (shape.value_heads, shape.key_dim, shape.value_dim), "float32")
