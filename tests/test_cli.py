@@ -217,13 +217,13 @@ def test_flags_of_other_engines_mean_what_they_mean_there(arguments, options):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--tensor-parallel-size 2", "--tensor-parallel-size 2: this version runs a model on one device"),
-        ("--tp=8", "--tp 8: this version"),
-        ("--trust-remote-code", "--trust-remote-code: code from a model's folder is never run"),
+        ("--tensor-parallel-size 2", "--tensor-parallel-size 2: Weft runs a model on one device"),
+        ("--tp=8", "--tp 8: Weft runs"),
+        ("--trust-remote-code", "--trust-remote-code: Weft never runs code from a model's folder"),
         ("--quantization fp8", "quantised weights"),
         ("--load-format gguf", "--load-format gguf: only dummy, auto, safetensors are known here"),
         ("--disable-radix-cache=yes", "takes no value"),
-        ("--max-model-len", "expects a value"),
+        ("--max-model-len", "needs a value"),
         ("--page-size 16", "64 tokens"),
         ("--max-num-seqs 0", "max_sequences must be at least 1"),
     ],
@@ -300,7 +300,7 @@ def test_chat_keeps_the_conversation_until_it_is_reset(quiet, monkeypatch, tmp_p
     assert second > first > third
     assert "; 0 of" in stats[0]
     assert "; 128 of" in stats[1]
-    assert "/reset forgets" in told
+    assert "/reset starts" in told
 
 
 def test_chat_says_why_there_is_no_answer_and_goes_on(quiet, monkeypatch, tmp_path):

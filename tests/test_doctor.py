@@ -1,4 +1,4 @@
-"""`weft doctor`: tells what would be used and why, and sees when a cache hit answers wrongly."""
+"""`weft doctor`: tells what would be used and why, and sees when a cache hit the cache is wrong."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SMALL = [*tiny_model.ARGUMENTS, "--memory", "32MiB", "--threads", "1", "--max-le
 def test_doctor_finds_nothing_wrong_with_the_tiny_model(capsys):
     assert main(["doctor", *SMALL]) == 0
     text = capsys.readouterr().out
-    assert text.endswith("all is well\n")
+    assert text.endswith("no problems found\n")
     for word in ("torch:", "cores:", "free memory:", "max_length:", "prefill-hit:", "decode-hit:", "wrong state:"):
         assert word in text
-    assert "float32, as the checkpoint states" in text
+    assert "float32, from the checkpoint" in text
     assert "32MiB, as asked" in text
     assert "would not show" not in text
 
@@ -26,7 +26,7 @@ def test_doctor_finds_nothing_wrong_with_the_tiny_model(capsys):
 def test_decisions_come_with_reasons(capsys):
     assert main(["doctor", *tiny_model.ARGUMENTS, "--memory", "32MiB", "--no-self-test"]) == 0
     text = capsys.readouterr().out
-    assert "32768 tokens: never more than 32768 unless asked for" in text
+    assert "32768 tokens: the default limit; pass --max-length for more than 32768" in text
     assert "self-test" not in text
 
 
@@ -65,7 +65,7 @@ def test_a_state_that_changed_under_the_cache_is_seen(monkeypatch, llm, before, 
     found = complaints(SelfTest(llm).run(), "float32")
     assert len(found) == 1
     assert found[0].startswith(f"{name}: KL ")
-    assert "answers wrongly" in found[0]
+    assert "the cache is wrong" in found[0]
 
 
 def test_a_wrong_answer_is_exit_code_one(monkeypatch, capsys):

@@ -141,7 +141,7 @@ def test_json_may_be_packed_or_indented_but_not_be_mostly_space():
         assert follow(json.dumps({"a": [1, {"b": None}], "c": "d"}, **style)).ended
     # Small models that may go on with space often do.
     for space in ("\n\n", "   ", "\n" + " " * 40):
-        with pytest.raises(RequestError, match="cannot be followed"):
+        with pytest.raises(RequestError, match="has failed on the answer"):
             follow(f'{{{space}"a": 1')
 
 

@@ -128,9 +128,9 @@ def test_a_missing_tensor_is_named(name, tensor, tmp_path):
         ("nemotron_h", {"layers_block_type": None}, "layers_block_type or hybrid_override_pattern"),
         ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers must have 5 entries, got 1"),
         ("qwen3_next", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim must be an integer from 2 to 32"),
-        ("qwen3_next", {"linear_num_key_heads": 3}, "linear_num_value_heads 4 is not a multiple"),
-        ("nemotron_h", {"n_groups": 3}, "8 heads cannot share 3 groups"),
-        ("granite_moe_hybrid", {"time_step_limit": [0.0, "low"]}, "time_step_limit must hold two numbers"),
+        ("qwen3_next", {"linear_num_key_heads": 3}, "linear_num_value_heads 4 must be a multiple"),
+        ("nemotron_h", {"n_groups": 3}, "8 heads must be a multiple of the 3 groups"),
+        ("granite_moe_hybrid", {"time_step_limit": [0.0, "low"]}, "time_step_limit must be two numbers"),
         ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act must be one of silu, got 'gelu'"),
     ],
 )

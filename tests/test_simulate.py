@@ -116,7 +116,7 @@ def test_a_part_of_a_compressed_trace_is_that_part_of_the_trace(tmp_path):
     [
         ("[1]", "has no timestamp"),
         ("{", "not a JSON object"),
-        ('{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}', "are 2 blocks, not 1"),
+        ('{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}', "need 2 blocks, got 1"),
     ],
 )
 def test_a_bad_trace_is_told_by_its_line(tmp_path, text, complaint):

@@ -62,21 +62,21 @@ class Engine:
         if request.grammar is None:
             return None
         if self._constraints is None:
-            raise RequestError("grammar: this model has no tokenizer, and only text can follow a grammar")
+            raise RequestError("grammar: constrained decoding needs a tokenizer, and this model has none")
         return self._constraints(request.grammar, request.stop_tokens)
 
     def add(self, request: Request, constraint: Constraint | None = None) -> int:
         """Put a request into the waiting line; the number it will be known by. Its constraint may be made before."""
         length, limit = len(request.prompt), self.config.max_length
         if length < 1:
-            raise RequestError("prompt must hold at least one token")
+            raise RequestError("prompt must have at least one token")
         if length > limit:
-            raise RequestError(f"prompt has {length} tokens, more than max_length ({limit})")
+            raise RequestError(f"prompt has {length} tokens; max_length is {limit}")
         max_tokens = min(request.params.max_tokens, limit - length)
         if not self.ledger.fits_alone(length + max_tokens):
             raise RequestError(
                 f"prompt of {length} tokens plus max_tokens {max_tokens} does not fit into the engine's memory of "
-                f"{self.config.memory_bytes} bytes; shorten it or give the engine more memory"
+                f"{self.config.memory_bytes} bytes; shorten it or raise --memory"
             )
         if constraint is None:
             constraint = self.constrain(request)
@@ -120,7 +120,7 @@ class Engine:
         """Drop a finished sequence's report."""
         sequence = self._sequences.get(number)
         if sequence is not None:
-            assert sequence.reason is not None, "only a finished sequence can be forgotten"
+            assert sequence.reason is not None, "only a finished sequence can be removed"
             del self._sequences[number]
 
     @property
@@ -172,7 +172,7 @@ class Engine:
 
     def _fail_hopeless(self) -> None:
         for sequence in self.planner.failed:
-            error = f"memory ran out at {sequence.length} tokens, with nothing left to evict"
+            error = f"out of memory at {sequence.length} tokens, with nothing left to evict; raise --memory"
             self._finish(sequence, FinishReason.ERROR)
             self._outputs.append(Output(sequence.id, None, finish=FinishReason.ERROR, error=error))
         self.planner.failed.clear()

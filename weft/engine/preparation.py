@@ -63,5 +63,5 @@ class Preparation:
         except RequestError as error:
             return Prepared(number, request, None, error)
         except BaseException:  # a compiler of somebody else: whatever it does wrong is this request's error alone
-            log.exception("a grammar could not be compiled")
+            log.exception("cannot compile a grammar")
             return Prepared(number, request, None, RequestError(BROKEN))

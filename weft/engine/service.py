@@ -27,9 +27,9 @@ log = logging.getLogger("weft")
 
 # Tokens whose cells take about ten milliseconds to name.
 TOKENS_PER_BORDER = 1 << 20
-FAILED = "the engine has failed; its log says why"
+FAILED = "the engine has failed; see its log"
 # Nobody is told: whoever ended a request before it was in line has gone.
-ENDED = RequestError("the request was ended before it began")
+ENDED = RequestError("the request was aborted before it started")
 
 
 class Drivable(Protocol):
@@ -113,7 +113,7 @@ class Service:
                     self._step()
         except BaseException:
             # Half a step is done, or an engine's promise is broken: nothing that follows could be trusted.
-            log.exception("the engine failed and steps no more")
+            log.exception("the engine failed and has stopped")
             self._deliver(Stopped(FAILED))
             return False
         finally:
@@ -147,7 +147,7 @@ class Service:
 
     def _submit(self, number: int, request: Request) -> None:
         if number in self._sequences or number in self._preparing:
-            log.warning("a caller gave the number %d to two requests; the second is dropped", number)
+            log.warning("request number %d is already in use; dropping the second request", number)
             return
         try:
             request = checked(request, self._vocab_size)
@@ -157,7 +157,7 @@ class Service:
         if request.grammar is None:
             self._add(number, request, None)
         else:
-            assert self._preparation is not None, "the service runs"
+            assert self._preparation is not None, "the service is not running"
             self._preparing[number] = False
             self._preparation.begin(number, request)
 
@@ -250,11 +250,11 @@ def checked(request: Request, vocab_size: int) -> Request:
     """A request none of whose token ids lies beyond the vocabulary: one that did would fail the step of everybody."""
     prompt, params = request.prompt, request.params
     if len(prompt) and not 0 <= int(np.min(prompt)) <= int(np.max(prompt)) < vocab_size:
-        raise RequestError(f"prompt holds token ids outside of the vocabulary's 0 to {vocab_size - 1}")
+        raise RequestError(f"prompt must have token ids from 0 to {vocab_size - 1}, the vocabulary's range")
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
         beyond = [token for token in ids if token >= vocab_size]
         if beyond:
-            raise RequestError(f"{name} holds token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
+            raise RequestError(f"{name} has token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
     for position in request.snapshots:
         if not 0 < position <= len(prompt):
             raise RequestError(f"snapshots must be positions from 1 to the prompt's length, got {position}")

@@ -52,5 +52,5 @@ def check_memory(spec: MemorySpec, budget_bytes: int) -> None:
     """Raise if not even a short sequence could run in this memory."""
     if longest_alone(spec, budget_bytes) == 0:
         raise OptionError(
-            f"memory of {budget_bytes} bytes is too small for this model: it needs at least {least_bytes(spec)}"
+            f"memory is {budget_bytes} bytes but this model needs at least {least_bytes(spec)}; raise --memory"
         )

@@ -66,7 +66,7 @@ class Arena:
         self.slabs = budget_bytes // self.slab_bytes
         if self.slabs < len(unit_bytes):
             need = self.slab_bytes * len(unit_bytes)
-            raise OptionError(f"memory of {budget_bytes} bytes is too small for this model: it needs at least {need}")
+            raise OptionError(f"memory is {budget_bytes} bytes but this model needs at least {need}; raise --memory")
         self.owners: dict[Kind, dict[int, int]] = {kind: {} for kind in unit_bytes}
         self.freed: list[tuple[str, int]] = []
         self._remember_freed = remember_freed

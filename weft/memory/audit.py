@@ -42,12 +42,12 @@ def _check_held(ledger: Ledger) -> None:
     held = {node.key for lease in ledger.leases.values() for node in path(lease.node)}
     found = {node.key for node in ledger.cache.trie.nodes.values() if node.holders}
     assert found == held, f"{len(found)} cells have holders, {len(held)} lie on the paths of leases"
-    assert ledger.cache.trie.held == len(held), f"{ledger.cache.trie.held} cells count as held, not {len(held)}"
+    assert ledger.cache.trie.held == len(held), f"{ledger.cache.trie.held} cells count as held, expected {len(held)}"
 
 
 def _count_node(ledger: Ledger, node: Node, counted: Owners) -> None:
     nodes = ledger.cache.trie.nodes
-    assert node.parent is None or nodes.get(node.parent.key) is node.parent, "a node lost its parent"
+    assert node.parent is None or nodes.get(node.parent.key) is node.parent, "a node has lost its parent"
     assert node.depth == (node.parent.depth + 1 if node.parent else 1)
     if node.page is not None:
         counted[Kind.PAGE][node.page] += 1
@@ -71,7 +71,7 @@ def _count_node(ledger: Ledger, node: Node, counted: Owners) -> None:
 def _count_lease(ledger: Ledger, lease: Lease, counted: Owners) -> None:
     seat, cell = lease.seat, ledger.spec.cell
     cached, computed, planned = lease.miss.cached, int(ledger.computed[seat]), int(ledger.planned[seat])
-    assert cached <= computed <= planned <= lease.cells * cell, f"{cached} <= {computed} <= {planned} is broken"
+    assert cached <= computed <= planned <= lease.cells * cell, f"{cached} <= {computed} <= {planned} does not hold"
     assert lease.published == (computed // cell if ledger.enabled else 0)
     if Kind.PAGE in counted:
         counted[Kind.PAGE].update(ledger.page_table[seat, lease.published : lease.cells].tolist())

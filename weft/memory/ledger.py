@@ -243,7 +243,7 @@ class Ledger:
         self.computed[lease.seat] = accepted
         self.states_to_land -= _to_land(grant)
         if accepted < grant.end:
-            assert not lease.pending, "cannot undo what a later flight builds upon"
+            assert not lease.pending, "cannot undo tokens that a later flight builds on"
             self.planned[lease.seat] = lease.decided = accepted
         if self.enabled:
             self._publish_cells(lease, accepted)

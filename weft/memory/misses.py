@@ -29,14 +29,14 @@ class Reason(StrEnum):
 SENTENCES = {
     Reason.NOTHING_MORE: "everything that lies on the grid was reused",
     Reason.BELOW_GRID: "the prompt is shorter than one cell, the unit of reuse",
-    Reason.CACHE_OFF: "the prefix cache is switched off",
+    Reason.CACHE_OFF: "the prefix cache is off",
     Reason.NEVER_COMPUTED: "the next cell was never computed before",
     Reason.OTHER_SALT: "the same tokens were computed under another salt",
     Reason.EVICTED: "the next cell was evicted",
     Reason.STATE_NEVER_KEPT: "pages matched further, but no state was kept there",
     Reason.STATE_SKIPPED: "pages matched further, but there was no memory for a state when they were computed",
     Reason.STATE_EVICTED: "pages matched further, but the state there was evicted",
-    Reason.SCORES_WANTED: "log-probabilities of the prompt were asked for, so its tokens had to be computed",
+    Reason.SCORES_WANTED: "the request needs log-probabilities of the prompt, so its tokens had to be computed",
 }
 
 

@@ -150,7 +150,7 @@ class LLM:
         """End what is running and give the memory back. The object is of no use afterwards."""
         with self._lock:
             self._abort(list(self._running.values()))
-            self._stopped = self._stopped or "it was closed"
+            self._stopped = self._stopped or "it is closed"
             self.engine = None  # type: ignore[assignment]
 
     def __enter__(self) -> LLM:
@@ -192,7 +192,7 @@ class LLM:
 
     def _check_open(self) -> None:
         if self._stopped is not None:
-            raise EngineStopped(f"this LLM gives no more answers: {self._stopped}")
+            raise EngineStopped(f"this LLM no longer answers: {self._stopped}; create a new one")
 
     def _render(
         self,
@@ -297,7 +297,7 @@ def _options(model: str | None, given: Mapping[str, Any]) -> Options:
     known = [each.name for each in fields(Options)]
     for name in given:
         if name not in known:
-            raise OptionError(f"LLM has no option {name!r}; known are {', '.join(known)}")
+            raise OptionError(f"LLM has no option {name!r}; known options are {', '.join(known)}")
     return Options(model=None if model is None else str(model), **given)
 
 
@@ -307,7 +307,7 @@ def _per_prompt(params: SamplingParams | Sequence[SamplingParams], count: int) -
     if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
         raise RequestError(f"params must be SamplingParams or a list of them, got {params!r:.80}")
     if len(params) != count:
-        raise RequestError(f"params has {len(params)} entries for {count} prompts")
+        raise RequestError(f"params must have one entry per prompt, got {len(params)} for {count} prompts")
     for place, each in enumerate(params):
         if not isinstance(each, SamplingParams):
             raise RequestError(f"params[{place}] must be SamplingParams, got {each!r:.80}")
@@ -318,7 +318,7 @@ def _snapshots_per_prompt(snapshots: Sequence[int] | Sequence[Sequence[int]], co
     if all(isinstance(each, int) for each in snapshots):
         return [snapshots] * count  # type: ignore[list-item]
     if len(snapshots) != count:
-        raise RequestError(f"snapshots has {len(snapshots)} entries for {count} prompts")
+        raise RequestError(f"snapshots must have one entry per prompt, got {len(snapshots)} for {count} prompts")
     return list(snapshots)  # type: ignore[arg-type]
 
 
@@ -331,5 +331,5 @@ def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conv
 def _single(prompt: Prompt) -> list[Prompt]:
     prompts = as_list(prompt)
     if len(prompts) != 1:
-        raise RequestError(f"stream takes one prompt, got {len(prompts)}; use generate for many")
+        raise RequestError(f"stream takes one prompt, got {len(prompts)}; use generate for several")
     return prompts

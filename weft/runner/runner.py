@@ -75,7 +75,7 @@ class Runner:
             torch.set_num_threads(threads or available_cores())
             dtype = model_dtype(model)
             self.native = library.available() and dtype in library.DTYPES and fits(spec)
-            log.info("native kernels: %s", library.describe(dtype) if fits(spec) else "no, some layer is too large")
+            log.info("native kernels: %s", library.describe(dtype) if fits(spec) else "off, a layer is too large")
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RunnerFlight:

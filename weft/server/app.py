@@ -133,5 +133,5 @@ async def _failed(request: Request, error: Exception) -> Response:
     # Errors of our own are of other kinds, so these statuses are the router's.
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         asked = f"{request.method:.16} {request.scope['path']:.80}"
-        error = HTTPException(error.status_code, f"{asked} is not served here", error.headers)
+        error = HTTPException(error.status_code, f"{asked} does not exist", error.headers)
     return response(error)

@@ -79,11 +79,11 @@ def reread(keys: Keys, read: Callable[[], ServerSettings]) -> None:
     try:
         keys.replace(read())
     except WeftError as error:
-        log.error("the keys were not reread, the old ones stay: %s", error)
+        log.error("keys not reloaded, keeping the old ones: %s", error)
         return
     after = {tenant.name for tenant in keys.tenants}
     added, removed = (", ".join(sorted(map(str, names))) or "none" for names in (after - before, before - after))
-    log.info("reread the keys: %d in all, added: %s, removed: %s", len(after), added, removed)
+    log.info("reloaded the keys: %d in all, added: %s, removed: %s", len(after), added, removed)
 
 
 def _presented(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -51,7 +51,7 @@ class ProtocolError(WeftError):
 
 def frame(message: wire.Message) -> bytes:
     body = _encode(message)
-    assert len(body) <= MAX_FRAME_BYTES, f"a message of {len(body)} bytes"
+    assert len(body) <= MAX_FRAME_BYTES, f"message has {len(body)} bytes"
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
@@ -70,7 +70,7 @@ class Frames:
             first = start + HEADER_BYTES
             size = int.from_bytes(buffer[start:first], "big")
             if size > self._limit:
-                raise ProtocolError(f"a frame of {size} bytes; at most {self._limit} are taken")
+                raise ProtocolError(f"frame has {size} bytes; the limit is {self._limit}")
             if len(buffer) < first + size:
                 break
             start = first + size
@@ -82,7 +82,7 @@ class Frames:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    raise NotImplementedError(f"{type(value)} does not travel")
+    raise NotImplementedError(f"{type(value)} cannot be encoded")
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes | msgspec.Raw) -> Any:
@@ -110,7 +110,7 @@ def encode_command(command: Command) -> bytes:
 def _encode_request(request: Request) -> msgspec.Raw:
     prompt = np.ascontiguousarray(request.prompt, "<i4").tobytes()
     if len(prompt) > wire.MAX_PROMPT_BYTES:
-        raise RequestError(f"prompt has {len(request.prompt)} tokens; at most {wire.MAX_PROMPT_BYTES // 4} can be sent")
+        raise RequestError(f"prompt has {len(request.prompt)} tokens; the limit is {wire.MAX_PROMPT_BYTES // 4}")
     body = wire.RequestBody(
         prompt,
         request.params,
@@ -124,7 +124,7 @@ def _encode_request(request: Request) -> msgspec.Raw:
     try:
         return msgspec.Raw(_encode(body))
     except (OverflowError, UnicodeEncodeError, NotImplementedError) as error:
-        raise RequestError(f"the request holds a value that cannot be sent: {error}") from error
+        raise RequestError(f"the request has a value that cannot be sent: {error}") from error
 
 
 def decode_begin(body: bytes) -> wire.Begin:
@@ -133,7 +133,7 @@ def decode_begin(body: bytes) -> wire.Begin:
     except WeftError as error:
         raise ProtocolError(str(error)) from error
     if not isinstance(message, wire.Begin):
-        raise ProtocolError("the first message must say which model to load")
+        raise ProtocolError("the first message must name the model to load")
     return message
 
 
@@ -152,7 +152,7 @@ def decode_command(body: bytes) -> Command:
             return Ask(number, topic, limit)
         case wire.ShutdownMessage():
             return Shutdown()
-    raise ProtocolError("a model was loaded already")
+    raise ProtocolError("the model is already loaded")
 
 
 def _decode_request(raw: msgspec.Raw) -> Request:
@@ -161,7 +161,7 @@ def _decode_request(raw: msgspec.Raw) -> Request:
         raise ProtocolError("the prompt is not a list of tokens")
     grammar = body.grammar
     if grammar is not None and (length := len(grammar.text) + len(grammar.source or "")) > wire.MAX_TEXT:
-        raise RequestError(f"a grammar of {length} characters; at most {wire.MAX_TEXT} are taken")
+        raise RequestError(f"grammar has {length} characters; the limit is {wire.MAX_TEXT}")
     prompt = np.frombuffer(body.prompt, "<i4").astype(np.int32)
     return Request(
         prompt,
@@ -252,7 +252,7 @@ class EventReader:
 
     def _outputs(self, message: wire.OutputsMessage) -> Outputs:
         if len(message.numbers) != len(message.tokens):
-            raise ProtocolError("columns of different lengths")
+            raise ProtocolError("columns have different lengths")
         outputs = list(map(Output, message.numbers, message.tokens))
         reports: dict[int, Report] = {}
         try:
@@ -265,7 +265,7 @@ class EventReader:
                 output.finish, output.error = ending.finish, ending.error
                 reports[output.sequence] = self._report(output.sequence, ending)
         except (IndexError, ValueError) as error:
-            raise ProtocolError(f"columns that do not fit: {error}") from error
+            raise ProtocolError(f"columns do not match: {error}") from error
         return Outputs(outputs, reports)
 
     def _report(self, number: int, ending: wire.EndingBody) -> Report:
@@ -285,4 +285,4 @@ def _prompt_scores(message: wire.ScoresMessage) -> Scores:
         tokens = np.frombuffer(message.top_tokens, "<i4").reshape(shape)
         return Scores(logprobs, tokens, np.frombuffer(message.top_logprobs, "<f4").reshape(shape))
     except ValueError as error:
-        raise ProtocolError(f"scores that do not fit: {error}") from error
+        raise ProtocolError(f"scores do not match: {error}") from error

@@ -19,10 +19,10 @@ class ConnectionCollector:
         self._connections = connections
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("weft_connections", "Connections of clients that are open", len(self._connections))
-        yield GaugeMetricFamily("weft_connections_limit", "Connections that may be open", self._connections.bound)
+        yield GaugeMetricFamily("weft_connections", "Open client connections", len(self._connections))
+        yield GaugeMetricFamily("weft_connections_limit", "Maximum open connections", self._connections.bound)
         crowded = CounterMetricFamily(
-            "weft_connections_crowded", "How often a new connection met a bound, by bound", labels=["bound"]
+            "weft_connections_crowded", "New connections that met a bound, by bound", labels=["bound"]
         )
         for bound in BOUNDS:
             crowded.add_metric([bound], self._connections.crowded[bound])

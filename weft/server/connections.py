@@ -117,10 +117,10 @@ class Connections:
         if len(self._open) < self.bound:
             return None
         self.crowded["total"] += 1
-        self.warnings.warn("all of the %d connections are in use: the longest waiting ones are closed", self.bound)
+        self.warnings.warn("all %d connections are in use: closing the longest idle ones", self.bound)
         if self.cut_longest_waiting():
             return None
-        return 503, f"all of the server's {self.bound} connections are in use: try again later"
+        return 503, f"all {self.bound} connections of the server are in use; try again later"
 
     def cut_longest_waiting(self) -> bool:
         """Close the connection that has waited longest for its client; returns whether there was one."""
@@ -146,10 +146,10 @@ class Connections:
         peers = self._by_share.setdefault(guest.share, {})
         if len(peers) >= self._per_address:
             self.crowded["address"] += 1
-            self.warnings.warn("%s has its %d connections already", guest.share, self._per_address)
+            self.warnings.warn("%s has reached its limit of %d connections", guest.share, self._per_address)
             waiting = next((peer for peer in peers if peer in self._waiting), None)
             if waiting is None:
-                return 429, f"this address has its {self._per_address} connections already: close some, or wait"
+                return 429, f"this address has reached its limit of {self._per_address} connections; close some or wait"
             self._cut(waiting)
         self._by_share.setdefault(guest.share, {})[guest] = None
         return None

@@ -135,7 +135,7 @@ async def health_generate(front: Front, request: Request) -> Response:
     try:
         await asyncio.wait_for(run.collect(), HEALTH_SECONDS)
     except TimeoutError:
-        raise RequestError(f"no token came within {HEALTH_SECONDS:g} seconds", 503) from None
+        raise RequestError(f"the engine returned no token within {HEALTH_SECONDS:g} seconds", 503) from None
     finally:
         run.close()
     return json_response({"status": "ok"})
@@ -143,4 +143,4 @@ async def health_generate(front: Front, request: Request) -> Response:
 
 def need_admin(request: Request) -> None:
     if not request.state.tenant.admin:
-        raise HTTPException(403, "this concerns all clients: it needs the admin key")
+        raise HTTPException(403, "this route affects all clients and needs the admin key")

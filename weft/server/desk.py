@@ -26,7 +26,7 @@ MAX_OPEN = 1024
 PULSE_SECONDS = 2.0
 # For an answer that lay there already when the clock ran out: a front may have been asleep itself.
 GRACE_SECONDS = 0.1
-SILENT = "the engine gives no sign of life"
+SILENT = "the engine does not respond"
 NOT_STARTED = "the engine is not ready"
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -76,7 +76,7 @@ class Desk(ABC):
         if self._draining or self._silent:
             raise EngineStopped(SHUTTING_DOWN if self._draining else SILENT)
         if len(self._streams) >= self._max_open:
-            raise RequestError(f"there are {self._max_open} requests under way already; try again later", status=429)
+            raise RequestError(f"the limit of {self._max_open} open requests is reached; try again later", status=429)
         loop = asyncio.get_running_loop()
         stream = OutputStream(next(self._numbers), loop)
         taken = loop.create_future()
@@ -156,11 +156,11 @@ class Desk(ABC):
             if not answered:
                 answered, _ = await asyncio.wait([asked], timeout=GRACE_SECONDS)
             if not answered:
-                log.error("the engine has given no sign of life for %g s", patience)
+                log.error("the engine has not responded for %g s", patience)
                 self._silent = True
                 self._fell_silent()
                 await asyncio.wait([asked])
-                log.warning("the engine is heard again, or gone")
+                log.warning("the engine responds again, or has ended")
             self._silent = False
 
     def _fell_silent(self) -> None:  # noqa: B027  most need do nothing

@@ -99,7 +99,7 @@ class Door:
         self._opening.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, OSError):
-            log.error("a connection could not be opened", exc_info=error)
+            log.error("cannot open a connection", exc_info=error)
         if error is not None or task.cancelled():
             self._connections.leave(connection)
             client.close()
@@ -112,7 +112,7 @@ class Door:
             return
         short = error.errno in (errno.EMFILE, errno.ENFILE)
         hint = "; raise the limit of open files, or lower --limit connections" if short else ""
-        self._connections.warnings.warn("no client can be accepted: %s%s", error.strerror, hint)
+        self._connections.warnings.warn("cannot accept connections: %s%s", error.strerror, hint)
         self._loop.remove_reader(self._listener)
         self._retry = self._loop.call_later(RETRY_SECONDS, self._resume)
         self._connections.crowded["descriptors"] += 1
@@ -138,7 +138,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise OptionError(f"host {host} port {port} cannot be listened at: {error.strerror or error}") from None
+        raise OptionError(f"cannot bind {host}:{port}: {error.strerror or error}") from None
     return listener
 
 
@@ -157,7 +157,7 @@ def unix_listener(path: str, mode: int) -> Iterator[socket.socket]:
             listener.bind(path)
             listener.listen(BACKLOG)
         except OSError as error:
-            raise OptionError(f"uds {path} cannot be bound: {error.strerror or error}") from None
+            raise OptionError(f"cannot bind uds {path}: {error.strerror or error}") from None
         finally:
             os.umask(umask)
         place.chmod(mode)
@@ -177,9 +177,9 @@ def remove_stale(place: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise OptionError(f"uds {place} cannot be used: {error.strerror or error}") from None
+        raise OptionError(f"cannot use uds {place}: {error.strerror or error}") from None
     if not stat.S_ISSOCK(found.st_mode):
-        raise OptionError(f"uds {place} must be a path for a socket, but another file is there: choose another path")
+        raise OptionError(f"uds {place} must be a free path or a stale socket, but is a file; choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -187,6 +187,6 @@ def remove_stale(place: Path) -> None:
         except ConnectionRefusedError:
             place.unlink(missing_ok=True)
         except OSError as error:
-            raise OptionError(f"uds {place} is in use or not ours: {error.strerror or error}") from None
+            raise OptionError(f"uds {place} is in use or belongs to another user: {error.strerror or error}") from None
         else:
-            raise OptionError(f"uds {place} is in use: another server listens there")
+            raise OptionError(f"uds {place} is in use by another server; choose another path")

@@ -70,7 +70,7 @@ class SocketInbox:
     def first(self) -> wire.Begin:
         while not self._bodies:
             if not self._read():
-                raise ProtocolError("the front said nothing")
+                raise ProtocolError("the front closed the connection without a message")
         return decode_begin(self._bodies.pop(0))
 
     def take(self, wait: bool) -> list[Command | Prepared]:
@@ -99,7 +99,7 @@ class SocketInbox:
         try:
             self._bodies = self._frames.feed(data)
         except ProtocolError:
-            log.exception("the front sends frames without end")
+            log.exception("the front sent an oversized frame")
             return False
         return bool(data)
 
@@ -109,7 +109,7 @@ class SocketInbox:
             try:
                 commands.append(decode_command(body))
             except ProtocolError as error:
-                log.error("dropped a frame that cannot be read: %s", error)
+                log.error("dropped an unreadable frame: %s", error)
         self._bodies = []
         return commands
 
@@ -140,7 +140,7 @@ def _end_with_front(connection: socket.socket) -> None:
     hangup = select.poll()
     hangup.register(connection, 0)
     hangup.poll()
-    log.error("the front is gone: the engine process ends")
+    log.error("the front has ended: ending the engine process")
     os._exit(1)
 
 

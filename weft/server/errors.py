@@ -26,10 +26,10 @@ TYPES = {
 CODES = {401: "invalid_api_key", 413: "request_too_large", 429: "busy", 431: "headers_too_large", 503: "unavailable"}
 # As nginx counts clients that hang up before their answer.
 GONE = 499
-STOPPED = "the engine has stopped or is about to: no answer can be given"
+STOPPED = "the engine has stopped or is stopping; try again later"
 # Characters of a message: errors quote what clients sent.
 MAX_MESSAGE = 2000
-INTERNAL = "an internal error; the server's log has more"
+INTERNAL = "internal error; see the server's log"
 
 # How messages of the layers below spell a field, where a body spells it differently.
 SPELLED = {"include_stop": "include_stop_str_in_output", "prompts": "prompt"}

@@ -142,7 +142,7 @@ class Front:
 
     def _reserve(self, sequences: int) -> None:
         if self.open_sequences + sequences > self.limits.open_sequences:
-            raise RequestError("the server is busy: too many requests are running or waiting", 429)
+            raise RequestError("the server is busy: too many requests are running or waiting; try again later", 429)
         self.open_sequences += sequences
 
     async def prepared(self, form: Form) -> Form:
@@ -201,7 +201,7 @@ class Front:
                 requests.append(request)
                 answers.append(Answer(request.params, detokenizer, request.stop_tokens))
         if len(requests) > self.limits.sequences:
-            raise FieldError("n", f"asks for {len(requests)} answers in all, more than {self.limits.sequences}")
+            raise FieldError("n", f"asks for {len(requests)} answers in all; the limit is {self.limits.sequences}")
         run = self._open(name, aliases, tenant, len(requests), form, wishes)
         try:
             await run.submit(requests, answers)
@@ -214,7 +214,8 @@ class Front:
         if length + wish.params.max_tokens > info.max_length:
             field = wish.field if length >= info.max_length else "max_tokens"
             what = (
-                f"is too much: {length} tokens of prompt and {wish.params.max_tokens} to come exceed {info.max_length}"
+                f"does not fit: prompt has {length} tokens; with max_tokens={wish.params.max_tokens} it exceeds the "
+                f"context of {info.max_length}"
             )
             raise FieldError(field, what, code="context_length_exceeded")
         check_request(wish.tokens, wish.params, self.tokenizer is not None, info.vocab_size, info.max_length)

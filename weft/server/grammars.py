@@ -68,7 +68,7 @@ def only(found: list[Form | None]) -> Form | None:
     """The one form that is asked for, if any."""
     given = [form for form in found if form is not None]
     if len(given) > 1:
-        raise FieldError(given[1].field, f"and {given[0].field} are both given: choose one")
+        raise FieldError(given[1].field, f"and {given[0].field} exclude each other; pass only one of them")
     return given[0] if given else None
 
 
@@ -82,7 +82,7 @@ def from_response_format(wanted: ResponseFormat | None, limits: Limits) -> Form 
     if wanted.type == "json_object":
         return Form(Grammar("json_object"), "response_format")
     if wanted.json_schema is None or wanted.json_schema.schema is None:
-        raise FieldError("response_format.json_schema", "must hold a schema")
+        raise FieldError("response_format.json_schema", "must have a schema")
     return from_schema("response_format.json_schema.schema", wanted.json_schema.schema, limits)
 
 
@@ -99,7 +99,7 @@ def from_structured(wanted: StructuredOutputs | None, limits: Limits) -> Form | 
     ]
     given = [form for form in found if form is not None]
     if len(given) != 1:
-        raise FieldError(name, f"must hold exactly one constraint, got {len(given)}")
+        raise FieldError(name, f"must have exactly one constraint, got {len(given)}")
     return given[0]
 
 
@@ -109,11 +109,11 @@ def from_json(name: str, schema: dict[str, Any] | str | None, limits: Limits) ->
         return None
     if isinstance(schema, str):
         if len(schema) > limits.schema_bytes:
-            raise FieldError(name, f"is a schema of {len(schema)} characters, more than {limits.schema_bytes}")
+            raise FieldError(name, f"has {len(schema)} characters; the limit is {limits.schema_bytes}")
         try:
             schema = read_json(name, schema, limits.schema_depth)
         except ValueError:
-            raise FieldError(name, "must be a JSON schema, or one as text") from None
+            raise FieldError(name, "must be a JSON schema, as an object or as text") from None
     return from_schema(name, schema, limits)
 
 
@@ -127,7 +127,7 @@ def from_choice(name: str, choices: list[str] | None, limits: Limits) -> Form | 
     check_items(name, choices, MAX_CHOICES)
     text = json.dumps(choices)
     if not choices or len(text) > limits.schema_bytes:
-        raise FieldError(name, f"must hold 1 to {MAX_CHOICES} texts of at most {limits.schema_bytes} bytes together")
+        raise FieldError(name, f"must have 1 to {MAX_CHOICES} strings of at most {limits.schema_bytes} bytes in all")
     return Form(Grammar("choice", text), name)
 
 

@@ -52,7 +52,7 @@ class Guard:
         if (scope["method"], scope["path"]) in self._open_routes:
             return
         if tenant is None:
-            raise HTTPException(401, "no valid key: send Authorization: Bearer KEY")
+            raise HTTPException(401, "no valid API key; send Authorization: Bearer KEY")
         tenant.account.take_request()
 
     def _check_browser(self, headers: list[tuple[bytes, bytes]]) -> None:
@@ -62,12 +62,12 @@ class Guard:
         trusted = self._settings.trusted_hosts
         # No browser leaves the header out; probes of balancers do.
         if trusted and b"host" in found and not is_trusted(host_name(host), trusted):
-            raise HTTPException(403, "the Host header names none of this server's hosts; --allowed-host adds one")
+            raise HTTPException(403, "the Host header must name an allowed host; add one with --allowed-host")
         origin = found.get(b"origin")
         if origin is not None and "*" not in self._settings.cors_origins:
             text = origin.decode("latin-1")
             if text not in self._settings.cors_origins and text.partition("://")[2] != host:
-                raise HTTPException(403, "requests from web pages of this origin are not allowed")
+                raise HTTPException(403, "web pages of this origin are not allowed; add it with --cors-origin")
 
 
 def is_trusted(name: str, trusted: tuple[str, ...]) -> bool:

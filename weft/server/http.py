@@ -158,7 +158,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _late(self) -> None:
         if self.state is State.HEAD:
-            self._refuse(408, f"the request's head took more than {self._limits.header_seconds:g} seconds")
+            self._refuse(408, f"the request headers took more than {self._limits.header_seconds:g} seconds")
         elif self.state is State.CLOSING:
             self._transport.abort()
         else:
@@ -255,7 +255,7 @@ class HttpConnection(asyncio.Protocol):
     def _take_head(self, head: Head) -> None:
         self._head_begun = False
         if len(self._queue) == MAX_PIPELINED:
-            self._refuse(400, f"a client may send at most {MAX_PIPELINED} requests ahead of their answers")
+            self._refuse(400, f"at most {MAX_PIPELINED} requests may be pipelined")
             return
         self._newest = HttpExchange(self, self._scope(head), self._shared.app, head.keep_alive, head.expects_continue)
         self._body_open = True

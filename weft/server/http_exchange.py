@@ -75,7 +75,7 @@ class HttpExchange:
         try:
             await self.app(self.scope, self.receive, self.send)
             if not self.gone and not self.answered:
-                log.error("the application did not complete its answer to %s", self.scope["path"])
+                log.error("the application did not complete its response to %s", self.scope["path"])
         except Exception:
             log.exception("the application failed")
         finally:
@@ -140,7 +140,7 @@ class HttpExchange:
         self.keep_alive = self.keep_alive and not self._expects_continue
         for name, value in (*self._wire.default_headers, *headers):
             if b"\n" in value or b"\r" in value:
-                raise ValueError(f"the header {name!r} of an answer must be one line, got {value!r}")
+                raise ValueError(f"response header {name!r} must be one line, got {value!r}")
             if name == b"connection":
                 self.keep_alive = self.keep_alive and value != b"close"
                 continue
@@ -161,7 +161,7 @@ class HttpExchange:
 
     def _continue(self, body: bytes, more: bool) -> None:
         if self.answered:
-            raise RuntimeError("an answer that is complete cannot be continued")
+            raise RuntimeError("a complete response cannot be continued")
         if self._chunked:
             chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             self._wire.write(chunk if more else chunk + b"0\r\n\r\n")
@@ -178,7 +178,7 @@ class HttpExchange:
             return
         self._remaining_bytes -= size
         if self._remaining_bytes < 0 or (self._remaining_bytes and not more):
-            raise RuntimeError(f"an answer is {-self._remaining_bytes} bytes longer than its Content-Length")
+            raise RuntimeError(f"the response is {-self._remaining_bytes} bytes longer than its Content-Length")
 
     def _answer_failure(self) -> None:
         failed = json_response(answer(500, INTERNAL), 500, {"connection": "close"})

@@ -70,7 +70,7 @@ class HttpReader:
         self._events = []
         self._feed(data)
         if self.fault is None and self._loose_bytes > self._header_bytes:
-            self.fault = 431, f"the request's head or trailers exceed {self._header_bytes} bytes"
+            self.fault = 431, f"the request headers or trailers exceed {self._header_bytes} bytes"
         return self._events
 
     def _feed(self, data: bytes) -> None:

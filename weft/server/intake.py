@@ -63,7 +63,7 @@ class Intake(Generic[B]):
         texts = sum(len((getattr(body, name) or "").encode()) for name in self.kept)
         if len(rest) - texts > prompter.limits.beside_bytes:
             most = prompter.limits.beside_bytes
-            raise RequestError(f"the body holds {len(rest) - texts} bytes beside its prompts, more than {most}", 413)
+            raise RequestError(f"the body has {len(rest) - texts} bytes besides its prompts; the limit is {most}", 413)
         found = [PackedPrompt(each.tokens.astype("<i4").tobytes(), each.snapshots) for each in prompts]
         return msgspec.msgpack.encode(Packed(rest, found))
 

@@ -18,7 +18,7 @@ class KeyCollector:
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("weft_key_requests", "Requests by key", labels=["key"])
         tokens = CounterMetricFamily("weft_key_tokens", "Tokens by key and kind", labels=["key", "kind"])
-        limited = CounterMetricFamily("weft_key_limited", "Requests beyond a key's limit", labels=["key", "limit"])
+        limited = CounterMetricFamily("weft_key_limited", "Requests over a key's limit", labels=["key", "limit"])
         for tenant in self._keys.tenants:
             name, account = str(tenant.name), tenant.account
             requests.add_metric([name], account.requests)

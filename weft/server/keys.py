@@ -39,7 +39,7 @@ class Rates:
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not None and not 0 <= value <= MAX_RATE:
-                raise OptionError(f"{each.name} must be from 0 (no limit) to {MAX_RATE}, got {value}")
+                raise OptionError(f"{each.name} must be from 0 (unlimited) to {MAX_RATE}, got {value}")
 
     def filled(self, default: Rates) -> Rates:
         """
@@ -62,7 +62,7 @@ class Key:
     def __post_init__(self) -> None:
         secret = self.secret
         if not secret.isascii() or not secret.isprintable() or not secret or " " in secret:
-            raise OptionError("api_keys must be of ASCII characters without spaces, and not empty")
+            raise OptionError("api_keys must be non-empty ASCII without spaces")
         if len(secret) > MAX_KEY_CHARACTERS:
             raise OptionError(f"api_keys must have at most {MAX_KEY_CHARACTERS} characters, got {len(secret)}")
         # The name is not shown: it may be a secret that was written in the wrong place.
@@ -93,13 +93,13 @@ def as_key(given: str | Key) -> Key:
 
 def _check_together(keys: Sequence[Key]) -> None:
     if len(keys) > MAX_KEYS:
-        raise OptionError(f"api_keys must be at most {MAX_KEYS}, got {len(keys)}")
+        raise OptionError(f"api_keys must have at most {MAX_KEYS} entries, got {len(keys)}")
     if len({key.secret for key in keys}) != len(keys):
-        raise OptionError("api_keys holds a key twice")
+        raise OptionError("api_keys has the same key twice")
     names = [key.name for key in keys]
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice is not None:
-        raise OptionError(f"api_keys holds two keys named {twice}: give each a name of its own")
+        raise OptionError(f"api_keys has two keys named {twice}; names must be unique")
 
 
 # files ----------------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def read_key_file(option: str, path: str) -> tuple[Key, ...]:
         text = _read(place)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise OptionError(f"{option} {path} cannot be read: {reason}") from None
+        raise OptionError(f"cannot read {option} {path}: {reason}") from None
     except OptionError as error:
         raise OptionError(f"{option} {path} is refused: {error}") from None
     found = []
@@ -125,7 +125,7 @@ def read_key_file(option: str, path: str) -> tuple[Key, ...]:
         if key is not None:
             found.append(key)
     if not found:
-        raise OptionError(f"{option} {path} holds no key")
+        raise OptionError(f"{option} {path} has no key")
     return tuple(found)
 
 
@@ -157,7 +157,7 @@ def _parse_rates(words: Sequence[str]) -> Rates:
     for word in words:
         name, _, value = word.partition("=")
         if name not in RATES or name in found or not (value.isascii() and value.isdigit()) or len(value) > 10:
-            raise OptionError(f"after NAME KEY come limits, each once: {', '.join(f'{each}=NUMBER' for each in RATES)}")
+            raise OptionError(f"only limits may follow NAME KEY: {', '.join(f'{each}=NUMBER' for each in RATES)}")
         found[name] = int(value)
     return Rates(**found)
 

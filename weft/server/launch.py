@@ -124,7 +124,7 @@ async def serve(
         texts = load_texts(options, backend.info.settings)
         pool = pool_for(texts.tokenizer, texts.template, settings)
         connections = bounded_connections(settings.limits)
-        log.info("up to %d connections at a time", connections.bound)
+        log.info("accepting up to %d connections", connections.bound)
         app = create_app(
             backend,
             texts.tokenizer,
@@ -177,9 +177,9 @@ def reread_certificate(files: TlsFiles, context: ssl.SSLContext) -> None:
     try:
         files.reload(context)
     except OptionError as error:
-        log.error("the certificate stays as it was: %s", error)
+        log.error("certificate not reloaded, keeping the old one: %s", error)
     else:
-        log.info("the certificate of %s is in use", files.certfile)
+        log.info("reloaded the certificate %s", files.certfile)
 
 
 class Orders:
@@ -223,7 +223,7 @@ async def run_until_told(server: Server, backend: Running, orders: Orders, liste
     await orders.or_done(serving, dying)
     died = dying.done()
     if died:
-        log.error("ending, for the engine is gone: %s", dying.result())
+        log.error("exiting because the engine has ended: %s", dying.result())
     dying.cancel()
     notify("STOPPING=1")
     server.should_exit = True
@@ -234,7 +234,7 @@ async def run_until_told(server: Server, backend: Running, orders: Orders, liste
 async def drain(backend: Running, orders: Orders, seconds: float) -> None:
     """Let what runs come to its end, for so long or until somebody is in a hurry; then end the rest."""
     if backend.open:
-        log.warning("finishing %d requests, for %g s at most; another signal ends them", backend.open, seconds)
+        log.warning("draining %d requests for up to %g s; another signal ends them now", backend.open, seconds)
     stopping = asyncio.create_task(backend.stop(seconds))
     await first_of(orders.hurry, stopping)
     if not stopping.done():
@@ -311,9 +311,9 @@ def warn_of_strangers(host: str, has_keys: bool) -> None:
     """Loud, because whoever reaches the port can use the model and flush its cache."""
     if host in LOOPBACK:
         return
-    log.warning("listening at %s, where other machines may reach this server", host)
+    log.warning("bound to %s: other machines may reach this server", host)
     if not has_keys:
-        log.warning("NO API KEY IS SET: ANYBODY WHO REACHES IT MAY USE IT. Set --api-key, or --host 127.0.0.1")
+        log.warning("NO API KEY IS SET: EVERY CLIENT THAT REACHES IT MAY USE IT. Set --api-key, or --host 127.0.0.1")
 
 
 def load_texts(options: Options, settings: dict[str, Any]) -> Texts:
@@ -326,9 +326,9 @@ def load_texts(options: Options, settings: dict[str, Any]) -> Texts:
         folder = find_text_files(builtin.place_of(options.tokenizer))
     found = load_tokenizer(folder)
     if found is None and options.tokenizer is not None:
-        raise ModelError(f"tokenizer: {folder} holds no tokenizer.json")
+        raise ModelError(f"tokenizer: {folder} has no tokenizer.json")
     if found is None:
-        log.warning("the model has no tokenizer.json; token ids are served, text is not")
+        log.warning("the model has no tokenizer.json: serving token ids only, no text")
         return Texts(None, None, ends, suggested)
     return Texts(found, load_template(folder, found.specials), ends | found.end_tokens, suggested)
 

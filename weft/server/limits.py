@@ -56,14 +56,14 @@ async def read(request: Request, kind: type[T], limits: Limits) -> T:
     """A body without prompts as a value of a type."""
     body = await read_body(request, limits)
     if len(body) > MAX_PLAIN_BYTES:
-        raise RequestError(f"a body for this route has at most {MAX_PLAIN_BYTES} bytes, got {len(body)}", 413)
+        raise RequestError(f"a body for this route may have {MAX_PLAIN_BYTES} bytes, got {len(body)}", 413)
     return decode(body, kind, limits)
 
 
 def decode(body: bytes, kind: type[T], limits: Limits) -> T:
     """A body as a value of a type; raises with the name of the field that does not fit."""
     if not body.strip():
-        raise RequestError("the body is empty: send a JSON object")
+        raise RequestError("the body is empty; send a JSON object")
     check_depth(body, limits.json_depth)
     try:
         return msgspec.json.decode(body, type=kind)
@@ -126,9 +126,9 @@ def check_schema(name: str, schema: Any, limits: Limits) -> str:
     """A JSON schema as text, if its size and depth are within bounds."""
     text = json.dumps(schema)
     if len(text) > limits.schema_bytes:
-        raise FieldError(name, f"is a schema of {len(text)} bytes, more than {limits.schema_bytes}")
+        raise FieldError(name, f"has {len(text)} bytes; the limit of a schema is {limits.schema_bytes}")
     if depth_of(schema) > limits.schema_depth:
-        raise FieldError(name, f"is a schema nested more than {limits.schema_depth} levels deep")
+        raise FieldError(name, f"is nested more than {limits.schema_depth} levels deep")
     return text
 
 

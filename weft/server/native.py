@@ -169,7 +169,7 @@ class Native:
         if isinstance(rid, str):
             return [rid] if count == 1 else [f"{rid}_{place}" for place in range(count)]
         if len(rid) != count:
-            raise FieldError("rid", f"has {len(rid)} entries for {count} prompts")
+            raise FieldError("rid", f"must have one entry per prompt, got {len(rid)} for {count} prompts")
         return list(rid)
 
     def add(self, prompt: Any, sampling: NativeSampling, scoring: Scoring | None, name: str) -> None:
@@ -183,7 +183,7 @@ class Native:
     def params_of(self, sampling: NativeSampling, length: int, scoring: Scoring | None) -> SamplingParams:
         for name in ("stop_regex", "structural_tag"):
             if getattr(sampling, name) is not None:
-                raise FieldError(f"sampling_params.{name}", "is not supported here")
+                raise FieldError(f"sampling_params.{name}", "is not supported")
         most = "sampling_params.max_new_tokens"
         max_tokens = self.front.max_tokens(sampling.max_new_tokens, length, most, DEFAULT_MAX_TOKENS)
         top, start = (None, 0) if scoring is None else (scoring.top, scoring.start)
@@ -210,7 +210,7 @@ class Native:
         forms = [form_of_native(each, self.front.limits) for each in samplings]
         shown = [each.skip_special_tokens is not False for each in samplings]
         if any(form != forms[0] for form in forms) or any(each != shown[0] for each in shown):
-            raise FieldError("sampling_params", "of one body must share their grammar and skip_special_tokens")
+            raise FieldError("sampling_params", "must share one grammar and one skip_special_tokens for all prompts")
         self.form, self.skip_special = forms[0], shown[0]
 
     async def start(self, request: Request) -> Run:
@@ -295,7 +295,7 @@ def prompts_of(prompter: Prompter, body: GenerateRequest) -> list[Prompt]:
 
 def sent_prompts(body: GenerateRequest) -> list[str | list[int]]:
     if (body.text is None) == (body.input_ids is None):
-        raise FieldError("text", "or input_ids must be given, one of them")
+        raise FieldError("text", "or input_ids must be given, but not both")
     if body.text is not None:
         return [body.text] if isinstance(body.text, str) else list(body.text)
     ids = body.input_ids or []
@@ -320,13 +320,13 @@ def spread(name: str, value: Any, count: int, default: Any) -> list[Any]:
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise FieldError(name, f"has {len(value)} entries for {count} prompts")
+        raise FieldError(name, f"must have one entry per prompt, got {len(value)} for {count} prompts")
     return value
 
 
 def scoring_of(prompt: int, start: int, top: int) -> Scoring:
     if start >= prompt:
-        raise FieldError("logprob_start_len", f"must be below the prompt's length {prompt}, got {start}")
+        raise FieldError("logprob_start_len", f"must be less than the prompt's length {prompt}, got {start}")
     return Scoring(prompt - 1 if start < 0 else start, top)
 
 

@@ -132,11 +132,11 @@ async def chat(front: Front, request: Request) -> Response:
 def check_unsupported(body: ChatRequest) -> None:
     refuse(body, UNSERVED + UNSERVED_HERE)
     if body.functions:
-        raise FieldError("functions", "is an older spelling: use tools")
+        raise FieldError("functions", "is not supported; use tools")
     if body.modalities is not None and body.modalities != ["text"]:
-        raise FieldError("modalities", 'may only be ["text"]')
+        raise FieldError("modalities", 'must be ["text"]')
     if body.top_logprobs is not None and not body.logprobs:
-        raise FieldError("top_logprobs", "needs logprobs to be true")
+        raise FieldError("top_logprobs", "needs logprobs=true")
 
 
 def prompts_of(prompter: Prompter, body: ChatRequest) -> list[Prompt]:

@@ -92,9 +92,9 @@ def prompts_of(prompter: Prompter, body: CompletionRequest) -> list[Prompt]:
     refuse(body, UNSERVED)
     n = body.n or 1
     if body.best_of is not None and body.best_of != n:
-        raise FieldError("best_of", f"must be the same as n ({n}) here, got {body.best_of}")
+        raise FieldError("best_of", f"must equal n ({n}), got {body.best_of}")
     if body.suffix:
-        raise FieldError("suffix", "is not supported: send a prompt that holds it")
+        raise FieldError("suffix", "is not supported; put it into the prompt")
     found = prompter.encode(as_prompts(body.prompt), "prompt")
     body.prompt = ""
     return found
@@ -125,7 +125,7 @@ def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int
     if numbers and len(numbers) == len(prompt):
         return [numbers]
     if numbers:
-        raise FieldError("prompt", "must be a text, a list of token ids, or a list of those, not a mixture")
+        raise FieldError("prompt", "must be a string, a list of token ids, or a list of those, not a mixture")
     return [each for each in prompt if not isinstance(each, int)]
 
 

@@ -123,11 +123,11 @@ async def respond(front: Front, request: Request) -> Response:
 def check_unsupported(body: ResponsesRequest) -> None:
     refuse(body, ("conversation", "prompt"))
     if body.previous_response_id is not None:
-        raise FieldError("previous_response_id", "cannot be resolved: nothing is stored here; send the conversation")
+        raise FieldError("previous_response_id", "is not supported: responses are not stored; send all messages")
     if body.background:
-        raise FieldError("background", "is not supported: nothing is stored here")
+        raise FieldError("background", "is not supported: responses are not stored")
     if body.truncation == "auto":
-        raise FieldError("truncation", 'may only be "disabled"')
+        raise FieldError("truncation", 'must be "disabled"')
 
 
 def messages_of(body: ResponsesRequest, limits: Limits) -> tuple[list[ChatMessage], list[str]]:
@@ -147,13 +147,13 @@ def messages_of(body: ResponsesRequest, limits: Limits) -> tuple[list[ChatMessag
         match item.type:
             case "message":
                 if item.role is None or item.content is None:
-                    raise FieldError(where, "is a message: it must have role and content")
+                    raise FieldError(where, "is a message and must have role and content")
                 found.append(ChatMessage(role=item.role, content=item.content))
             case "function_call":
                 _add_call(found, item, where, limits)
             case "function_call_output":
                 if item.call_id is None or item.output is None:
-                    raise FieldError(where, "is an output: it must have call_id and output")
+                    raise FieldError(where, "is an output and must have call_id and output")
                 found.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
             case "reasoning":
                 pass  # what a model thought before is not shown to it again
@@ -163,7 +163,7 @@ def messages_of(body: ResponsesRequest, limits: Limits) -> tuple[list[ChatMessag
 
 def _add_call(found: list[ChatMessage], item: InputItem, where: str, limits: Limits) -> None:
     if item.name is None or item.call_id is None:
-        raise FieldError(where, "is a call: it must have call_id and name")
+        raise FieldError(where, "is a call and must have call_id and name")
     # Here, where the field has its own name: a call may become part of the message before it.
     check_text_depth(f"{where}.arguments", item.arguments or "", limits.json_depth)
     call = CalledTool(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments or "{}"))

@@ -29,7 +29,7 @@ from weft.server.desk import MAX_OPEN, Desk
 log = logging.getLogger("weft")
 
 DIED = "the engine process has ended unexpectedly"
-RESTARTING = "the engine process has ended unexpectedly and is being started again"
+RESTARTING = "the engine process has ended unexpectedly and is restarting"
 GOODBYE_SECONDS = 10.0
 # So many restarts within so long, and it is no accident.
 MAX_RESTARTS = 5
@@ -59,7 +59,7 @@ class Link(asyncio.Protocol):
                     self._hear(self, event)
         except ProtocolError as error:
             # What was lost here nobody could ever answer.
-            log.error("the engine process does not keep to the protocol: %s", error)
+            log.error("the engine process violated the protocol: %s", error)
             assert self.transport is not None
             self.transport.abort()
 
@@ -200,7 +200,7 @@ class ProcessBackend(Desk):
     def _lost(self, link: Link) -> None:
         """The process is gone, or as good as gone."""
         if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(EngineStopped("the engine process has ended before the model was loaded"))
+            self._ready.set_exception(EngineStopped("the engine process ended before the model was loaded"))
             return
         if link is not self._link:
             return
@@ -221,7 +221,7 @@ class ProcessBackend(Desk):
             try:
                 self.info = await self._launch()
             except WeftError as error:
-                log.error("the engine could not be started again: %s", error)
+                log.error("cannot restart the engine: %s", error)
                 await asyncio.sleep(1.0)
             else:
                 self._closed = None

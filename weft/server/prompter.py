@@ -59,7 +59,7 @@ class Prompter:
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.facts.model:
             raise FieldError(
-                "model", f"{name!r:.80} is not served here, but {self.facts.model!r}", 404, "model_not_found"
+                "model", f"{name!r:.80} does not exist; this server has {self.facts.model!r}", 404, "model_not_found"
             )
 
     def need_tokenizer(self) -> Tokenizer:
@@ -75,12 +75,12 @@ class Prompter:
 
     def check_tokens(self, tokens: int, field: str) -> None:
         if tokens > self.facts.room:
-            raise too_long(field, f"{tokens} tokens are more than {self.facts.room}")
+            raise too_long(field, f"it has {tokens} tokens; the limit is {self.facts.room}")
 
     def encode(self, prompts: Sequence[str | list[int]], field: str) -> list[Prompt]:
         """Return prompts, which are texts or token ids already, as token ids."""
         if not 0 < len(prompts) <= self.limits.prompts:
-            raise FieldError(field, f"must hold 1 to {self.limits.prompts} prompts, got {len(prompts)}")
+            raise FieldError(field, f"must have 1 to {self.limits.prompts} prompts, got {len(prompts)}")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:
             self.check_size(len(text), field)
@@ -137,11 +137,11 @@ class Prompter:
         for name, value in (given or {}).items():
             if name not in self._template_kwargs:
                 known = ", ".join(self._template_kwargs)
-                raise FieldError(f"chat_template_kwargs.{name:.64}", f"is not allowed; known are {known}")
+                raise FieldError(f"chat_template_kwargs.{name:.64}", f"is not allowed; allowed are {known}")
             if not isinstance(value, str | int | float | None) or len(str(value)) > 256:
-                raise FieldError(f"chat_template_kwargs.{name}", "must be a short text, a number, true, false or null")
+                raise FieldError(f"chat_template_kwargs.{name}", "must be a short string, number, true, false or null")
         return dict(given or {})
 
 
 def too_long(field: str, what: str) -> FieldError:
-    return FieldError(field, f"is too much: {what}", code="context_length_exceeded")
+    return FieldError(field, f"is too long: {what}", code="context_length_exceeded")

@@ -126,8 +126,8 @@ class Account:
             return 0
         if prompt > bucket.per_minute:
             self.limited["tokens"] += 1
-            asked = f"the prompt has {prompt} tokens, and this key may use {bucket.per_minute} a minute"
-            raise RateLimited(f"{asked}: send a shorter one", MINUTE_SECONDS)
+            asked = f"the prompt has {prompt} tokens, but this key may use {bucket.per_minute} a minute"
+            raise RateLimited(f"{asked}; send a shorter prompt", MINUTE_SECONDS)
         amount = min(prompt + output, bucket.per_minute)
         self._need(bucket, amount, "tokens")
         bucket.take(amount)
@@ -147,7 +147,7 @@ class Account:
             self.limited[kind] += 1
             left = max(0, math.floor(bucket.balance))
             state = f"{bucket.per_minute} {kind} a minute, {left} left, {amount} needed"
-            raise RateLimited(f"the rate limit of this key is reached: {state}; try again in {wait:.1f} s", wait)
+            raise RateLimited(f"this key has reached its rate limit: {state}; try again in {wait:.1f} s", wait)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The state of the limits, in the headers that OpenAI's API sends."""

@@ -256,7 +256,7 @@ class Run:
     def check(self, piece: Piece) -> None:
         """Raises if the answer could not be given."""
         if piece.finish is FinishReason.ERROR:
-            error = RequestError(piece.error or "the answer could not be finished", 503)
+            error = RequestError(piece.error or "the answer was not completed", 503)
             raise error if self._form is None else self._form.named(error)
 
     def abort(self) -> None:

@@ -108,7 +108,7 @@ def refuse(body: msgspec.Struct, names: Sequence[str]) -> None:
     """Fields that ask for something which is not served."""
     for name in names:
         if getattr(body, name) not in (None, False, "", [], {}):
-            raise FieldError(name, "is not supported here")
+            raise FieldError(name, "is not supported")
 
 
 class PromptDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -174,7 +174,7 @@ def check_stops(stops: list[str], limits: Limits) -> None:
     check_items("stop", stops, limits.stops)
     for text in stops:
         if not 0 < len(text) <= limits.stop_characters:
-            raise FieldError("stop", f"must hold strings of 1 to {limits.stop_characters} characters")
+            raise FieldError("stop", f"must be strings of 1 to {limits.stop_characters} characters")
 
 
 def _or(value: float | None, default: float) -> float:

@@ -74,9 +74,7 @@ class Limits:
             if not 0 < value < math.inf:
                 raise OptionError(f"{name} must be greater than zero, got {value!r}")
             if value > MOST.get(name, math.inf):
-                raise OptionError(
-                    f"{name} must be at most {MOST[name]}, which is all that the engine takes, got {value}"
-                )
+                raise OptionError(f"{name} must be at most {MOST[name]}, the limit of the engine, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +109,10 @@ class ServerSettings:
         # Raises if they cannot stand together.
         resolve_keys(self.api_keys, self.admin_key, self.key_rates)
         if self.admin_key is not None and not self.api_keys:
-            raise OptionError("admin_key without api_keys would leave all other routes open: give api_keys too")
+            raise OptionError("admin_key needs api_keys, or all other routes would be open; set api_keys too")
         for host in self.trusted_hosts:
             if not host or host_name(host) != host or "*" in host.removeprefix("*."):
-                raise OptionError(f"allowed_host must be a name in lower case, without a port, got {host!r}")
+                raise OptionError(f"allowed_host must be a lower-case name without a port, got {host!r}")
         TrustedProxies(self.trusted_proxies)
 
     @property

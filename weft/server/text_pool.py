@@ -39,7 +39,7 @@ log = logging.getLogger("weft")
 
 MAX_WORKERS = 4
 BUSY = "the server is busy reading large requests; try again later"
-ENDED = "the text could not be read: its worker process ended, killed or out of memory"
+ENDED = "the worker process that read this text was killed or ran out of memory"
 # One thread and one arena of memory each, so that the bound on a worker's memory bounds what it uses.
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -91,7 +91,7 @@ class TextWorker:
         await self._writer.drain()
         size = int.from_bytes(await self._reader.readexactly(HEADER_BYTES), "big")
         if size > MAX_REPLY_BYTES:
-            raise ConnectionError(f"a reply of {size} bytes")
+            raise ConnectionError(f"reply has {size} bytes")
         return decode_reply(await self._reader.readexactly(size))
 
     @property
@@ -163,7 +163,7 @@ class TextPool:
                 return found
             case Refused(message, status, param, code):
                 raise _error(message, status, param, code)
-        raise RuntimeError("a text worker failed; its log says why")
+        raise RuntimeError("a text worker failed; see the log")
 
     async def _reply(self, job: bytes) -> FromWorker:
         if self._closed:
@@ -178,7 +178,7 @@ class TextPool:
             return reply
         except TimeoutError:
             seconds = self._limits.text_seconds
-            log.warning("a text worker was ended: one body took more than %g seconds", seconds)
+            log.warning("killed a text worker: one body took more than %g seconds", seconds)
             raise RequestError(f"reading the body took more than {seconds:g} seconds", 503) from None
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError) as error:
             log.error("a text worker ended with exit code %s: %r", worker.process.poll(), error)

@@ -67,7 +67,7 @@ def reply_to(prompter: Prompter, job: Job) -> FromWorker:
     try:
         body = JOBS[job.name](prompter, job.body)
         if len(body) > MAX_REPLY_BYTES - 64:
-            raise RequestError(f"the answer to this body has {len(body)} bytes, more than can be sent", 413)
+            raise RequestError(f"the result for this body has {len(body)} bytes, more than the limit", 413)
         return Done(body, leaving())
     except RequestError as error:
         param, code = getattr(error, "param", None), getattr(error, "code", None)
@@ -76,7 +76,7 @@ def reply_to(prompter: Prompter, job: Job) -> FromWorker:
         most = prompter.limits.text_memory_bytes
         return Refused(f"reading this body takes more than {most} bytes of memory", 413, None, None, True)
     except Exception:
-        log.exception("a text could not be read")
+        log.exception("cannot read a text")
         return Failed()
 
 
@@ -91,7 +91,7 @@ def resident_bytes() -> int:
 def work(connection: socket.socket) -> None:
     """Take jobs until the front has gone, or until a reply said that this worker leaves."""
     setup = decode_command(received(connection))
-    assert isinstance(setup, Setup), "the first message"
+    assert isinstance(setup, Setup), "the first message must be a Setup"
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(name)s: %(message)s")
     prompter = prompter_of(setup)
     most = setup.limits.text_memory_bytes
@@ -99,7 +99,7 @@ def work(connection: socket.socket) -> None:
     keep_heap()
     while True:
         job = decode_command(received(connection))
-        assert isinstance(job, Job), "after the first message there are only jobs"
+        assert isinstance(job, Job), "all later messages must be jobs"
         reply = reply_to(prompter, job)
         del job
         connection.sendall(frame(reply))

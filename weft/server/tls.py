@@ -37,13 +37,13 @@ class TlsFiles:
         except OSError as error:
             files = " and ".join(filter(None, (self.certfile, self.keyfile)))
             reason = getattr(error, "reason", None) or error.strerror or error
-            raise OptionError(f"--ssl-certfile, --ssl-keyfile: {files} cannot be used: {reason}") from None
+            raise OptionError(f"--ssl-certfile, --ssl-keyfile: cannot use {files}: {reason}") from None
 
     def _password(self) -> str:
         """Return the key's password; only asked for if the key is encrypted."""
         if self.password_file is None:
-            raise OptionError("the key of --ssl-keyfile is encrypted: give --ssl-keyfile-password-file")
+            raise OptionError("the key of --ssl-keyfile is encrypted; pass --ssl-keyfile-password-file")
         try:
             return Path(self.password_file).expanduser().read_text().removesuffix("\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"--ssl-keyfile-password-file {self.password_file} cannot be read: {error}") from None
+            raise OptionError(f"cannot read --ssl-keyfile-password-file {self.password_file}: {error}") from None

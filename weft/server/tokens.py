@@ -74,7 +74,7 @@ def tokenized(prompter: Prompter, data: bytes) -> bytes:
     prompter.check_model(body.model)
     tokenizer = prompter.need_tokenizer()
     if (body.prompt is None) == (body.messages is None):
-        raise FieldError("prompt", "or messages must be given, one of them")
+        raise FieldError("prompt", "or messages must be given, but not both")
     if body.messages is not None:
         opens = body.add_generation_prompt is not False
         prompt = prompter.talk(body.messages, body.tools, None, body.chat_template_kwargs, opens=opens)

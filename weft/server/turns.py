@@ -46,7 +46,7 @@ class Turn:
         self._forced = self.choice == "required" or self._only is not None
         self._form = form
         if self._forced and form is not None:
-            raise FieldError("tool_choice", "forces a call, which leaves no room for another form of the answer")
+            raise FieldError("tool_choice", "forces a tool call, which excludes another constraint on the answer")
         self._prompt_end = ""
 
     async def run(

@@ -59,9 +59,7 @@ class Watchdog:
         while self._beat.wait(self._seconds) and not self._stopped:
             self._beat.clear()
         if not self._stopped:
-            log.critical(
-                "the event loop has not answered for %g s: the server ends, and where it hangs is:", self._seconds
-            )
+            log.critical("the event loop has been blocked for %g s: exiting; stacks of all threads:", self._seconds)
             faulthandler.dump_traceback(sys.__stderr__)
             os._exit(BLOCKED)
 

@@ -89,7 +89,7 @@ def calibrated(cost: CostModel, path: str | Path) -> CostModel:
         found = json.loads(Path(path).read_text())
         return replace(cost, rates=_fit(cost, found))
     except OSError as error:
-        raise OptionError(f"calibrate {path} cannot be read: {error.strerror}") from None
+        raise OptionError(f"cannot read calibrate {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise OptionError(f"calibrate {path} is not a result of `weft bench --json`") from None
 

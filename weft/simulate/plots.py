@@ -87,7 +87,7 @@ def memory_course(course: Sequence[tuple[float, Mapping[str, int]]], title: str)
     kinds = list(course[0][1]) if course else []
     series = {kind: [(seconds, used[kind] / 2**30) for seconds, used in course] for kind in kinds}
     if not series:
-        return _page([_text(WIDTH / 2, HEIGHT / 2, "nothing happened")])
+        return _page([_text(WIDTH / 2, HEIGHT / 2, "no data")])
     return lines(title, series, "seconds", "GiB")
 
 

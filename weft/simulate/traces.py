@@ -43,7 +43,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 if line.strip():
                     yield _checked(line, f"{path} line {number}")
     except (OSError, EOFError, zlib.error) as error:
-        raise OptionError(f"trace {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise OptionError(f"cannot read trace {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _checked(line: str, place: str) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _checked(line: str, place: str) -> dict[str, Any]:
         raise OptionError(f"{place} has no {missing[0]}; a trace in Mooncake's format has {', '.join(FIELDS)}")
     blocks = -(-found["input_length"] // BLOCK)
     if found["input_length"] < 1 or len(found["hash_ids"]) != blocks:
-        raise OptionError(f"{place}: {found['input_length']} tokens are {blocks} blocks, not {len(found['hash_ids'])}")
+        raise OptionError(f"{place}: {found['input_length']} tokens need {blocks} blocks, got {len(found['hash_ids'])}")
     return found
 
 

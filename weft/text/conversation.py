@@ -10,7 +10,7 @@ from weft.text.prompts import NO_TOKENIZER
 from weft.text.template import ChatTemplate, Message, check_messages
 from weft.text.tokenizer import Tokenizer
 
-NO_TEMPLATE = "this model has no chat template: use generate with a prompt of your own"
+NO_TEMPLATE = "this model has no chat template; use generate with a plain prompt"
 
 
 def render(

@@ -80,7 +80,7 @@ class Grammars:
         """The beginning of an answer that follows the grammar. Raises `RequestError` if there can be none."""
         guide = Guide(self.compile(grammar).deep_copy(), self._vocab_size, stop_tokens, FIELDS[grammar.kind])
         if guide.ended:
-            raise RequestError(f"{FIELDS[grammar.kind]} allows nothing but an empty answer")
+            raise RequestError(f"{FIELDS[grammar.kind]} allows only an empty answer")
         return guide
 
     def compile(self, grammar: Grammar) -> LLMatcher:
@@ -133,13 +133,13 @@ class Guide:
             self.ended = True
             return
         if not self._matcher.consume_token(token):
-            raise RequestError(f"{self._field} cannot be followed further: {_first_words(self._matcher.get_error())}")
+            raise RequestError(f"{self._field} has failed on the answer: {_first_words(self._matcher.get_error())}")
         self.mask = self._look()
 
     def _look(self) -> NDArray[np.int32]:
         found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
         if self._matcher.is_error():
-            raise RequestError(f"{self._field} has no answer from here: {_first_words(self._matcher.get_error())}")
+            raise RequestError(f"{self._field} has no valid continuation: {_first_words(self._matcher.get_error())}")
         mask = found[: len(self._stops)].copy()
         # The end is a token of its own, behind the model's vocabulary.
         if self._vocab_size % 32:
@@ -148,7 +148,7 @@ class Guide:
         may_end = self._matcher.is_accepting()
         self.ended = not mask.any()
         if self.ended and not may_end:
-            raise RequestError(f"{self._field} has no answer from here that this model's vocabulary can spell")
+            raise RequestError(f"{self._field} has no continuation that this model's vocabulary can spell")
         if may_end:
             mask |= self._stops
         return mask
@@ -267,7 +267,7 @@ def _named_by(rule: gbnf_to_lark.RuleNode) -> list[str]:
 def checked_lark(text: str, field: str) -> str:
     """A grammar whose terminals are not too deep in one another."""
     if terminal_depth(text) > MAX_TERMINAL_DEPTH:
-        raise RequestError(f"{field} has terminals within terminals more than {MAX_TERMINAL_DEPTH} levels deep")
+        raise RequestError(f"{field} has terminals nested more than {MAX_TERMINAL_DEPTH} levels deep")
     return text
 
 
@@ -304,14 +304,14 @@ def at_lines(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 
 def _check_size(field: str, text: str, most: int) -> None:
     if len(text) > most:
-        raise RequestError(f"{field} has {len(text)} characters, more than {most}")
+        raise RequestError(f"{field} has {len(text)} characters; the limit is {most}")
 
 
 def checked_schema(text: str, field: str) -> str:
     """A JSON schema that is not too large, too deep or too wide."""
     _check_size(field, text, MAX_SCHEMA_CHARACTERS)
     if nesting(text.encode(errors="surrogatepass")) > MAX_SCHEMA_DEPTH:
-        raise RequestError(f"{field} is nested deeper than {MAX_SCHEMA_DEPTH}")
+        raise RequestError(f"{field} is nested more than {MAX_SCHEMA_DEPTH} levels deep")
     try:
         schema = json.loads(text)
     except ValueError as error:
@@ -319,14 +319,14 @@ def checked_schema(text: str, field: str) -> str:
     if not isinstance(schema, dict | bool):
         raise RequestError(f"{field} must be a JSON object, got {text[:80]}")
     if widest(schema) > MAX_PROPERTIES:
-        raise RequestError(f"{field} has an object with {widest(schema)} members, more than {MAX_PROPERTIES}")
+        raise RequestError(f"{field} has an object with {widest(schema)} members; the limit is {MAX_PROPERTIES}")
     _check_texts(field, longest_text(schema))
     return text
 
 
 def _check_texts(field: str, longest: int) -> None:
     if longest > MAX_TEXT_CHARACTERS:
-        raise RequestError(f"{field} has a text of {longest} characters, more than {MAX_TEXT_CHARACTERS}")
+        raise RequestError(f"{field} has a string of {longest} characters; the limit is {MAX_TEXT_CHARACTERS}")
 
 
 def checked_choices(text: str) -> list[str]:
@@ -338,7 +338,7 @@ def checked_choices(text: str) -> list[str]:
     if not isinstance(choices, list) or not choices or not all(isinstance(each, str) for each in choices):
         raise RequestError("choice must be a list of at least one string")
     if len(choices) > MAX_CHOICES:
-        raise RequestError(f"choice has {len(choices)} strings, more than {MAX_CHOICES}")
+        raise RequestError(f"choice has {len(choices)} strings; the limit is {MAX_CHOICES}")
     _check_texts("choice", max(map(len, choices)))
     return choices
 

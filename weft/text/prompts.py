@@ -17,7 +17,7 @@ Prompt = str | Sequence[int]
 # Of a prompt's messages the ends of so many are told to the engine, half of them the first and half the last ones: at
 # the first ones different conversations part, at the last ones the branches of one. Each may cost a snapshot.
 MOST_ENDS = 16
-NO_TOKENIZER = "this model has no tokenizer.json: send prompts as lists of token ids, or name a tokenizer"
+NO_TOKENIZER = "this model has no tokenizer.json: send prompts as lists of token ids, or set --tokenizer"
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -61,7 +61,7 @@ def checked_tokens(tokens: Sequence[int], vocab_size: int, name: str = "prompt")
     if array.ndim != 1 or not (array.size == 0 or np.issubdtype(array.dtype, np.integer)):
         raise RequestError(f"{name} must be a string or a list of token ids (integers), got {tokens!r:.80}")
     if not array.size:
-        raise RequestError(f"{name} is empty: it must hold at least one token")
+        raise RequestError(f"{name} is empty; it must have at least one token")
     wrong = (array < 0) | (array >= vocab_size)
     if wrong.any():
         place = int(np.argmax(wrong))
@@ -76,11 +76,11 @@ def check_request(tokens: Tokens, params: SamplingParams, has_text: bool, vocab_
             f"prompt of {len(tokens)} tokens plus max_tokens {params.max_tokens} exceeds max_length {max_length}"
         )
     if params.stop and not has_text:
-        raise RequestError(f"stop takes strings, but {NO_TOKENIZER.partition(':')[0]}: use stop_token_ids")
+        raise RequestError(f"stop takes strings, but {NO_TOKENIZER.partition(':')[0]}; use stop_token_ids")
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
         beyond = [token for token in ids if token >= vocab_size]
         if beyond:
-            raise RequestError(f"{name} holds token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
+            raise RequestError(f"{name} has token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
 
 
 def check_snapshots(snapshots: Sequence[int], length: int) -> tuple[int, ...]:

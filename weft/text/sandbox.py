@@ -50,7 +50,7 @@ class Budget:
     def spend(self, characters: int) -> None:
         self.characters -= characters
         if self.characters < 0:
-            raise SecurityError("a chat template may not make so much text")
+            raise SecurityError("a chat template may not produce more text than its budget")
         if monotonic() > self.until:
             raise SecurityError(f"a chat template may not take more than {MAX_SECONDS:g} seconds")
 
@@ -58,7 +58,7 @@ class Budget:
         self.spend(written)
         self.rounds -= 1
         if self.rounds < 0:
-            raise SecurityError("a chat template may not go round so often")
+            raise SecurityError("a chat template may not loop more often than its budget")
 
 
 _budget: ContextVar[Budget] = ContextVar("budget")
@@ -107,7 +107,7 @@ def weigh(value: Any) -> Any:
 
 def check_number(value: Any) -> None:
     if isinstance(value, int) and abs(value) > MAX_NUMBER:
-        raise SecurityError(f"a chat template may not ask for {value:.3g} of anything")
+        raise SecurityError(f"a chat template may not use a count of {value:.3g}")
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -149,7 +149,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             weigh(right)
         elif isinstance(left, int) and isinstance(right, int):
             if left.bit_length() + right.bit_length() > MAX_BITS:
-                raise SecurityError("a chat template may not compute with numbers so large")
+                raise SecurityError("a chat template may not compute with such large numbers")
         elif operator == "+":
             spend(cost(left) + cost(right))
         elif operator == "*":
@@ -244,7 +244,7 @@ def _format(text: str, *args: Any, **named: Any) -> str:
 def _check_format(text: str) -> None:
     """Widths of three digits are enough, and none may be an argument or hold another field."""
     if _wide_percents(text) or _wide_braces(text.replace("{{", "")):
-        raise SecurityError("a chat template may not ask for such widths")
+        raise SecurityError("a chat template may not format with such widths")
     spend(1000 * (text.count("%") + text.count("{")))
 
 
@@ -253,7 +253,7 @@ def _wide_percents(text: str) -> bool:
     place = 0
     while (at := text.find("%", place)) >= 0:
         found = _PERCENT.match(text, _after_key(text, at + 1))
-        assert found is not None, "it matches nothing, too"
+        assert found is not None, "the pattern also matches an empty string"
         if any(each == "*" or len(each) > 3 for each in found.groups() if each):
             return True
         # A second percent sign is text.
@@ -282,7 +282,7 @@ def _wide_braces(text: str) -> bool:
 def _sum(environment: jinja2.Environment, values: Iterable[Any], attribute: Any = None, start: float = 0) -> Any:
     items = [each if attribute is None else environment.getitem(each, attribute) for each in values]
     if not all(isinstance(each, int | float) for each in (start, *items)):
-        raise SecurityError("a chat template may sum numbers only")
+        raise SecurityError("a chat template may only sum numbers")
     return sum(items, start)
 
 
@@ -295,7 +295,7 @@ def to_json(
 ) -> str:
     """Jinja's own escapes for HTML, which no model has learnt."""
     if (indent or 0) > 16 or any(len(each) > 16 for each in separators or ()):
-        raise SecurityError("a chat template may not put so much between two values")
+        raise SecurityError("a chat template may not join with such a long separator")
     form: Any = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators, "sort_keys": sort_keys}
     text = json.dumps(weigh(value), **form)
     spend(len(text))

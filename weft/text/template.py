@@ -42,7 +42,7 @@ def _compile(environment: Sandbox, source: str) -> jinja2.Template:
     try:
         return environment.compiled(source)
     except jinja2.TemplateSyntaxError as error:
-        raise ModelError(f"the chat template is broken in line {error.lineno}: {error.message}") from None
+        raise ModelError(f"the chat template has an error in line {error.lineno}: {error.message}") from None
 
 
 class ChatTemplate:
@@ -107,7 +107,7 @@ class ChatTemplate:
 def check_messages(messages: Sequence[Message]) -> Sequence[Message]:
     """Refuses what is no conversation, and says which message."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise RequestError("messages must be a list of at least one message, each with a role and content")
+        raise RequestError("messages must be a list of at least one message with role and content")
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise RequestError(f"messages[{place}] must be an object with role and content, got {message!r}")
@@ -140,7 +140,7 @@ def plain_message(message: Message, place: int) -> dict[str, Any]:
 
 def _part_text(part: Any, place: int) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise RequestError(f'messages[{place}].content may hold parts {{"type": "text", "text": ...}}, got {part!r}')
+        raise RequestError(f'messages[{place}].content must have parts {{"type": "text", "text": ...}}, got {part!r}')
     return str(part["text"])
 
 

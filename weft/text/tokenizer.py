@@ -77,7 +77,7 @@ class Tokenizer:
             if not _is_the_librarys(error):
                 raise
             raise RequestError(
-                f"prompt holds a text that this model's tokenizer.json fails on: {_first_line(error)}"
+                f"prompt has a text that this model's tokenizer.json fails on: {_first_line(error)}"
             ) from None
 
     def detokenizer(self, skip_special: bool = True, shown: Collection[str] = ()) -> Detokenizer:
@@ -104,7 +104,7 @@ def _check_unicode(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         found = text[error.start]
-        raise RequestError(f"prompt holds {found!r} at character {error.start}: half of a surrogate pair") from None
+        raise RequestError(f"prompt has {found!r} at character {error.start}: half of a surrogate pair") from None
 
 
 def _is_the_librarys(error: BaseException) -> bool:
@@ -135,7 +135,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     except BaseException as error:
         if not _is_the_librarys(error):
             raise
-        raise ModelError(f"{path} cannot be used as a tokenizer: {_first_line(error)}") from None
+        raise ModelError(f"cannot use {path} as a tokenizer: {_first_line(error)}") from None
     return found
 
 
@@ -163,7 +163,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
     for name, token in found.items():
         content = token.get("content") if isinstance(token, dict) else token
         if not isinstance(content, str):
-            raise ModelError(f"{folder}: {name} must be a string or an object with one as content")
+            raise ModelError(f"{folder}: {name} must be a string or an object with a string as content")
         found[name] = content
     return found
 
@@ -197,7 +197,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold a JSON object")
+        raise ModelError(f"{path} must contain a JSON object")
     return value
 
 
@@ -213,4 +213,4 @@ def find_text_files(place: str) -> Path:
     try:
         return Path(snapshot_download(place, allow_patterns=list(FILES)))
     except (OSError, ValueError) as error:
-        raise ModelError(f"no folder {place} here, and the hub did not give it: {error}") from None
+        raise ModelError(f"{place} is not a local folder, and the download from the hub failed: {error}") from None

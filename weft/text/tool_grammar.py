@@ -102,7 +102,7 @@ def tool_grammar(
 
 def _checked(tools: Sequence[Tool], only: str | None) -> dict[str, Mapping[str, Any]]:
     if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools has {len(tools)} entries, more than {MAX_TOOLS}")
+        raise RequestError(f"tools has {len(tools)} entries; the limit is {MAX_TOOLS}")
     named = {str(function_of(tool).get("name")): parameters_of(tool) for tool in tools}
     for place, schema in enumerate(named.values()):
         checked_schema(json.dumps(schema), f"tools[{place}].function.parameters")
@@ -111,7 +111,7 @@ def _checked(tools: Sequence[Tool], only: str | None) -> dict[str, Mapping[str, 
             raise RequestError(f"tool_choice names {only!r}, which is not one of the tools")
         named = {only: named[only]}
     if not named:
-        raise RequestError("tool_choice asks for a call, but there are no tools")
+        raise RequestError("tool_choice forces a tool call, but the request has no tools")
     closed = {"type": "object", "additionalProperties": False}
     return {name: {**(closed if "properties" in schema else _ANY), **schema} for name, schema in named.items()}
 
