@@ -166,7 +166,7 @@ async def test_a_request_that_cannot_be_served_harms_no_other(kind):
             (ask([20], 2, snapshots=(7,)), "snapshots"),
             (ask([20], 1 << 21), "exceed"),
             (ask([], 2), "at least one token"),
-            (Request(np.array([1], np.int32), SamplingParams(logit_bias={256: 1.0})), "logit_bias holds token id 256"),
+            (Request(np.array([1], np.int32), SamplingParams(logit_bias={256: 1.0})), "logit_bias has token id 256"),
         ]:
             with pytest.raises(RequestError, match=complaint) as caught:
                 await backend.submit(wrong)

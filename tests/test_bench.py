@@ -311,7 +311,7 @@ def test_events_are_found_wherever_the_bytes_are_cut():
         (b"HTTP/1.1 500 No\r\nContent-Length: 4\r\n\r\noops", "status 500: oops"),
         (STREAM + chunk(b'data: {"error": {"message": "gone"}}\n\n') + b"0\r\n\r\n", "gone"),
         (STREAM + chunk(b'data: {"choices": [{"text": "a"}]}\n\n'), "closed the connection"),
-        (STREAM + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n", "no choice"),
+        (STREAM + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n", "no choices"),
         (b"", "closed the connection"),
         (b"nonsense\r\n\r\n", "closed the connection"),
     ],

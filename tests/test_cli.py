@@ -113,7 +113,7 @@ def test_a_prompt_may_come_from_standard_input(quiet, monkeypatch, tmp_path):
     ("arguments", "message"),
     [
         (["--memory", "much", "x"], "--memory must be"),
-        (["--memory", "9999999GiB", "x"], "memory of 9999999.0 GiB: the machine could not give so much"),
+        (["--memory", "9999999GiB", "x"], "cannot allocate memory of 9999999.0 GiB"),
         (["--memory", "9" * 400, "x"], "--memory must be"),
         (["--max-tokens", "-1", "x"], "max_tokens must be"),
         (["--temperature", "1000", "x"], "temperature must be"),
@@ -221,7 +221,7 @@ def test_flags_of_other_engines_mean_what_they_mean_there(arguments, options):
         ("--tp=8", "--tp 8: Weft runs"),
         ("--trust-remote-code", "--trust-remote-code: Weft never runs code from a model's folder"),
         ("--quantization fp8", "quantised weights"),
-        ("--load-format gguf", "--load-format gguf: only dummy, auto, safetensors are known here"),
+        ("--load-format gguf", "--load-format gguf: must be one of dummy, auto, safetensors"),
         ("--disable-radix-cache=yes", "takes no value"),
         ("--max-model-len", "needs a value"),
         ("--page-size 16", "64 tokens"),
@@ -242,7 +242,7 @@ def test_flags_without_effect_are_told(capsys):
     with pytest.raises(SystemExit):
         main(["serve", "--enforce-eager", "--no-such"])
     told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("weft serve: --enforce-eager: decode steps are always recorded on a GPU")
+    assert told[0].startswith("weft serve: --enforce-eager: decode steps on a GPU always use CUDA graphs")
     assert len(told) == 2
 
 

@@ -32,7 +32,7 @@ def test_decisions_come_with_reasons(capsys):
 
 def test_without_a_cache_there_is_nothing_to_test(capsys):
     assert main(["doctor", *SMALL, "--no-cache"]) == 0
-    assert "left out: the cache is switched off" in capsys.readouterr().out
+    assert "skipped: the cache is off" in capsys.readouterr().out
 
 
 def test_a_model_that_cannot_be_loaded_is_wrong(capsys):

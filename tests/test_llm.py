@@ -282,7 +282,7 @@ FAULTS = [
     ),
     (lambda m: m.generate(["x", "y"], [SamplingParams(), None]), r"params\[1\] must be SamplingParams"),
     (lambda m: m.generate("x", SamplingParams(temperature=-1)), "temperature must be"),
-    (lambda m: m.generate("x", SamplingParams(logit_bias={400: 1.0})), "logit_bias holds token id 400"),
+    (lambda m: m.generate("x", SamplingParams(logit_bias={400: 1.0})), "logit_bias has token id 400"),
     (lambda m: m.generate("x", snapshots=[2]), "snapshots must be positions"),
     (
         lambda m: m.generate(["x", "y"], snapshots=[[1]]),
@@ -290,7 +290,7 @@ FAULTS = [
     ),
     (lambda m: m.generate("x", cache_salt=5), "cache_salt must be a string"),
     (lambda m: m.generate("x", priority="high"), "priority must be an integer"),
-    (lambda m: m.stream("x", SamplingParams(stop_token_ids=(400,))), "stop_token_ids holds token id 400"),
+    (lambda m: m.stream("x", SamplingParams(stop_token_ids=(400,))), "stop_token_ids has token id 400"),
     (lambda m: m.stream(["x", "y"]), "stream takes one prompt"),
     (lambda m: m.chat([]), "messages must be a list"),
     (lambda m: m.chat([{"role": "user"}]), r"messages\[0\].content"),
@@ -397,7 +397,7 @@ def test_a_gpu_that_is_too_small_is_told_like_a_machine_that_is(monkeypatch):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("weft.memory.device.store._zeros", full)
-    with pytest.raises(OptionError, match=r"memory of 2\.0 GiB: the machine could not give so much"):
+    with pytest.raises(OptionError, match=r"cannot allocate memory of 2\.0 GiB"):
         make(memory="2GiB")
 
 

@@ -332,8 +332,8 @@ def test_requests_that_are_refused_are_counted_with_the_reason(tmp_path, capsys)
     told = capsys.readouterr().out
     [sentence] = json.loads((tmp_path / "out.json").read_text())["runs"]["value"]["not_served"]
     assert re.fullmatch(
-        r"42 of 42 requests refused: they need more than the memory of [\d.]+ MiB even alone; "
-        r"the longest, of [\d,]+ tokens, needs about [\d.]+ [MG]iB \(--memory\)",
+        r"42 of 42 requests refused: they need more than [\d.]+ MiB even when alone; "
+        r"the longest, of [\d,]+ tokens, needs about [\d.]+ [MG]iB; raise --memory",
         sentence,
     )
     table, _, explanation = told.partition("Why not more")
@@ -350,9 +350,9 @@ def test_reasons_for_refusals_come_by_how_common_they_are():
         found.too_large.add(length, length << 30)
     assert found.refused == 5
     large, long, failed = not_served(found)
-    assert large.startswith("3 of 9 requests refused: they need more than the memory of 1.00 GiB even alone;")
-    assert large.endswith("the longest, of 90 tokens, needs about 90.00 GiB (--memory)")
-    assert long == "2 of 9 requests refused: they are longer than 100 tokens; the longest has 150 (--max-length)"
+    assert large.startswith("3 of 9 requests refused: they need more than 1.00 GiB even when alone;")
+    assert large.endswith("the longest, of 90 tokens, needs about 90.00 GiB; raise --memory")
+    assert long == "2 of 9 requests refused: they exceed 100 tokens; the longest has 150; raise --max-length"
     assert failed.startswith("1 of 9 requests failed: memory ran out")
 
 
