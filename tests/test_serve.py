@@ -114,7 +114,7 @@ def test_sigterm_lets_running_requests_finish_and_takes_no_more(served):
 
     async def watch() -> int:
         running = asyncio.create_task(follow(served.url, LONG, stop))
-        while not served.errors.read_text().count("finishing"):
+        while not served.errors.read_text().count("draining"):
             await asyncio.sleep(0.02)
         # Balancers and new clients are told; nobody meets a closed door while others are answered.
         for work in (Client(served.url).get("/health"), Client(served.url).post("/v1/completions", LONG)):
