@@ -179,7 +179,7 @@ def test_without_a_library_one_warning_says_why_and_torch_computes(fresh, monkey
     with pytest.warns(UserWarning, match="no native kernels, so single streams are slower"):
         assert not library.available()
     assert not library.available(), "told once"
-    assert library.describe(torch.float32).startswith("no, ")
+    assert library.describe(torch.float32).startswith("off, ")
     if broken == "no compiler":
         assert "no-such-compiler" in library.describe(torch.float32)
 
@@ -211,8 +211,8 @@ def test_nothing_is_said_where_it_was_switched_off(fresh, monkeypatch, recwarn):
 
 @needs_compiler
 def test_dtypes_without_kernels_are_told():
-    assert library.describe(torch.float16).startswith("no, ")
-    assert library.describe(torch.bfloat16).startswith("yes, ")
+    assert library.describe(torch.float16).startswith("off, ")
+    assert library.describe(torch.bfloat16).startswith("on, ")
 
 
 def test_models_that_the_kernels_have_no_room_for_are_left_to_torch():

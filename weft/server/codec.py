@@ -1,7 +1,7 @@
-"""From values to bytes and back, and frames on a stream of bytes. Nothing that is read can run, or grow without bound.
+"""Encodes and decodes messages, and frames them on a byte stream. Decoding runs no code and is bounded in size.
 
-A frame is its length in four bytes, big-endian, and one MessagePack message. Whatever is not such a message, or says
-what no peer of ours says, is a `ProtocolError`; a frame that is too long is refused before its content arrives.
+A frame is its length in four bytes, big-endian, and one MessagePack message. Anything else is a `ProtocolError`. A
+frame that is too long is refused before its content arrives.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.server.backend import ModelInfo
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 1 << 27
-# Of a message for people.
+# Maximum characters of an error message for people.
 MAX_WORDS = 4000
 
 _encode = msgspec.msgpack.Encoder(enc_hook=lambda value: _plain(value)).encode
@@ -43,7 +43,7 @@ _request = msgspec.msgpack.Decoder(wire.RequestBody)
 
 
 class ProtocolError(WeftError):
-    """A peer said something that no peer of ours says."""
+    """A peer sent a message that violates the protocol."""
 
 
 # frames ---------------------------------------------------------------------------------------------------------------
@@ -56,14 +56,14 @@ def frame(message: wire.Message) -> bytes:
 
 
 class Frames:
-    """Cuts a stream of bytes into the bodies of frames."""
+    """Splits a byte stream into the bodies of frames."""
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self._limit = limit
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The bodies that these bytes complete."""
+        """Return the bodies that these bytes complete."""
         buffer, bodies, start = self._buffer, [], 0
         buffer += data
         while len(buffer) - start >= HEADER_BYTES:
@@ -138,7 +138,7 @@ def decode_begin(body: bytes) -> wire.Begin:
 
 
 def decode_command(body: bytes) -> Command:
-    """A command that the engine can carry out; one whose request makes no sense becomes a refusal."""
+    """Return a command that the engine can execute; one with an invalid request becomes a refusal."""
     message = _decode(_from_front, body)
     match message:
         case wire.SubmitMessage(number, raw):
@@ -210,7 +210,7 @@ def _ending(row: int, output: Output, report: Report) -> wire.EndingBody:
 
 
 def _encode_scores(event: Outputs) -> bytes:
-    """Prompt scores of those that end with this step."""
+    """Encode the prompt scores of requests that end with this step."""
     frames = []
     for number, report in event.reports.items():
         for piece in report.prompt_scores.pieces(wire.SCORES_PER_PIECE):
@@ -227,13 +227,13 @@ def _encode_scores(event: Outputs) -> bytes:
 
 
 class EventReader:
-    """Reads what an engine process says; keeps prompt scores until the output that they belong to."""
+    """Reads the messages of an engine process; keeps prompt scores until the output that they belong to."""
 
     def __init__(self) -> None:
         self._scores: dict[int, PromptScores] = {}
 
     def read(self, body: bytes) -> Event | ModelInfo | wire.Unloadable | None:
-        """Nothing if the message is only a part of something."""
+        """Return the event of a message, or None if it is only a part of one."""
         message = _decode(_from_engine, body)
         match message:
             case wire.OutputsMessage():

@@ -1,4 +1,4 @@
-"""What the book of connections counts, for Prometheus."""
+"""Connection metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from weft.server.connections import Connections
 
-# Bounds that a new connection can meet; descriptors can run out before any of them is reached.
+# Bounds that a new connection can meet; descriptors can run out before the other two.
 BOUNDS = ("total", "address", "descriptors")
 
 
 class ConnectionCollector:
-    """A server's connections as metrics."""
+    """Collects the metrics of a server's connections."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections

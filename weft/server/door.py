@@ -1,7 +1,7 @@
-"""The listening socket: binds, accepts within the bounds, and goes on when descriptors run out. Knows no HTTP.
+"""The listening socket: binds, accepts within the bounds, and recovers when descriptors run out. Knows no HTTP.
 
-It accepts by itself instead of with `loop.create_server`, because the loops do not agree on what happens without a free
-descriptor: asyncio logs a traceback and waits, uvloop accepts and drops every client without a word.
+It accepts connections itself instead of using `loop.create_server`, because event loops differ when no descriptor is
+free: asyncio logs a traceback and waits, uvloop accepts and silently drops every client.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from weft.server.http import HttpConnection, Shared
 log = logging.getLogger("weft")
 
 BACKLOG = 2048
-# Accepted in one turn of the loop, so that running streams get theirs.
+# Maximum accepted per iteration of the loop, so that running streams are not delayed.
 MAX_ACCEPTED = 64
 RETRY_SECONDS = 0.1
-# For a client to confirm the end of a TLS connection.
+# Time for a client to confirm the end of a TLS connection.
 TLS_GOODBYE_SECONDS = 5.0
 
 
 class Door:
-    """Accepts clients at a listening socket. Stands in for asyncio's server object in `uvicorn.Server.servers`."""
+    """Accepts clients on a listening socket. Stands in for asyncio's server object in `uvicorn.Server.servers`."""
 
     def __init__(self, listener: socket.socket, shared: Shared, tls: ssl.SSLContext | None) -> None:
         self.sockets = (listener,)
@@ -76,7 +76,7 @@ class Door:
         refusal = self._connections.enter(connection)
         if refusal is not None:
             if self._tls is not None:
-                # A refusal in clear would be noise to such a client, and a handshake is work.
+                # The client expects TLS, so a plain-text refusal is useless, and a handshake costs time.
                 self._connections.leave(connection)
                 client.close()
                 return
@@ -95,7 +95,7 @@ class Door:
         await self._loop.connect_accepted_socket(lambda: connection, client, ssl=self._tls, **timeouts)
 
     def _opened(self, task: asyncio.Task[None], client: socket.socket, connection: HttpConnection) -> None:
-        """Forget a connection that never came to be: its client had gone, its handshake failed, or it was cut."""
+        """Forget a connection that was never established: its client left, its handshake failed, or it was cut."""
         self._opening.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, OSError):
@@ -107,7 +107,7 @@ class Door:
     # without descriptors ----------------------------------------------------------------------------------------------
 
     def _pause(self, error: OSError) -> None:
-        """Accept nothing for a while; a client that waits for nothing but its own next request makes room."""
+        """Stop accepting for a while, and close a waiting connection to make room."""
         if self._retry is not None:
             return
         short = error.errno in (errno.EMFILE, errno.ENFILE)
@@ -131,7 +131,7 @@ class Door:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address; the machine chooses the port for 0."""
+    """Return a socket bound to an address; for port 0 the system chooses one."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -144,14 +144,15 @@ def bind(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def unix_listener(path: str, mode: int) -> Iterator[socket.socket]:
-    """Provide a socket bound to a path, with that file mode; its file goes with it.
+    """Provide a socket bound to a path with this file mode, and remove the file at the end.
 
-    It listens from the start, so that another start can tell a server that loads its model from a dead one.
+    The socket listens from the start, so that another start can tell a server that is loading its model from a dead
+    one.
     """
     place = Path(path)
     remove_stale(place)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        # The file must never be more open than wanted, not even between two calls.
+        # The file must never be more accessible than requested, not even between two calls.
         umask = os.umask(0o777)
         try:
             listener.bind(path)
@@ -171,7 +172,7 @@ def unix_listener(path: str, mode: int) -> Iterator[socket.socket]:
 
 
 def remove_stale(place: Path) -> None:
-    """Remove a socket's file that no server listens at any more."""
+    """Remove the file of a socket that no server uses any more."""
     try:
         found = place.lstat()
     except FileNotFoundError:

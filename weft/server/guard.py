@@ -17,7 +17,7 @@ OPEN_ROUTES = (("GET", "/health"), ("HEAD", "/health"))
 
 
 class Guard:
-    """Wraps the routes, so that none but the open ones answers without a key, not even one that does not exist."""
+    """Wraps the routes, so that only the open ones answer without a key; even unknown routes require one."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, keys: Keys) -> None:
         self._app = app
@@ -38,7 +38,7 @@ class Guard:
             await self._app(scope, receive, send)
         except ClientDisconnect:
             pass
-        except Exception as error:  # the process's edge: every request gets an answer
+        except Exception as error:  # the outermost handler: every request gets a response
             if record.status is None:
                 await response(error)(scope, receive, send)
 
@@ -56,11 +56,11 @@ class Guard:
         tenant.account.take_request()
 
     def _check_browser(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """A page of somebody else, in the browser of somebody who may reach us, is not a client."""
+        """Refuse requests that a foreign web page makes through the browser of a user who can reach the server."""
         found = dict(headers)
         host = found.get(b"host", b"").decode("latin-1")
         trusted = self._settings.trusted_hosts
-        # No browser leaves the header out; probes of balancers do.
+        # Browsers always send the header; health probes of load balancers may not.
         if trusted and b"host" in found and not is_trusted(host_name(host), trusted):
             raise HTTPException(403, "the Host header must name an allowed host; add one with --allowed-host")
         origin = found.get(b"origin")
@@ -71,7 +71,7 @@ class Guard:
 
 
 def is_trusted(name: str, trusted: tuple[str, ...]) -> bool:
-    """Return whether a host's name is one of these, or below one that begins with an asterisk.
+    """Return whether a host name is in the list, or below an entry that begins with an asterisk.
 
     >>> [is_trusted(name, ("localhost", "*.a.b")) for name in ("localhost", "c.a.b", "a.b", "ca.b")]
     [True, True, False, False]

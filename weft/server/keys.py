@@ -1,6 +1,6 @@
-"""Keys as operators write them: plain texts, or lines of a file that only the operator can change.
+"""Keys as operators write them: plain strings, or lines of a file that only the operator can change.
 
-A line is `KEY`, or `NAME KEY` and the key's limits. What a key opens is decided in `auth.py`.
+A line is `KEY`, or `NAME KEY` and the key's limits. `auth.py` decides what a key may do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ADMIN = "admin"
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Limits of one key. 0 is no limit; None takes the server's default."""
+    """Limits of one key. 0 is unlimited; None takes the server's default."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -52,7 +52,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`name` stands for the key in logs and metrics. Without one, the key is called by its place: key-1, key-2."""
+    """`name` stands for the key in logs and metrics. A key without one is named by its place: key-1, key-2."""
 
     secret: str = field(repr=False)
     name: str = ""
@@ -65,7 +65,7 @@ class Key:
             raise OptionError("api_keys must be non-empty ASCII without spaces")
         if len(secret) > MAX_KEY_CHARACTERS:
             raise OptionError(f"api_keys must have at most {MAX_KEY_CHARACTERS} characters, got {len(secret)}")
-        # The name is not shown: it may be a secret that was written in the wrong place.
+        # The message omits the name: it may be a secret in the wrong place.
         if self.name and not NAME.fullmatch(self.name):
             raise OptionError(NAME_FORM)
 
@@ -73,7 +73,7 @@ class Key:
 def resolve_keys(api_keys: Sequence[str | Key], admin_key: str | Key | None, default: Rates) -> tuple[Key, ...]:
     """Return all keys with names, limits and rights. Without an admin key, a single key is its own admin.
 
-    `default` holds for API keys; the admin's key has the limits of its own line only.
+    `default` applies to API keys; the admin key has only the limits of its own line.
     """
     admin = None if admin_key is None else as_key(admin_key)
     found = []
@@ -152,7 +152,7 @@ RATES = tuple(each.name for each in fields(Rates))
 
 
 def _parse_rates(words: Sequence[str]) -> Rates:
-    # No word is shown: a key with a space in it would be.
+    # The message quotes no word: it may be part of a key with a space in it.
     found: dict[str, int] = {}
     for word in words:
         name, _, value = word.partition("=")
@@ -179,7 +179,7 @@ def _read(path: Path) -> str:
 
 
 def _check_path(path: Path) -> None:
-    """Refuse a path that another user could make lead to another file, as sshd does."""
+    """Refuse a path that another user could redirect to another file, as sshd does."""
     for place in lookups(path):
         state = place.lstat()
         sticky = stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX
@@ -190,7 +190,7 @@ def _check_path(path: Path) -> None:
 
 
 def lookups(path: Path) -> Iterator[Path]:
-    """Every directory that is searched on the way to a file, and every symbolic link that is followed."""
+    """Yield every directory that is searched on the way to a file, and every symbolic link that is followed."""
     path = path.absolute()
     at, left, links = Path(path.anchor), list(path.parts[:0:-1]), 0
     while left:
@@ -211,7 +211,7 @@ def lookups(path: Path) -> Iterator[Path]:
 
 
 def foreign(state: os.stat_result) -> bool:
-    """Whether the owner is neither root nor the user of this process."""
+    """Return whether the owner is neither root nor the user of this process."""
     return state.st_uid not in (0, os.geteuid())
 
 
@@ -220,6 +220,6 @@ def others_can_write(state: os.stat_result) -> bool:
 
 
 def others_can_read(state: os.stat_result) -> bool:
-    """A file of root's that this process may read by its group is meant to be shared with it."""
+    """Return whether other users can read the file; a root-owned file that we read by group is meant to be shared."""
     shared = state.st_uid == os.geteuid() and state.st_mode & 0o040
     return bool(state.st_mode & 0o004 or shared)

@@ -1,7 +1,7 @@
-"""Numbers for Prometheus: what the front measures where streams are read, and what the engine tells of itself.
+"""Metrics for Prometheus: what the front measures where streams are read, and what the engine reports.
 
-Every server has a registry of its own; nothing is global. The front's half costs a microsecond a token. The engine's
-half is one snapshot per scrape; `docs/operations.md` says how to read it.
+Every server has its own registry; nothing is global. The front's half costs a microsecond per token. The engine's half
+is one snapshot per scrape; `docs/operations.md` explains how to read it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from weft.server.backend import Backend
 from weft.server.timings import Histogram
 
 STATS_SECONDS = 5.0
-# "refused": the engine did not take it.
+# "refused": the engine did not accept it.
 FINISHES = ("stop", "length", "abort", "error", "refused")
 OTHER = "other"
 
 
 class Metrics:
-    """What one server counts. `meter` is for its routes, `answered` for whatever sees statuses go out."""
+    """The counters of one server. Routes use `meter`; the layer that sends statuses uses `answered`."""
 
     def __init__(self) -> None:
         self.first_token = Histogram(
@@ -64,11 +64,11 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def meter(self) -> Meter:
-        """For one sequence. Call its `started` when the request is handed to the engine."""
+        """Return a meter for one sequence. Call its `started` when the request is submitted to the engine."""
         return Meter(self)
 
     def answered(self, method: str, route: str, status: int) -> None:
-        """An HTTP answer began. `route` must come from a fixed list, never from the client."""
+        """Count an HTTP response. `route` must come from a fixed list, never from the client."""
         self.http[method if method in ("GET", "POST") else OTHER, route, str(status)] += 1
 
     @property
@@ -89,14 +89,14 @@ class Metrics:
         yield http
 
     async def render(self, backend: Backend, accept: str = "") -> Response:
-        """The page that Prometheus reads."""
+        """Return the page that Prometheus scrapes."""
         await self.engine.refresh(backend)
         encode, content_type = choose_encoder(accept)
         return Response(encode(self.registry), headers={"content-type": content_type, "cache-control": "no-store"})
 
 
 class Meter:
-    """Measures one sequence where its stream is read. `finished` must come in any case; only its first call counts.
+    """Measures one sequence where its stream is read. Call `finished` in any case; only its first call counts.
 
     `token(n)` takes n tokens that arrived together: they share the time since the last arrival evenly.
     """
@@ -107,7 +107,7 @@ class Meter:
         self._metrics = metrics
         self._started: float | None = None
         self._last = 0.0
-        # When it came, on the clock of `perf_counter`.
+        # Arrival of the first token, on the clock of `perf_counter`.
         self.first_token_seconds: float | None = None
 
     def started(self) -> None:
@@ -179,7 +179,7 @@ GROUPED = {
 
 
 class EngineCollector:
-    """The engine's snapshot as metrics. Without an engine it says only that."""
+    """Exports the engine's snapshot as metrics. Without an engine it exports only that fact."""
 
     def __init__(self) -> None:
         self._stats: Mapping[str, Any] = {}
@@ -188,7 +188,7 @@ class EngineCollector:
         self._up = False
 
     async def refresh(self, backend: Backend) -> None:
-        """Take a snapshot. A long step may hold it up: then the last one stands, and its age tells."""
+        """Take a snapshot. If a long step delays it, the last one remains, and its age shows that."""
         try:
             self._stats = await asyncio.wait_for(backend.stats(), STATS_SECONDS)
         except TimeoutError:
@@ -238,7 +238,7 @@ class EngineCollector:
     def _memory(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
         labels = ["kind", "use"]
         units = GaugeMetricFamily("weft_memory_units", "Pages, window pages, states and tails in use", labels=labels)
-        sizes = GaugeMetricFamily("weft_memory_used_bytes", "The same in bytes", labels=labels)
+        sizes = GaugeMetricFamily("weft_memory_used_bytes", "Bytes of units in use", labels=labels)
         for kind, uses in stats.get("units", {}).items():
             for use, count in uses.items():
                 units.add_metric([kind, use], count)
@@ -250,7 +250,7 @@ class EngineCollector:
 
 
 def routes(metrics: Metrics, backend: Backend) -> list[Route]:
-    """For the application to mount behind its keys."""
+    """Return the routes, to be mounted behind the keys."""
 
     async def show(request: Request) -> Response:
         return await metrics.render(backend, request.headers.get("accept", ""))

@@ -1,4 +1,4 @@
-"""POST /v1/completions: a text or token ids continued. Also for models without a tokenizer."""
+"""POST /v1/completions: continues a text or token ids. Also for models without a tokenizer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(FormFields, kw_only=True):
-    """`prompt` is a text, token ids, or a list of either; with `n`, choices come prompt by prompt."""
+    """`prompt` is a string, token ids, or a list of either; with `n`, choices are ordered by prompt."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
     model: str | None = None
@@ -130,7 +130,7 @@ def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int
 
 
 class Completion:
-    """The shapes of one request's answer."""
+    """Shapes the response to one request."""
 
     def __init__(self, front: Front, body: CompletionRequest, wishes: list[Wish]) -> None:
         self.front = front

@@ -1,4 +1,4 @@
-"""Conversations and tools as OpenAI's clients send them, checked, and as chat templates take them."""
+"""Conversations and tools as OpenAI's clients send them, checked, and converted for chat templates."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class CacheControl(msgspec.Struct, kw_only=True):
-    """Declares that what was said up to here will be sent again; as in Anthropic's API."""
+    """Declares that the conversation up to here will be sent again; as in Anthropic's API."""
 
     type: Literal["ephemeral"] = "ephemeral"
     ttl: str | None = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message. Only texts: images, sounds and files are refused, and nothing is ever fetched."""
+    """A part of a message. Only text: images, audio and files are refused, and nothing is ever fetched."""
 
     type: str
     text: str | None = None
@@ -81,9 +81,9 @@ ToolChoice = Literal["auto", "none", "required"] | NamedTool
 def plain_messages(
     messages: list[ChatMessage], limits: Limits, places: Sequence[str] = (), field: str = "messages"
 ) -> list[dict[str, Any]]:
-    """Messages as templates know them; errors name them by their places in the body.
+    """Return messages as templates expect them; errors name their places in the body.
 
-    "developer" is what newer clients call the system.
+    Newer clients say "developer" for "system".
     """
     if not messages:
         raise FieldError(field, "must have at least one message")
@@ -142,7 +142,7 @@ def _part(part: ContentPart, where: str) -> dict[str, Any]:
 
 
 def _called(call: CalledTool, place: int, where: str, limits: Limits) -> dict[str, Any]:
-    """Templates want the arguments as an object; clients send them as text."""
+    """Return a tool call with its arguments as an object, which templates expect; clients send them as text."""
     arguments: Any = call.function.arguments
     if isinstance(arguments, str):
         try:
@@ -155,7 +155,7 @@ def _called(call: CalledTool, place: int, where: str, limits: Limits) -> dict[st
 
 
 def plain_tools(tools: list[Tool] | None, limits: Limits) -> list[dict[str, Any]]:
-    """Tools as templates know them, each within bounds and with a name of its own."""
+    """Return tools as templates expect them, each within bounds and with a unique name."""
     check_items("tools", tools, limits.tools)
     found, names = [], set()
     for place, tool in enumerate(tools or ()):
@@ -175,14 +175,14 @@ def plain_tools(tools: list[Tool] | None, limits: Limits) -> list[dict[str, Any]
 def wanted_tools(
     tools: list[Tool] | None, choice: ToolChoice | None, limits: Limits
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the tools that the model is shown, and what is wanted of them (see `chosen_tool`)."""
+    """Return the tools that the model sees, and the choice among them (see `chosen_tool`)."""
     known = plain_tools(tools, limits)
     wanted = chosen_tool(choice, known)
     return (known if wanted != "none" else []), wanted
 
 
 def chosen_tool(choice: ToolChoice | None, tools: list[dict[str, Any]]) -> str:
-    """What is wanted of the tools: "auto", "none", "required", or the name of one after "name:"."""
+    """Return the tool choice: "auto", "none", "required", or the name of one after "name:"."""
     if choice is None:
         return "auto" if tools else "none"
     if isinstance(choice, str):

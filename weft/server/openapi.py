@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of the Structs that decode the bodies, so that it cannot say anything else."""
+"""The OpenAPI document, generated from the structs that decode the bodies, so that the two cannot differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.server.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnsw
 
 Object = dict[str, Any]
 
-# path, method, what it is for, its body, its answer
+# path, method, summary, request body, response
 OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/v1/models", "get", "List the served model", None, Object),
     ("/v1/completions", "post", "Continue a text or token ids", CompletionRequest, CompletionAnswer),

@@ -1,7 +1,7 @@
-"""The front's text workers: a few processes that read large bodies, so that the interpreter lock of the front is free.
+"""The front's text workers: a few processes that read large bodies, so that the front's interpreter lock stays free.
 
-Bounded in every direction: workers, bytes that wait for one, seconds and memory of a job. A job that takes too long or
-whose client has left ends with its process; the next job gets a fresh one.
+Bounded in every direction: workers, waiting bytes, seconds and memory of a job. A job that takes too long or whose
+client has left ends with its process; the next job gets a fresh one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger("weft")
 MAX_WORKERS = 4
 BUSY = "the server is busy reading large requests; try again later"
 ENDED = "the worker process that read this text was killed or ran out of memory"
-# One thread and one arena of memory each, so that the bound on a worker's memory bounds what it uses.
+# One thread and one malloc arena each, so that the bound on a worker's memory bounds what it uses.
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
@@ -51,7 +51,7 @@ Timeout = Callable[[float], AbstractAsyncContextManager[object]]
 
 
 def worker_count() -> int:
-    """Half of the cores: the other half steps the engine and serves streams."""
+    """Return half the number of cores: the other half steps the engine and serves streams."""
     return max(1, min(MAX_WORKERS, (os.cpu_count() or 2) // 2))
 
 
@@ -99,7 +99,7 @@ class TextWorker:
         return self.process.poll() is None and not self._reader.at_eof()
 
     def kill(self) -> None:
-        """End the process at once. Its memory may take the kernel a while, so another thread waits for the end."""
+        """Kill the process. The kernel may take a while to free its memory, so another thread waits for the end."""
         self.process.kill()
         asyncio.get_running_loop().run_in_executor(None, self.process.wait)
         with suppress(AttributeError):  # it was never connected
@@ -109,7 +109,7 @@ class TextWorker:
 class TextPool:
     """Everything here runs in the event loop's thread. Workers start when a job needs one, and stay.
 
-    `program` is what to start instead of the worker, `timeout` what bounds a job in time.
+    `program` replaces the worker program, `timeout` the time bound of a job.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class TextPool:
         return [worker.process.pid for worker in (*self._idle, *self._busy)]
 
     async def start(self) -> None:
-        """Have a worker ready, so that the first large body does not wait for one."""
+        """Start one worker, so that the first large body does not wait for it."""
         if not self._idle:
             self._idle.append(await self._launch())
 
@@ -149,7 +149,7 @@ class TextPool:
         self._idle.clear()
 
     async def run(self, name: str, facts: Facts, body: bytes) -> bytes:
-        """Return what a worker makes of a body; raises what it raises. Cancelled, it ends the worker."""
+        """Return a worker's result for a body; raises what it raises. Cancelling ends the worker."""
         if self.held_bytes + len(body) > self._limits.waiting_bytes:
             raise RequestError(BUSY, 503)
         self.held_bytes += len(body)
@@ -200,7 +200,7 @@ class TextPool:
 
     async def _launch(self) -> TextWorker:
         if self._first is None:
-            # A large vocabulary takes a while to write down.
+            # A large vocabulary takes a while to serialise.
             self._first = await asyncio.to_thread(lambda: frame(self._setup()))
         return await TextWorker.launch(self._first, self._program)
 

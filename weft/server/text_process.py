@@ -1,7 +1,7 @@
-"""A text worker: reads bodies of clients for a front that holds the other end of its socket, one at a time.
+"""A text worker: reads client bodies, one at a time, for the front at the other end of its socket.
 
-Started as `python -m weft.server.text_process FD`. It loads no torch and no weights, its memory is bounded by the
-kernel, and it ends when the front is gone. The front ends it, too: when a text takes too long or its client has left.
+Started as `python -m weft.server.text_process FD`. It loads no torch and no weights, the kernel bounds its memory, and
+it ends with the front. The front also ends it when a text takes too long or its client has left.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from weft.text.tokenizer import Tokenizer
 
 log = logging.getLogger("weft.text")
 
-# A worker that holds more after a job makes room for a fresh one: allocators do not give everything back.
+# A worker that holds more after a job is replaced by a fresh one: allocators do not return everything.
 LEAVE_BYTES = 1 << 29
 INTAKES = (openai_chat.CHAT, openai_completions.COMPLETION, openai_responses.RESPONSE, native.GENERATE)
 JOBS: dict[str, Callable[[Prompter, bytes], bytes]] = {
@@ -89,7 +89,7 @@ def resident_bytes() -> int:
 
 
 def work(connection: socket.socket) -> None:
-    """Take jobs until the front has gone, or until a reply said that this worker leaves."""
+    """Process jobs until the front has ended, or until a reply announced that this worker leaves."""
     setup = decode_command(received(connection))
     assert isinstance(setup, Setup), "the first message must be a Setup"
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(name)s: %(message)s")
@@ -108,7 +108,7 @@ def work(connection: socket.socket) -> None:
 
 
 def received(connection: socket.socket) -> bytearray:
-    """Return the next frame's body. Raises `EOFError` when the front has gone."""
+    """Return the next frame's body. Raises `EOFError` when the front has ended."""
     size = int.from_bytes(_exactly(connection, HEADER_BYTES), "big")
     return _exactly(connection, size)
 
@@ -126,7 +126,7 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
 
 
 def _end_with_front(connection: socket.socket) -> None:
-    """Nobody is left to read for: end at once, even in the middle of a text."""
+    """End the process as soon as the front has ended, even in the middle of a text."""
     hangup = select.poll()
     hangup.register(connection, 0)
     hangup.poll()
@@ -134,7 +134,7 @@ def _end_with_front(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    # A terminal or a service manager signals every process; the front decides when this one ends.
+    # A terminal or a service manager signals every process; only the front decides when this one ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     connection = socket.socket(fileno=int(sys.argv[1]))
