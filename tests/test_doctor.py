@@ -19,7 +19,7 @@ def test_doctor_finds_nothing_wrong_with_the_tiny_model(capsys):
     for word in ("torch:", "cores:", "free memory:", "max_length:", "prefill-hit:", "decode-hit:", "wrong state:"):
         assert word in text
     assert "float32, from the checkpoint" in text
-    assert "32MiB, as asked" in text
+    assert "32MiB, as given" in text
     assert "would not show" not in text
 
 
@@ -37,7 +37,7 @@ def test_without_a_cache_there_is_nothing_to_test(capsys):
 
 def test_a_model_that_cannot_be_loaded_is_wrong(capsys):
     assert main(["doctor", "/no/such/model"]) == 1
-    assert "wrong: /no/such/model is neither" in capsys.readouterr().out
+    assert "problem: /no/such/model is neither" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_state_that_changed_under_the_cache_is_seen(monkeypatch, llm, before, 
 def test_a_wrong_answer_is_exit_code_one(monkeypatch, capsys):
     monkeypatch.setattr("weft.cli.selftest.complaints", lambda found, dtype: ["something"])
     assert main(["doctor", *SMALL]) == 1
-    assert capsys.readouterr().out.endswith("wrong: something\n")
+    assert capsys.readouterr().out.endswith("problem: something\n")
 
 
 def test_a_test_that_reuses_nothing_or_tells_nothing_is_not_a_pass():

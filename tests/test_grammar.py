@@ -316,7 +316,7 @@ def test_a_bad_grammar_is_refused_before_anything_runs():
 
 def test_a_model_without_a_tokenizer_takes_no_grammar(tmp_path):
     (tmp_path / "config.json").write_text((tiny_model.FOLDER / "config.json").read_text())
-    with make(model=str(tmp_path), weights="dummy") as llm, pytest.raises(RequestError, match="no tokenizer"):
+    with make(model=str(tmp_path), weights="dummy") as llm, pytest.raises(RequestError, match="needs a tokenizer"):
         llm.generate([1, 2, 3], grammar=SCHEMA)
 
 

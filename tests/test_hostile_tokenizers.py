@@ -45,7 +45,7 @@ def replace(pattern: str) -> dict[str, Any]:
         ({"pre_tokenizer": split("(a+)+$")}, "cannot use .* as a tokenizer: .*retry-limit"),
         ({"normalizer": replace("(a+)+$")}, "cannot use .* as a tokenizer: .*retry-limit"),
         ({"pre_tokenizer": split("a{1000}{1000}")}, "repeat at most 4096 times"),
-        ({"pre_tokenizer": split("a{,9999999999999999}")}, "cannot be used|repeat at most"),
+        ({"pre_tokenizer": split("a{,9999999999999999}")}, "cannot use|repeat at most"),
         ({"pre_tokenizer": split("a|" * 20_000 + "b")}, "at most 16384 characters"),
         ({"pre_tokenizer": 5}, "cannot use .* as a tokenizer"),
         ({"model": {}}, "cannot use .* as a tokenizer"),

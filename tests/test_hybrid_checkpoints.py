@@ -180,7 +180,7 @@ def test_a_bias_that_is_added_to_another_is_missed_by_its_own_name_and_shape(lea
     with pytest.raises(ModelError, match=rf"missing: {re.escape(name)}$"):
         load(folder)
     save_file(stored | {name: bias[:1].clone()}, folder / "model.safetensors")
-    with pytest.raises(ModelError, match=rf"misshapen: {re.escape(name)} is \[1\]"):
+    with pytest.raises(ModelError, match=rf"misshapen: {re.escape(name)} has shape \[1\]"):
         load(folder)
 
 
@@ -209,7 +209,9 @@ def test_a_part_of_a_filter_that_is_missing_or_too_long_is_named(tmp_path):
     with pytest.raises(ModelError, match=r"missing: \S*(k_conv1d|conv1d)\.weight"):
         load(without)
     longer = saved(HYBRIDS["olmo_hybrid"], tmp_path / "b", lambda t: t | {name: torch.cat([t[name], t[name]])})
-    with pytest.raises(ModelError, match=r"misshapen: \S*q_conv1d\.weight and \S*k_conv1d\S* and \S* is \[192, 1, 4\]"):
+    with pytest.raises(
+        ModelError, match=r"misshapen: \S*q_conv1d\.weight and \S*k_conv1d\S* and \S* has shape \[192, 1, 4\]"
+    ):
         load(longer)
 
 

@@ -178,9 +178,9 @@ def test_a_file_must_be_a_short_text_with_keys(tmp_path):
         (written(tmp_path / "none", "# nothing\n\n"), "has no key"),
         (written(tmp_path / "long", "x" * (MAX_FILE_BYTES + 1)), "at most 1048576 bytes"),
         (str(tmp_path / "pipe"), "must be a regular file"),
-        (str(tmp_path), "cannot be read: Is a directory"),
-        (str(tmp_path / "latin"), "cannot be read"),
-        (str(tmp_path / "missing"), "cannot be read: No such file"),
+        (str(tmp_path), ": Is a directory"),
+        (str(tmp_path / "latin"), "cannot read"),
+        (str(tmp_path / "missing"), ": No such file"),
     ):
         with pytest.raises(OptionError, match=why):
             read(path)

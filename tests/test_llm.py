@@ -382,7 +382,7 @@ def test_a_folder_with_a_tokenizer_takes_text(tmp_path):
         ({"depth": 2}, OptionError, "depth must be one of 0, 1"),
         ({"dtype": "int3"}, OptionError, "dtype must be one of"),
         ({"cache": "yes"}, OptionError, "cache must be True or False"),
-        ({"memmory": 5}, OptionError, "LLM has no option 'memmory'; known are model"),
+        ({"memmory": 5}, OptionError, "LLM has no option 'memmory'; known options are model"),
         ({"model": "/no/such/folder"}, ModelError, "/no/such/folder"),
         ({"tokenizer": "nowhere"}, ModelError, "nowhere is neither a folder"),
     ],

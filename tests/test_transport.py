@@ -105,7 +105,7 @@ def test_a_key_may_have_a_password_in_a_file(authority, tmp_path):
     with pytest.raises(OptionError, match="pass --ssl-keyfile-password-file"):
         TlsFiles(files.certfile, str(protected)).context()
     password.write_text("wrong\n")
-    with pytest.raises(OptionError, match="cannot be used"):
+    with pytest.raises(OptionError, match="cannot use"):
         TlsFiles(files.certfile, str(protected), str(password)).context()
 
 
@@ -132,7 +132,7 @@ def test_what_is_no_tls_gets_no_answer_and_old_versions_are_not_spoken(authority
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ssl-certfile", "/no/such/file"], "/no/such/file cannot be used: No such file"),
+        (["--ssl-certfile", "/no/such/file"], "cannot use /no/such/file: No such file"),
         (["--ssl-keyfile", "key.pem"], "pass --ssl-certfile too"),
         (["--ssl-keyfile-password", "secret"], "use --ssl-keyfile-password-file"),
         (["--uds-mode", "999"], "--uds-mode must be three octal digits"),

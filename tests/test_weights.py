@@ -373,7 +373,7 @@ def test_every_architecture_has_its_family(architecture):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_size": None}, "has no hidden_size"),
+        ({"hidden_size": None}, "must have hidden_size"),
         ({"hidden_size": "64"}, "hidden_size must be an integer"),
         ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads 3"),
         ({"hidden_act": "mish"}, "hidden_act must be one of .*silu"),
