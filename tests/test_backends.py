@@ -310,9 +310,9 @@ async def test_a_dead_engine_is_started_again_if_wished():
             stream = await backend.submit(ask([1], LONG))
             await anext(stream)
             os.kill(backend.process_id, signal.SIGKILL)
-            with pytest.raises(EngineStopped, match="started again"):
+            with pytest.raises(EngineStopped, match="is restarting"):
                 await collect(stream)
-            with pytest.raises(EngineStopped, match="started again"):
+            with pytest.raises(EngineStopped, match="is restarting"):
                 await backend.submit(ask([1], 1))
             while not backend.healthy:
                 await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ class Constraint(Protocol):
 
     @property
     def mask(self) -> Ints:
-        """[words] one bit per token, lowest first: set if it may come next. Stop tokens only where an answer may end."""
+        """[words] one bit per token, lowest first: set if it may come next. Stop tokens only where it may end."""
         ...
 
     @property
