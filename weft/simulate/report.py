@@ -1,4 +1,4 @@
-"""What a run brought, for people and for programs: a table, an explanation of what was missed, and JSON."""
+"""Results of a run, for people and for programs: a table, an explanation of the misses, and JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 
 def summary(found: Found) -> dict[str, Any]:
-    """The numbers of a run, without its course."""
+    """Return the numbers of a run, without its course."""
     kept: Mapping[str, int] = found.stats["kept"]
     requests = max(1, found.requests)
     return {
@@ -68,7 +68,7 @@ ROWS = (
 
 
 def table(rows: Mapping[str, Found]) -> str:
-    """A column for every policy; below, why requests were not served."""
+    """Return a table with a column for every policy; below it, why requests were not served."""
     summaries = {name: summary(found) for name, found in rows.items()}
     lines = ["".join([f"{'':<28}", *(f"{name:>16}" for name in summaries)])]
     for label, name, form in ROWS:
@@ -90,7 +90,7 @@ def _line(label: str, values: list[Any], form: str) -> str:
 
 
 def not_served(found: Found) -> list[str]:
-    """A sentence for every reason why requests were not served, the commonest first."""
+    """Return a sentence for every reason why requests were not served, the most common first."""
     large, long = found.too_large, found.too_long
     too_large = f"refused: they need more than {_size(large.bound)} even when alone; the longest, "
     too_large += f"of {large.tokens:,d} tokens, needs about {_size(large.most)}; raise --memory"
@@ -102,7 +102,7 @@ def not_served(found: Found) -> list[str]:
 
 
 def _size(size_bytes: int) -> str:
-    """Bytes as people read them.
+    """Format bytes for people.
 
     >>> _size(3 << 30), _size(53_000_000)
     ('3.00 GiB', '50.5 MiB')
@@ -111,7 +111,7 @@ def _size(size_bytes: int) -> str:
 
 
 def explained(found: Found, name: str | None = None) -> str:
-    """Why prefixes were missed, dearest first; who was not served; and what became of what was kept."""
+    """Return the reasons for misses, most expensive first; requests that were not served; and the hits of kept states."""
     lines = [f"Why not more was reused{f' ({name})' if name else ''}:", f"{'tokens':>14} {'lookups':>9}"]
     for each in ranked_misses(found.stats["misses"], found.stats["lost_tokens"]):
         lines.append(f"{each['lost_tokens']:>14,d} {each['lookups']:>9,d}  {each['reason']}: {each['sentence']}")

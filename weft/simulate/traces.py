@@ -1,7 +1,7 @@
-"""Traces in Mooncake's format: a JSON object a line with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
+"""Traces in Mooncake's format: one JSON object per line: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
 
-An id stands for a block of 512 tokens of the prompt. Traces have no answers, so every answer is a text of its own.
-Lines are read as they are needed; a file whose name ends in `.gz` is decompressed on the way.
+An id stands for a block of 512 tokens of the prompt. Traces have no answers, so every answer is unique. Lines are read
+as they are needed; a file whose name ends in `.gz` is decompressed on the fly.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 def read_trace(
     path: str | Path, cell: int, speed: float = 1.0, limit: int | None = None, skip: int = 0
 ) -> Iterator[Session]:
-    """The requests of a trace in their order, each as a session of one turn: `limit` of them after the first `skip`.
+    """Yield the requests of a trace in order, each as a session of one turn: `limit` of them after the first `skip`.
 
-    Time begins with the first request after those that are skipped.
+    Time starts with the first request after the skipped ones.
     """
     first = None
     for number, found in islice(enumerate(_lines(Path(path))), skip, None if limit is None else skip + limit):
@@ -66,5 +66,5 @@ def _ask(found: dict[str, Any], number: int, cell: int) -> Ask:
     text = Text(cell, stretches)
     answer = max(1, found["output_length"])
     text.append(-1 - number, answer)
-    # Blocks are cut by length: their ends say nothing about messages.
+    # Blocks are cut by length: their ends are not message boundaries.
     return Ask(text.keys, length, answer, tuple(stretches))
