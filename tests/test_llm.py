@@ -375,7 +375,7 @@ def test_a_folder_with_a_tokenizer_takes_text(tmp_path):
     ("settings", "error", "message"),
     [
         ({"memory": "much"}, OptionError, "memory must be"),
-        ({"memory": "1KiB"}, OptionError, "memory of"),
+        ({"memory": "1KiB"}, OptionError, "memory is"),
         ({"memory": "9999999GiB"}, OptionError, r"[\d.]+ GiB are free; pass a smaller --memory"),
         ({"max_sequences": 0}, OptionError, "max_sequences must be at least 1"),
         ({"max_length": 0}, OptionError, "max_length must be"),

@@ -361,7 +361,7 @@ def test_every_policy_tells_its_own_refusals(capsys):
     assert main(["simulate", *given, "--eviction", "value", "--eviction", "lru"]) == 1
     told = capsys.readouterr().out.splitlines()[-2:]
     assert [line.partition(":")[0] for line in told] == ["value", "lru"]
-    assert all("longer than 100 tokens" in line for line in told)
+    assert all("they exceed 100 tokens" in line for line in told)
 
 
 @pytest.mark.parametrize("value", ["x", "0%", "-3%", "auto", "%"])

@@ -111,7 +111,7 @@ def _size(size_bytes: int) -> str:
 
 
 def explained(found: Found, name: str | None = None) -> str:
-    """Return the reasons for misses, most expensive first; requests that were not served; and the hits of kept states."""
+    """Return the reasons for misses, most expensive first; why requests failed; and the hits of kept states."""
     lines = [f"Why not more was reused{f' ({name})' if name else ''}:", f"{'tokens':>14} {'lookups':>9}"]
     for each in ranked_misses(found.stats["misses"], found.stats["lost_tokens"]):
         lines.append(f"{each['lost_tokens']:>14,d} {each['lookups']:>9,d}  {each['reason']}: {each['sentence']}")

@@ -216,7 +216,7 @@ class Simulation:
             self._sample()
 
     def _seconds(self, step: Stride) -> float:
-        """Return the cost of the step. Prompts and the first token of decodes share a step; other tokens come one by one."""
+        """Return the cost of the step. Prompts and the first token of decodes share a step; others come one by one."""
         cost, cell = self.cost, self.cost.spec.cell
         written = sum(capture.keep and not capture.own for grant in step.grants.values() for capture in grant.captures)
         tokens, pairs = len(step.decode_seats), 0.0
