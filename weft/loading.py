@@ -100,7 +100,7 @@ def load(options: Options, progress: bool = True) -> Loaded:
         log.info("%s: %s", name, reason)
     if facts.model_length is not None and engine_config.max_length > facts.model_length:
         asked = f"max_length is {engine_config.max_length}"
-        tell_once(f"warning: {asked} but the model was trained for {facts.model_length} tokens; quality may drop")
+        tell_once(f"warning: {asked} but the model was trained for {facts.model_length} tokens; lower it, or quality may drop")
     tokenizer, template = load_text(options, folder)
     beside = folder if folder.is_dir() else folder.parent
     ends = end_tokens(beside)

@@ -155,7 +155,7 @@ def find_compiler() -> str:
 
 
 def compile_library(compiler: str, sources: list[Path], target: Path) -> None:
-    log.info("compiling kernels for this processor; later starts reuse them")
+    log.info("compiling kernels for this processor")
     objects = [target.with_name(source.stem + ".o") for source in sources]
 
     def compile_one(source: Path, result: Path) -> None:
