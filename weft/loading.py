@@ -99,8 +99,8 @@ def load(options: Options, progress: bool = True) -> Loaded:
     for name, reason in reasons.items():
         log.info("%s: %s", name, reason)
     if facts.model_length is not None and engine_config.max_length > facts.model_length:
-        asked = f"max_length is {engine_config.max_length}"
-        tell_once(f"warning: {asked} but the model was trained for {facts.model_length} tokens; lower it, or quality may drop")
+        asked = f"warning: max_length is {engine_config.max_length}"
+        tell_once(f"{asked} but the model was trained for {facts.model_length} tokens; lower it, or quality may drop")
     tokenizer, template = load_text(options, folder)
     beside = folder if folder.is_dir() else folder.parent
     ends = end_tokens(beside)
