@@ -49,7 +49,7 @@ class Options:
     weights: str = option("checkpoint", "dummy: random weights, made from the model's configuration alone", WEIGHTS)
     memory: str | int = option(
         "auto",
-        "size of KV cache and states, such as 2GiB; auto: half of free memory, up to 4GiB; GPU: rest of memory_fraction",
+        "size of KV cache and states, such as 2GiB; auto: half of free memory up to 4GiB; GPU: rest of memory_fraction",
     )
     memory_fraction: float = option(0.9, "share of GPU memory for weights, activations, KV cache and states together")
     max_sequences: int | str = option("auto", "sequences that run at once; others wait. auto: 64, on a GPU 256")
