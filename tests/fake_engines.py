@@ -42,7 +42,7 @@ class InstantEngine:
 
     def add(self, request: Request, constraint: None = None) -> int:
         if not len(request.prompt):
-            raise RequestError("prompt must hold at least one token")
+            raise RequestError("prompt must have at least one token")
         if len(request.prompt) + request.params.max_tokens > MAX_LENGTH:
             raise RequestError(f"prompt plus max_tokens exceed {MAX_LENGTH}")
         self._next += 1

@@ -113,7 +113,7 @@ def test_a_prompt_may_come_from_standard_input(quiet, monkeypatch, tmp_path):
     ("arguments", "message"),
     [
         (["--memory", "much", "x"], "--memory must be"),
-        (["--memory", "9999999GiB", "x"], "memory of 9999999.0 GiB: the machine could not give so much"),
+        (["--memory", "9999999GiB", "x"], "cannot allocate memory of 9999999.0 GiB"),
         (["--memory", "9" * 400, "x"], "--memory must be"),
         (["--max-tokens", "-1", "x"], "max_tokens must be"),
         (["--temperature", "1000", "x"], "temperature must be"),
@@ -217,13 +217,13 @@ def test_flags_of_other_engines_mean_what_they_mean_there(arguments, options):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--tensor-parallel-size 2", "--tensor-parallel-size 2: this version runs a model on one device"),
-        ("--tp=8", "--tp 8: this version"),
-        ("--trust-remote-code", "--trust-remote-code: code from a model's folder is never run"),
+        ("--tensor-parallel-size 2", "--tensor-parallel-size 2: Weft runs a model on one device"),
+        ("--tp=8", "--tp 8: Weft runs"),
+        ("--trust-remote-code", "--trust-remote-code: Weft never runs code from a model's folder"),
         ("--quantization fp8", "quantised weights"),
-        ("--load-format gguf", "--load-format gguf: only dummy, auto, safetensors are known here"),
+        ("--load-format gguf", "--load-format gguf: must be one of dummy, auto, safetensors"),
         ("--disable-radix-cache=yes", "takes no value"),
-        ("--max-model-len", "expects a value"),
+        ("--max-model-len", "needs a value"),
         ("--page-size 16", "64 tokens"),
         ("--max-num-seqs 0", "max_sequences must be at least 1"),
     ],
@@ -242,7 +242,7 @@ def test_flags_without_effect_are_told(capsys):
     with pytest.raises(SystemExit):
         main(["serve", "--enforce-eager", "--no-such"])
     told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("weft serve: --enforce-eager: decode steps are always recorded on a GPU")
+    assert told[0].startswith("weft serve: --enforce-eager: decode steps on a GPU always use CUDA graphs")
     assert len(told) == 2
 
 
@@ -300,7 +300,7 @@ def test_chat_keeps_the_conversation_until_it_is_reset(quiet, monkeypatch, tmp_p
     assert second > first > third
     assert "; 0 of" in stats[0]
     assert "; 128 of" in stats[1]
-    assert "/reset forgets" in told
+    assert "/reset starts" in told
 
 
 def test_chat_says_why_there_is_no_answer_and_goes_on(quiet, monkeypatch, tmp_path):

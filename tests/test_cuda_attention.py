@@ -334,7 +334,7 @@ def test_a_missing_flashinfer_is_said_once_and_triton_takes_over(monkeypatch, ca
     for _ in range(2):
         on_gpu.warm([LAYER, LAYER])
     assert [record.getMessage() for record in caplog.records] == [
-        "FlashInfer is not installed: attention over prompts uses Triton, which is slower there."
+        "FlashInfer is not installed: attention over prompts uses Triton, which is slower"
     ]
     assert not flashinfer.is_warm(LAYER)
 
@@ -348,7 +348,7 @@ def test_a_flashinfer_that_fails_is_said_once_and_triton_takes_over(monkeypatch,
     for _ in range(2):
         flashinfer.warm([LAYER, LAYER], "fa3", torch.device("cpu"))
     [record] = caplog.records
-    assert "Triton, which is slower. Why: ninja: build stopped" in record.getMessage()
+    assert "Triton, which is slower. Reason: ninja: build stopped" in record.getMessage()
     assert not flashinfer.is_warm(LAYER)
 
 

@@ -255,7 +255,7 @@ def test_no_stranger_shows_through(family: str) -> None:
 
 
 def test_more_memory_than_the_gpu_has_is_told_with_numbers() -> None:
-    with pytest.raises(OptionError, match=r"memory of 9999\.0 GiB: the machine could not give so much, [\d.]+ GiB"):
+    with pytest.raises(OptionError, match=r"cannot allocate memory of 9999\.0 GiB: [\d.]+ GiB"):
         LLM(device="cuda", memory="9999GiB", progress=False)
 
 

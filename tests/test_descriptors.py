@@ -67,7 +67,7 @@ def test_without_a_free_descriptor_waiting_clients_make_room_and_the_log_says_so
             wire.sendall(LAST)
             assert b" 200 " in rest_of(wire)
     told = log.read_text()
-    assert "no client can be accepted: Too many open files" in told
+    assert "cannot accept connections: Too many open files" in told
     # Not once for every client.
     assert told.count("Too many open files") < 10
     assert "Traceback" not in told

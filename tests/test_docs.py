@@ -1,4 +1,4 @@
-"""What the documents say is so: commands, examples, links, and the tests and planted bugs that they name."""
+"""Checks what the documents claim: commands, examples, links, and the tests and planted bugs that they name."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import contextlib
 import io
 import re
 import subprocess
+import tomllib
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from tests.fences import ROOT, functions, project_files
+from weft.cli.main import COMMANDS
 
 DOCUMENTS = sorted(path for path in project_files(".md") if path.parent in (ROOT, ROOT / "docs"))
 README = (ROOT / "README.md").read_text()
@@ -47,18 +51,35 @@ def unknown(text: str) -> list[str]:
     return sorted(tests | (bugs - planted_bugs()))
 
 
-def broken_links(text: str, folder: str) -> list[str]:
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
-    return [t for t in targets if "://" not in t and not (ROOT / folder / t).exists()]
+def broken_links(text: str, path: Path) -> list[str]:
+    """Return links of a document to files or headings that do not exist."""
+    found = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        place, _, heading = target.partition("#")
+        file = (path.parent / place) if place else path
+        if "://" in target or (file.exists() and not heading):
+            continue
+        inside = text if file == path else file.read_text() if file.exists() else ""
+        if heading not in anchors(inside):
+            found.append(target)
+    return found
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a document."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_links_lead_somewhere(path):
-    assert broken_links(path.read_text(), str(path.parent.relative_to(ROOT))) == []
+    assert broken_links(path.read_text(), path) == []
 
 
 def test_a_broken_link_is_seen():
-    assert broken_links("see [this](nowhere.md#part)", "docs") == ["nowhere.md"]
+    good = "# Here, and `there`\n[a](design.md) [b](#here-and-there) [c](https://example.com/x#y)"
+    text = f"{good} [this](nowhere.md#part) [that](design.md#no-such-part)"
+    assert broken_links(text, ROOT / "docs" / "page.md") == ["nowhere.md#part", "design.md#no-such-part"]
 
 
 def test_behaviours_and_planted_bugs_name_what_exists():
@@ -104,3 +125,26 @@ def test_every_option_of_the_readme_exists():
     known = (ROOT / "docs" / "cli.md").read_text()
     for option in set(re.findall(r"`(--[a-z-]+)", README)):
         assert f"`{option}" in known or option == "--index-url", option
+
+
+def unknown_commands(text: str) -> list[str]:
+    """Return commands, modules and extras that a text names and that do not exist."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    given = " ".join(re.findall(r"`([^`\n]+)`", text) + blocks(text, "sh"))
+    wrong = [f"weft {name}" for name in re.findall(r"(?:^|[\s/])weft ([a-z]+)", given) if name not in COMMANDS]
+    wrong += [name for name in re.findall(r"python -m (benchmarks\.\w+)", given) if find_spec(name) is None]
+    return wrong + [f"[{name}]" for name in re.findall(r"\.\[(\w+)\]", given) if name not in extras]
+
+
+def test_every_command_of_the_readme_exists():
+    assert unknown_commands(README) == []
+    wrong = "`weft weave`, `.venv/bin/weft spin X`, `python -m benchmarks.loom`, `pip install '.[wool]'`"
+    assert unknown_commands(wrong) == ["weft weave", "weft spin", "benchmarks.loom", "[wool]"]
+
+
+def test_the_readme_says_what_the_built_in_model_is_and_what_comes_next():
+    run, _, rest = README.partition("## Run it")[2].partition("\n## ")
+    assert "weft-small" in run
+    assert "smoke test" in run
+    assert re.search(r"^\.venv/bin/weft serve \w+/\S+$", run, re.MULTILINE), "the next step is a real model"
+    assert rest

@@ -1,4 +1,4 @@
-"""`weft doctor`: tells what would be used and why, and sees when a cache hit answers wrongly."""
+"""`weft doctor`: tells what would be used and why, and sees when a cache hit the cache is wrong."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ SMALL = [*tiny_model.ARGUMENTS, "--memory", "32MiB", "--threads", "1", "--max-le
 def test_doctor_finds_nothing_wrong_with_the_tiny_model(capsys):
     assert main(["doctor", *SMALL]) == 0
     text = capsys.readouterr().out
-    assert text.endswith("all is well\n")
+    assert text.endswith("no problems found\n")
     for word in ("torch:", "cores:", "free memory:", "max_length:", "prefill-hit:", "decode-hit:", "wrong state:"):
         assert word in text
-    assert "float32, as the checkpoint states" in text
-    assert "32MiB, as asked" in text
+    assert "float32, from the checkpoint" in text
+    assert "32MiB, as given" in text
     assert "would not show" not in text
 
 
 def test_decisions_come_with_reasons(capsys):
     assert main(["doctor", *tiny_model.ARGUMENTS, "--memory", "32MiB", "--no-self-test"]) == 0
     text = capsys.readouterr().out
-    assert "32768 tokens: never more than 32768 unless asked for" in text
+    assert "32768 tokens: the default limit; pass --max-length for more than 32768" in text
     assert "self-test" not in text
 
 
 def test_without_a_cache_there_is_nothing_to_test(capsys):
     assert main(["doctor", *SMALL, "--no-cache"]) == 0
-    assert "left out: the cache is switched off" in capsys.readouterr().out
+    assert "skipped: the cache is off" in capsys.readouterr().out
 
 
 def test_a_model_that_cannot_be_loaded_is_wrong(capsys):
     assert main(["doctor", "/no/such/model"]) == 1
-    assert "wrong: /no/such/model is neither" in capsys.readouterr().out
+    assert "problem: /no/such/model is neither" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -65,13 +65,13 @@ def test_a_state_that_changed_under_the_cache_is_seen(monkeypatch, llm, before, 
     found = complaints(SelfTest(llm).run(), "float32")
     assert len(found) == 1
     assert found[0].startswith(f"{name}: KL ")
-    assert "answers wrongly" in found[0]
+    assert "the cache is wrong" in found[0]
 
 
 def test_a_wrong_answer_is_exit_code_one(monkeypatch, capsys):
     monkeypatch.setattr("weft.cli.selftest.complaints", lambda found, dtype: ["something"])
     assert main(["doctor", *SMALL]) == 1
-    assert capsys.readouterr().out.endswith("wrong: something\n")
+    assert capsys.readouterr().out.endswith("problem: something\n")
 
 
 def test_a_test_that_reuses_nothing_or_tells_nothing_is_not_a_pass():

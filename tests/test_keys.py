@@ -88,7 +88,7 @@ def test_names_and_keys_are_unique_and_unnamed_keys_are_called_by_their_place():
     ]
     assert [key.rates for key in found] == [Rates(60)] * 3 + [Rates()]
     for keys in (("one", "one"), (Key("one", "bob"), Key("two", "bob")), (Key("one", "key-2"), "two")):
-        with pytest.raises(OptionError, match="api_keys holds"):
+        with pytest.raises(OptionError, match="api_keys has"):
             resolve_keys(keys, None, Rates())
     with pytest.raises(OptionError, match="named admin"):
         resolve_keys((Key("one", "admin"),), "root", Rates())
@@ -175,12 +175,12 @@ def test_a_file_must_be_a_short_text_with_keys(tmp_path):
     (tmp_path / "latin").write_bytes(b"s\xe9same")
     (tmp_path / "latin").chmod(0o600)
     for path, why in (
-        (written(tmp_path / "none", "# nothing\n\n"), "holds no key"),
+        (written(tmp_path / "none", "# nothing\n\n"), "has no key"),
         (written(tmp_path / "long", "x" * (MAX_FILE_BYTES + 1)), "at most 1048576 bytes"),
         (str(tmp_path / "pipe"), "must be a regular file"),
-        (str(tmp_path), "cannot be read: Is a directory"),
-        (str(tmp_path / "latin"), "cannot be read"),
-        (str(tmp_path / "missing"), "cannot be read: No such file"),
+        (str(tmp_path), ": Is a directory"),
+        (str(tmp_path / "latin"), "cannot read"),
+        (str(tmp_path / "missing"), ": No such file"),
     ):
         with pytest.raises(OptionError, match=why):
             read(path)
@@ -217,7 +217,7 @@ def test_keys_that_are_reread_replace_all_others_and_keep_their_accounts(caplog)
     assert anna == alice
     assert anna.account is alice.account
     assert dict(anna.account.headers())[b"x-ratelimit-remaining-requests"] == b"2"
-    assert caplog.messages == ["reread the keys: 2 in all, added: anna, carol, removed: alice, bob"]
+    assert caplog.messages == ["reloaded the keys: 2 in all, added: anna, carol, removed: alice, bob"]
 
 
 def test_a_file_that_has_become_bad_leaves_the_old_keys(tmp_path, caplog):
@@ -230,7 +230,7 @@ def test_a_file_that_has_become_bad_leaves_the_old_keys(tmp_path, caplog):
         reread(keys, lambda: ServerSettings(api_keys=read(path)))
         assert all(old is new for old, new in zip(before, keys.tenants, strict=True))
         [message] = caplog.messages
-        assert message.startswith("the keys were not reread, the old ones stay: ")
+        assert message.startswith("keys not reloaded, keeping the old ones: ")
     Path(path).unlink()
     reread(keys, lambda: ServerSettings(api_keys=read(path)))
     assert tenant(keys, "two").name == "bob"
@@ -295,11 +295,11 @@ def test_a_server_rereads_its_key_files_when_it_is_hung_up(tmp_path):
         assert [served.call("/metrics", key=key)[0] for key in ("one", "three")] == [403, 200]
         written(Path(path), "alice one\ncarol four\n")
         written(Path(admin), "five\n")
-        hang_up("reread the keys: 3 in all, added: admin, carol, removed: bob, root")
+        hang_up("reloaded the keys: 3 in all, added: admin, carol, removed: bob, root")
         assert [served.call("/v1/models", key=key)[0] for key in ("one", "two", "four")] == [200, 401, 200]
         assert [served.call("/metrics", key=key)[0] for key in ("three", "five")] == [401, 200]
         written(Path(path), "eve six extra\n")
-        hang_up("the keys were not reread, the old ones stay: api_key_file")
+        hang_up("keys not reloaded, keeping the old ones: api_key_file")
         assert [served.call("/v1/models", key=key)[0] for key in ("one", "six")] == [200, 401]
         # Service managers signal all processes; the engine has nothing to read, and does not end of it.
         os.kill(served.children[0], signal.SIGHUP)

@@ -276,15 +276,21 @@ FAULTS = [
     (lambda m: m.generate([[1], [999]]), "token id 999"),
     (lambda m: m.generate("x", SamplingParams(max_tokens=2000)), "max_tokens 2000 exceeds max_length 1024"),
     (lambda m: m.generate("x", {"max_tokens": 3}), "params must be SamplingParams"),
-    (lambda m: m.generate(["x", "y"], [SamplingParams()]), "params has 1 entries for 2 prompts"),
+    (
+        lambda m: m.generate(["x", "y"], [SamplingParams()]),
+        "params must have one entry per prompt, got 1 for 2 prompts",
+    ),
     (lambda m: m.generate(["x", "y"], [SamplingParams(), None]), r"params\[1\] must be SamplingParams"),
     (lambda m: m.generate("x", SamplingParams(temperature=-1)), "temperature must be"),
-    (lambda m: m.generate("x", SamplingParams(logit_bias={400: 1.0})), "logit_bias holds token id 400"),
+    (lambda m: m.generate("x", SamplingParams(logit_bias={400: 1.0})), "logit_bias has token id 400"),
     (lambda m: m.generate("x", snapshots=[2]), "snapshots must be positions"),
-    (lambda m: m.generate(["x", "y"], snapshots=[[1]]), "snapshots has 1 entries for 2 prompts"),
+    (
+        lambda m: m.generate(["x", "y"], snapshots=[[1]]),
+        "snapshots must have one entry per prompt, got 1 for 2 prompts",
+    ),
     (lambda m: m.generate("x", cache_salt=5), "cache_salt must be a string"),
     (lambda m: m.generate("x", priority="high"), "priority must be an integer"),
-    (lambda m: m.stream("x", SamplingParams(stop_token_ids=(400,))), "stop_token_ids holds token id 400"),
+    (lambda m: m.stream("x", SamplingParams(stop_token_ids=(400,))), "stop_token_ids has token id 400"),
     (lambda m: m.stream(["x", "y"]), "stream takes one prompt"),
     (lambda m: m.chat([]), "messages must be a list"),
     (lambda m: m.chat([{"role": "user"}]), r"messages\[0\].content"),
@@ -369,14 +375,14 @@ def test_a_folder_with_a_tokenizer_takes_text(tmp_path):
     ("settings", "error", "message"),
     [
         ({"memory": "much"}, OptionError, "memory must be"),
-        ({"memory": "1KiB"}, OptionError, "memory of"),
-        ({"memory": "9999999GiB"}, OptionError, r"could not give so much, [\d.]+ GiB are free; take less"),
+        ({"memory": "1KiB"}, OptionError, "memory is"),
+        ({"memory": "9999999GiB"}, OptionError, r"[\d.]+ GiB are free; pass a smaller --memory"),
         ({"max_sequences": 0}, OptionError, "max_sequences must be at least 1"),
         ({"max_length": 0}, OptionError, "max_length must be"),
         ({"depth": 2}, OptionError, "depth must be one of 0, 1"),
         ({"dtype": "int3"}, OptionError, "dtype must be one of"),
         ({"cache": "yes"}, OptionError, "cache must be True or False"),
-        ({"memmory": 5}, OptionError, "LLM has no option 'memmory'; known are model"),
+        ({"memmory": 5}, OptionError, "LLM has no option 'memmory'; known options are model"),
         ({"model": "/no/such/folder"}, ModelError, "/no/such/folder"),
         ({"tokenizer": "nowhere"}, ModelError, "nowhere is neither a folder"),
     ],
@@ -391,7 +397,7 @@ def test_a_gpu_that_is_too_small_is_told_like_a_machine_that_is(monkeypatch):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("weft.memory.device.store._zeros", full)
-    with pytest.raises(OptionError, match=r"memory of 2\.0 GiB: the machine could not give so much"):
+    with pytest.raises(OptionError, match=r"cannot allocate memory of 2\.0 GiB"):
         make(memory="2GiB")
 
 
@@ -425,7 +431,7 @@ def test_more_positions_than_the_model_was_made_for_are_told(capsys):
     make(max_length=32768).close()
     assert "positions" not in capsys.readouterr().err
     make(max_length=40000, memory="64MiB").close()
-    assert "max_length of 40000: the model was made for 32768 positions" in capsys.readouterr().err
+    assert "max_length is 40000 but the model was trained for 32768 tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", ["many", 0, 1.5, [4096]])

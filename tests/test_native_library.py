@@ -119,7 +119,7 @@ def test_a_library_that_another_machine_compiled_is_replaced(kept, monkeypatch, 
     replace_compiler(monkeypatch, content)
     with caplog.at_level("WARNING", "weft"):
         assert isinstance(library.load(), ctypes.CDLL)
-    assert f"{foreign} cannot be loaded" in caplog.text
+    assert f"cannot load {foreign}" in caplog.text
     assert list(kept.parent.iterdir()) == [kept]
 
 
@@ -175,7 +175,7 @@ def test_without_a_library_one_warning_says_why_and_torch_computes(fresh, monkey
         monkeypatch.setattr(library, "FLAGS", ("-no-such-flag",))
     else:
         monkeypatch.setattr(library, "compile_library", lambda compiler, sources, target: target.write_text("no"))
-    with pytest.warns(UserWarning, match="no native kernels, so one stream is slower"):
+    with pytest.warns(UserWarning, match="no native kernels, so single streams are slower"):
         assert not library.available()
     assert not library.available(), "told once"
     assert library.why_not(torch.float32) is not None

@@ -95,7 +95,7 @@ def test_an_answer_without_a_bound_may_start_and_is_paid_for_when_it_was_longer(
 
 def test_a_prompt_that_never_fits_says_so(clock):
     account = Account(Rates(tokens_per_minute=1000), clock)
-    with pytest.raises(RateLimited, match="the prompt has 1001 tokens, and this key may use 1000 a minute"):
+    with pytest.raises(RateLimited, match="the prompt has 1001 tokens, but this key may use 1000 a minute"):
         account.reserve(1001, 1)
     assert remaining(account) == 1000
 

@@ -148,8 +148,8 @@ def test_a_hit_answers_as_a_cold_run_does(llm):
 def test_doctor_finds_nothing_wrong_with_it_as_it_is_served(capsys):
     assert main(["doctor", "--memory", "128MiB", "--threads", "1"]) == 0
     told = capsys.readouterr().out
-    assert "bfloat16, as the checkpoint states" in told
-    assert "4096 tokens: the model's own limit" in told
+    assert "bfloat16, from the checkpoint" in told
+    assert "4096 tokens: the model's trained context" in told
 
 
 def test_an_answer_may_go_on_to_the_end_of_the_context(llm):

@@ -107,7 +107,7 @@ def test_a_part_of_a_compressed_trace_is_that_part_of_the_trace(tmp_path):
     part = [(s.start, next(s.turns)) for s in read_trace(tmp_path / "trace.jsonl.gz", 64, limit=2, skip=2)]
     assert part == [(start - 2.0, turn) for start, turn in whole[2:4]]
     (tmp_path / "trace.jsonl.gz").write_bytes(gzip.compress(text.encode())[:-9])
-    with pytest.raises(OptionError, match="cannot be read"):
+    with pytest.raises(OptionError, match="cannot read"):
         list(read_trace(tmp_path / "trace.jsonl.gz", 64))
 
 
@@ -116,7 +116,7 @@ def test_a_part_of_a_compressed_trace_is_that_part_of_the_trace(tmp_path):
     [
         ("[1]", "has no timestamp"),
         ("{", "not a JSON object"),
-        ('{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}', "are 2 blocks, not 1"),
+        ('{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}', "need 2 blocks, got 1"),
     ],
 )
 def test_a_bad_trace_is_told_by_its_line(tmp_path, text, complaint):
@@ -124,7 +124,7 @@ def test_a_bad_trace_is_told_by_its_line(tmp_path, text, complaint):
     file.write_text(text + "\n")
     with pytest.raises(OptionError, match=rf"line 1.*{complaint}|{complaint}"):
         list(read_trace(file, 64))
-    with pytest.raises(OptionError, match="cannot be read"):
+    with pytest.raises(OptionError, match="cannot read"):
         list(read_trace(tmp_path / "absent", 64))
 
 
@@ -332,8 +332,8 @@ def test_requests_that_are_refused_are_counted_with_the_reason(tmp_path, capsys)
     told = capsys.readouterr().out
     [sentence] = json.loads((tmp_path / "out.json").read_text())["runs"]["value"]["not_served"]
     assert re.fullmatch(
-        r"42 of 42 requests refused: they need more than the memory of [\d.]+ MiB even alone; "
-        r"the longest, of [\d,]+ tokens, needs about [\d.]+ [MG]iB \(--memory\)",
+        r"42 of 42 requests refused: they need more than [\d.]+ MiB even when alone; "
+        r"the longest, of [\d,]+ tokens, needs about [\d.]+ [MG]iB; raise --memory",
         sentence,
     )
     table, _, explanation = told.partition("Why not more")
@@ -350,9 +350,9 @@ def test_reasons_for_refusals_come_by_how_common_they_are():
         found.too_large.add(length, length << 30)
     assert found.refused == 5
     large, long, failed = not_served(found)
-    assert large.startswith("3 of 9 requests refused: they need more than the memory of 1.00 GiB even alone;")
-    assert large.endswith("the longest, of 90 tokens, needs about 90.00 GiB (--memory)")
-    assert long == "2 of 9 requests refused: they are longer than 100 tokens; the longest has 150 (--max-length)"
+    assert large.startswith("3 of 9 requests refused: they need more than 1.00 GiB even when alone;")
+    assert large.endswith("the longest, of 90 tokens, needs about 90.00 GiB; raise --memory")
+    assert long == "2 of 9 requests refused: they exceed 100 tokens; the longest has 150; raise --max-length"
     assert failed.startswith("1 of 9 requests failed: memory ran out")
 
 
@@ -361,7 +361,7 @@ def test_every_policy_tells_its_own_refusals(capsys):
     assert main(["simulate", *given, "--eviction", "value", "--eviction", "lru"]) == 1
     told = capsys.readouterr().out.splitlines()[-2:]
     assert [line.partition(":")[0] for line in told] == ["value", "lru"]
-    assert all("longer than 100 tokens" in line for line in told)
+    assert all("they exceed 100 tokens" in line for line in told)
 
 
 @pytest.mark.parametrize("value", ["x", "0%", "-3%", "auto", "%"])

@@ -307,8 +307,8 @@ def test_text_without_a_tokenizer_is_refused_and_token_ids_are_not():
     ("params", "message"),
     [
         ({"max_tokens": 91}, "prompt of 10 tokens plus max_tokens 91 exceeds max_length 100"),
-        ({"max_tokens": 9, "stop_token_ids": (300,)}, "stop_token_ids holds token id 300"),
-        ({"max_tokens": 9, "logit_bias": {300: 1.0}}, "logit_bias holds token id 300"),
+        ({"max_tokens": 9, "stop_token_ids": (300,)}, "stop_token_ids has token id 300"),
+        ({"max_tokens": 9, "logit_bias": {300: 1.0}}, "logit_bias has token id 300"),
         ({"max_tokens": 9, "stop": "x"}, "stop takes strings"),
     ],
 )

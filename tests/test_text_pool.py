@@ -228,7 +228,7 @@ def test_a_large_body_gets_the_same_error_from_another_process(server: Served, p
 
 def test_what_stands_beside_prompts_in_a_large_body_has_a_bound(server: Served):
     body = {"prompt": "x", "logit_bias": {str(number): 1 for number in range(60_000)}}
-    assert "beside its prompts" in server.complete(status=413, **body)["error"]["message"]
+    assert "besides its prompts" in server.complete(status=413, **body)["error"]["message"]
 
 
 def test_text_above_the_threshold_is_read_elsewhere_and_below_it_here(server: Served, monkeypatch):

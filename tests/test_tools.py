@@ -450,7 +450,7 @@ def test_special_tokens_stand_in_a_grammar_as_themselves():
 @pytest.mark.parametrize(
     ("tools", "only", "message"),
     [
-        ([], None, "there are no tools"),
+        ([], None, "has no tools"),
         (TOOLS, "nothing", "tool_choice names 'nothing'"),
         (TOOLS * 100, None, "tools has 300 entries"),
         ([{"function": {"name": "f", "parameters": {"const": "x" * 3000}}}], None, r"tools\[0\]\.function\.parameters"),

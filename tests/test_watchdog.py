@@ -44,7 +44,7 @@ asyncio.run(main())
 def test_a_blocked_loop_ends_the_process_with_code_1_and_a_log_line():
     found = watched(0.5, WAITING)
     assert found.returncode == 1
-    assert "the event loop has not answered for 0.5 s" in found.stderr
+    assert "the event loop has been blocked for 0.5 s" in found.stderr
     assert "in main" in found.stderr, "where it hangs"
 
 

@@ -1,6 +1,6 @@
-"""Weft serves hybrid language models. `LLM` runs one in this process; `SamplingParams` say how it answers.
+"""Weft serves hybrid language models. `LLM` runs one in this process; `SamplingParams` controls its answers.
 
-Names are loaded when they are first used, so that `import weft` costs nothing.
+Names are loaded on first use, so that `import weft` costs nothing.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Loaded:
         except (MemoryError, torch.cuda.OutOfMemoryError) as error:
             asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))
             raise OptionError(
-                f"memory of {asked}: the machine could not give so much, {free_gib} are free; take less"
+                f"cannot allocate memory of {asked}: {free_gib} are free; pass a smaller --memory"
             ) from error
 
     def _runner(self, threads: int, progress: bool) -> Runner:
@@ -89,7 +89,7 @@ def load(options: Options, progress: bool = True) -> Loaded:
     try:
         model, config = load_model(folder, dtype, device, progress, options.weights, options.seed, free_bytes())
     except torch.cuda.OutOfMemoryError as error:
-        raise ModelError(f"the weights do not fit into the GPU's memory: {error}") from error
+        raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
     chosen = choose(device, dtype, model.memories)
     room = None
     if chosen.all_by("cuda"):
@@ -105,8 +105,8 @@ def load(options: Options, progress: bool = True) -> Loaded:
     for name, reason in reasons.items():
         log.info("%s: %s", name, reason)
     if facts.model_length is not None and engine_config.max_length > facts.model_length:
-        asked = f"max_length of {engine_config.max_length}"
-        tell_once(f"warning: {asked}: the model was made for {facts.model_length} positions, and may lose track beyond")
+        asked = f"warning: max_length is {engine_config.max_length}"
+        tell_once(f"{asked} but the model was trained for {facts.model_length} tokens; lower it, or quality may drop")
     tokenizer, template = load_text(options, folder)
     beside = folder if folder.is_dir() else folder.parent
     ends = end_tokens(beside)
@@ -124,7 +124,7 @@ def tell_once(notice: str) -> None:
 def choose_device(asked: str) -> str:
     there = torch.cuda.is_available()
     if asked == "cuda" and not there:
-        raise ModelError("device: no CUDA device can be used here; is a driver installed, and torch built for CUDA?")
+        raise ModelError("device: no CUDA device is usable; install a driver and a CUDA build of torch, or pass cpu")
     return "cuda" if there and asked != "cpu" else "cpu"
 
 
@@ -136,10 +136,10 @@ def measure(model: CausalModel, operations: Operations, options: Options) -> Roo
         return find_room(model, spec, operations, max(tokens, rows), rows, options.memory_fraction)
     except torch.cuda.OutOfMemoryError as error:
         raise ModelError(
-            f"a step of {tokens} tokens does not fit beside the weights; take a smaller max_tokens_per_step ({error})"
+            f"a step of {tokens} tokens does not fit beside the weights; lower max_tokens_per_step ({error})"
         ) from error
     except Exception as error:  # whatever a compiler or a driver may raise
-        log.debug("kernels failed", exc_info=True)
+        log.debug("GPU kernels failed", exc_info=True)
         return f"the kernels for GPUs fail on {torch.cuda.get_device_name()}: {_root(error)}"
 
 
@@ -168,8 +168,8 @@ def choose_dtype(asked: str, folder: Path) -> torch.dtype:
     stated = text_part(config).get("dtype") or text_part(config).get("torch_dtype")
     stated = stated or config.get("dtype") or config.get("torch_dtype") or "float32"
     if not isinstance(stated, str) or stated not in DTYPES:
-        raise ModelError(f"config.json states dtype {shown(stated)}; choose one of {', '.join(DTYPES)} with dtype")
-    log.info("dtype: %s, as the checkpoint states", stated)
+        raise ModelError(f"config.json has dtype {shown(stated)}; set dtype to one of {', '.join(DTYPES)}")
+    log.info("dtype: %s, from the checkpoint", stated)
     return DTYPES[stated]
 
 
@@ -179,7 +179,7 @@ def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTem
     folder = folder if folder.is_dir() else folder.parent
     found = load_tokenizer(folder)
     if found is None and options.tokenizer is not None:
-        raise ModelError(f"tokenizer: {folder} holds no tokenizer.json")
+        raise ModelError(f"tokenizer: {folder} has no tokenizer.json")
     return found, None if found is None else load_template(folder, found.specials)
 
 
@@ -187,7 +187,7 @@ def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: Room |
     free = free_bytes() if device == "cpu" else torch.cuda.mem_get_info()[0] // 2
     return Facts(
         device=device,
-        room="half of what is free on the GPU" if room is None else str(room),
+        room="half of the free GPU memory" if room is None else str(room),
         free_bytes=free if room is None else room.arena,
         model_length=Config(config).integer("max_position_embeddings", default=None),
         longest=partial(longest_alone, spec),

@@ -1,1 +1,1 @@
-"""Values that every part of Weft shares. Imports nothing of Weft and no torch."""
+"""Values shared by every part of Weft. Imports no other Weft package and no torch."""

@@ -1,4 +1,4 @@
-"""The engine's settings, all decided: no `None` that means "choose for me" and no "auto"."""
+"""The resolved engine settings: no "auto", and no `None` that means "choose for me"."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from weft.base.errors import OptionError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """`depth` is how many flights may be in the air while the next step is planned: 0 or 1.
+    """Resolved settings of one engine.
 
-    `order` is "fcfs" (first come) or "prefix" (longest reusable prefix first, aging). `eviction` is "value", "lru" or
-    "flops". `capture_every` is the spacing of snapshots in tokens; 0 leaves it to the cost of a state. `paranoid`
+    `depth` is how many steps may be in flight while the next one is planned: 0 or 1. `order` is "fcfs" (first come,
+    first served) or "prefix" (longest reusable prefix first, with aging). `eviction` is "value", "lru" or "flops".
+    `capture_every` is the distance between snapshots in tokens; 0 derives it from the size of a state. `paranoid`
     audits every step, checks every plan, and fills freed memory with NaN.
     """
 

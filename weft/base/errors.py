@@ -1,16 +1,16 @@
-"""What can go wrong through no fault of Weft's own. A message says what, which value, and what to do."""
+"""Errors that Weft raises on purpose. A message says what must hold, what was given, and what to do."""
 
 
 class WeftError(Exception):
-    """The root of all errors that Weft raises on purpose."""
+    """Root of all errors that Weft raises on purpose."""
 
 
 class OptionError(WeftError):
-    """An option of the engine has a value that cannot work."""
+    """An option has a value that cannot work."""
 
 
 class RequestError(WeftError):
-    """A request cannot be served as asked; nothing else is affected."""
+    """A request cannot be served as sent; other requests are not affected."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -22,4 +22,4 @@ class ModelError(WeftError):
 
 
 class EngineStopped(WeftError):
-    """The engine has stopped; the request was not (wholly) answered."""
+    """The engine has stopped before the request was answered completely."""

@@ -1,6 +1,6 @@
-"""What a request's answer must look like, as plain text that travels between processes. Nothing is compiled here.
+"""The form that an answer must take, as plain text that travels between processes. Nothing is compiled here.
 
-The compiler, the bounds on what it takes and the error it raises live in `text/grammar.py`.
+`text/grammar.py` has the compiler, its bounds and the error it raises.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """`text` is a JSON schema, a regular expression, a JSON list of strings or a Lark grammar, by the kind.
+    """`text` is a JSON schema, a regular expression, a JSON list of strings or a Lark grammar, depending on the kind.
 
-    `source` is what the compiler takes, once the text is checked and translated; it then stands for the text.
+    `source` is the checked and translated form that the compiler takes; once set, it replaces the text.
     """
 
     kind: GrammarKind
@@ -23,4 +23,4 @@ class Grammar:
     source: str | None = None
 
     def __post_init__(self) -> None:
-        assert self.kind in get_args(GrammarKind), f"no such kind of grammar: {self.kind}"
+        assert self.kind in get_args(GrammarKind), f"unknown grammar kind: {self.kind}"

@@ -1,7 +1,7 @@
-"""A process that has loaded all it needs: its garbage collector need not look at that again.
+"""Exempts everything a process has loaded from garbage collection.
 
-With PyTorch imported a full collection takes a tenth of a second, in which no step is planned and no token is sent, and
-a cache that grows brings them about.
+With PyTorch imported, a full collection takes a tenth of a second, during which no step is planned and no token is
+sent. A growing cache triggers such collections.
 """
 
 from __future__ import annotations
@@ -10,6 +10,6 @@ import gc
 
 
 def keep_heap() -> None:
-    """For processes of our own, once they are ready: what is there now is never collected, even if nobody needs it."""
+    """Exempt all live objects from collection, even ones that become garbage later; call it once a process is ready."""
     gc.collect()
     gc.freeze()

@@ -1,7 +1,8 @@
-"""What a user may say about the engine, and how that becomes a configuration without any "auto" left.
+"""The engine's options, and how they resolve to a configuration without any "auto" left.
 
-One dataclass is name, type, default and help of every option; keyword arguments, the command line and its
-documentation all follow from it. `resolve` is pure: it says what it decided and why, and looks at nothing.
+One dataclass field is the name, type, default and help of an option; keyword arguments, the command line and the
+documentation are derived from it. `resolve` is pure: it reads only its arguments, and returns its decisions with
+reasons.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 AUTO_MEMORY_BYTES = 4 << 30
 AUTO_MAX_LENGTH = 32768
 PAGE_BYTES = 4096
-# More than any machine can address.
+# More bytes than any machine can address.
 MOST_BYTES = 1 << 60
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-# What "auto" means by device: a step on a GPU carries more, and is planned while the last one runs.
+# The meaning of "auto" by device. A GPU step carries more tokens and is planned while the previous step runs.
 AUTO_COUNTS = {
     "max_sequences": {"cpu": 64, "cuda": 256},
     "max_tokens_per_step": {"cpu": 2048, "cuda": 8192},
@@ -33,7 +34,7 @@ ORDERS = ("fcfs", "prefix")
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
-    """A field of an options class. `metavar` names its value in the help, where its own last word does not."""
+    """Return a field of an options class. `metavar` names the value in the help; default: the name's last word."""
     return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
 
 
@@ -41,31 +42,29 @@ def option(default: Any, help: str, choices: tuple[str, ...] = (), metavar: str 
 class Options:
     """Which model to run, and how."""
 
-    model: str | None = option(None, "folder or hub id of a model; without one, weft-small, which comes along")
-    tokenizer: str | None = option(None, "folder or hub id of another tokenizer than the model's own")
-    device: str = option("auto", "what the model runs on; auto: a GPU if there is one", DEVICES)
-    dtype: str = option("auto", "number format of the weights; auto: as in the checkpoint", DTYPES)
-    weights: str = option("checkpoint", "dummy: random weights from the configuration alone", WEIGHTS)
+    model: str | None = option(None, "model folder or hub id; default: weft-small, which ships with Weft")
+    tokenizer: str | None = option(None, "folder or hub id of a tokenizer to use instead of the model's own")
+    device: str = option("auto", "device to run on; auto: a GPU if one is available", DEVICES)
+    dtype: str = option("auto", "data type of the weights; auto: as stored in the checkpoint", DTYPES)
+    weights: str = option("checkpoint", "dummy: random weights, made from the model's configuration alone", WEIGHTS)
     memory: str | int = option(
         "auto",
-        "for pages and states, such as 2GiB; auto: on a CPU half of what is free, 4GiB at most; on a GPU the rest",
+        "size of KV cache and states, such as 2GiB; auto: half of free memory up to 4GiB; GPU: rest of memory_fraction",
     )
-    memory_fraction: float = option(
-        0.9, "share of a GPU's memory that weights, work, pages and states may take together"
-    )
-    max_sequences: int | str = option("auto", "how many sequences run at once; others wait. auto: 64, on a GPU 256")
+    memory_fraction: float = option(0.9, "share of GPU memory for weights, activations, KV cache and states together")
+    max_sequences: int | str = option("auto", "sequences that run at once; others wait. auto: 64, on a GPU 256")
     max_tokens_per_step: int | str = option(
-        "auto", "how many tokens are computed in one step; longer prompts go in chunks. auto: 2048, on a GPU 8192"
+        "auto", "tokens computed in one step; longer prompts are split into chunks. auto: 2048, on a GPU 8192"
     )
-    max_length: str | int = option("auto", "tokens of prompt and answer together; auto: what model and memory allow")
-    cache: bool = option(True, "reuse what was computed for earlier prompts")
-    depth: int | str = option("auto", "steps in flight while the next is planned: 0 or 1. auto: 0, on a GPU 1")
-    order: str = option("fcfs", "who goes first: fcfs, the first come; prefix, who can reuse most", ORDERS)
-    eviction: str = option("value", "what is given up when memory runs out", ("value", "lru", "flops"))
-    capture_every: int = option(0, "tokens between kept states; 0: by what a state costs")
+    max_length: str | int = option("auto", "maximum tokens of prompt plus answer; auto: what model and memory allow")
+    cache: bool = option(True, "reuse the cached prefixes of earlier requests")
+    depth: int | str = option("auto", "steps in flight while the next one is planned, 0 or 1. auto: 0, on a GPU 1")
+    order: str = option("fcfs", "scheduling order; fcfs: first come, first served; prefix: longest hit first", ORDERS)
+    eviction: str = option("value", "eviction policy of the cache", ("value", "lru", "flops"))
+    capture_every: int = option(0, "tokens between kept states; 0: derived from the size of a state")
     paranoid: bool = option(False, "audit every step and fill freed memory with NaN (slow)")
-    seed: int = option(0, "seed of requests that bring none")
-    threads: int = option(0, "threads of the CPU; 0: one for each core that this process may use")
+    seed: int = option(0, "seed for requests that set none")
+    threads: int = option(0, "CPU threads; 0: one for each core that this process may use")
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -76,7 +75,7 @@ class Options:
             count(name, getattr(self, name), "cpu")
         share = self.memory_fraction
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-            raise OptionError(f"memory_fraction must be above 0 and at most 1, got {share!r}")
+            raise OptionError(f"memory_fraction must be greater than 0 and at most 1, got {share!r}")
         for name in ("capture_every", "seed", "threads"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
@@ -94,7 +93,7 @@ class Options:
 
 
 def memory_bytes(value: str | int) -> int | None:
-    """A number of bytes as users write it; None is "auto".
+    """Parse a size in bytes; None stands for "auto".
 
     >>> memory_bytes("2GiB"), memory_bytes("1.5 GB"), memory_bytes(4096), memory_bytes("auto")
     (2147483648, 1500000000, 4096, None)
@@ -105,12 +104,12 @@ def memory_bytes(value: str | int) -> int | None:
     unit = UNITS.get(found[2]) if found else None
     size = float(found[1]) * unit if found and unit else 0.0
     if isinstance(value, bool) or not 0 < size < MOST_BYTES:
-        raise OptionError(f'memory must be a number of bytes, such as 2GiB or 500MB, or "auto", got {value!r}')
+        raise OptionError(f'memory must be a size such as 2GiB or 500MB, or "auto", got {value!r}')
     return int(size)
 
 
 def count(name: str, value: int | str, device: str) -> int:
-    """A number as users write it, or what "auto" stands for on a device.
+    """Parse a count, or return what "auto" means on a device.
 
     >>> count("max_sequences", "auto", "cuda"), count("depth", "1", "cpu"), count("max_sequences", 3, "cpu")
     (256, 1, 3)
@@ -123,7 +122,7 @@ def count(name: str, value: int | str, device: str) -> int:
 
 
 def length_limit(value: str | int) -> int | None:
-    """The greatest length as users write it; None is "auto"."""
+    """Parse a maximum length in tokens; None stands for "auto"."""
     if value == "auto":
         return None
     if isinstance(value, bool) or not str(value).isdigit() or int(value) < 1:
@@ -133,32 +132,32 @@ def length_limit(value: str | int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What `resolve` must know of the world: the machine's free memory and what the model needs."""
+    """What `resolve` needs to know: the machine's free memory and the model's requirements."""
 
     free_bytes: int
-    model_length: int | None  # positions that the model was made for, if it says so
-    longest: Callable[[int], int]  # tokens of the longest sequence that fits into a number of bytes
-    least_bytes: int  # in which a short sequence can run
+    model_length: int | None  # the model's trained context, if its configuration has one
+    longest: Callable[[int], int]  # length of the longest sequence that fits into this many bytes
+    least_bytes: int  # the least memory in which a short sequence can run
     device: str = "cpu"
-    room: str = ""  # on a GPU: how the free memory was found
+    room: str = ""  # on a GPU: how the free memory was measured
 
 
 def resolve(options: Options, facts: Facts) -> tuple[EngineConfig, Mapping[str, str]]:
-    """The engine's configuration, and why each "auto" became what it is."""
+    """Return the engine's configuration, and the reason for each resolved "auto"."""
     reasons: dict[str, str] = {}
     memory = memory_bytes(options.memory)
     if memory is None and facts.device == "cuda":
         memory, reasons["memory"] = facts.free_bytes, facts.room
     elif memory is None:
         memory = min(AUTO_MEMORY_BYTES, facts.free_bytes // 2)
-        reasons["memory"] = f"{memory >> 20} MiB: half of {facts.free_bytes >> 20} MiB free, at most 4096 MiB"
-    # Whole pages of the machine, so that every item of the store is aligned.
+        reasons["memory"] = f"{memory >> 20} MiB: half of the {facts.free_bytes >> 20} MiB free, up to 4096 MiB"
+    # Round down to whole pages of the machine, so that every item of the store is aligned.
     memory -= memory % PAGE_BYTES
     if memory < facts.least_bytes:
         found = f" ({reasons['memory']})" if "memory" in reasons else ""
         raise OptionError(
-            f"memory of {options.memory}{found} is too small for this model: "
-            f"it needs at least {facts.least_bytes} bytes"
+            f"memory is {options.memory}{found} but this model needs at least {facts.least_bytes} bytes; "
+            f"pass --memory {facts.least_bytes} or more"
         )
     length = length_limit(options.max_length)
     if length is None:
@@ -180,9 +179,9 @@ def resolve(options: Options, facts: Facts) -> tuple[EngineConfig, Mapping[str, 
 
 
 def _auto_length(memory: int, facts: Facts) -> tuple[int, str]:
-    bounds = {f"never more than {AUTO_MAX_LENGTH} unless asked for": AUTO_MAX_LENGTH}
+    bounds = {f"the default limit; pass --max-length for more than {AUTO_MAX_LENGTH}": AUTO_MAX_LENGTH}
     if facts.model_length is not None:
-        bounds["the model's own limit"] = facts.model_length
+        bounds["the model's trained context"] = facts.model_length
     bounds["what fits into memory"] = facts.longest(memory)
     reason, length = min(bounds.items(), key=lambda bound: bound[1])
     return length, f"{length} tokens: {reason}"

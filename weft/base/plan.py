@@ -1,8 +1,8 @@
-"""One step as a frozen value: what the planner decided and all that the runner needs to know.
+"""One step as a frozen value: what the planner decided, and everything the runner needs.
 
-Plain integers (numpy, read-only). A plan is executed whole, in order, on one stream. Rows of one token (decodes) come
-first. "Nothing there" is told by positions alone, never by an index: where `start` lies in the first cell no
-checkpoint exists, and whatever index stands in `read_slot` is not looked at.
+All fields are plain integers (numpy, read-only). The runner executes a plan whole, in order, on one stream. Rows of one
+token (decodes) come first. A missing checkpoint is known from the position alone, never from a special index: if
+`start` lies in the first cell there is no checkpoint, and the runner ignores `read_slot`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 
 
 class Frozen:
-    """Makes every array of a dataclass read-only at birth."""
+    """Base of dataclasses whose arrays become read-only when created."""
 
     __slots__: tuple[str, ...] = ()
 
@@ -36,31 +36,31 @@ class Sampling(Frozen):
     top_k: Ints  # 0 is off
     top_p: Floats  # 1 is off
     min_p: Floats  # 0 is off
-    uniform: Floats  # the random number of this row and position, in [0, 1)
-    top_logprobs: Ints  # how many alternatives to report
+    uniform: Floats  # random number in [0, 1) of this row and position
+    top_logprobs: Ints  # number of alternatives to report
     repetition_penalty: Floats  # 1 is off
     presence_penalty: Floats  # 0 is off
     frequency_penalty: Floats  # 0 is off
-    # Tokens that penalties look at: history of penalised rows, as (sampled row, token, was it generated).
+    # Tokens that penalties apply to: the history of penalised rows, as (sampled row, token, whether it was generated).
     history_row: Ints
     history_token: Ints
     history_generated: Ints
-    # Additions to logits, minus infinity bans: (sampled row, token, value).
+    # Values added to logits, minus infinity to ban: (sampled row, token, value).
     bias_row: Ints
     bias_token: Ints
     bias_value: Floats
-    all_greedy: bool  # no row needs anything but an argmax
+    all_greedy: bool  # every row needs only an argmax
     wants_logprobs: bool
-    # Rows that may choose only some tokens, and a bit per token of the vocabulary, lowest first: set if allowed.
+    # Rows restricted to some tokens, and one bit per vocabulary entry, lowest first: set if the token is allowed.
     mask_row: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     mask_bits: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [masked rows, words]
 
 
 @dataclass(frozen=True, slots=True)
 class Captures(Frozen):
-    """Every state that a plan writes: the only source of snapshot indices.
+    """All states that a plan writes; the only source of snapshot indices.
 
-    `position` is a grid position in (start, end] of row `row`; its state goes to slot `slot`.
+    `position` is a grid position in (start, end] of row `row`; its state is written to slot `slot`.
     """
 
     row: Ints
@@ -75,7 +75,7 @@ class Plan(Frozen):
     start: Ints  # [rows] first position to compute
     end: Ints  # [rows] one past the last
     tokens: Ints  # [sum(end - start)] the rows' tokens, packed
-    from_board: Ints  # [rows] 1: the row's first token is the one last sampled for its seat
+    from_board: Ints  # [rows] 1: the row's first token is the last one sampled for its seat
     read_slot: Ints  # [rows] checkpoint at the grid position at or before `start`
     tail: Ints  # [rows]
     page_table: Ints  # [rows, cells] pages of cells 0, 1, ...
@@ -84,11 +84,11 @@ class Plan(Frozen):
     captures: Captures
     sampled: Ints  # [sampled rows] rows that sample a token after their last position
     sampling: Sampling
-    # Prompt tokens to score: the logits at packed index `score_index` tell the probability of `score_token`.
+    # Prompt tokens to score: the logits at packed index `score_index` give the probability of `score_token`.
     score_index: Ints
     score_token: Ints
     score_top: int
-    # Units freed since the last plan, by kind; filled with NaN before the step in paranoid mode, else empty.
+    # Units freed since the last plan, by kind. Paranoid mode fills them with NaN before the step; otherwise empty.
     poison: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -102,31 +102,31 @@ class Plan(Frozen):
 
     @property
     def decode_rows(self) -> int:
-        """How many leading rows compute exactly one token."""
+        """Return the number of leading rows that compute exactly one token."""
         single = (self.end - self.start) == 1
         return int(single.sum()) if single.all() else int(np.argmin(single))
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Log-probabilities: of the chosen tokens and of the likeliest ones."""
+    """Log-probabilities of the chosen tokens and of the most likely ones."""
 
     chosen: Floats  # [n]
     top_token: Ints  # [n, k]
     top_logprob: Floats  # [n, k]
 
     def part(self, first: int, end: int, top: int | None = None) -> Scores:
-        """Return the rows from `first` to `end`, with the `top` likeliest tokens of each or all of them."""
+        """Return rows `first` to `end`, with the `top` most likely tokens of each, or all of them."""
         return Scores(self.chosen[first:end], self.top_token[first:end, :top], self.top_logprob[first:end, :top])
 
     def copy(self) -> Scores:
-        """Return the same values in arrays of their own, which keep nothing else alive."""
+        """Return a copy that keeps no other array alive."""
         return Scores(self.chosen.copy(), self.top_token.copy(), self.top_logprob.copy())
 
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """What a landed flight brings home, in the order of `plan.sampled` and `plan.score_index`."""
+    """Results of a completed flight, in the order of `plan.sampled` and `plan.score_index`."""
 
     tokens: Ints  # [sampled rows]
     sampled_scores: Scores | None

@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen and when it wants to stop; checked at birth, field by field."""
+"""How a request samples its tokens and when it stops; validated field by field when created."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def _count(name: str, value: int | None, low: int, high: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Parameters of one request.
+    """Sampling parameters of one request.
 
     temperature 0 is greedy; top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties 0 are off.
-    `logprobs` asks for the log-probability of each sampled token and of that many likeliest ones (0: only the sampled);
-    `prompt_logprobs` the same for the tokens of the prompt, or for those behind `prompt_logprobs_start`. `seed` gives
-    the same text whatever else is in the batch.
+    `logprobs=n` returns the log-probability of each sampled token and of the `n` most likely ones (0: only the sampled
+    token). `prompt_logprobs` does the same for the prompt, from `prompt_logprobs_start` on. A `seed` gives the same
+    text whatever else is in the batch.
     """
 
     max_tokens: int = 256
@@ -92,6 +92,6 @@ class SamplingParams:
         if not isinstance(self.logit_bias, Mapping) or len(self.logit_bias) > MAX_BIASES:
             raise RequestError(f"logit_bias must map at most {MAX_BIASES} token ids to numbers")
         for token, value in self.logit_bias.items():
-            _count("logit_bias's token id", token, 0, 1 << 31)
+            _count("logit_bias token id", token, 0, 1 << 31)
             _within(f"logit_bias[{token}]", value, -100.0, 100.0)
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))

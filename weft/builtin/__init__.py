@@ -1,6 +1,6 @@
-"""The model that comes with Weft: where it lies, and what clients call it.
+"""The model that ships with Weft: its folder, and the name that clients use.
 
-An ordinary checkpoint, loaded like any other. How it came to be: `training/` and docs/model.md.
+An ordinary checkpoint, loaded like any other. `training/` and docs/model.md describe its origin.
 """
 
 from __future__ import annotations
@@ -12,6 +12,6 @@ NAME = "weft-small"
 
 
 def place_of(model: str | None) -> str:
-    """Where a model is to be found, by the option of that name. A folder called like ours goes first."""
+    """Return the location of a model by its option. A local folder of the same name takes precedence."""
     ours = model is None or (model == NAME and not Path(model).exists())
     return str(FOLDER) if ours else str(model)

@@ -1,1 +1,1 @@
-"""The command line: one file per command, parsers and documentation derived from its options."""
+"""The command line: one file per command; parsers and documentation are derived from the options."""

@@ -1,7 +1,7 @@
-"""Flags of other engines' servers and benchmarks, and what they are here: two tables, also shown in docs/cli.md.
+"""Flags of other engines' servers and benchmarks and their equivalents here: two tables, also shown in docs/cli.md.
 
-Rewrites arguments before they are parsed. A flag that would change nothing here is taken with a note; one that
-cannot be honoured is refused, because a server that only looks as asked is worse than none.
+Rewrites arguments before they are parsed. A flag that has no effect here is accepted with a note. A flag that Weft
+cannot honour is refused, because a server that silently ignores a setting is worse than one that does not start.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from weft.base.errors import OptionError
 
-# Marks values that pass as they are.
+# Stands for values that pass through unchanged.
 ANY = "*"
-ONE_PROCESS = "this version runs a model on one device; start several servers behind a router instead"
+ONE_PROCESS = "Weft runs a model on one device; start several servers behind a router instead"
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """`to` are our arguments instead ("{}" is the value); `values` renames or limits values; `refused` says why."""
+    """`to` is our replacement ("{}" is the value); `values` renames or restricts values; `refused` gives the reason."""
 
     names: tuple[str, ...]
     to: tuple[str, ...] = ()
@@ -29,12 +29,12 @@ class Alias:
 
 
 def value(names: str, to: str, values: Mapping[str, str] | None = None, note: str = "") -> Alias:
-    """A flag with a value that we have under another name."""
+    """Return an alias for a flag with a value that Weft has under another name."""
     return Alias(tuple(names.split()), (to, "{}"), values=values or {ANY: ANY}, note=note)
 
 
 def switch(names: str, to: str, note: str = "") -> Alias:
-    """A flag without a value that says something we can say."""
+    """Return an alias for a flag without a value that Weft can express."""
     return Alias(tuple(names.split()), tuple(to.split()), takes_value=False, note=note)
 
 
@@ -43,7 +43,7 @@ def ignored(names: str, note: str, takes_value: bool = False) -> Alias:
 
 
 def only(names: str, values: str, refused: str) -> Alias:
-    """A flag that changes nothing with these values, and cannot be honoured with any other."""
+    """Return an alias for a flag that has no effect with these values and is refused with any other."""
     return Alias(tuple(names.split()), values=dict.fromkeys(values.split(), ""), refused=refused)
 
 
@@ -88,29 +88,29 @@ SERVER = (
     only("--data-parallel-size --dp-size --dp -dp", "1", ONE_PROCESS),
     only("--pipeline-parallel-size --pp-size --pp -pp", "1", ONE_PROCESS),
     only("--expert-parallel-size --ep-size --ep", "1", ONE_PROCESS),
-    only("--kv-cache-dtype", "auto", "pages have the number format of the model"),
+    only("--kv-cache-dtype", "auto", "the KV cache has the model's data type"),
     only("--block-size --page-size", "64", "a cell, the unit of reuse, is 64 tokens"),
     value("--gpu-memory-utilization --mem-fraction-static", "--memory-fraction"),
-    ignored("--enforce-eager --disable-cuda-graph", "decode steps are always recorded on a GPU"),
-    ignored("--enable-auto-tool-choice", "a model that knows tools may always call them"),
-    ignored("--enable-metrics", "metrics are always there, at /metrics"),
-    ignored("--enable-cache-report", "cached tokens are always told"),
+    ignored("--enforce-eager --disable-cuda-graph", "decode steps on a GPU always use CUDA graphs"),
+    ignored("--enable-auto-tool-choice", "a model with tools may always call them"),
+    ignored("--enable-metrics", "/metrics is always served"),
+    ignored("--enable-cache-report", "cached tokens are always reported"),
     switch("--disable-log-requests --no-enable-log-requests --disable-uvicorn-access-log", "--no-log-requests"),
     switch("--enable-log-requests", "--log-requests"),
     ignored("--disable-log-stats", "statistics are not logged; /metrics has them"),
     ignored("--skip-server-warmup", "there is no warm-up"),
-    ignored("--enable-ssl-refresh", "certificates are read again on SIGHUP"),
+    ignored("--enable-ssl-refresh", "certificates are reloaded on SIGHUP"),
     refused(
         "--ssl-keyfile-password",
-        "the process list would show it; give --ssl-keyfile-password-file",
+        "the process list would show the password; use --ssl-keyfile-password-file",
         takes_value=True,
     ),
-    refused("--ssl-ca-certs --ssl-cert-reqs", "certificates of clients are a proxy's work here", takes_value=True),
-    refused("--trust-remote-code", "code from a model's folder is never run"),
-    refused("--quantization -q", "quantised weights are not read in this version", takes_value=True),
-    refused("--enable-lora", "adapters are not there in this version"),
-    refused("--lora-modules --lora-paths", "adapters are not there in this version", takes_value=True),
-    refused("--speculative-algorithm --speculative-config", "drafts are not there in this version", takes_value=True),
+    refused("--ssl-ca-certs --ssl-cert-reqs", "client certificates are not supported; use a proxy", takes_value=True),
+    refused("--trust-remote-code", "Weft never runs code from a model's folder"),
+    refused("--quantization -q", "quantised weights are not supported", takes_value=True),
+    refused("--enable-lora", "LoRA adapters are not supported"),
+    refused("--lora-modules --lora-paths", "LoRA adapters are not supported", takes_value=True),
+    refused("--speculative-algorithm --speculative-config", "speculative decoding is not supported", takes_value=True),
 )
 BENCHMARK = (
     value("--base-url", "--url"),
@@ -121,7 +121,7 @@ BENCHMARK = (
     value("--random-output-len --random-output --gsp-output-len", "--output-length"),
     value("--gsp-num-groups", "--groups"),
     value("--gsp-system-prompt-len", "--prefix-length"),
-    refused("--gsp-prompts-per-group", "say how many in all, with --prompts", takes_value=True),
+    refused("--gsp-prompts-per-group", "pass the total with --prompts", takes_value=True),
     value(
         "--dataset-name",
         "--workload",
@@ -136,7 +136,7 @@ BENCHMARK = (
 
 
 def translate(arguments: Sequence[str], aliases: Sequence[Alias]) -> tuple[list[str], list[str]]:
-    """Our own arguments in place of other engines', and what to tell about them.
+    """Return Weft's arguments in place of other engines', and the notes to print about them.
 
     >>> translate(["--max-model-len", "4096", "--disable-radix-cache"], SERVER)
     (['--max-length', '4096', '--no-cache'], [])
@@ -164,7 +164,7 @@ def translate(arguments: Sequence[str], aliases: Sequence[Alias]) -> tuple[list[
 def _next(name: str, left: Iterator[str]) -> str:
     found = next(left, None)
     if found is None:
-        raise OptionError(f"{name} expects a value")
+        raise OptionError(f"{name} needs a value")
     return found
 
 
@@ -176,12 +176,12 @@ def _ours(alias: Alias, name: str, told: str) -> list[str]:
     renamed = alias.values.get(told, alias.values.get(ANY))
     if renamed is None:
         known = ", ".join(alias.values)
-        raise OptionError(f"{name} {told}: {alias.refused or f'only {known} are known here'}")
+        raise OptionError(f"{name} {told}: {alias.refused or f'must be one of {known}'}")
     return [part.replace("{}", told if renamed == ANY else renamed) for part in alias.to]
 
 
 def table(aliases: Sequence[Alias]) -> list[str]:
-    """Aliases as rows of a Markdown table."""
+    """Return the aliases as rows of a Markdown table."""
     rows = ["| flag | here |", "|---|---|"]
     for alias in aliases:
         names = ", ".join(f"`{name}`" for name in alias.names)
@@ -201,6 +201,6 @@ def _meanings(alias: Alias) -> Iterator[str]:
     elif named:
         yield f"{' or '.join(f'`{told}`' for told in named)} accepted"
     if alias.note:
-        yield alias.note if alias.to else f"taken without effect: {alias.note}"
+        yield alias.note if alias.to else f"accepted without effect: {alias.note}"
     if alias.refused:
         yield f"refused: {alias.refused}" if not named else f"others refused: {alias.refused}"

@@ -1,4 +1,4 @@
-"""`weft chat`: a conversation in the terminal, with a model in this process or one behind a server."""
+"""`weft chat`: a conversation in the terminal, with a local model or one behind a server."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from weft.cli.options import argument
 if TYPE_CHECKING:
     from weft.offline.llm import LLM
 
-ABOUT = "talk with a model in the terminal"
-HELP = "/reset forgets the conversation, /exit ends it; Ctrl-C cuts an answer short"
+ABOUT = "chat with a model in the terminal"
+HELP = "/reset starts a new conversation, /exit ends the program; Ctrl-C interrupts an answer"
 PROMPT = "> "
 Message = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions(Options):
-    """Options of `weft chat`: with whom and how to talk, then those of the engine."""
+    """Options of `weft chat`: its own, then the engine's."""
 
-    model: str | None = argument("folder or hub id of a model, or the name of one at --url; without, weft-small")
+    model: str | None = argument("model folder or hub id, or the model's name at --url; default: weft-small")
     url: str | None = option(
-        None, "talk to this OpenAI-compatible server, such as http://127.0.0.1:8000 or unix:/run/weft.sock"
+        None, "chat with this OpenAI-compatible server, such as http://127.0.0.1:8000 or unix:/run/weft.sock"
     )
-    api_key: str | None = option(None, "key of that server; also from WEFT_API_KEY")
-    system: str | None = option(None, "a first message that says how to behave")
-    max_tokens: int = option(512, "tokens of an answer at most")
+    api_key: str | None = option(None, "API key of that server; default: WEFT_API_KEY")
+    system: str | None = option(None, "system message to start the conversation with")
+    max_tokens: int = option(512, "maximum tokens of an answer")
     temperature: float | None = option(
-        None, "0 takes the likeliest token; higher is more varied; without, what the model's makers suggest"
+        None, "0 is greedy, higher is more varied; default: the model's generation_config.json"
     )
-    stats: bool = option(False, "tell tokens per second and cached tokens after every answer")
+    stats: bool = option(False, "print tokens per second and cached tokens after every answer")
 
 
 @dataclass(slots=True)
 class Spent:
-    """What an answer took; filled when it has ended."""
+    """Cost of an answer; filled in when the answer ends."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -67,7 +67,7 @@ def run(options: ChatOptions) -> None:
 
 
 class Local:
-    """A model in this process."""
+    """A model that runs in this process."""
 
     def __init__(self, options: ChatOptions) -> None:
         from weft.offline.llm import LLM
@@ -76,7 +76,7 @@ class Local:
         self._params = params_of(self._llm.suggested, options.max_tokens, options.temperature)
         if self._llm.template is None:
             self.close()
-            raise OptionError("this model has no chat template; use weft generate")
+            raise OptionError("the model has no chat template; use weft generate")
 
     def answer(self, messages: list[Message], show: Callable[[str], None], spent: Spent) -> None:
         with closing(self._llm.chat_stream(messages, self._params)) as chunks:
@@ -146,7 +146,7 @@ def converse(options: ChatOptions, partner: Partner) -> None:
     if sys.stdin.isatty():
         print(HELP, file=sys.stderr)
         with suppress(ImportError):
-            import readline  # noqa: F401  editing and history of what is typed
+            import readline  # noqa: F401  line editing and history
     while (said := read_line()) not in (None, "/exit"):
         if said == "/reset":
             messages = list(first)
@@ -157,7 +157,7 @@ def converse(options: ChatOptions, partner: Partner) -> None:
 
 
 def read_line() -> str | None:
-    """What the user says; None when there is nothing more."""
+    """Return the user's next line, or None at the end of input."""
     try:
         return input(PROMPT if sys.stdin.isatty() else "").strip()
     except EOFError:
@@ -165,7 +165,7 @@ def read_line() -> str | None:
 
 
 def take_turn(messages: list[Message], said: str, options: ChatOptions, partner: Partner) -> list[Message]:
-    """The conversation after one more question; as it was, if there is no answer."""
+    """Return the conversation after one more turn; unchanged if there is no answer."""
     asked = [*messages, {"role": "user", "content": said}]
     pieces: list[str] = []
     spent, started = Spent(), time.monotonic()
@@ -178,7 +178,7 @@ def take_turn(messages: list[Message], said: str, options: ChatOptions, partner:
         partner.answer(asked, show, spent)
         print()
     except KeyboardInterrupt:
-        print(" (cut short)")
+        print(" (interrupted)")
     except WeftError as error:
         print(f"(no answer: {error})", file=sys.stderr)
         return messages

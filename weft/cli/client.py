@@ -1,6 +1,6 @@
-"""A small HTTP client for OpenAI-compatible servers: JSON in, JSON or a stream of events out, connections kept alive.
+"""A small HTTP client for OpenAI-compatible servers: JSON in, JSON or an event stream out, with keep-alive.
 
-Made for measuring: nothing between a chunk on the wire and the clock. No redirects, no proxies, no compression.
+Made for measuring: nothing stands between a chunk on the wire and the clock. No redirects, no proxies, no compression.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 from weft import __version__
 from weft.base.errors import OptionError, WeftError
 
-# Lines of a stream may be long: top log-probabilities, whole tool calls.
+# Stream lines can be long: top log-probabilities, whole tool calls.
 LINE_BYTES = 1 << 24
 SHOWN = 300
 
 
 class ServerError(WeftError):
-    """The server could not be reached, or its answer was an error."""
+    """The server cannot be reached, or it answered with an error."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Connection:
 
 @dataclass(slots=True)
 class Response:
-    """The head of an answer, and how its body ends: by chunks, by length, or with the connection."""
+    """Head of a response, and how its body ends: by chunks, by length, or with the connection."""
 
     status: int
     headers: dict[str, str]
@@ -68,13 +68,13 @@ class Response:
 
 
 class Client:
-    """One server. `url` is its root, with or without /v1 at the end; `unix:PATH` is a socket. For one event loop."""
+    """Connection to one server, for one event loop. `url` is its root, with or without /v1; `unix:PATH` is a socket."""
 
     def __init__(self, url: str, api_key: str | None = None, timeout_seconds: float = 3600.0) -> None:
         self._unix = url.removeprefix("unix:") if url.startswith("unix:") else None
         parts = urlsplit("http://localhost" if self._unix else url if "://" in url else f"http://{url}")
         if self._unix == "" or parts.scheme not in ("http", "https") or not parts.hostname:
-            raise OptionError(f"url must be like http://127.0.0.1:8000 or unix:/run/weft.sock, got {url!r}")
+            raise OptionError(f"url must look like http://127.0.0.1:8000 or unix:/run/weft.sock, got {url!r}")
         self.url = url if self._unix else f"{parts.scheme}://{parts.netloc}"
         self._secure = ssl.create_default_context() if parts.scheme == "https" else None
         self._host, self._port = parts.hostname, parts.port or (443 if self._secure else 80)
@@ -92,13 +92,13 @@ class Client:
         return await self._json("POST", path, body)
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """The events of a streamed answer, until its [DONE]. An event that is an error raises."""
+        """Yield the events of a streamed response up to [DONE]; raise on an error event."""
         async with self._exchange("POST", path, body) as response:
             if response.status != 200:
                 raise _failure(response.status, await response.body())
             async for data in events(response):
                 if data == b"[DONE]":
-                    continue  # the body's own end follows, and leaves the connection usable
+                    continue  # read on to the end of the body, to keep the connection usable
                 event = json.loads(data)
                 if "error" in event:
                     raise ServerError(_message(event))
@@ -116,7 +116,7 @@ class Client:
             try:
                 return json.loads(text) if text else None
             except ValueError:
-                raise ServerError(f"{self.url}{path} did not answer in JSON: {text[:SHOWN]!r}") from None
+                raise ServerError(f"{self.url}{path} did not return JSON: {text[:SHOWN]!r}") from None
 
     @asynccontextmanager
     async def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> AsyncIterator[Response]:
@@ -133,15 +133,15 @@ class Client:
                     self._idle.append(connection)
                     connection = None
         except TimeoutError:
-            raise ServerError(f"{self.url} gave no answer within {self._timeout:g} s") from None
+            raise ServerError(f"{self.url} did not answer within {self._timeout:g} s") from None
         except (OSError, EOFError, asyncio.IncompleteReadError, ValueError) as error:
-            raise ServerError(f"{self.url} broke off: {error!r}") from None
+            raise ServerError(f"{self.url} closed the connection: {error!r}") from None
         finally:
             if connection is not None:
                 connection.writer.close()
 
     async def _send(self, message: bytes) -> Response:
-        """Once more on a fresh connection, if the server has closed the kept one meanwhile."""
+        """Send a message; retry on a fresh connection if the server has closed the idle one."""
         while True:
             kept = bool(self._idle)
             connection = self._idle.pop() if kept else await self._open()
@@ -164,7 +164,7 @@ class Client:
             else:
                 opened = await asyncio.open_connection(self._host, self._port, ssl=self._secure, limit=LINE_BYTES)
         except OSError as error:
-            raise ServerError(f"{self.url} cannot be reached: {error}") from None
+            raise ServerError(f"cannot connect to {self.url}: {error}") from None
         return Connection(*opened)
 
 
@@ -175,7 +175,7 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
 async def _head(connection: Connection) -> Response:
     version, _, status = (await _line(connection.reader)).partition(b" ")
     if not version.startswith(b"HTTP/"):
-        raise ValueError(f"no HTTP: {version[:SHOWN]!r}")
+        raise ValueError(f"not an HTTP response: {version[:SHOWN]!r}")
     headers: dict[str, str] = {}
     while line := await _line(connection.reader):
         name, _, value = line.decode("latin-1").partition(":")
@@ -184,7 +184,7 @@ async def _head(connection: Connection) -> Response:
 
 
 async def events(response: Response) -> AsyncIterator[bytes]:
-    """The data of server-sent events, one line each; wherever the pieces were cut."""
+    """Yield the data of server-sent events, one line each, however the chunks are split."""
     rest = b""
     async for piece in response.pieces():
         *lines, rest = (rest + piece).split(b"\n")

@@ -1,4 +1,4 @@
-"""`weft doctor`: the machine, what would be used and why, and whether a cache hit answers as a cold run does."""
+"""`weft doctor`: reports the machine and every decision, and compares a cache hit with a cold run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.cli.options import argument
 if TYPE_CHECKING:
     from weft.offline.llm import LLM
 
-ABOUT = "tell what would be used here and why, and test the cache on the model at hand"
+ABOUT = "report what Weft would use here and why, and test the cache on the given model"
 LIBRARIES = (
     "torch",
     "numpy",
@@ -30,15 +30,15 @@ LIBRARIES = (
     "starlette",
     "msgspec",
 )
-# What the CPU can do that matters to matrix products.
+# CPU features that speed up matmuls.
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(Options):
-    """Options of `weft doctor`: those of the engine, as the server would be started with."""
+    """Options of `weft doctor`: the engine's, as for the server."""
 
-    model: str | None = argument("folder or hub id of a model; without one, weft-small, which comes along")
+    model: str | None = argument("model folder or hub id; default: weft-small, which ships with Weft")
     self_test: bool = option(True, "compare answers after a cache hit with cold runs")
 
 
@@ -50,9 +50,9 @@ def run(options: DoctorOptions) -> int:
     except WeftError as error:
         wrong = [str(error)]
     for complaint in wrong:
-        print(f"wrong: {complaint}")
+        print(f"problem: {complaint}")
     if not wrong:
-        print("all is well")
+        print("no problems found")
     return 1 if wrong else 0
 
 
@@ -80,7 +80,7 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "processor": model,
         "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} usable",
-        "instructions": " ".join(flag for flag in CPU_FLAGS if flag in flags) or "none that help",
+        "instructions": " ".join(flag for flag in CPU_FLAGS if flag in flags) or "none that speed up matmuls",
         "free memory": f"{free_bytes() / 2**30:.1f} GiB",
         "device": device(),
     }
@@ -97,11 +97,11 @@ def processor() -> tuple[str, set[str]]:
 
 def device() -> str:
     cards = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    return f"{cards} CUDA devices (one is used where torch can; see --device)" if cards else "CPU"
+    return f"{cards} CUDA devices (Weft uses one if torch supports it; see --device)" if cards else "CPU"
 
 
 class Heard(logging.Handler):
-    """Decisions as they are logged, with their reasons."""
+    """Collects logged decisions with their reasons."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -113,7 +113,7 @@ class Heard(logging.Handler):
 
 
 def examine(options: DoctorOptions) -> list[str]:
-    """Load the model as the server would, tell about it, and what is wrong."""
+    """Load the model as the server would, print its facts, and return the problems."""
     from weft.offline.llm import LLM
 
     log, heard = logging.getLogger("weft"), Heard()
@@ -138,24 +138,24 @@ def about_model(llm: LLM, options: DoctorOptions, dtype: str) -> dict[str, Any]:
         "name": options.model or builtin.NAME,
         "vocabulary": llm.vocab_size,
         "dtype": dtype,
-        "tokenizer": "none: token ids only" if llm.tokenizer is None else "there",
-        "chat template": "none" if llm.template is None else "there",
+        "tokenizer": "none: token ids only" if llm.tokenizer is None else "found",
+        "chat template": "none" if llm.template is None else "found",
         "end tokens": sorted(llm.end_tokens) or "none",
         "memory": f"{config.memory_bytes / 2**30:.2f} GiB",
-        "a cell of 64 tokens": f"{spec.page_bytes} bytes of pages, {spec.window_page_bytes} of window pages",
-        "a state": f"{spec.state_bytes} bytes; a tail {spec.tail_bytes}",
+        "cell of 64 tokens": f"{spec.page_bytes} bytes of pages, {spec.window_page_bytes} of window pages",
+        "state": f"{spec.state_bytes} bytes; tail {spec.tail_bytes}",
     }
 
 
 def decisions(options: Options, said: dict[str, str]) -> dict[str, str]:
-    """Every option: as asked, as by default, or decided and why."""
+    """Return every option's value, and whether it was given, is the default, or was decided and why."""
     found = {}
     for each in fields(Options):
         value = getattr(options, each.name)
         if each.name in said:
             found[each.name] = said[each.name]
         elif each.name not in ("model", "tokenizer"):
-            found[each.name] = f"{value}, {'by default' if value == each.default else 'as asked'}"
+            found[each.name] = f"{value}, {'default' if value == each.default else 'as given'}"
     if not options.threads:
         found["threads"] = f"{len(os.sched_getaffinity(0))}: one for each core that this process may use"
     return found
@@ -166,14 +166,14 @@ def self_test(llm: LLM, dtype: str) -> list[str]:
 
     test = SelfTest(llm)
     if not llm.config.cache or not test.fits():
-        why = "the cache is switched off" if not llm.config.cache else "max_length is too short for it"
-        print(f"self-test\n  left out: {why}")
+        why = "the cache is off" if not llm.config.cache else "max_length is too short"
+        print(f"self-test\n  skipped: {why}")
         return []
     found = test.run()
-    print("self-test, against scores from nothing")
+    print("self-test, compared with scores of a cold run")
     for name, each in found.items():
         size = f"KL {each.kl:8.1e}, largest difference {each.difference:8.1e}"
         print(f"  {name + ':':<22}{size}, {each.cached_tokens} tokens cached")
     if not can_tell(found):
-        print("  this model answers alike after another prefix, so a wrong state would not show")
+        print("  inconclusive: this model answers the same after another prefix, so a wrong state would not show")
     return complaints(found, dtype)

@@ -1,4 +1,4 @@
-"""`weft generate`: answers to prompts, from a model in this process. No torch until it runs."""
+"""`weft generate`: answers prompts with a model in this process. Imports torch only when it runs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ ABOUT = "answer prompts with a model in this process"
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(Options):
-    """Options of `weft generate`: what to answer and how, then those of the engine."""
+    """Options of `weft generate`: its own, then the engine's."""
 
-    prompt: tuple[str, ...] = argument("texts to continue; without any, standard input", many=True)
-    max_tokens: int = option(256, "tokens of an answer at most")
+    prompt: tuple[str, ...] = argument("texts to continue; default: standard input", many=True)
+    max_tokens: int = option(256, "maximum tokens of an answer")
     temperature: float | None = option(
-        None, "0 takes the likeliest token; higher is more varied; without, what the model's makers suggest"
+        None, "0 is greedy, higher is more varied; default: the model's generation_config.json"
     )
-    stream: bool = option(True, "show the text of a single prompt as it comes")
-    stats: bool = option(True, "tell tokens per second and cached tokens at the end, on standard error")
+    stream: bool = option(True, "print the answer to a single prompt as it is generated")
+    stats: bool = option(True, "print tokens per second and cached tokens to standard error at the end")
 
 
 def run(options: GenerateOptions) -> None:
     prompts = read_prompts(options)
-    # What cannot be asked is told before a model is loaded.
+    # Reject bad values before a model is loaded.
     params_of(SamplingParams(), options.max_tokens, options.temperature)
     llm = start(options)
     with llm:
@@ -56,7 +56,7 @@ def start(options: Options) -> LLM:
 
 
 def params_of(suggested: SamplingParams, max_tokens: int, temperature: float | None) -> SamplingParams:
-    """As the model's makers suggest, but for what was asked."""
+    """Return the model's suggested parameters, with the given ones in their place."""
     found = replace(suggested, max_tokens=max_tokens)
     return found if temperature is None else replace(found, temperature=temperature)
 
@@ -65,10 +65,10 @@ def read_prompts(options: GenerateOptions) -> list[str]:
     if options.prompt:
         return list(options.prompt)
     if sys.stdin is None or sys.stdin.isatty():
-        raise OptionError("give at least one prompt, or one on standard input")
+        raise OptionError("no prompt given; pass one as an argument or on standard input")
     text = sys.stdin.read()
     if not text:
-        raise OptionError("standard input holds no prompt")
+        raise OptionError("standard input is empty; pass a prompt as an argument or on standard input")
     return [text]
 
 

@@ -1,4 +1,4 @@
-"""`weft COMMAND`: finds the command, reads its options, and turns what goes wrong into one line and an exit code."""
+"""`weft COMMAND`: finds the command, parses its options, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.cli.options import Parser, add_options, read_options
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`run` gives an exit code, or None for 0. `aliases` are flags of other engines that are understood."""
+    """`run` returns an exit code, or None for 0. `aliases` are accepted flags of other engines."""
 
     about: str
     options: type
@@ -48,7 +48,7 @@ def build_parser() -> Parser:
 
 
 def parse(given: Sequence[str]) -> Namespace:
-    """What was given; an argument that nobody knows is told by its command, whose help is of use then."""
+    """Parse the arguments; an unknown one is reported by its command, whose help is the useful one."""
     parser = build_parser()
     found, unknown = parser.parse_known_args(given)
     if unknown:
@@ -76,6 +76,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read us has enough. Python would complain once more when it flushes.
+        # The reader closed the pipe. Without this, Python would complain again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -1,4 +1,4 @@
-"""From an options class to an argument parser, and to a table for the documentation. Knows no command."""
+"""Derives an argument parser and a documentation table from an options class. Knows no command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells errors in one line, and takes no shortened names: those would change meaning with every new option."""
+    """Reports errors in one line and accepts no abbreviations, whose meaning would change with every new option."""
 
     def __init__(self, **named: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **named})
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def argument(help: str, many: bool = False) -> Any:
-    """A field that is given by its place on the command line: one value or none, or as many as there are."""
+    """Return a positional field: one optional value, or any number of values."""
     default: Any = () if many else None
     return field(default=default, metadata={"help": help, "choices": (), "positional": "*" if many else "?"})
 
@@ -41,7 +41,7 @@ def flag(name: str) -> str:
 
 
 def kind(hint: Any) -> Callable[[str], Any]:
-    """What a value on the command line is read as: the first type of a union, or a number if it looks like one.
+    """Return the parser of an option's value: the first type of a union, or a number if the value looks like one.
 
     >>> kind(int), kind(str | None), kind(str | int), kind(tuple[str, ...]), kind(int | str)("7")
     (<class 'int'>, <class 'str'>, <class 'str'>, <class 'str'>, 7)
@@ -55,13 +55,13 @@ def number_or_word(value: str) -> int | str:
 
 
 def listed(options: type) -> list[Field[Any]]:
-    """A command's own options first, then those of the engine that it inherits."""
+    """Return a command's own options first, then the engine options that it inherits."""
     own = own_names(options)
     return sorted(fields(options), key=lambda each: each.name not in own)
 
 
 def own_names(options: type) -> set[str]:
-    """What the command says itself: everything but the engine's options that it left as they are."""
+    """Return the options that a command defines itself: all but the unchanged options of the engine."""
     classes = [each for each in options.__mro__ if each not in Options.__mro__]
     return {name for each in classes for name in get_annotations(each)}
 
@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser, options: type) -> None:
     hints = get_type_hints(options)
     for each in listed(options):
         about = each.metadata["help"]
-        # argparse reads percent signs as its own.
+        # argparse interprets percent signs.
         about = about.replace("%", "%%")
         if each.metadata.get("positional"):
             _add_argument(parser, each, about)
@@ -82,7 +82,7 @@ def add_options(parser: argparse.ArgumentParser, options: type) -> None:
 
 
 def _add_argument(parser: argparse.ArgumentParser, each: Field[Any], about: str) -> None:
-    # Without a default of its own, so that what is not there does not undo the option of the same name.
+    # No default of its own, so that a missing positional does not override the option of the same name.
     nargs = each.metadata["positional"]
     parser.add_argument(each.name, nargs=nargs, metavar=each.name.upper(), help=about, default=argparse.SUPPRESS)
     if nargs == "?":
@@ -109,7 +109,7 @@ def metavar(each: Field[Any]) -> str:
 
 
 def read_options(options: type[T], found: Mapping[str, Any]) -> T:
-    """The options as an object; what cannot work is told by the name it has on the command line."""
+    """Return the options as an object; errors name an option as on the command line."""
     values = {each.name: found[each.name] for each in fields(options) if found.get(each.name) is not None}  # type: ignore[arg-type]
     try:
         return options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
@@ -120,7 +120,7 @@ def read_options(options: type[T], found: Mapping[str, Any]) -> T:
 
 
 def table(options: type, names: Iterable[str] | None = None) -> Sequence[str]:
-    """The options as rows of a Markdown table, all or those of some names."""
+    """Return the options as rows of a Markdown table: all, or the given names."""
     hints = get_type_hints(options)
     rows = ["| option | default | meaning |", "|---|---|---|"]
     wanted = None if names is None else set(names)

@@ -1,8 +1,8 @@
-"""Does a cache hit answer as a cold run does? Measured on the model at hand, with random prompts.
+"""Measures whether a cache hit gives the answer of a cold run, on the given model with random prompts.
 
-Tokens are sampled after a hit, then the whole text is scored from nothing under another salt. Where both agree, the
-log-probabilities of those tokens are the same up to rounding. The same comparison with a prompt whose first cell was
-exchanged shows what a wrong state would have looked like, so that a pass means something.
+Samples tokens after a hit, then scores the whole text cold under another salt. If both agree, the log-probabilities of
+those tokens are equal up to rounding. The same comparison after replacing the prompt's first cell shows what a wrong
+state would look like, so that a pass means something.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from weft.offline.result import Result
 
 ANSWER = 24
-# Prefilling and decoding round differently; these are the largest differences that this explains.
+# Prefill and decode round differently; these are the largest differences that rounding explains.
 KL_LIMIT = {"float32": 1e-6, "bfloat16": 5e-3, "float16": 1e-3}
-# A hit may differ from a cold run so many times more than a cold run does from itself: few tokens are compared.
+# A hit may differ from a cold run this many times more than a cold run differs from itself: few tokens are compared.
 SLACK = 10
 KL_FLOOR = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`kl` is the k3 estimate on the sampled tokens, `difference` the largest of a log-probability."""
+    """`kl` is the k3 estimate on the sampled tokens, `difference` the largest difference of a log-probability."""
 
     cached_tokens: int
     difference: float
@@ -43,7 +43,7 @@ def compare(result: Result, cold: list[float]) -> Comparison:
 
 
 class SelfTest:
-    """Needs an engine whose cache is on. Uses salts of its own, so it neither sees nor leaves anything of others."""
+    """Needs an engine with its cache on. Uses its own salts, so it neither sees nor leaves other cached prefixes."""
 
     def __init__(self, llm: LLM, seed: int = 0) -> None:
         self._llm = llm
@@ -55,12 +55,12 @@ class SelfTest:
         return 5 * self._cell + 3 * ANSWER <= self._llm.config.max_length
 
     def run(self) -> dict[str, Comparison]:
-        """A cold answer, one after a hit on a prompt, one after a hit on an answer; and how a wrong state looks."""
+        """Compare a cold answer, a hit on a prompt, a hit on an answer, and a deliberately wrong state."""
         self._salts += 1
         salt, prompt = f"self-test {self._salts}", self._draw(2 * self._cell + 17)
         cold = self._answer(prompt, salt)
         again = self._answer(prompt, salt)
-        # Long enough that its last state lies within what was answered.
+        # Long enough that the last state lies inside the answer.
         long = self._answer(self._draw(self._cell - 9), salt, self._cell + 20)
         follow_up = [*long.prompt_token_ids, *long.token_ids, *self._draw(9)]
         after = self._answer(follow_up, salt)
@@ -80,7 +80,7 @@ class SelfTest:
         return self._llm.generate(prompt, params, progress=False, cache_salt=salt)[0]
 
     def _score(self, prompt: list[int], answer: list[int]) -> list[float]:
-        """The answer's log-probabilities, computed from nothing."""
+        """Return the answer's log-probabilities, computed cold."""
         params = SamplingParams(max_tokens=0, prompt_logprobs=0)
         self._salts += 1
         salt = f"self-test {self._salts}"
@@ -90,24 +90,24 @@ class SelfTest:
 
 
 def allowed(found: dict[str, Comparison]) -> float:
-    """The KL that rounding explains: as much as a cold run differs from its own scores, with some slack."""
+    """Return the KL that rounding explains: how much a cold run differs from its own scores, with some slack."""
     return max(KL_FLOOR, SLACK * found["cold"].kl)
 
 
 def complaints(found: dict[str, Comparison], dtype: str) -> list[str]:
-    """What is wrong, in words; nothing, if all is well."""
+    """Return the problems in words; empty if there are none."""
     limit, wrong = allowed(found), []
     for name in ("prefill-hit", "decode-hit"):
         each = found[name]
         if not each.cached_tokens:
             wrong.append(f"{name}: nothing was reused, so nothing was tested")
         if not each.kl <= limit:
-            wrong.append(f"{name}: KL {each.kl:.1e} against a cold run exceeds {limit:.1e}: the cache answers wrongly")
+            wrong.append(f"{name}: KL {each.kl:.1e} against a cold run exceeds {limit:.1e}: the cache is wrong")
     if not found["cold"].kl <= KL_LIMIT[dtype]:
-        wrong.append(f"cold: decoding and prefilling differ by KL {found['cold'].kl:.1e}, more than {dtype} explains")
+        wrong.append(f"cold: decode and prefill differ by KL {found['cold'].kl:.1e}, more than {dtype} explains")
     return wrong
 
 
 def can_tell(found: dict[str, Comparison]) -> bool:
-    """Whether a wrong state would have been seen: not on a model that hardly looks back."""
+    """Return whether a wrong state would show; a model that hardly looks back cannot tell."""
     return found["wrong state"].kl > allowed(found)

@@ -1,4 +1,4 @@
-"""`weft serve`: from options to a server."""
+"""`weft serve`: turns options into a running server."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from weft.server.keys import Key
     from weft.server.settings import Limits, ServerSettings
 
-ABOUT = "serve a model over HTTP: OpenAI's API, and the native one that SGLang's clients speak"
+ABOUT = "serve a model over HTTP, with OpenAI's API and SGLang's native API"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-# Named here too, so that `--help` need not load the parsers; a test compares.
+# Listed here as well, so that `--help` need not import the parsers; a test compares.
 TOOL_PARSERS: tuple[str, ...] = ("auto", "none", "hermes", "qwen3_coder", "lfm2", "llama3_json", "mistral")
 TOOL_PARSERS += ("granite", "nemotron", "gemma", "harmony")
 REASONING_PARSERS = ("auto", "none", "think", "mistral", "granite", "harmony")
@@ -26,82 +26,82 @@ LOG_FORMATS = ("text", "json")
 
 
 def repeated(about: str, name: str) -> Any:
-    """A field that may be given several times."""
+    """Return a field that may be given several times."""
     return field(default=(), metadata={"help": f"{about}; may be repeated", "choices": (), "metavar": name})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(Options):
-    """Options of `weft serve`: where and for whom, then those of the engine."""
+    """Options of `weft serve`: the server's own, then the engine's."""
 
-    model: str | None = argument("folder or hub id of a model; without one, weft-small, which comes along")
-    host: str = option("127.0.0.1", "address to listen at; anything but this machine alone is warned of")
-    port: int = option(8000, "port to listen at; 0: any that is free")
-    uds: str | None = option(None, "path of a Unix socket to listen at, instead of host and port")
+    model: str | None = argument("model folder or hub id; default: weft-small, which ships with Weft")
+    host: str = option("127.0.0.1", "address to bind; any other than loopback logs a warning")
+    port: int = option(8000, "port to bind; 0: any free port")
+    uds: str | None = option(None, "path of a Unix socket to bind instead of host and port")
     uds_mode: str = option("600", "file mode of the Unix socket; 660 lets its group connect")
     ssl_certfile: str | None = option(None, "certificate chain in PEM format: serve HTTPS; reread on SIGHUP")
-    ssl_keyfile: str | None = option(None, "the certificate's private key, if it is not in the same file")
-    ssl_keyfile_password_file: str | None = option(None, "file with the password of that key")
+    ssl_keyfile: str | None = option(None, "private key of the certificate, if it is not in the same file")
+    ssl_keyfile_password_file: str | None = option(None, "file with the password of the private key")
     allowed_host: tuple[str, ...] = repeated(
-        "name that clients may have in the Host header beside localhost; *.example.com: all below it, *: any", "NAME"
+        "name accepted in the Host header besides localhost; *.example.com: all names below it, *: any", "NAME"
     )
     trusted_proxy: tuple[str, ...] = repeated(
-        "address or network of a proxy whose X-Forwarded-For names the client; unix: whatever connects to --uds", "CIDR"
+        "address or network of a proxy whose X-Forwarded-For is trusted; unix: every client of --uds", "CIDR"
     )
     api_key: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "key that clients must send, may be repeated; also from WEFT_API_KEY", "choices": ()},
+        metadata={"help": "key that clients must send; may be repeated; default: WEFT_API_KEY", "choices": ()},
     )
     api_key_file: str | None = option(
-        None, "file of keys, which no process list shows: a KEY, or NAME KEY LIMITS on each line; reread on SIGHUP"
+        None, "key file, hidden from the process list; each line is KEY or NAME KEY LIMITS; reread on SIGHUP"
     )
     admin_key: str | None = option(
-        None, "key for what concerns all clients, where there are several keys; also from WEFT_ADMIN_KEY"
+        None, "key for metrics and administration when there are several keys; default: WEFT_ADMIN_KEY"
     )
-    admin_key_file: str | None = option(None, "file with the admin key, in the same form; reread on SIGHUP")
+    admin_key_file: str | None = option(None, "file with the admin key, in the same format; reread on SIGHUP")
     requests_per_minute: int = option(
-        0, "requests a minute of each key that sets no limit of its own; 0: any number", metavar="NUMBER"
+        0, "requests per minute for each key that sets no limit of its own; 0: unlimited", metavar="NUMBER"
     )
     tokens_per_minute: int = option(
-        0, "tokens a minute of each key that sets no limit of its own; 0: any number", metavar="NUMBER"
+        0, "tokens per minute for each key that sets no limit of its own; 0: unlimited", metavar="NUMBER"
     )
-    served_model_name: str | None = option(None, "what clients call the model")
-    open_health: bool = option(True, "/health answers without a key: up or down, nothing else")
-    max_open_requests: int = option(1024, "requests running and waiting at most; others are told to come back later")
-    max_body: str | int = option("8MiB", "size of a request at most")
-    max_answers: int = option(32, "answers to one prompt (n) at most")
+    served_model_name: str | None = option(None, "model name that clients use; default: derived from the model")
+    open_health: bool = option(True, "answer /health without a key; it shows only up or down")
+    max_open_requests: int = option(1024, "maximum requests running and waiting; others get a 429")
+    max_body: str | int = option("8MiB", "maximum size of a request body")
+    max_answers: int = option(32, "maximum answers to one prompt (n)")
     limit: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "another bound on what one request may ask for, such as tools=64, may be repeated; a wrong name "
-            "tells all of them",
+            "help": "set another bound on requests, such as tools=64; may be repeated; an unknown name lists all "
+            "bounds",
             "choices": (),
             "metavar": "NAME=NUMBER",
         },
     )
-    drain_seconds: float = option(30.0, "how long requests may finish after SIGTERM")
-    restart_engine: bool = option(False, "start the engine anew if it dies, instead of ending with exit code 1")
+    drain_seconds: float = option(30.0, "seconds that running requests have to finish after SIGTERM")
+    restart_engine: bool = option(False, "restart the engine if it dies, instead of exiting with code 1")
     engine_timeout: float = option(
         120.0,
-        "seconds without a sign of life from the engine until /health is red (and it is killed, with "
-        "--restart-engine); more than the longest step takes; 0: never",
+        "seconds without a heartbeat from the engine until /health fails (with --restart-engine the engine is killed "
+        "and restarted); must exceed the longest step; 0: never",
     )
     front_timeout: float = option(
         30.0,
-        "seconds that the server's own event loop may be blocked until the process ends with exit code 1; 0: for ever",
+        "seconds that the server's event loop may block before the process exits with code 1; 0: no limit",
     )
-    in_process: bool = option(False, "run the engine in a thread of the server's process")
-    tool_parser: str = option("auto", "how the model writes calls of tools; auto: by its chat template", TOOL_PARSERS)
-    reasoning_parser: str = option("auto", "how the model marks thoughts; auto: by its template", REASONING_PARSERS)
+    in_process: bool = option(False, "run the engine in a thread of the server process")
+    tool_parser: str = option("auto", "format of the model's tool calls; auto: by its chat template", TOOL_PARSERS)
+    reasoning_parser: str = option("auto", "format of the model's reasoning; auto: by its template", REASONING_PARSERS)
     cors_origin: tuple[str, ...] = field(
-        default=(), metadata={"help": "web pages of this origin may call, may be repeated", "choices": ()}
+        default=(), metadata={"help": "allow web pages of this origin (CORS); may be repeated", "choices": ()}
     )
     sse_keep_alive: float = option(
-        15.0, "seconds of silence after which a stream sends a comment; 0: never", metavar="SECONDS"
+        15.0, "seconds without output after which a stream sends a comment; 0: never", metavar="SECONDS"
     )
-    log_level: str = option("info", "how much is told on standard error", LEVELS)
-    log_format: str = option("text", "form of the log's lines", LOG_FORMATS)
-    log_requests: bool = option(True, "log a line for each request: who, what, status, tokens, times; never text")
+    log_level: str = option("info", "lowest level to log to standard error", LEVELS)
+    log_format: str = option("text", "format of log lines", LOG_FORMATS)
+    log_requests: bool = option(True, "log one line per request: key, route, status, tokens, times; never text")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,12 +114,12 @@ class ServeOptions(Options):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.admin_key is not None and self.admin_key_file is not None:
-            raise OptionError("admin_key and admin_key_file exclude each other: give one of them")
+            raise OptionError("admin_key and admin_key_file exclude each other; pass only one of them")
         size_of("max_body", self.max_body)
         if not re.fullmatch("0?[0-7]{3}", self.uds_mode):
             raise OptionError(f"uds_mode must be three octal digits, such as 660, got {self.uds_mode!r}")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_keyfile_password_file):
-            raise OptionError("ssl_keyfile needs a certificate: give --ssl-certfile too")
+            raise OptionError("ssl_keyfile needs a certificate; pass --ssl-certfile too")
 
 
 def run(options: ServeOptions) -> int:
@@ -170,16 +170,16 @@ def settings_of(options: ServeOptions) -> ServerSettings:
 
 
 def trusted_hosts(options: ServeOptions, has_keys: bool) -> tuple[str, ...]:
-    """Return the names that requests may call this server by; empty: any."""
+    """Return the names accepted in the Host header; empty: any."""
     if options.allowed_host:
         return () if "*" in options.allowed_host else (*LOOPBACK, *options.allowed_host)
-    # Without a key, a page in the user's browser could reach the server under a name of its own.
+    # Without a key, a web page in the user's browser could reach the server under a host name of its own (rebinding).
     reached_by_browsers = options.uds is None and options.host in LOOPBACK
     return LOOPBACK if reached_by_browsers and not has_keys else ()
 
 
 def limits_of(options: ServeOptions) -> Limits:
-    """The bounds by their own options, then those that `--limit` names."""
+    """Return the bounds from their own options, then those set by `--limit`."""
     from weft.server.settings import Limits
 
     known = {each.name: float if each.name.endswith("_seconds") else int for each in fields(Limits)}
@@ -191,16 +191,16 @@ def limits_of(options: ServeOptions) -> Limits:
     for given in options.limit:
         name, _, text = given.partition("=")
         if name not in known:
-            raise OptionError(f"--limit {given}: known are {', '.join(known)}")
+            raise OptionError(f"--limit {given}: unknown bound; must be one of {', '.join(known)}")
         try:
             values[name] = size_of(name, text) if name.endswith("_bytes") else known[name](text)
         except ValueError:
-            raise OptionError(f"--limit {given}: {text!r} is no number for {name}") from None
+            raise OptionError(f"--limit {given}: {text!r} is not a valid number for {name}") from None
     return Limits(**values)
 
 
 def size_of(name: str, value: str | int) -> int:
-    """A number of bytes as users write it."""
+    """Parse a size in bytes."""
     try:
         size = memory_bytes(value)
     except OptionError:
@@ -211,7 +211,7 @@ def size_of(name: str, value: str | int) -> int:
 
 
 def read_keys(options: ServeOptions) -> tuple[str | Key, ...]:
-    """Keys from the command line and from the file; from the environment if there are none."""
+    """Return the keys of the command line and the key file, or of the environment if there are none."""
     from weft.server.keys import read_key_file
 
     keys: list[str | Key] = list(options.api_key)
@@ -223,7 +223,7 @@ def read_keys(options: ServeOptions) -> tuple[str | Key, ...]:
 
 
 def read_admin_key(options: ServeOptions) -> str | Key | None:
-    """The admin's key from the command line or from the file; from the environment if neither has one."""
+    """Return the admin key of the command line or its file, or of the environment if neither is given."""
     from weft.server.keys import read_key_file
 
     if options.admin_key_file is not None:

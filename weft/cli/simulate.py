@@ -1,4 +1,4 @@
-"""`weft simulate`: replay traffic against the real planner and memory, on a device that only keeps time."""
+"""`weft simulate`: replays traffic against the real planner and memory, on a device that only keeps time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from weft.simulate.simulation import Found
     from weft.simulate.stepping import Simulated
 
-ABOUT = "replay traffic against planner and memory alone, and tell what a cache would be worth"
-# As in weft.simulate.workloads, weft.memory.eviction and weft.memory.captures; a test compares.
+ABOUT = "replay traffic against the planner and memory alone, and report what a cache would save"
+# The same names as in weft.simulate.workloads, weft.memory.eviction and weft.memory.captures; a test compares.
 KINDS = (
     "lmsys",
     "sharegpt",
@@ -35,32 +35,32 @@ REASONS = ("junction", "popular", "boundaries", "regular", "answers", "candidate
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions:
-    """What is sent, to which model, with how much memory, and how that is used."""
+    """The traffic, the model, the amount of memory, and the cache's policies."""
 
-    workload: str = option("sharegpt", "made-up traffic, unless there is a trace", KINDS)
-    trace: str | None = option(None, "a trace file in Mooncake's format; may be compressed (.gz)")
-    requests: int = option(2000, "about how many requests; of a trace, at most so many, 0: all")
-    rate: float = option(0.0, "sessions a second; 0: the workload's own pace")
-    trace_speed: float = option(1.0, "play the trace's arrivals so many times faster")
-    seed: int = option(0, "seed of the made-up traffic")
+    workload: str = option("sharegpt", "synthetic traffic to replay if no trace is given", KINDS)
+    trace: str | None = option(None, "trace file in Mooncake's format; may be compressed (.gz)")
+    requests: int = option(2000, "approximate number of requests; for a trace, the maximum, 0: all")
+    rate: float = option(0.0, "sessions per second; 0: the workload's own rate")
+    trace_speed: float = option(1.0, "speed-up factor of the trace's arrivals")
+    seed: int = option(0, "seed of the synthetic traffic")
     model: str = option(
-        "qwen3-next-mini", "a name that --weights dummy knows, or a folder or file with a model's config.json"
+        "qwen3-next-mini", "name of a packaged configuration (as for --weights dummy), or a path with a config.json"
     )
-    memory: str = option("10%", "for pages and states: bytes such as 40GiB, or a share of the working set such as 10%")
-    eviction: tuple[str, ...] = option((), "what is given up first: value (default), lru or flops; may be repeated")
-    without: tuple[str, ...] = option((), f"reasons not to keep a state for: {', '.join(REASONS)}; may be repeated")
-    capture_every: int = option(0, "tokens between kept states; 0: by what a state costs")
-    alpha: float = option(-1.0, "weight of work against recency of flops; below 0: found from the first requests")
-    cache: bool = option(True, "reuse what was computed for earlier prompts")
-    max_sequences: int = option(64, "how many sequences run at once; others wait")
-    max_tokens_per_step: int = option(8192, "how many tokens are computed in one step; longer prompts go in chunks")
-    max_length: int = option(200_000, "tokens of prompt and answer together; longer ones are refused")
-    stride: int = option(64, "tokens that decodes may take at once while nothing else happens; 1: as the engine does")
-    oracle: bool = option(True, "also tell what a cache without bounds would reuse; needs memory for all that was seen")
-    calibrate: str | None = option(None, "take the device's rates from this result of `weft bench --json`")
-    explain: bool = option(False, "rank the reasons why prefixes were missed, and tell what was kept and hit")
-    json: str | None = option(None, "also write everything found to this file")
-    plot: str | None = option(None, "also draw memory over time to this file (SVG)")
+    memory: str = option("10%", "size of the cache: bytes such as 40GiB, or a share of the working set such as 10%")
+    eviction: tuple[str, ...] = option((), "eviction policy: value (default), lru or flops; may be repeated")
+    without: tuple[str, ...] = option((), f"do not keep states for this reason: {', '.join(REASONS)}; may be repeated")
+    capture_every: int = option(0, "tokens between kept states; 0: derived from the size of a state")
+    alpha: float = option(-1.0, "weight of work against recency for flops; negative: tuned on the first requests")
+    cache: bool = option(True, "reuse the cached prefixes of earlier requests")
+    max_sequences: int = option(64, "sequences that run at once; others wait")
+    max_tokens_per_step: int = option(8192, "tokens computed in one step; longer prompts are split into chunks")
+    max_length: int = option(200_000, "maximum tokens of prompt plus answer; longer requests are refused")
+    stride: int = option(64, "tokens that decodes may take at once while nothing else happens; 1: as in the engine")
+    oracle: bool = option(True, "also report what an unbounded cache would reuse; needs memory for all cells seen")
+    calibrate: str | None = option(None, "take the device's speed from this result of `weft bench --json`")
+    explain: bool = option(False, "rank the reasons for misses by cost, and report what was kept and hit")
+    json: str | None = option(None, "also write all results to this file")
+    plot: str | None = option(None, "also plot memory over time to this file (SVG)")
     progress: bool = option(True, "show a progress bar on a terminal")
 
     def __post_init__(self) -> None:
@@ -79,12 +79,12 @@ class SimulateOptions:
         if not self.trace_speed > 0:
             raise OptionError(f"trace_speed must be positive, got {self.trace_speed}")
         if self.trace is None and not self.requests:
-            raise OptionError("requests must be at least 1 without a trace")
+            raise OptionError("requests must be at least 1 unless --trace is given")
         read_memory(self.memory)
 
 
 def read_memory(value: str) -> int | float:
-    """Bytes, or a share of the working set.
+    """Parse bytes, or a share of the working set.
 
     >>> read_memory("2GiB"), read_memory("10%")
     (2147483648, 0.1)
@@ -92,7 +92,7 @@ def read_memory(value: str) -> int | float:
     if not value.endswith("%"):
         found = memory_bytes(value)
         if found is None:
-            raise OptionError("memory must be bytes or a share such as 10%: there is no machine to measure")
+            raise OptionError("memory must be bytes such as 40GiB or a share such as 10%; auto needs a real machine")
         return found
     try:
         share = float(value[:-1]) / 100
@@ -170,4 +170,4 @@ def write_text(name: str, path: str, text: str) -> None:
     try:
         Path(path).write_text(text)
     except OSError as error:
-        raise OptionError(f"{name} {path} cannot be written: {error.strerror}") from None
+        raise OptionError(f"cannot write {name} {path}: {error.strerror}") from None

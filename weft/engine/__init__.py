@@ -1,1 +1,1 @@
-"""Deciding: who runs, how far, in which step. Touches no tensor; reaches the device through `device.Device`."""
+"""Scheduling: which sequences run, how far, in which step. Touches no tensor; reaches the device by `device.Device`."""

@@ -1,4 +1,4 @@
-"""Rows that the planner chose, turned into a frozen plan by gathering from the ledger's arrays."""
+"""Turns the rows that the planner chose into a frozen plan, by gathering from the ledger's arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_CAPTURES = Captures(*(np.zeros(0, np.int32) for _ in range(3)))
 
 @dataclass(slots=True)
 class Rows:
-    """A step in the making. Decodes are arrays of seats; prefill rows come one by one."""
+    """A step under construction. Decodes are arrays of seats; prefill rows are added one by one."""
 
     decode_seats: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     decode_starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -27,7 +27,7 @@ class Rows:
     grants: dict[int, Grant] = field(default_factory=dict)  # by seat
 
     def carry(self, seat: int) -> bool:
-        """Is the sequence on this seat part of the step already?"""
+        """Return whether the sequence on this seat is already part of the step."""
         return seat in self.grants or seat in self.decode_seats
 
     @property
@@ -37,17 +37,17 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A plan and whose rows they are: what settling needs to know, recorded when the plan was made."""
+    """A plan and the sequences of its rows: what settling needs, recorded when the plan was made."""
 
     plan: Plan
     sequences: list[Sequence]  # by row
     grants: dict[int, Grant]  # by row
     plain_rows: NDArray[np.int64]  # rows without a grant
-    scored: tuple[tuple[Sequence, int], ...]  # how many prompt tokens of whom are scored, in order
+    scored: tuple[tuple[Sequence, int], ...]  # sequences with scored prompt tokens, and how many, in order
 
 
 def assemble(number: int, rows: Rows, by_seat: list[Sequence | None], ledger: Ledger, choices: Choices) -> Step:
-    # Rows of one token lead, whatever they are.
+    # Rows of one token come first, whatever they are.
     prefills = sorted(rows.prefills, key=lambda p: p[2] - p[1] > 1)
     decodes = len(rows.decode_seats)
     seats = np.concatenate([rows.decode_seats, np.array([p[0].seat for p in prefills], np.int64)])
@@ -106,7 +106,7 @@ def _drain(freed: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
 
 
 def _read_slots(ledger: Ledger, seats: NDArray[np.int64], grants: dict[int, Grant]) -> Ints:
-    """The ledger's array is already past this step where a sequence leaves its cell: the grants tell."""
+    """Return the slots to read. The ledger is already past this step where a sequence leaves its cell: use grants."""
     slots = ledger.read_slot[seats]
     for row, grant in grants.items():
         slots[row] = grant.read_slot or 0
@@ -140,7 +140,7 @@ def _tables(
 def _scores(
     prefills: list[tuple[Sequence, int, int, bool]], first: int
 ) -> tuple[Ints, Ints, int, tuple[tuple[Sequence, int], ...]]:
-    """Prompt tokens to score: the logits at a position tell the probability of the token after it."""
+    """Return the prompt tokens to score: the logits at a position give the probability of the token after it."""
     index: list[NDArray[np.int64]] = []
     token: list[NDArray[np.int32]] = []
     scored, top = [], 0

@@ -1,7 +1,7 @@
-"""How each seat samples, as arrays: filled when a sequence sits down, gathered for every plan.
+"""Sampling parameters of each seat, as arrays: filled when a sequence takes a seat, gathered for every plan.
 
-The random number of a token depends on its request's seed and its index in the answer alone, so the same seed gives
-the same text whatever the batch, the chunking or the number of preemptions.
+The random number of a token depends only on its request's seed and its index in the answer, so the same seed gives the
+same text whatever the batch, the chunking or the number of preemptions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_pena
 
 
 def uniform(seed: NDArray[np.uint64], index: NDArray[np.int64]) -> Floats:
-    """Random numbers in [0, 1), one per (seed, index): SplitMix64 of both.
+    """Return random numbers in [0, 1), one per (seed, index): SplitMix64 of both.
 
     >>> import numpy as np
     >>> u = uniform(np.full(1000, 7, np.uint64), np.arange(1000))
@@ -43,9 +43,9 @@ class Choices:
         self._seed = np.zeros(seats, np.uint64)
         self._penalised = np.zeros(seats, np.bool_)
         self._biased = np.zeros(seats, np.bool_)
-        # Seats whose next token depends on the last by a grammar.
+        # Seats whose next token depends on the last one, through a grammar.
         self.constrained = np.zeros(seats, np.bool_)
-        # Samples planned so far, in flight included: the index of the next one.
+        # Number of samples planned so far, including those in flight: the index of the next one.
         self.sampled = np.zeros(seats, np.int64)
 
     def sit(self, sequence: Sequence) -> None:
@@ -64,7 +64,7 @@ class Choices:
     def gather(
         self, seats: NDArray[np.int64], sequences: list[Sequence], starts: NDArray[np.int64], boarded: NDArray[np.bool_]
     ) -> Sampling:
-        """The sampling of these rows; counts them as sampled."""
+        """Return the sampling of these rows, and count them as sampled."""
         index = self.sampled[seats]
         history = self._history(seats, sequences, starts, boarded)
         biases = self._biases(seats, sequences, index)
@@ -91,13 +91,13 @@ class Choices:
         )
 
     def wants_logprobs(self, seats: NDArray[np.int64]) -> NDArray[np.int32]:
-        """How many alternatives each seat wants reported; negative: not even the chosen one."""
+        """Return the number of alternatives that each seat reports; negative: not even the chosen token."""
         return self._logprobs[seats]
 
     def _history(
         self, seats: NDArray[np.int64], sequences: list[Sequence], starts: NDArray[np.int64], boarded: NDArray[np.bool_]
     ) -> tuple[Ints, Ints, Ints]:
-        """Tokens that penalties look at. A row fed from the board adds its own input on the device."""
+        """Return the tokens that penalties apply to. A row fed from the board adds its own input on the device."""
         rows, tokens, generated = [], [], []
         for row in np.flatnonzero(self._penalised[seats]).tolist():
             sequence = sequences[row]
@@ -125,7 +125,7 @@ class Choices:
         return np.asarray(rows, np.int32), np.asarray(tokens, np.int32), np.asarray(values, np.float32)
 
     def _masks(self, seats: NDArray[np.int64], sequences: list[Sequence]) -> tuple[Ints, Ints]:
-        """What grammars allow next, for the rows that have one."""
+        """Return the tokens that grammars allow next, for the rows that have one."""
         rows = np.flatnonzero(self.constrained[seats])
         masks = [c.mask for row in rows.tolist() if (c := sequences[row].constraint) is not None]
         return rows.astype(np.int32), np.stack(masks) if masks else np.zeros((0, 0), np.int32)

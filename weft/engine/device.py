@@ -1,4 +1,4 @@
-"""What the engine needs of whatever executes plans: a GPU, a CPU, a simulator, a test."""
+"""The engine's interface to the executor of plans: a GPU, a CPU, a simulator, a test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.base.plan import Landing, Plan
 
 
 class Device(Protocol):
-    """Plans are executed whole and in the order of their launch. A flight is the device's own affair."""
+    """Executes plans whole and in the order of their launch. Flights are opaque to the engine."""
 
     def launch(self, plan: Plan) -> Any: ...
 

@@ -1,4 +1,4 @@
-"""What the engine tells its caller: a token or an end per sequence and step, and a report at any time."""
+"""What the engine returns: a token or an end per sequence and step, and a report at any time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FinishReason(StrEnum):
 
 @dataclass(slots=True)
 class Output:
-    """What one step brought for one sequence. Without a token it only finished."""
+    """Output of one step for one sequence. Without a token, the sequence only finished."""
 
     sequence: int
     token: int | None
@@ -35,14 +35,14 @@ class Output:
 
 @dataclass(slots=True)
 class PromptScore:
-    """The log-probability of one prompt token, and the likeliest ones at its place."""
+    """Log-probability of one prompt token, and of the most likely ones at its position."""
 
     logprob: float
     top: Top
 
 
 class PromptScores:
-    """The scores of a prompt's tokens, in order, as arrays: an object per score would take ten times the memory."""
+    """Scores of a prompt's tokens, in order, as arrays: an object per score would take ten times the memory."""
 
     __slots__ = ("_length", "_pieces")
 
@@ -56,7 +56,7 @@ class PromptScores:
             self.add(Scores(chosen, np.array(tokens, np.int32), np.array(logprobs, np.float32)))
 
     def add(self, piece: Scores) -> None:
-        """Append scores. All pieces of a prompt have the same number of likeliest tokens."""
+        """Append scores. All pieces of a prompt have the same number of most likely tokens."""
         self._pieces.append(piece)
         self._length += len(piece.chosen)
 
@@ -83,7 +83,7 @@ class PromptScores:
 
 @dataclass(slots=True)
 class Report:
-    """What became of a sequence, beside its tokens. `prompt_scores` begins behind position `prompt_logprobs_start`."""
+    """Facts about a sequence besides its tokens. `prompt_scores` starts after position `prompt_logprobs_start`."""
 
     cached_tokens: int = 0
     miss: Miss | None = None

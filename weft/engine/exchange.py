@@ -1,6 +1,6 @@
-"""What callers tell a running engine and what they hear from it, as plain values, between threads or processes.
+"""Commands to a running engine and its events, as plain values, between threads or processes.
 
-Callers number their requests and questions themselves; every answer carries the number that it belongs to.
+Callers number their requests and questions themselves; every event carries the number that it belongs to.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """A submission that could not even be read; the caller is told why."""
+    """A submission that could not be decoded; the reason is returned to the caller."""
 
     number: int
     message: str
@@ -29,7 +29,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End a request: as if the model had `stopped`, or because nobody wants it any more."""
+    """End a request: as if the model had `stopped`, or because it was aborted."""
 
     number: int
     stopped: bool = False
@@ -39,12 +39,12 @@ class Topic(StrEnum):
     FLUSH = "flush"
     STATS = "stats"
     CACHE = "cache"
-    PULSE = "pulse"  # nothing but a sign of life
+    PULSE = "pulse"  # only a heartbeat
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question that is answered at the next border between steps."""
+    """A question, answered at the next border between steps."""
 
     number: int
     topic: Topic
@@ -53,7 +53,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Step no more. Open requests get no answer: whoever says this has told their callers."""
+    """Stop stepping. Open requests get no answer: the sender has already failed them."""
 
 
 Command = Submit | Refuse | End | Ask | Shutdown
@@ -68,7 +68,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class Replies:
-    """Which requests were taken and which not, and answers to questions by their numbers."""
+    """Which requests were accepted or refused, and answers to questions, by number."""
 
     accepted: list[int] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Replies:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What one step brought; `Output.sequence` is the caller's number. The last output of a request has a report."""
+    """Outputs of one step; `Output.sequence` is the caller's number. A request's last output has a report."""
 
     outputs: list[Output]
     reports: dict[int, Report]
@@ -88,7 +88,7 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The engine steps no more; open requests stay unanswered. The message holds no internals."""
+    """The engine has stopped; open requests stay unanswered. The message has no internal details."""
 
     message: str
 

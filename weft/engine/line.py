@@ -1,6 +1,6 @@
-"""The waiting line: who is to be admitted next.
+"""The queue: which sequence is admitted next.
 
-First come first served within a priority, or longest reusable prefix first with aging, so that nobody starves.
+First come, first served within a priority, or longest reusable prefix first, with aging so that no request starves.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 from weft.engine.sequence import Sequence
 
-# How many of the line's head are looked at in one step.
+# Number of requests at the head of the queue that one step considers.
 WINDOW = 32
-# Each step of waiting counts like this many reusable tokens.
+# Each step of waiting counts as this many reusable tokens.
 TOKENS_PER_STEP_WAITED = 16
 
 
@@ -36,7 +36,7 @@ class Line:
         self._waiting.remove(sequence)
 
     def head(self, now: int) -> list[Sequence]:
-        """The next candidates, best first."""
+        """Return the next candidates, best first."""
         head = self._waiting[:WINDOW]
         if not self._by_prefix:
             return head

@@ -1,7 +1,8 @@
-"""The engine: plan, launch, settle. One loop, whose pipeline is 0 or 1 flights deep.
+"""The engine: plan, launch, settle. One loop with a pipeline of depth 0 or 1.
 
-At depth 1 the next step is planned and launched while the last one flies. Sampled tokens feed it on the device, so
-planning never waits for them; a sequence that turns out to be finished has flown one token too far, which is dropped.
+At depth 1 the next step is planned and launched while the last one is in flight. Sampled tokens feed it on the device,
+so planning never waits for them. A sequence that turns out to be finished has computed one token too many, which is
+dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from weft.memory.spec import MemorySpec
 
 
 class Engine:
-    """`constraints` knows the grammars that answers may have to follow; without it no request may have one."""
+    """`constraints` compiles grammars; without it, requests may not have one."""
 
     def __init__(
         self, spec: MemorySpec, device: Device, config: EngineConfig, constraints: Constraints | None = None
@@ -58,25 +59,25 @@ class Engine:
     # requests -------------------------------------------------------------------------------------------------------
 
     def constrain(self, request: Request) -> Constraint | None:
-        """What a request's grammar demands of its answer. The only thing here that any thread may do."""
+        """Compile a request's grammar. The only method that any thread may call."""
         if request.grammar is None:
             return None
         if self._constraints is None:
-            raise RequestError("grammar: this model has no tokenizer, and only text can follow a grammar")
+            raise RequestError("grammar: constrained decoding needs a tokenizer, and this model has none")
         return self._constraints(request.grammar, request.stop_tokens)
 
     def add(self, request: Request, constraint: Constraint | None = None) -> int:
-        """Put a request into the waiting line; the number it will be known by. Its constraint may be made before."""
+        """Add a request to the queue and return its number. Its constraint may be compiled beforehand."""
         length, limit = len(request.prompt), self.config.max_length
         if length < 1:
-            raise RequestError("prompt must hold at least one token")
+            raise RequestError("prompt must have at least one token")
         if length > limit:
-            raise RequestError(f"prompt has {length} tokens, more than max_length ({limit})")
+            raise RequestError(f"prompt has {length} tokens; max_length is {limit}")
         max_tokens = min(request.params.max_tokens, limit - length)
         if not self.ledger.fits_alone(length + max_tokens):
             raise RequestError(
                 f"prompt of {length} tokens plus max_tokens {max_tokens} does not fit into the engine's memory of "
-                f"{self.config.memory_bytes} bytes; shorten it or give the engine more memory"
+                f"{self.config.memory_bytes} bytes; shorten it or raise --memory"
             )
         if constraint is None:
             constraint = self.constrain(request)
@@ -89,11 +90,11 @@ class Engine:
         return sequence.id
 
     def abort(self, number: int) -> None:
-        """End a sequence at once, wherever it is. Unknown or finished ones are left alone."""
+        """Abort a sequence at once, wherever it is. Ignores unknown and finished ones."""
         self._end(number, FinishReason.ABORT)
 
     def finish(self, number: int) -> None:
-        """The caller found a stop string: end the sequence as if it had stopped by itself."""
+        """End a sequence as if it had stopped by itself, because the caller found a stop string."""
         self._end(number, FinishReason.STOP)
 
     def _end(self, number: int, reason: FinishReason) -> None:
@@ -106,21 +107,21 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.reason = reason
         if sequence.leaving:
-            return  # it was about to be preempted; now it will not come back
+            return  # it was about to be preempted; now it will not return
         if sequence.lease is None:
             self.planner.line.remove(sequence)
         else:
             self.planner.leave(sequence)
 
     def report(self, number: int) -> Report:
-        """What is known of a sequence; until `forget`."""
+        """Return the report of a sequence; available until `forget`."""
         return self._sequences[number].report
 
     def forget(self, number: int) -> None:
-        """Drop a finished sequence's report."""
+        """Drop the report of a finished sequence."""
         sequence = self._sequences.get(number)
         if sequence is not None:
-            assert sequence.reason is not None, "only a finished sequence can be forgotten"
+            assert sequence.reason is not None, "only a finished sequence can be removed"
             del self._sequences[number]
 
     @property
@@ -129,15 +130,15 @@ class Engine:
         busy = planner.running or planner.leaving or len(planner.line) or self._flights or self._outputs
         return not busy
 
-    # looking --------------------------------------------------------------------------------------------------------
+    # inspection -----------------------------------------------------------------------------------------------------
 
     def flush(self) -> int:
-        """Forget everything that no running sequence uses; how many cached tokens are left."""
+        """Drop everything that no running sequence uses; return how many cached tokens are left."""
         self.ledger.cache.clear()
         return len(self.ledger.cache.trie) * self.ledger.spec.cell
 
     def stats(self) -> dict[str, Any]:
-        """Counters and gauges by name: those of the planner, and those of memory."""
+        """Return counters and gauges by name: the planner's and the memory's."""
         planner = self.planner
         own = {
             "running": planner.running + len(planner.leaving),
@@ -154,7 +155,7 @@ class Engine:
     # steps ----------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Output]:
-        """Plan and launch a step, settle what has landed by now, and tell what came of it."""
+        """Plan and launch a step, settle landed steps, and return their outputs."""
         began = perf_counter()
         step = self.planner.plan()
         self._planning_seconds += perf_counter() - began
@@ -172,7 +173,7 @@ class Engine:
 
     def _fail_hopeless(self) -> None:
         for sequence in self.planner.failed:
-            error = f"memory ran out at {sequence.length} tokens, with nothing left to evict"
+            error = f"out of memory at {sequence.length} tokens, with nothing left to evict; raise --memory"
             self._finish(sequence, FinishReason.ERROR)
             self._outputs.append(Output(sequence.id, None, finish=FinishReason.ERROR, error=error))
         self.planner.failed.clear()
@@ -197,7 +198,7 @@ class Engine:
         for index, (row, token) in enumerate(zip(rows, landing.tokens.tolist(), strict=True)):
             sequence = step.sequences[row]
             if sequence.reason is not None:
-                continue  # it had flown one token too far
+                continue  # a token beyond its end
             generated = sequence.generated
             generated.append(token)
             output = Output(sequence.id, token)
@@ -214,7 +215,7 @@ class Engine:
             self._finish_silent(step)
 
     def _follow(self, sequence: Sequence, output: Output) -> bool:
-        """Go on in the sequence's grammar; whether that ends here. An error if there is no way on."""
+        """Advance in the sequence's grammar; return whether the answer ends here. Sets an error at a dead end."""
         constraint, token = sequence.constraint, output.token
         assert constraint is not None
         assert token is not None
@@ -232,7 +233,7 @@ class Engine:
             output.logprob, output.top = float(scores.chosen[index]), _top(scores, index, wanted)
 
     def _finish_silent(self, step: Step) -> None:
-        """Sequences that want no token are done when their prompt is."""
+        """Finish sequences that generate no token once their prompt is computed."""
         for sequence, end in zip(step.sequences, step.plan.end.tolist(), strict=True):
             if sequence.max_tokens == 0 and sequence.reason is None and end == len(sequence.known):
                 self._finish(sequence, FinishReason.LENGTH)
@@ -243,7 +244,7 @@ class Engine:
         for sequence, count in step.scored:
             assert scores is not None
             wanted = sequence.request.params.prompt_logprobs or 0
-            # A copy: a view would keep the whole step's scores for as long as this sequence lives.
+            # A copy: a view would keep the whole step's scores alive as long as this sequence.
             sequence.report.prompt_scores.add(scores.part(index, index + count, wanted).copy())
             index += count
 

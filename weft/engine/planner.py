@@ -1,7 +1,7 @@
-"""Decides each step: who decodes, whose prompt goes on and how far, who is admitted, who must give way.
+"""Plans each step: which sequences decode, which prompts continue and how far, which are admitted or preempted.
 
-Decodes come first, one token each; the rest of the step's budget of tokens goes to prompts, oldest first, then to the
-waiting line. When memory runs out the youngest gives way and comes back later from its last checkpoint.
+Decodes come first, one token each. The rest of the step's token budget goes to prompts, oldest first, then to the
+queue. When memory runs out, the youngest sequence is preempted and resumes later from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from weft.engine.sequence import Sequence
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 
-# A sequence that finds no memory although it is alone begins anew in an empty arena, this often at most.
+# A lone sequence that finds no memory restarts in an empty arena, at most this often.
 MAX_FRESH_STARTS = 3
-# Waiting requests, from the head of the line, whose resume points are kept for them.
+# Number of waiting requests, from the head of the queue, whose resume points are protected.
 LOOK_AHEAD = 8
 
 
@@ -49,9 +49,9 @@ class Planner:
         self._left = np.zeros(config.max_sequences, np.int64)
         self._last_plan = np.zeros(config.max_sequences, np.int64)
         self._decode_seats: NDArray[np.int64] | None = None
-        # Who was waiting when it was last looked up what they will resume from, and how many states were kept by then.
+        # The queue at the last look-ahead, and how many states had been kept by then.
         self._seen_ahead: tuple[list[int], int] = ([], 0)
-        # Whether some row of the plan in the making did not get all the memory that it asked for.
+        # Whether a row of the current plan did not get all the memory that it asked for.
         self._short = False
 
     @property
@@ -59,13 +59,13 @@ class Planner:
         return len(self.prefilling) + len(self.decoding)
 
     def plan(self) -> Step | None:
-        """The next step, or nothing if there is nothing to do now."""
+        """Return the next step, or None if there is nothing to do now."""
         rows = Rows()
         preemptions = self.preemptions
         self._short = False
         self._plan_decodes(rows)
         self._plan_prefills(rows)
-        # Whoever just gave way would only come back to do it again.
+        # A sequence that was just preempted would only be preempted again.
         if not self.leaving and self.preemptions == preemptions:
             self._admit(rows)
         self._look_ahead()
@@ -79,7 +79,7 @@ class Planner:
         return step
 
     def _take_snapshots(self, rows: Rows) -> None:
-        """States for others, once every row has the memory that it needs itself."""
+        """Add snapshots for later requests, once every row has the memory that it needs itself."""
         found = [self.by_seat[seat] for seat in rows.grants]
         leases = [s.lease for s in found if s is not None and s.lease is not None]
         rows.grants = self.ledger.snapshot(leases, spare=not self._short)
@@ -92,7 +92,7 @@ class Planner:
         seats = self._decode_seats[self._left[self._decode_seats] > 0]
         constrained = self.choices.constrained[seats]
         if constrained.any():
-            # What may follow a token in flight is not known before it has landed; the others need not wait for that.
+            # What may follow a token in flight is unknown until it has landed; the other rows need not wait.
             seats = seats[~constrained | (self._last_plan[seats] <= self.landed)]
         needy = self.ledger.needs_grant(seats)
         plain, granted = seats[~needy], []
@@ -111,7 +111,7 @@ class Planner:
         return sequence is not None and not sequence.leaving
 
     def _grant_decodes(self, seats: list[int], rows: Rows) -> list[int]:
-        """Memory for decodes at the border of a cell, oldest first."""
+        """Allocate memory for decodes at the border of a cell, oldest first."""
         granted = []
         sequences = [s for seat in seats if (s := self.by_seat[seat]) is not None]
         for sequence in sorted(sequences, key=lambda s: s.rank):
@@ -132,12 +132,12 @@ class Planner:
                 budget -= self._plan_prefill(sequence, budget, rows)
 
     def _plan_prefill(self, sequence: Sequence, budget: int, rows: Rows) -> int:
-        """Plan as much of a prompt as the budget and the memory allow; the number of tokens planned."""
+        """Plan as much of a prompt as budget and memory allow; return the number of tokens planned."""
         start, total, cell = int(self.ledger.planned[sequence.seat]), len(sequence.known), self.ledger.spec.cell
         end = min(total, start + budget)
         if end < total and floor_to_grid(end, cell) > start:
             end = floor_to_grid(end, cell)
-        # With little memory left, at least to the end of the cell.
+        # With little memory left, continue at least to the end of the cell.
         grant = self._advance(sequence, end, min(end, floor_to_grid(start, cell) + cell), rows)
         if grant is None:
             return 0
@@ -170,7 +170,7 @@ class Planner:
             budget -= planned
 
     def _look_ahead(self) -> None:
-        """Hold on to what the next requests in the line will resume from."""
+        """Protect the resume points of the next requests in the queue."""
         ahead = list(islice(self.line, LOOK_AHEAD))
         seen = ([s.id for s in ahead], self.ledger.cache.counts.captures_kept)
         if seen != self._seen_ahead:
@@ -202,10 +202,10 @@ class Planner:
         self.prefilling.append(sequence)
         return True
 
-    # room -----------------------------------------------------------------------------------------------------------
+    # memory ---------------------------------------------------------------------------------------------------------
 
     def _advance(self, sequence: Sequence, end: int, least: int, rows: Rows) -> Grant | None:
-        """Memory up to `end`, or at least up to `least`; younger sequences give way if need be."""
+        """Allocate memory up to `end`, or at least up to `least`; preempt younger sequences if necessary."""
         assert sequence.lease is not None
         grant = self.ledger.advance(sequence.lease, end)
         self._short = self._short or grant is None
@@ -220,9 +220,9 @@ class Planner:
         return grant
 
     def _make_room(self, sequence: Sequence, rows: Rows) -> bool:
-        """Let the youngest give way to `sequence`.
+        """Preempt the youngest sequence in favour of `sequence`.
 
-        Not while waiting for a flight to land brings memory: that of one that leaves, or states.
+        Not if a flight is about to land and free memory: that of a leaving sequence, or states.
         """
         if self.leaving or self.ledger.states_to_land:
             return False
@@ -235,9 +235,10 @@ class Planner:
         return False
 
     def _start_over(self, sequence: Sequence) -> None:
-        """Alone, nothing in flight that could bring memory, nothing left to evict: its units lie scattered over slabs.
+        """Restart a lone sequence in an empty arena.
 
-        In an empty arena they would not.
+        Nothing in flight could free memory and nothing is left to evict: its units are scattered over slabs, and in an
+        empty arena they would not be.
         """
         sequence.fresh_starts += 1
         if sequence.fresh_starts > MAX_FRESH_STARTS:
@@ -250,7 +251,7 @@ class Planner:
         return bool(self._last_plan[sequence.seat] > self.landed)
 
     def leave(self, sequence: Sequence) -> bool:
-        """Take a running sequence off the seats: at once if it can be, else when its flight has landed."""
+        """Remove a running sequence from its seat: at once if possible, otherwise when its flight has landed."""
         sequence.leaving = True
         if sequence in self.decoding:
             self.decoding.remove(sequence)
@@ -264,7 +265,7 @@ class Planner:
         return True
 
     def release_landed(self) -> None:
-        """Let those go whose last flight has landed."""
+        """Release sequences whose last flight has landed."""
         still = [s for s in self.leaving if self.in_flight(s)]
         gone = [s for s in self.leaving if not self.in_flight(s)]
         self.leaving = still

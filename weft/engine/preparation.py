@@ -1,6 +1,6 @@
-"""Constraints made beside the engine's thread: a grammar may take longer to compile than a step takes to run.
+"""Compiles constraints outside the engine's thread, because compiling a grammar may take longer than a step.
 
-A request that must follow a grammar enters the waiting line when its constraint is there; rows that run notice nothing.
+A request with a grammar enters the queue when its constraint is ready; running rows are not affected.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from weft.engine.request import Request
 
 log = logging.getLogger("weft")
 
-# One that takes long must not hold up the next; more would take cores from the engine.
+# One long compilation must not delay the next; more threads would take cores from the engine.
 THREADS = 2
 BROKEN = "grammar cannot be used: compiling it failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request whose constraint is made, or why it cannot be."""
+    """A request whose constraint is compiled, or the error."""
 
     number: int
     request: Request
@@ -33,7 +33,7 @@ class Prepared:
 
 
 class Preparation:
-    """`make` is called in threads of our own, then `done`. The threads begin with the first request."""
+    """Calls `make` in its own threads, then `done`. The threads start with the first request."""
 
     def __init__(self, make: Callable[[Request], Constraint | None], done: Callable[[Prepared], None]) -> None:
         self._make = make
@@ -49,7 +49,7 @@ class Preparation:
         self._waiting.put((number, request))
 
     def end(self) -> None:
-        """No more will be asked for: the threads end when they are done with what was."""
+        """Accept no more requests; the threads end when they have finished the pending ones."""
         for _ in range(THREADS if self._begun else 0):
             self._waiting.put(None)
 
@@ -62,6 +62,6 @@ class Preparation:
             return Prepared(number, request, self._make(request))
         except RequestError as error:
             return Prepared(number, request, None, error)
-        except BaseException:  # a compiler of somebody else: whatever it does wrong is this request's error alone
-            log.exception("a grammar could not be compiled")
+        except BaseException:  # third-party code: any failure is this request's error alone
+            log.exception("cannot compile a grammar")
             return Prepared(number, request, None, RequestError(BROKEN))

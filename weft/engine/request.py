@@ -1,4 +1,4 @@
-"""What a caller asks of the engine: a prompt in tokens and how to go on from it."""
+"""A request to the engine: a prompt in tokens and how to continue it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from weft.base.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """`snapshots` are positions in the prompt that the caller declares worth keeping, `boundaries` those where messages
-    end, which may be worth it; a lower `priority` goes first."""
+    """`snapshots` are positions in the prompt that the caller declares worth keeping; `boundaries` are ends of
+    messages, which may be worth it; lower values of `priority` go first."""
 
     prompt: NDArray[np.int32]
     params: SamplingParams
@@ -22,5 +22,5 @@ class Request:
     salt: bytes = b""
     priority: int = 0
     snapshots: tuple[int, ...] = ()
-    grammar: Grammar | None = None  # what the answer must look like
+    grammar: Grammar | None = None  # the form of the answer
     boundaries: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""One request on its way: its tokens, the names of its prefixes, and where it stands."""
+"""The state of one request: its tokens, the keys of its prefixes, and its position."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from weft.memory.misses import Miss, Reason
 
 
 class Sequence:
-    """`known` are the tokens to compute before the next one can be sampled: the prompt, and what was generated before
-    a preemption. `leaving` is set once no more steps are planned for it; None as its reason means it will be back.
-    `constraint` stands where `generated` ends, whatever happened to the memory in between."""
+    """`known` are the tokens to compute before the next one can be sampled: the prompt, and what was generated before a
+    preemption. `leaving` is set once no more steps are planned for it; with None as its reason, the sequence will
+    return. `constraint` stands at the end of `generated`, whatever happened to the memory meanwhile."""
 
     __slots__ = (
         "arrival",
@@ -82,27 +82,27 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who goes first: lower priority numbers, then earlier arrivals."""
+        """Return the scheduling order: lower priority numbers, then earlier arrivals."""
         return self.request.priority, self.arrival
 
     @property
     def length(self) -> int:
-        """Tokens that the host knows."""
+        """Number of tokens that the host knows."""
         return len(self.request.prompt) + len(self.generated)
 
     @property
     def scored(self) -> int:
-        """The first position whose logits are still wanted for a score of the prompt."""
+        """The first position whose logits are still needed to score the prompt."""
         return self.request.params.prompt_logprobs_start + len(self.report.prompt_scores)
 
     @property
     def reuse_limit(self) -> int:
-        """How many tokens may come from the cache: one must be computed, and so must those that are to be scored."""
+        """Maximum number of cached tokens to use: at least one must be computed, and so must those to be scored."""
         limit = len(self.known) - 1
         return limit if self.request.params.prompt_logprobs is None else min(limit, self.scored)
 
     def note_start(self, miss: Miss) -> Miss:
-        """Where the sequence started from, and why not further; the report's version of it is for the client."""
+        """Record where the sequence started and why not further; the report has the client's version of it."""
         reusable = floor_to_grid(len(self.request.prompt) - 1, self.cell)
         limit = floor_to_grid(self.reuse_limit, self.cell)
         if limit < reusable and miss.cached == limit and miss.reason is not Reason.CACHE_OFF:
@@ -114,7 +114,7 @@ class Sequence:
         return miss
 
     def tokens(self, start: int, end: int) -> NDArray[np.int32]:
-        """Known tokens of an interval of positions."""
+        """Return the known tokens of an interval of positions."""
         prompt = self.request.prompt
         if end <= len(prompt):
             return prompt[start:end]
@@ -122,14 +122,14 @@ class Sequence:
         return np.concatenate([prompt[start:], tail])
 
     def name_cells(self, cells: int) -> None:
-        """Extend the keys to that many cells, once their tokens are known."""
+        """Extend the keys to this many cells, once their tokens are known."""
         if cells > len(self.keys):
             start = len(self.keys) * self.cell
             parent = self.keys[-1] if self.keys else root_key(self.request.salt, self.cell)
             self.keys.extend(chain(parent, self.tokens(start, cells * self.cell), self.cell))
 
     def go_back(self) -> None:
-        """Preempted: everything known must be computed again, from wherever the cache allows."""
+        """Reset after a preemption: everything known must be computed again, from wherever the cache allows."""
         self.lease = None
         self.leaving = False
         self.known = self.tokens(0, self.length)

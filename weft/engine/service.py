@@ -1,7 +1,8 @@
-"""Drives an engine for many callers at once: commands in, events out, one thread.
+"""Runs an engine for many callers at once: commands in, events out, one thread.
 
-Commands are taken at the borders between steps, so that an abort frees memory within a step. It steps while there is
-work and sleeps while there is none. Knows neither sockets nor texts; `Inbox` and `deliver` are the two ends.
+Commands are processed at the borders between steps, so that an abort frees memory within a step. The service steps
+while there is work and sleeps while there is none. It knows neither sockets nor texts; `Inbox` and `deliver` are its
+two ends.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from weft.engine.request import Request
 
 log = logging.getLogger("weft")
 
-# Tokens whose cells take about ten milliseconds to name.
+# Hashing the cells of this many tokens takes about ten milliseconds.
 TOKENS_PER_BORDER = 1 << 20
-FAILED = "the engine has failed; its log says why"
-# Nobody is told: whoever ended a request before it was in line has gone.
-ENDED = RequestError("the request was ended before it began")
+FAILED = "the engine has failed; see its log"
+# Not delivered: the caller that aborted a request before it entered the queue has gone.
+ENDED = RequestError("the request was aborted before it started")
 
 
 class Drivable(Protocol):
-    """What a service needs of an engine; `weft.engine.loop.Engine` is one."""
+    """What a service needs from an engine; `weft.engine.loop.Engine` implements it."""
 
     def constrain(self, request: Request) -> Constraint | None: ...
     def add(self, request: Request, constraint: Constraint | None = None) -> int: ...
@@ -52,16 +53,16 @@ class Drivable(Protocol):
 
 class Inbox(Protocol):
     def take(self, wait: bool) -> Iterable[Command | Prepared]:
-        """All commands that are there; with `wait`, sleep until there is one."""
+        """Return all available commands; with `wait`, sleep until there is one."""
         ...
 
     def put(self, command: Prepared) -> None:
-        """From a thread of this process."""
+        """Add a command from a thread of this process."""
         ...
 
 
 class ThreadInbox:
-    """Commands from any thread."""
+    """Accepts commands from any thread."""
 
     def __init__(self) -> None:
         self._commands: deque[Command | Prepared] = deque()
@@ -89,7 +90,7 @@ class Service:
         self._deliver = deliver
         self._vocab_size = vocab_size
         self._running = True
-        # The caller's numbers and the engine's.
+        # Maps the caller's numbers to the engine's.
         self._sequences: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
         # Requests whose grammar is being compiled, and whether they were ended meanwhile.
@@ -102,7 +103,7 @@ class Service:
         self._step_seconds = 0.0
 
     def run(self, inbox: Inbox) -> bool:
-        """Until somebody says shutdown: True. False if a step failed, which nothing may follow."""
+        """Run until a shutdown command and return True; return False if a step failed, after which nothing follows."""
         self._preparation = Preparation(self._engine.constrain, inbox.put)
         try:
             while self._running:
@@ -112,8 +113,8 @@ class Service:
                 if self._running and not self._engine.idle:
                     self._step()
         except BaseException:
-            # Half a step is done, or an engine's promise is broken: nothing that follows could be trusted.
-            log.exception("the engine failed and steps no more")
+            # A step is half done, or an invariant is broken: no further result could be trusted.
+            log.exception("the engine failed and has stopped")
             self._deliver(Stopped(FAILED))
             return False
         finally:
@@ -123,7 +124,7 @@ class Service:
     # commands -------------------------------------------------------------------------------------------------------
 
     def _handle_some(self) -> None:
-        """Handle commands up to a bound on new tokens; the rest waits for the next border, so that rows go on."""
+        """Handle commands up to a bound on new tokens; the rest waits for the next border, so that rows continue."""
         tokens = 0
         while self._backlog and self._running and tokens < TOKENS_PER_BORDER:
             command = self._backlog.popleft()
@@ -147,7 +148,7 @@ class Service:
 
     def _submit(self, number: int, request: Request) -> None:
         if number in self._sequences or number in self._preparing:
-            log.warning("a caller gave the number %d to two requests; the second is dropped", number)
+            log.warning("request number %d is already in use; dropping the second request", number)
             return
         try:
             request = checked(request, self._vocab_size)
@@ -157,7 +158,7 @@ class Service:
         if request.grammar is None:
             self._add(number, request, None)
         else:
-            assert self._preparation is not None, "the service runs"
+            assert self._preparation is not None, "the service is not running"
             self._preparing[number] = False
             self._preparation.begin(number, request)
 
@@ -201,13 +202,13 @@ class Service:
             return self.stats()
         if ask.topic is Topic.CACHE:
             return self._engine.cache_report(ask.limit)
-        # A flight that went one step too far still holds what it reads.
+        # A flight that went one step too far still holds the memory that it reads.
         while not self._sequences and not self._engine.idle:
             self._step()
         return self._engine.flush()
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start and gauges of now, by name: the service's own and the engine's."""
+        """Return counters since the start and current gauges, by name: the service's own and the engine's."""
         own = {
             "open": len(self._sequences) + len(self._preparing),
             "requests": self._requests,
@@ -247,14 +248,14 @@ class Service:
 
 
 def checked(request: Request, vocab_size: int) -> Request:
-    """A request none of whose token ids lies beyond the vocabulary: one that did would fail the step of everybody."""
+    """Check that all token ids are in the vocabulary: one that is not would fail the step of all requests."""
     prompt, params = request.prompt, request.params
     if len(prompt) and not 0 <= int(np.min(prompt)) <= int(np.max(prompt)) < vocab_size:
-        raise RequestError(f"prompt holds token ids outside of the vocabulary's 0 to {vocab_size - 1}")
+        raise RequestError(f"prompt must have token ids from 0 to {vocab_size - 1}, the vocabulary's range")
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
         beyond = [token for token in ids if token >= vocab_size]
         if beyond:
-            raise RequestError(f"{name} holds token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
+            raise RequestError(f"{name} has token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
     for position in request.snapshots:
         if not 0 < position <= len(prompt):
             raise RequestError(f"snapshots must be positions from 1 to the prompt's length, got {position}")

@@ -1,1 +1,1 @@
-"""The heart of Weft: which bytes belong to whom, what is remembered, and where a sequence may resume. No torch."""
+"""The core of Weft: who owns which bytes, what is cached, and where a sequence may resume. No torch."""

@@ -1,6 +1,6 @@
-"""What a sequence needs if it has all memory to itself: how long it may become, and the least memory for a short one.
+"""What a sequence needs if it has all memory to itself: its maximum length, and the least memory for a short one.
 
-Slabs hold one kind of unit each, so needs are counted in whole slabs, and bytes alone promise too much.
+Slabs hold one kind of unit each, so needs are counted in whole slabs; counting bytes alone would promise too much.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from weft.memory.arena import choose_slab_bytes, slabs_for
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
 
-# A model whose memory does not grow with the text has room for any length; somewhere the count must end.
+# A model whose memory does not grow with the text has room for any length; the count must end somewhere.
 MOST_CELLS = 1 << 18
 
 
 def slabs_alone(spec: MemorySpec, slab_bytes: int, tokens: int) -> int:
-    """Slabs that a sequence of this length needs while it runs alone."""
+    """Return the number of slabs that a sequence of this length needs while it runs alone."""
     cells, sizes = cells_covering(tokens, spec.cell), unit_bytes(spec)
     units = {
         Kind.PAGE: cells,
@@ -28,12 +28,12 @@ def slabs_alone(spec: MemorySpec, slab_bytes: int, tokens: int) -> int:
         Kind.TAIL: 1,
     }
     need = sum(slabs_for(size, slab_bytes, units[kind]) for kind, size in sizes.items())
-    # Units that come and go while it runs may lie in one slab more.
+    # Units that are allocated and freed while it runs may need one more slab.
     return need + sum(kind in sizes for kind in (Kind.WINDOW, Kind.STATE))
 
 
 def longest_alone(spec: MemorySpec, budget_bytes: int) -> int:
-    """Tokens of the longest sequence that this memory holds; 0 if it holds none."""
+    """Return the length of the longest sequence that this memory holds; 0 if it holds none."""
     slab_bytes = choose_slab_bytes(unit_bytes(spec), budget_bytes)
     slabs = budget_bytes // slab_bytes
     lengths = range(spec.cell, MOST_CELLS * spec.cell, spec.cell)
@@ -41,8 +41,8 @@ def longest_alone(spec: MemorySpec, budget_bytes: int) -> int:
 
 
 def least_bytes(spec: MemorySpec) -> int:
-    """The least memory in which a sequence of one cell can run, in whole pages of the system."""
-    # So little memory is always cut into slabs of the same size.
+    """Return the least memory in which a sequence of one cell can run, in whole pages of the system."""
+    # Such a small memory is always cut into slabs of the same size.
     slab_bytes = choose_slab_bytes(unit_bytes(spec), 0)
     need = slabs_alone(spec, slab_bytes, spec.cell) * slab_bytes
     return -(-need // PAGE_BYTES) * PAGE_BYTES
@@ -52,5 +52,5 @@ def check_memory(spec: MemorySpec, budget_bytes: int) -> None:
     """Raise if not even a short sequence could run in this memory."""
     if longest_alone(spec, budget_bytes) == 0:
         raise OptionError(
-            f"memory of {budget_bytes} bytes is too small for this model: it needs at least {least_bytes(spec)}"
+            f"memory is {budget_bytes} bytes but this model needs at least {least_bytes(spec)}; raise --memory"
         )

@@ -1,7 +1,8 @@
-"""One budget of bytes, cut into equal slabs; a slab holds units of one kind and comes back when it is empty.
+"""One budget of bytes, cut into equal slabs; a slab holds units of one kind and is returned when it is empty.
 
-Counts owners of every unit and frees at zero; knows nothing of what units are for. Unit `i` of a kind lies at byte
-`i * unit_bytes[kind]`; a slab offers the units that lie wholly inside it, so one stride reaches every unit of a kind.
+Counts the owners of every unit and frees it at zero; knows nothing about the purpose of units. Unit `i` of a kind lies
+at byte `i * unit_bytes[kind]`; a slab offers the units that lie wholly inside it, so one stride reaches all units of a
+kind.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ TOLERATED_WASTE = 0.02
 
 
 def units_in_slab(slab: int, slab_bytes: int, size: int) -> range:
-    """Indices of the units of `size` bytes that lie wholly inside a slab.
+    """Return the indices of the units of `size` bytes that lie wholly inside a slab.
 
     >>> units_in_slab(0, 10, 3), units_in_slab(1, 10, 3)
     (range(0, 3), range(4, 6))
@@ -26,13 +27,13 @@ def units_in_slab(slab: int, slab_bytes: int, size: int) -> range:
 
 
 def slabs_for(size: int, slab_bytes: int, units: int) -> int:
-    """Slabs that surely hold `units` of `size` bytes, wherever the slabs lie."""
+    """Return the number of slabs that surely hold `units` of `size` bytes, wherever the slabs lie."""
     surely = slab_bytes // size - (slab_bytes % size != 0)
     return -(-units // surely)
 
 
 def choose_slab_bytes(unit_bytes: Mapping[Kind, int], budget_bytes: int) -> int:
-    """A multiple of the largest unit that wastes little of the others, and leaves enough slabs to share out.
+    """Return a multiple of the largest unit that wastes little of the others and leaves enough slabs.
 
     Every slab has room for at least one unit of every kind.
 
@@ -40,12 +41,12 @@ def choose_slab_bytes(unit_bytes: Mapping[Kind, int], budget_bytes: int) -> int:
     0
     """
     largest = max(unit_bytes.values())
-    # Tails are few, one for each running sequence: large slabs for their sake would tie up much more than they waste.
+    # Tails are few, one for each running sequence: large slabs for their sake would tie up more than they save.
     lasting = [size for kind, size in unit_bytes.items() if kind is not Kind.TAIL or len(unit_bytes) == 1]
 
     def waste(multiple: int) -> float:
         slab = multiple * largest
-        # Placement repeats after `size` slabs; sixteen tell enough.
+        # Placement repeats after `size` slabs; sixteen are a good sample.
         used = (sum(len(units_in_slab(i, slab, size)) for i in range(16)) * size for size in lasting)
         return 1 - min(used) / (16 * slab)
 
@@ -55,7 +56,7 @@ def choose_slab_bytes(unit_bytes: Mapping[Kind, int], budget_bytes: int) -> int:
 
     few = max(2, budget_bytes // (32 * largest))
     multiples = [m for m in range(1, min(MAX_MULTIPLE, few) + 1) if fits_all(m)]
-    # A slab can change its kind only when all of it is free, so a small one is worth a little waste.
+    # A slab can change its kind only when all of it is free, so a small slab is worth a little waste.
     return next((m for m in multiples if waste(m) <= TOLERATED_WASTE), max(multiples)) * largest
 
 
@@ -66,7 +67,7 @@ class Arena:
         self.slabs = budget_bytes // self.slab_bytes
         if self.slabs < len(unit_bytes):
             need = self.slab_bytes * len(unit_bytes)
-            raise OptionError(f"memory of {budget_bytes} bytes is too small for this model: it needs at least {need}")
+            raise OptionError(f"memory is {budget_bytes} bytes but this model needs at least {need}; raise --memory")
         self.owners: dict[Kind, dict[int, int]] = {kind: {} for kind in unit_bytes}
         self.freed: list[tuple[str, int]] = []
         self._remember_freed = remember_freed
@@ -74,11 +75,11 @@ class Arena:
         self._kind_of: list[Kind | None] = [None] * self.slabs
         self._free_units: list[list[int]] = [[] for _ in range(self.slabs)]
         self._live = [0] * self.slabs
-        # Slabs with room, lowest first, so that high ones drain. May name a slab that has filled or moved on.
+        # Slabs with room, lowest first, so that high ones drain. May name a slab that has filled or changed its kind.
         self._with_room: dict[Kind, list[int]] = {kind: [] for kind in unit_bytes}
 
     def take(self, kind: Kind) -> int | None:
-        """A free unit, owned once, or nothing if there is none."""
+        """Return a free unit with one owner, or None."""
         slab = self._slab_with_room(kind)
         if slab is None:
             return None
@@ -91,7 +92,7 @@ class Arena:
         self.owners[kind][unit] += 1
 
     def release(self, kind: Kind, unit: int) -> None:
-        """Give up one ownership; the last one frees the unit."""
+        """Release one ownership; the last one frees the unit."""
         owners = self.owners[kind]
         owners[unit] -= 1
         if owners[unit]:
@@ -117,7 +118,7 @@ class Arena:
         return self.slabs - len(self._empty)
 
     def slabs_for(self, kind: Kind, units: int) -> int:
-        """Slabs that surely hold `units` of a kind."""
+        """Return the number of slabs that surely hold `units` of a kind."""
         return slabs_for(self.unit_bytes[kind], self.slab_bytes, units)
 
     def _slab_with_room(self, kind: Kind) -> int | None:

@@ -1,4 +1,4 @@
-"""Recounts everything: who owns which unit, and whether a plan may read and write what it names.
+"""Recounts all owners of units, and checks that a plan may read and write what it names.
 
 For tests and the paranoid mode; slow on purpose and independent of the ledger's own bookkeeping.
 """
@@ -18,7 +18,7 @@ Owners = dict[Kind, Counter[int]]
 
 
 def audit(ledger: Ledger) -> None:
-    """Every page, window page, slot and tail has exactly the owners that the trie and the leases account for."""
+    """Check that every page, window page, slot and tail has exactly the owners that the trie and the leases imply."""
     counted: Owners = {kind: Counter() for kind in ledger.arena.unit_bytes}
     pins: Counter[bytes] = Counter()
     for node in ledger.cache.trie.nodes.values():
@@ -38,16 +38,16 @@ def audit(ledger: Ledger) -> None:
 
 
 def _check_held(ledger: Ledger) -> None:
-    """The cells that running sequences protect are those on their paths."""
+    """Check that the cells that running sequences protect are those on their paths."""
     held = {node.key for lease in ledger.leases.values() for node in path(lease.node)}
     found = {node.key for node in ledger.cache.trie.nodes.values() if node.holders}
     assert found == held, f"{len(found)} cells have holders, {len(held)} lie on the paths of leases"
-    assert ledger.cache.trie.held == len(held), f"{ledger.cache.trie.held} cells count as held, not {len(held)}"
+    assert ledger.cache.trie.held == len(held), f"{ledger.cache.trie.held} cells count as held, expected {len(held)}"
 
 
 def _count_node(ledger: Ledger, node: Node, counted: Owners) -> None:
     nodes = ledger.cache.trie.nodes
-    assert node.parent is None or nodes.get(node.parent.key) is node.parent, "a node lost its parent"
+    assert node.parent is None or nodes.get(node.parent.key) is node.parent, "a node has lost its parent"
     assert node.depth == (node.parent.depth + 1 if node.parent else 1)
     if node.page is not None:
         counted[Kind.PAGE][node.page] += 1
@@ -71,7 +71,7 @@ def _count_node(ledger: Ledger, node: Node, counted: Owners) -> None:
 def _count_lease(ledger: Ledger, lease: Lease, counted: Owners) -> None:
     seat, cell = lease.seat, ledger.spec.cell
     cached, computed, planned = lease.miss.cached, int(ledger.computed[seat]), int(ledger.planned[seat])
-    assert cached <= computed <= planned <= lease.cells * cell, f"{cached} <= {computed} <= {planned} is broken"
+    assert cached <= computed <= planned <= lease.cells * cell, f"{cached} <= {computed} <= {planned} does not hold"
     assert lease.published == (computed // cell if ledger.enabled else 0)
     if Kind.PAGE in counted:
         counted[Kind.PAGE].update(ledger.page_table[seat, lease.published : lease.cells].tolist())
@@ -83,7 +83,8 @@ def _count_lease(ledger: Ledger, lease: Lease, counted: Owners) -> None:
         counted[Kind.STATE][lease.slot] += 1
     for grant in lease.pending:
         own = [c.slot for c in grant.captures if c.own]
-        # The checkpoint that the sequence leaves is held until its flight has landed; the last one is the lease's.
+        # The checkpoint that the sequence leaves is held until its flight has landed; the last one belongs to the
+        # lease.
         held = [*([grant.read_slot, *own[:-1]] if own else []), *(c.slot for c in grant.captures if not c.own)]
         for slot in held:
             if slot is not None:
@@ -95,7 +96,7 @@ def _count_lease(ledger: Ledger, lease: Lease, counted: Owners) -> None:
 
 
 def _check_slabs(ledger: Ledger) -> None:
-    """Units of different kinds never share a slab."""
+    """Check that units of different kinds never share a slab."""
     arena = ledger.arena
     kind_of: dict[int, Kind] = {}
     for kind, owners in arena.owners.items():
@@ -108,7 +109,7 @@ def _check_slabs(ledger: Ledger) -> None:
 
 
 def check_plan(plan: Plan, ledger: Ledger) -> None:
-    """A plan reads only checkpoints written for its rows' positions, and writes only what is private to its rows."""
+    """Check that a plan reads only checkpoints written for its rows' positions, and writes only private units."""
     cell = ledger.spec.cell
     published = {node.page for node in ledger.cache.trie.nodes.values()}
     points = {node.resume.slot for node in ledger.cache.trie.nodes.values() if node.resume}

@@ -1,6 +1,6 @@
-"""What is remembered beyond the sequences that computed it: trie, resume points, and what must go for new things.
+"""Everything kept beyond the sequences that computed it: trie, resume points, and eviction for new entries.
 
-The ledger's other half: it knows no leases, only pins and owners. What is worth least is said by `worth.py`.
+The ledger's other half: it knows no leases, only pins and owners. `worth.py` ranks what to evict.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from weft.memory.spec import MemorySpec
 from weft.memory.trie import Node, ResumePoint, Trie, resume_at_or_above
 from weft.memory.worth import Worth
 
-# An optional snapshot may push out at most this many times its own bytes.
+# An optional snapshot may evict at most this many times its own bytes.
 OPTIONAL_EVICTION = 2
 
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened so far, for metrics."""
+    """Event counts for metrics."""
 
     lookups: int = 0
     tokens_asked: int = 0
     tokens_cached: int = 0
-    tokens_resumed: int = 0  # by sequences that came back after they had given way
+    tokens_resumed: int = 0  # by sequences that returned after a preemption
     misses: Counter[Reason] = field(default_factory=Counter)
     tokens_lost: Counter[Reason] = field(default_factory=Counter)
     captures_kept: int = 0
     captures_skipped: int = 0
-    kept: Counter[Origin] = field(default_factory=Counter)  # by the reason they have now, or had at last
-    candidates: int = 0  # ever written as such
+    kept: Counter[Origin] = field(default_factory=Counter)  # by their current or last reason
+    candidates: int = 0  # total written as candidates
     candidates_held: int = 0
     hits: Counter[Origin] = field(default_factory=Counter)
     tokens_hit: Counter[Origin] = field(default_factory=Counter)
@@ -46,7 +46,7 @@ class Counts:
 
 
 class Cache:
-    """`alpha` weighs work against recency where the policy is "flops"."""
+    """`alpha` weighs work against recency for the policy "flops"."""
 
     def __init__(self, spec: MemorySpec, arena: Arena, eviction: str, alpha: float = 1.0) -> None:
         self.spec = spec
@@ -59,7 +59,7 @@ class Cache:
         self.points = 0
         # Prompts since a candidate was hit, or would have been.
         self.unproved = 0
-        # Position that each live slot was written for: a slot is read only by rows at that position.
+        # The position that each live slot was written for: only rows at that position read the slot.
         self.written_for: dict[int, int] = {}
         self.point_bytes = self.worth.point_bytes
         self.cell = spec.cell
@@ -67,7 +67,7 @@ class Cache:
 
     @property
     def clock(self) -> int:
-        """Lookups so far: what recency is told in."""
+        """Number of lookups so far, the unit of recency."""
         return self.worth.clock
 
     # lookups --------------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Cache:
         return self.ghosts.reason(keys, cached // self.cell, matched // self.cell)
 
     def looked_up(self, plain: Key | None, keys: list[Key], miss: Miss) -> None:
-        """A lease was opened: the clock of recency goes on, and what was missed because it was evicted is learned."""
+        """Record the lookup of an opened lease: advance the clock, and learn from what was missed after an eviction."""
         self.worth.looked_up()
         if plain is not None and keys:
             self.tenants.add(plain, keys[0])
@@ -108,12 +108,12 @@ class Cache:
             self.worth.popularity.wanted(lost.kind, self.clock - lost.used)
 
     def seen(self, keys: list[Key], miss: Miss) -> int:
-        """How much of a prompt is known to have been computed before, in tokens: there, or evicted not long ago."""
+        """Return how much of a prompt is known to have been computed before, in tokens: cached, or recently evicted."""
         reusable = miss.reusable // self.cell
         return self.cell * self.ghosts.seen(keys, miss.kv_matched // self.cell, reusable)
 
     def count(self, miss: Miss, again: bool) -> None:
-        """A request started; `again` if it had given way before: that tells nothing of the cache's worth."""
+        """Count a started request; `again` if it was preempted before, which says nothing about the cache."""
         if again:
             self.counts.tokens_resumed += miss.cached
             return
@@ -126,7 +126,7 @@ class Cache:
     # pins -----------------------------------------------------------------------------------------------------------
 
     def pin(self, node: Node) -> tuple[int | None, tuple[int, ...]]:
-        """Start from a node: protects its path, and gives an ownership of its checkpoint and window pages."""
+        """Start from a node: protect its path, and return an ownership of its checkpoint and window pages."""
         self.trie.pin(node)
         node.hits += 1
         node.used = self.clock
@@ -152,12 +152,12 @@ class Cache:
         if point.origin is Origin.CANDIDATE:
             self.unproved = 0
         if point.origin in (Origin.CANDIDATE, Origin.RECALLED):
-            # It has proved to lie where prompts part.
+            # It has proved to lie where prompts diverge.
             self._change_origin(point, Origin.JUNCTION)
         self._classify(point)
 
     def passed(self, point: ResumePoint) -> None:
-        """A sequence started further down the path."""
+        """Record that a sequence started further down the path."""
         if point.passes < MOST_PASSES:
             point.passes += 1
             self._classify(point)
@@ -182,10 +182,10 @@ class Cache:
         elif slot in self._point_of_slot:
             self.worth.offer(self._point_of_slot[slot])
 
-    # remembering ----------------------------------------------------------------------------------------------------
+    # adding entries -------------------------------------------------------------------------------------------------
 
     def publish(self, key: Key, parent: Node | None, page: int | None) -> Node:
-        """Enter a computed cell; takes over its page, or gives it back if the cell is known already."""
+        """Add a computed cell; take over its page, or release the page if the cell is already cached."""
         node = self.trie.nodes.get(key)
         if node is None:
             self.ghosts.forget_cell(key)
@@ -214,7 +214,7 @@ class Cache:
         self.ghosts.forget_state(key)
 
     def explain(self, key: Key, origin: Origin) -> None:
-        """Why the node is a resume point. One that was only a candidate may turn out to be more."""
+        """Set why the node is a resume point. A candidate may turn out to be more."""
         point = self.trie.nodes[key].resume
         if point is None:
             return
@@ -237,23 +237,23 @@ class Cache:
         point.origin = origin
 
     def skipped(self, keys: list[Key], position: int) -> None:
-        """There was no room for a snapshot: counted, and remembered as a reason."""
+        """Record that there was no room for a snapshot: counted, and remembered as a reason."""
         self.counts.captures_skipped += 1
         depth = position // self.cell
         if depth <= len(keys):
             self.ghosts.add_state(keys[depth - 1], Lost(Reason.STATE_SKIPPED))
 
-    # making room ----------------------------------------------------------------------------------------------------
+    # eviction -------------------------------------------------------------------------------------------------------
 
     def take(self, kind: Kind, optional: bool = False) -> int | None:
-        """A unit, if need be at the price of what is worth least."""
+        """Return a unit, evicting the least valuable entries if necessary."""
         return self._take(kind, None, OPTIONAL_EVICTION * self.arena.unit_bytes[kind] if optional else None)
 
     def take_for(self, origin: Origin, tokens: int) -> int | None:
-        """A slot for a snapshot that is worth what others like it are, if it can be had for what is worth less."""
+        """Return a slot for a snapshot worth as much as similar ones, if evicting less valuable entries suffices."""
         value, size = self.worth.of_new(origin, tokens), self.arena.unit_bytes[Kind.STATE]
         if origin is Origin.CANDIDATE:
-            # Only of what nobody uses, and of older candidates.
+            # Only from unused memory and older candidates.
             return self._take(Kind.STATE, value, size)
         return self._take(Kind.STATE, value if self.worth.by_value else None, OPTIONAL_EVICTION * size)
 
@@ -272,7 +272,7 @@ class Cache:
         return unit
 
     def clear(self) -> None:
-        """Forget everything that no running sequence uses."""
+        """Drop everything that no running sequence uses."""
         while (victim := self.worth.pop_least()) is not None:
             self._evict(victim)
         self.ghosts.clear()
@@ -287,7 +287,7 @@ class Cache:
         self.counts.evicted_pages += 1
         self.ghosts.add_cell(victim.key)
         if victim.parent:
-            # Whoever used the cell used the one before it too.
+            # A use of the cell was also a use of the one before it.
             victim.parent.used = max(victim.parent.used, victim.used)
             self.worth.offer_shortened(victim.parent)
 
@@ -307,7 +307,7 @@ class Cache:
 
 
 def _outranks(reason: Origin, other: Origin) -> bool:
-    """Does a later reason tell more? Any tells more than none; and where a sequence ended, the next turn goes on."""
+    """Return whether a later reason is more informative: any is more than none, and the next turn resumes at an end."""
     if other is Origin.CANDIDATE:
         return reason is not Origin.CANDIDATE
     return reason is Origin.ANSWER_END and other in (Origin.PROMPT_END, Origin.REGULAR)

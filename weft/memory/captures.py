@@ -1,6 +1,6 @@
-"""Which states are worth keeping: pure functions of positions and bytes.
+"""Decides which states are worth keeping: pure functions of positions and bytes.
 
-The one place that decides it, for whole, chunked and speculative steps alike. The ledger asks and acts.
+The only place that decides it, for whole, chunked and speculative steps alike. The ledger calls it and acts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from weft.base.grid import floor_to_grid
 from weft.memory.spec import MemorySpec
 
 MAX_SPACING = 8192
-# States at twice their own weight in KV apart take at most half as much memory as the KV between them.
+# With states this many times their own size in KV apart, states take at most half as much memory as the KV between.
 KV_PER_STATE = 2
-# Candidates lie this share of their depth apart, so that a prompt which parts anywhere loses half of it on average.
+# Candidates lie this share of their depth apart, so that a prompt that diverges anywhere loses half of it on average.
 CANDIDATE_SHARE = 1 / 16
-# What comes last in a prompt is often other in the next turn's: its last cells are candidates all.
+# The end of a prompt often changes in the next turn, so all of its last cells are candidates.
 CANDIDATES_AT_END = 8
-# After this many prompts whose candidates nobody wanted, fewer are left.
+# After this many prompts without a hit on their candidates, fewer are written.
 UNPROVED = 32
 
 
@@ -29,12 +29,12 @@ class Origin(StrEnum):
 
     DECLARED = "declared"  # by the caller, or by a request that waits for it
     PROMPT_END = "prompt_end"
-    JUNCTION = "junction"  # here an earlier sequence parted from this one: pages or a hit show it
-    RECALLED = "recalled"  # so far cells were computed before, and evicted since
+    JUNCTION = "junction"  # an earlier sequence diverged from this one here, as pages or a hit show
+    RECALLED = "recalled"  # cells up to here were computed before, and evicted since
     BOUNDARY = "boundary"  # a message ends
     REGULAR = "regular"  # every N tokens
-    ANSWER_END = "answer_end"  # where a sequence ended or gave way
-    CANDIDATE = "candidate"  # the prefill passed it, and there was room that nobody needed
+    ANSWER_END = "answer_end"  # where a sequence ended or was preempted
+    CANDIDATE = "candidate"  # the prefill passed here while memory was free
 
 
 ORIGINS = tuple(Origin)
@@ -42,10 +42,10 @@ ORIGINS = tuple(Origin)
 
 @dataclass(frozen=True, slots=True)
 class Captures:
-    """Which reasons count. The end of a prompt and what was declared always do."""
+    """The enabled reasons. The end of a prompt and declared points always are."""
 
     junction: bool = True
-    popular: bool = True  # where cells end that were evicted not long ago, and learning what is wanted
+    popular: bool = True  # ends of recently evicted cells, and learning what is wanted
     boundaries: bool = True
     regular: bool = True
     answers: bool = True
@@ -56,9 +56,9 @@ ALL_CAPTURES = Captures()
 
 
 def spacing(spec: MemorySpec) -> int:
-    """How far apart regular snapshots lie: a power of two of tokens, from what a resume point costs against its KV.
+    """Return the distance of regular snapshots: a power of two of tokens, from the size of a resume point in KV.
 
-    A state worth 7 tokens of KV is kept at every cell; one worth 3,100 tokens every 8,192.
+    A state as large as 7 tokens of KV is kept at every cell; one as large as 3,100 tokens every 8,192.
     """
     cost = spec.state_bytes + spec.window_cells * spec.window_page_bytes
     per_token = (spec.page_bytes + spec.window_page_bytes) / spec.cell
@@ -69,7 +69,7 @@ def spacing(spec: MemorySpec) -> int:
 
 
 def repeatable(prompt: int, cell: int) -> int:
-    """The last grid position that the same prompt, sent again, can resume from: one token must be left to compute.
+    """Return the last position from which the same prompt, sent again, can resume: one token must be left to compute.
 
     >>> repeatable(128, 64), repeatable(129, 64)
     (64, 128)
@@ -89,11 +89,11 @@ def positions_to_capture(
     boundaries: Iterable[int] = (),
     recalled: int = 0,
 ) -> list[int]:
-    """Grid positions in (start, end] whose state should be kept for others.
+    """Return the grid positions in (start, end] whose state should be kept for later requests.
 
-    The end of the prompt, the junction where an earlier sequence parted from this one, the end of what is recalled of
-    evicted ones, positions that the caller (or a waiting sequence) asked for, ends of messages, and every `every`
-    tokens. Zero is no junction, nothing recalled, no spacing.
+    These are the end of the prompt, the junction where an earlier sequence diverged, the end of recalled cells,
+    positions that the caller (or a waiting sequence) asked for, ends of messages, and every `every` tokens. Zero means
+    no junction, nothing recalled, no regular distance.
 
     >>> positions_to_capture(0, 300, prompt=300, junction=128, asked=[70], every=192, cell=64)
     [64, 128, 192, 256]
@@ -117,7 +117,7 @@ def origin_of(
     cell: int,
     recalled: int = 0,
 ) -> Origin:
-    """Why a position is kept: the first reason of those that apply. `asked` and `boundaries` lie on the grid.
+    """Return why a position is kept: the first reason that applies. `asked` and `boundaries` lie on the grid.
 
     >>> origin_of(128, prompt=300, junction=128, asked=set(), boundaries=set(), every=64, cell=64).value
     'junction'
@@ -136,10 +136,10 @@ def origin_of(
 
 
 def candidates(start: int, end: int, cell: int, density: int = 1) -> list[int]:
-    """Grid positions in (start, end] that a prefill may leave as cheap candidates: dense at first, then ever sparser.
+    """Return grid positions in (start, end] that a prefill may keep as cheap candidates: dense first, then sparser.
 
-    They are the same for every prompt, so that requests with a common beginning agree on them. With a density of n
-    only every n-th is left.
+    They are the same for every prompt, so that requests with a common prefix agree on them. With a density of n, only
+    every n-th is kept.
 
     >>> candidates(0, 2048, 64)[:3], candidates(0, 2048, 64)[-3:], candidates(0, 512, 64, density=4)
     ([64, 128, 192], [1920, 1984, 2048], [256, 512])
@@ -153,7 +153,7 @@ def candidates(start: int, end: int, cell: int, density: int = 1) -> list[int]:
 
 
 def candidates_at_end(start: int, end: int, prompt: int, cell: int, density: int = 1) -> list[int]:
-    """Grid positions in (start, end] among the last cells of a prompt.
+    """Return grid positions in (start, end] among the last cells of a prompt.
 
     >>> candidates_at_end(0, 1000, 1000, 64, density=2)
     [512, 640, 768, 896]
@@ -167,7 +167,7 @@ _LADDERS: dict[int, list[int]] = {}
 
 
 def density(unproved: int) -> int:
-    """Every how many-th candidate to leave, after so many prompts whose candidates nobody wanted.
+    """Return n, if every n-th candidate is kept after this many prompts without a hit on their candidates.
 
     >>> [density(count) for count in (0, 31, 32, 64, 128, 10_000)]
     [1, 1, 2, 4, 8, 8]

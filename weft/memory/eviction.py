@@ -1,6 +1,6 @@
-"""What to give up when memory runs out: a ranking of candidates. Frees nothing; the cache asks and acts.
+"""Ranks what to evict when memory runs out. Frees nothing; the cache calls it and acts.
 
-A policy is a pure function from what is known of a candidate to a number; the lowest goes first.
+A policy is a pure function from the facts about a candidate to a number; the lowest is evicted first.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from weft.memory.trie import Node, ResumePoint
 
 Candidate = Node | ResumePoint
 
-# Attention costs as much as everything else at about this depth.
+# At about this depth, attention costs as much as everything else.
 ATTENTION_DEPTH = 40_000
 
 
 class Facts(NamedTuple):
-    """What a published policy may know of a candidate."""
+    """The facts about a candidate that a published policy may use."""
 
-    tokens: int  # that would have to be computed again
+    tokens: int  # that would have to be recomputed
     depth: int  # where they end
-    size: int  # bytes that come free
+    size: int  # bytes that would be freed
     used: int  # the lookup of the last use
 
 
@@ -30,15 +30,16 @@ Policy = Callable[[Facts], float]
 
 
 def by_value(rate: float, tokens: int, size: int) -> float:
-    """Tokens that a byte saves in a lookup: `rate` is how many wants a lookup will bring, learned from others like it.
+    """Return the tokens that a byte saves per lookup: `rate` is the expected hits per lookup, learned from similar
+    ones.
 
-    No `Facts`, since it is asked thousands of times in a step.
+    Takes no `Facts`, since it is called thousands of times in a step.
     """
     return rate * tokens / size
 
 
 def cheap(value: float) -> float:
-    """The same order, below anything that has a value.
+    """Return a score in the same order, below any valued entry.
 
     >>> cheap(0.5) < cheap(2.0) < 0.0
     True
@@ -51,10 +52,10 @@ def by_recency(facts: Facts) -> float:
 
 
 def by_flops(alpha: float, span: float, best: float) -> Policy:
-    """Recency plus `alpha` times the work saved per byte, as Marconi (Pan et al., 2024) weighs them.
+    """Return recency plus `alpha` times the work saved per byte, as Marconi (Pan et al., 2024) weighs them.
 
-    Both are brought to the range from 0 to 1: recency by the `span` of lookups that the cache reaches back, work per
-    byte by the `best` there is. Scaled by the span, the score does not depend on the time of asking.
+    Both are scaled to the range from 0 to 1: recency by the `span` of lookups that the cache reaches back, work per
+    byte by the `best` in the cache. Scaled by the span, the score does not depend on the time of the call.
     """
 
     def score(facts: Facts) -> float:
@@ -64,7 +65,7 @@ def by_flops(alpha: float, span: float, best: float) -> Policy:
 
 
 def work_per_byte(facts: Facts) -> float:
-    """Attention makes deep tokens dearer."""
+    """Return the work per byte; attention makes deep tokens more expensive."""
     return facts.tokens * (1 + (facts.depth - facts.tokens / 2) / ATTENTION_DEPTH) / max(facts.size, 1)
 
 
@@ -72,7 +73,7 @@ POLICIES = ("value", "lru", "flops")
 
 
 class Flops:
-    """The published policy with what it normalises by: learned from what it evicts."""
+    """The published policy with its normalisation, learned from what it evicts."""
 
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
@@ -88,7 +89,7 @@ class Flops:
 
 
 class Ranking:
-    """Candidates in order of their score, with lazy updates: an outdated entry is recognised when it comes up."""
+    """Candidates in order of their score, with lazy updates: outdated entries are detected when they reach the top."""
 
     def __init__(self, score: Callable[[Candidate], float], evictable: Callable[[Candidate], bool]) -> None:
         self._score = score
@@ -98,7 +99,7 @@ class Ranking:
         self._candidates = 0
 
     def offer(self, candidate: Candidate) -> None:
-        """Consider a candidate (again): call when it became evictable."""
+        """Add a candidate, or rank it again: call this when it becomes evictable."""
         self._offers += 1
         candidate.stamp = self._offers
         heappush(self._heap, (self._score(candidate), self._offers, self._offers, candidate))
@@ -106,11 +107,11 @@ class Ranking:
             self._tidy()
 
     def pop(self) -> Candidate | None:
-        """The candidate that is worth least now."""
+        """Remove and return the least valuable candidate."""
         return self.pop_below(None)
 
     def pop_below(self, bound: float | None) -> Candidate | None:
-        """The candidate that is worth least now, if that is less than the bound."""
+        """Remove and return the least valuable candidate, if its score is below the bound."""
         while self._heap:
             score, _, stamp, candidate = self._heap[0]
             if bound is not None and score >= bound:
@@ -120,7 +121,7 @@ class Ranking:
                 continue
             now = self._score(candidate)
             if now > score:
-                # Used since it was ranked.
+                # It was used since it was ranked.
                 self._offers += 1
                 heappush(self._heap, (now, self._offers, stamp, candidate))
                 continue
@@ -130,7 +131,7 @@ class Ranking:
 
     def _tidy(self) -> None:
         live = [entry for entry in self._heap if entry[2] == entry[3].stamp and self._evictable(entry[3])]
-        # Scores are brought up to date too: what is learned of a class changes all of its members.
+        # Scores are updated too: what is learned about a class changes all of its members.
         self._heap = [(self._score(candidate), order, stamp, candidate) for _, order, stamp, candidate in live]
         heapify(self._heap)
         self._candidates = len(self._heap)

@@ -1,6 +1,6 @@
-"""Names of prefixes: a chained hash per cell, so that a key stands for all tokens up to the cell's end.
+"""Keys of prefixes: a chained hash per cell, so that a key stands for all tokens up to the cell's end.
 
-Salted per tenant at the root, so prefixes of different tenants never meet. Stable across processes and machines.
+Salted per tenant at the root, so that tenants never share a key. Stable across processes and machines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def root_key(salt: bytes, cell: int) -> Key:
 
 
 def chain(parent: Key, tokens: NDArray[np.int32], cell: int) -> list[Key]:
-    """Keys of the full cells of `tokens`, which begin right after the cell named by `parent`.
+    """Return the keys of the full cells of `tokens`, which begin right after the cell with key `parent`.
 
     >>> import numpy as np
     >>> tokens = np.arange(8, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""The four kinds of things that memory is made of. A unit of a kind lies at byte `index * unit_bytes` of the buffer."""
+"""The four kinds of memory units. A unit of a kind lies at byte `index * unit_bytes` of the buffer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Kind(StrEnum):
 
 
 def unit_bytes(spec: MemorySpec) -> dict[Kind, int]:
-    """Bytes of one unit of each kind; kinds that the model does not need are absent.
+    """Return the bytes of one unit of each kind; kinds that the model does not need are absent.
 
     Tails no larger than a state are padded until a whole number of them is as large as one. A slab of a single state
-    then has room for a tail wherever it lies, and every state that is given up leaves a slab that any kind can use.
+    then has room for a tail wherever it lies, and every evicted state leaves a slab that any kind can use.
     """
     sizes = {
         Kind.PAGE: spec.page_bytes,
@@ -33,7 +33,7 @@ def unit_bytes(spec: MemorySpec) -> dict[Kind, int]:
 
 
 def _padded(size: int, whole: int) -> int:
-    """The smallest aligned size that divides `whole` evenly; `size` itself if it is larger than `whole`.
+    """Return the smallest aligned size that divides `whole` evenly; `size` itself if it is larger than `whole`.
 
     >>> _padded(192, 640), _padded(704, 640)
     (320, 704)

@@ -1,4 +1,4 @@
-"""What a running sequence holds, and what a step was granted. Values of the ledger, opaque outside `memory/`."""
+"""What a running sequence holds, and the memory granted to a step. Values of the ledger, opaque outside `memory/`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.memory.trie import Node
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A state that a step writes. `own`: the sequence itself goes on from it; `keep`: others may resume from it."""
+    """A state that a step writes. `own`: the sequence itself continues from it; `keep`: others may resume from it."""
 
     position: int
     slot: int | None  # None: the model has no recurrent state, only window pages to keep
@@ -30,7 +30,7 @@ class Grant:
 
 
 class Lease:
-    """Everything one running sequence holds.
+    """Everything that one running sequence holds.
 
     cells:  [0, published) belong to the trie, pinned by `node`   [published, cells) are private
     slot:   the checkpoint at the grid position at or before the planned length; None in the first cell
@@ -75,14 +75,14 @@ class Lease:
         self.boundaries = boundaries
         self.miss = miss
         self.junction = miss.kv_matched if miss.kv_matched > miss.cached else 0
-        self.recalled = 0  # so far its cells were computed before, though they are gone
+        self.recalled = 0  # up to here its cells were computed before and evicted since
         self.end_counts = True  # the end of its prompt is worth a snapshot, not only a candidate
-        self.returns = False  # it closes only to give way
+        self.returns = False  # it closes because of a preemption
         self.node: Node | None = None
         self.shared = 0
         self.published = 0
         self.cells = 0
-        self.decided = 0  # up to here it is settled which states are left for others
+        self.decided = 0  # up to here the snapshots for others are decided
         self.window_first = 0
         self.slot: int | None = None
         self.tail: int | None = None

@@ -1,8 +1,8 @@
-"""Who owns which memory, and what is remembered: the seam between deciding and remembering.
+"""Ownership of memory and contents of the cache: the interface between scheduling and memory.
 
-Six verbs, all in tokens: `match` a prompt with the cache, `open` a lease at its deepest resume point, `advance` it over
-tokens that a plan will compute, `snapshot` what the step leaves for others, `settle` what a landed flight has computed,
-`close` it. Touches no tensor.
+Six operations, all in tokens: `match` a prompt with the cache, `open` a lease at its deepest resume point, `advance` it
+over tokens that a plan will compute, `snapshot` what the step keeps for others, `settle` what a landed flight has
+computed, `close` it. Touches no tensor.
 
     [0, cached) came with the lease   [cached, computed) is settled   [computed, planned) is in flight
 """
@@ -30,7 +30,7 @@ from weft.memory.trie import cells_without_holders, path
 
 
 class Ledger:
-    """The arrays are indexed by seat: what plans are made of, ready to be gathered."""
+    """The arrays are indexed by seat and hold what plans are gathered from."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Ledger:
         self.cache = Cache(spec, self.arena, eviction, alpha)
         self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache)
         self.leases: dict[int, Lease] = {}
-        # States that come free, or can be evicted, as soon as what is in flight has landed.
+        # States that become free or evictable as soon as all flights have landed.
         self.states_to_land = 0
         self._promises: dict[Key, Lease] = {}
         cells = cells_covering(max_length, spec.cell) + 1
@@ -69,9 +69,10 @@ class Ledger:
     # match ----------------------------------------------------------------------------------------------------------
 
     def match(self, keys: list[Key], limit: int, plain: Key | None = None) -> Miss:
-        """How much of a prompt could be resumed, and why not more. At most `limit` tokens may come from the cache.
+        """Return how much of a prompt could be resumed, and why not more. At most `limit` tokens may come from the
+        cache.
 
-        `plain` is the unsalted key of the first cell: it tells a prompt that another tenant sent from a new one.
+        `plain` is the unsalted key of the first cell, which identifies a prompt that another tenant has sent.
         """
         if not self.enabled:
             reusable = floor_to_grid(limit, self.cell)
@@ -79,9 +80,10 @@ class Ledger:
         return self.cache.match(keys, limit, plain)
 
     def expects(self, keys: list[Key], match: Miss, limit: int) -> bool:
-        """Is a running sequence about to compute more of this prompt than is cached?
+        """Return whether a running sequence is about to compute more of this prompt than is cached.
 
-        If so it is asked to leave a resume point where the two part, and waiting for it saves the work.
+        If so, that sequence is asked to keep a resume point where the two diverge, so that waiting for it saves the
+        work.
         """
         cell = self.cell
         depth = match.kv_matched // cell
@@ -99,7 +101,7 @@ class Ledger:
         return any(c.keep and c.position == position for grant in lease.pending for c in grant.captures)
 
     def keep_for(self, waiting: Iterable[tuple[list[Key], int]]) -> None:
-        """Hold on to what requests that wait for memory would resume from: their keys, and how much may be cached."""
+        """Protect the resume points of requests that wait for memory, given by their keys and cache limits."""
         if self.enabled and self.cache.point_bytes:
             cells = [(keys, self.cache.match(keys, limit).cached // self.cell) for keys, limit in waiting]
             nodes = [self.cache.trie.nodes[keys[depth - 1]] for keys, depth in cells if depth]
@@ -117,7 +119,7 @@ class Ledger:
         plain: Key | None = None,
         boundaries: Iterable[int] = (),
     ) -> Lease | None:
-        """A lease on everything up to the deepest resume point, or nothing if not even a tail can be had.
+        """Return a lease on everything up to the deepest resume point, or None if not even a tail is available.
 
         `asked` are positions that the caller declared, `boundaries` those where messages end.
         """
@@ -168,7 +170,7 @@ class Ledger:
     # advance --------------------------------------------------------------------------------------------------------
 
     def advance(self, lease: Lease, end: int, certain: int | None = None) -> Grant | None:
-        """Memory for the tokens up to `end`, or nothing if it cannot be had (pages already found stay for a retry).
+        """Allocate memory for the tokens up to `end`, or return None (pages already found stay for a retry).
 
         Tokens beyond `certain` are drafts: the step may be settled anywhere from there on.
         """
@@ -189,10 +191,10 @@ class Ledger:
         return grant
 
     def snapshot(self, leases: Sequence[Lease], spare: bool = True) -> dict[int, Grant]:
-        """Let the last grants of these leases also leave states for others, and return them by seat.
+        """Let the last grants of these leases also keep states for others, and return them by seat.
 
-        Call once for a step, when all its rows have what they need: snapshots take only what is left. Where some row
-        went without (`spare` is false) none is taken, and only checkpoints that sequences write anyway are kept.
+        Call it once per step, when all its rows have what they need: snapshots take only what is left. If a row found
+        no memory (`spare` is false), none is taken, and only checkpoints that sequences write anyway are kept.
         """
         self.snapshots.add(leases, spare)
         for lease in leases:
@@ -201,17 +203,17 @@ class Ledger:
         return {lease.seat: lease.pending[-1] for lease in leases}
 
     def needs_grant(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these leases need memory or leave a cell by one more token; the others may use `advance_each`."""
+        """Return which of these leases need memory or leave a cell with one more token; others use `advance_each`."""
         offset: NDArray[np.int64] = self.planned[seats] % self.cell
         border: NDArray[np.bool_] = (offset == 0) | (offset == self.cell - 1)
         return border
 
     def advance_each(self, seats: NDArray[np.int64]) -> None:
-        """One more token for leases that stay inside their cell."""
+        """Advance leases that stay inside their cell by one token."""
         self.planned[seats] += 1
 
     def _grow(self, lease: Lease, end: int) -> bool:
-        """Pages and window pages up to `end`: all or none. What was taken stays with the lease for the next try."""
+        """Allocate pages and window pages up to `end`, all or none. A failed try leaves its pages with the lease."""
         first, missing = lease.cells, cells_covering(end, self.cell) - lease.cells
         tables = {Kind.PAGE: self.page_table, Kind.WINDOW: self.window_table}
         taken = {kind: self._take_up_to(missing, kind) for kind in tables if kind in self.arena.unit_bytes}
@@ -232,10 +234,10 @@ class Ledger:
     # settle ---------------------------------------------------------------------------------------------------------
 
     def settle(self, lease: Lease, grant: Grant, accepted: int) -> None:
-        """The flight of `grant` has landed and its tokens up to `accepted` stand; publish what it wrote for them.
+        """Settle a landed flight: its tokens up to `accepted` are valid; publish what it wrote for them.
 
-        With `accepted` short of the grant's end the rest is undone: the tail's cursor moves back, states beyond it are
-        freed.
+        If `accepted` is less than the grant's end, the rest is undone: the tail's cursor moves back, and states beyond
+        it are freed.
         """
         landed = lease.pending.pop(0)
         assert landed is grant, "flights land in the order of their launch"
@@ -243,7 +245,7 @@ class Ledger:
         self.computed[lease.seat] = accepted
         self.states_to_land -= _to_land(grant)
         if accepted < grant.end:
-            assert not lease.pending, "cannot undo what a later flight builds upon"
+            assert not lease.pending, "cannot undo tokens that a later flight builds on"
             self.planned[lease.seat] = lease.decided = accepted
         if self.enabled:
             self._publish_cells(lease, accepted)
@@ -251,7 +253,7 @@ class Ledger:
         self._drop_window(lease)
 
     def settle_each(self, seats: Ints, ends: Ints) -> None:
-        """Tokens that stayed inside their cells."""
+        """Settle tokens that stayed inside their cells."""
         self.computed[seats] = ends
 
     def _publish_cells(self, lease: Lease, accepted: int) -> None:
@@ -263,7 +265,7 @@ class Ledger:
             key = lease.keys[depth]
             node = self.cache.publish(key, node, page)
             if node.page != page:
-                # Someone has published the same cell first: theirs is used from now on.
+                # Another sequence published the same cell first: use its page from now on.
                 self.page_table[lease.seat, depth] = node.page or 0
             if self._promises.get(key) is lease:
                 del self._promises[key]
@@ -280,7 +282,7 @@ class Ledger:
             if capture.keep:
                 self._keep(lease, capture.position, capture.slot)
         own = [c for c in grant.captures if c.own]
-        # The sequence goes on from its last checkpoint that stands, and leaves the one before.
+        # The sequence continues from its last valid checkpoint and leaves the one before.
         reached = [grant.read_slot, *(c.slot for c in own if c in standing)]
         if own and accepted < grant.end:
             lease.slot = reached[-1]
@@ -291,7 +293,7 @@ class Ledger:
         self.snapshots.fill_reserve()
 
     def _keep(self, lease: Lease, position: int, slot: int | None) -> None:
-        """Make a resume point of a computed position; its slot and window pages get one more owner."""
+        """Make a computed position a resume point; its slot and window pages get one more owner."""
         first = first_window_cell(position, self.window, self.cell) if self.window else 0
         window: tuple[int, ...] = ()
         if self.window:
@@ -302,7 +304,7 @@ class Ledger:
         self.cache.explain(key, self.snapshots.origin(lease, position))
 
     def _drop_window(self, lease: Lease) -> None:
-        """Give back window pages that neither this sequence nor a resume point at its last grid position can see."""
+        """Release window pages that neither this sequence nor a resume point at its last grid position can see."""
         if not self.window:
             return
         here = floor_to_grid(int(self.computed[lease.seat]), self.cell)
@@ -314,7 +316,7 @@ class Ledger:
     # close ----------------------------------------------------------------------------------------------------------
 
     def close(self, lease: Lease) -> None:
-        """The sequence ends or is preempted. What it computed stays, with its last checkpoint as a resume point."""
+        """Close the lease of an ended or preempted sequence. What it computed stays, with a resume point at its end."""
         assert not lease.pending, "a flight still carries this lease"
         here = floor_to_grid(int(self.computed[lease.seat]), self.cell)
         if self.enabled and here and self.cache.point_bytes and self.snapshots.wants_end(lease, here):
@@ -342,20 +344,21 @@ class Ledger:
             self.arena.release(Kind.TAIL, lease.tail)
         self.cache.unpin(lease.node)
 
-    # room -----------------------------------------------------------------------------------------------------------
+    # capacity -------------------------------------------------------------------------------------------------------
 
     def fits_alone(self, tokens: int) -> bool:
-        """Could a sequence of this length run if it had all memory to itself?"""
+        """Return whether a sequence of this length could run if it had all memory to itself."""
         return self.bytes_alone(tokens) <= self.arena.slabs * self.arena.slab_bytes
 
     def bytes_alone(self, tokens: int) -> int:
-        """What a sequence of this length needs if it has all memory to itself: whole slabs."""
+        """Return the bytes that a sequence of this length needs when alone, in whole slabs."""
         return slabs_alone(self.spec, self.arena.slab_bytes, tokens) * self.arena.slab_bytes
 
     def has_room(self, keys: list[Key], cached: int, tokens: int) -> bool:
-        """Would a sequence of `tokens` that resumes at `cached` fit beside the running ones and a further cell of each?
+        """Return whether `tokens` resumed at `cached` would fit beside the running sequences and a further cell of
+        each.
 
-        Everything that cannot be evicted while they run counts, the cached paths that they read from included.
+        Counts everything that cannot be evicted while they run, including the cached paths that they read from.
         """
         node = self.cache.trie.nodes[keys[cached // self.cell - 1]] if cached else None
         new = cells_covering(tokens + self.cell, self.cell) - cached // self.cell
@@ -372,6 +375,6 @@ class Ledger:
 
 
 def _to_land(grant: Grant) -> int:
-    """How many states come free when the grant's flight has landed: all but the one that its sequence goes on from."""
+    """Return how many states become free when the grant's flight has landed: all but the one its sequence keeps."""
     first = grant.read_slot is None and any(capture.own for capture in grant.captures)
     return len(grant.captures) - first

@@ -1,4 +1,4 @@
-"""Why a prefix was not reused further: every lookup has an answer, in tokens and in words."""
+"""Why a prefix was not reused further: every lookup gets a reason, in tokens and in words."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ class Reason(StrEnum):
 SENTENCES = {
     Reason.NOTHING_MORE: "everything that lies on the grid was reused",
     Reason.BELOW_GRID: "the prompt is shorter than one cell, the unit of reuse",
-    Reason.CACHE_OFF: "the prefix cache is switched off",
+    Reason.CACHE_OFF: "the prefix cache is off",
     Reason.NEVER_COMPUTED: "the next cell was never computed before",
     Reason.OTHER_SALT: "the same tokens were computed under another salt",
     Reason.EVICTED: "the next cell was evicted",
     Reason.STATE_NEVER_KEPT: "pages matched further, but no state was kept there",
     Reason.STATE_SKIPPED: "pages matched further, but there was no memory for a state when they were computed",
     Reason.STATE_EVICTED: "pages matched further, but the state there was evicted",
-    Reason.SCORES_WANTED: "log-probabilities of the prompt were asked for, so its tokens had to be computed",
+    Reason.SCORES_WANTED: "the request needs log-probabilities of the prompt, so its tokens had to be computed",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """How far a lookup came and what was in the way. All in tokens."""
+    """How far a lookup got and what stopped it, in tokens."""
 
     reason: Reason
     cached: int  # resumed here
     kv_matched: int  # pages matched up to here
-    reusable: int  # the most that could have been reused: the prompt's last grid position
+    reusable: int  # maximum that could have been reused: the prompt's last grid position
     tokens_lost: int
 
     @property
@@ -55,14 +55,14 @@ class Miss:
         return SENTENCES[self.reason]
 
     def for_client(self) -> Miss:
-        """The same without a hint that another tenant sent these tokens."""
+        """Return the miss without a hint that another tenant sent these tokens."""
         if self.reason is not Reason.OTHER_SALT:
             return self
         return Miss(Reason.NEVER_COMPUTED, self.cached, self.kv_matched, self.reusable, self.tokens_lost)
 
 
 def ranked_misses(lookups: Mapping[str, int], lost_tokens: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The reasons that occurred, dearest first: what each cost, how often, and in words."""
+    """Return the reasons that occurred, most expensive first, with cost, count and description."""
     found = [
         {"reason": reason.value, "lost_tokens": lost_tokens[reason], "lookups": lookups[reason], "sentence": sentence}
         for reason, sentence in SENTENCES.items()
@@ -73,7 +73,7 @@ def ranked_misses(lookups: Mapping[str, int], lost_tokens: Mapping[str, int]) ->
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A state that is not there: why, of which class it was, and when it was last used."""
+    """A missing state: why, its class, and when it was last used."""
 
     reason: Reason
     kind: int | None = None
@@ -81,7 +81,7 @@ class Lost:
 
 
 class Ghosts:
-    """A bounded memory of what is gone: keys of evicted cells, and of states that were evicted or found no room."""
+    """A bounded record of what is gone: keys of evicted cells, and of states that were evicted or skipped."""
 
     def __init__(self, limit: int = GHOSTS) -> None:
         self._limit = limit
@@ -111,20 +111,20 @@ class Ghosts:
         self._states.clear()
 
     def reason(self, keys: list[Key], cached: int, matched: int) -> Reason:
-        """Why a lookup ended: `cached` and `matched` are cells that a state and that pages were found for."""
+        """Return why a lookup ended: `cached` and `matched` count the cells with a state and with pages."""
         if matched > cached:
             lost = self._states.get(keys[matched - 1])
             return lost.reason if lost else Reason.STATE_NEVER_KEPT
         return Reason.EVICTED if keys[matched] in self._cells else Reason.NEVER_COMPUTED
 
     def seen(self, keys: list[Key], matched: int, limit: int) -> int:
-        """How many cells of a prompt are known to have been computed before, whether they are still there or not."""
+        """Return how many cells of a prompt are known to have been computed before, cached or not."""
         while matched < limit and keys[matched] in self._cells:
             matched += 1
         return matched
 
     def deepest_state(self, keys: list[Key], low: int, high: int) -> Key | None:
-        """The deepest state in (low, high] that was evicted."""
+        """Return the deepest evicted state in (low, high]."""
         for depth in range(high, low, -1) if self._states else ():
             lost = self._states.get(keys[depth - 1])
             if lost is not None and lost.reason is Reason.STATE_EVICTED:
@@ -133,7 +133,7 @@ class Ghosts:
 
 
 class Tenants:
-    """Which salted key first cells were last seen under, by their unsalted key. Bounded."""
+    """The last salted key of each first cell, by its unsalted key. Bounded."""
 
     def __init__(self, limit: int = GHOSTS) -> None:
         self._limit = limit

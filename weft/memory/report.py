@@ -1,7 +1,7 @@
-"""What memory holds, as plain values for people and dashboards: counters, units in use, the largest shared prefixes.
+"""The contents of memory as plain values for people and dashboards: counters, units in use, largest shared prefixes.
 
-Reads, never changes. It names prefixes by the beginning of their salted keys and tells lengths and counts, so that no
-prompt can be read from it. Times are the cache's own clock: the number of lookups so far.
+Reads, never changes. Prefixes appear as beginnings of their salted keys, with lengths and counts, so that no prompt can
+be read from the report. Times are on the cache's own clock: the number of lookups so far.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_POINTS = 32
 
 
 def memory_stats(ledger: Ledger) -> dict[str, Any]:
-    """Counters and gauges for metrics."""
+    """Return counters and gauges for metrics."""
     counts, arena, trie = ledger.cache.counts, ledger.arena, ledger.cache.trie
     return {
         "lookups": counts.lookups,
@@ -50,21 +50,21 @@ def memory_stats(ledger: Ledger) -> dict[str, Any]:
         "slabs_used": arena.used_slabs,
         "slab_bytes": arena.slab_bytes,
         "cells": len(trie),
-        # Every point was kept once and none goes unevicted; counting nodes would hold up a step.
+        # Computed from counters, because counting nodes would delay a step.
         "resume_points": counts.captures_kept - counts.evicted_points,
         "leases": len(ledger.leases),
     }
 
 
 def _candidates(ledger: Ledger) -> dict[str, int]:
-    """States that were left where memory was free: how many ever, and how many are still no more than that."""
+    """Return the number of candidates ever written, and of those that are still candidates."""
     counts, size = ledger.cache.counts, ledger.cache.point_bytes
     written, held = counts.candidates, counts.candidates_held
     return {"written": written, "written_bytes": written * size, "held": held, "held_bytes": held * size}
 
 
 def units_in_use(ledger: Ledger) -> dict[str, dict[str, int]]:
-    """Units of each kind: `live` ones are held by a running sequence, `cached` ones by the cache alone."""
+    """Return the units of each kind: `live` ones are held by a running sequence, `cached` ones by the cache alone."""
     held = {
         Kind.PAGE: lambda: _distinct([ledger.page_table[s, : lease.cells] for s, lease in ledger.leases.items()]),
         Kind.WINDOW: lambda: _distinct(
@@ -95,7 +95,7 @@ def _live_slots(ledger: Ledger) -> int:
 
 
 def cache_report(ledger: Ledger, limit: int) -> dict[str, Any]:
-    """The cache at a glance: totals, and the `limit` prefixes that saved most, or would."""
+    """Return totals of the cache, and the `limit` prefixes that saved most, or would."""
     cache, cell = ledger.cache, ledger.spec.cell
     hits, sequences = _sums(list(cache.trie.nodes.values()))
 
@@ -121,10 +121,10 @@ def _by_name(counted: Counter[Reason]) -> dict[str, int]:
 
 
 def _sums(nodes: list[Node]) -> tuple[Counter[Node], Counter[Node]]:
-    """For every node: how often a request resumed at or below it, and how many different continuations it has."""
+    """Return for every node how often a request resumed at or below it, and its number of different continuations."""
     hits: Counter[Node] = Counter()
     sequences: Counter[Node] = Counter()
-    # A parent was always entered before its children, so backwards they come first.
+    # Parents are always added before their children, so the reverse order has children first.
     for node in reversed(nodes):
         hits[node] += node.hits
         sequences[node] += node.children == 0

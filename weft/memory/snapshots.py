@@ -1,7 +1,7 @@
-"""Which states a step writes, and the slots for them: for its own sequence, and for others to resume from.
+"""Chooses the states that a step writes, and their slots: for its own sequence, and for others to resume from.
 
-Where states are worth keeping is said by `captures.py`, what they are worth by `worth.py`; here the two meet with what
-a lease knows of its prompt. The ledger asks, and settles what was written.
+`captures.py` says where states are worth keeping, `worth.py` what they are worth; this module combines both with what a
+lease knows about its prompt. The ledger calls it, and settles what was written.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from weft.memory.kinds import Kind
 from weft.memory.lease import Capture, Lease
 from weft.memory.popularity import SELDOM, SELDOM_IN_FREE_MEMORY
 
-# Memory counts as free while so much of it has never been needed.
+# Memory counts as free while this share of it has never been used.
 SPARE = 0.1
-Wanted = tuple[int, Origin, int]  # position, why, and tokens since the one before
+Wanted = tuple[int, Origin, int]  # position, reason, and tokens since the previous one
 
 
 class Snapshots:
-    """`reasons` are those that count; `every` is how far apart states are to lie, 0 if nobody says so."""
+    """`reasons` are the enabled ones; `every` is the distance between states, 0 to derive it."""
 
     def __init__(self, cache: Cache, reasons: Captures, every: int, enabled: bool) -> None:
         self.cache = cache
@@ -41,23 +41,23 @@ class Snapshots:
         self.every = (every or spacing(cache.spec)) if reasons.regular else 0
         self._cell = cache.cell
         self._has_states = Kind.STATE in cache.arena.unit_bytes
-        # Who says how far apart states are to lie gets them so, and none between. And only by value do they go before
-        # anything else.
+        # A configured distance means exactly those states and no candidates. And only the value policy evicts
+        # candidates before anything else.
         learned = cache.worth.by_value and not every
         self.candidates = reasons.candidates and learned and self._has_states
         self._learns = reasons.popular and learned
-        # Kept on the chance of being wanted; where states are so light that every cell has one, that costs nothing.
+        # Kept in case they are wanted; if states are so small that every cell has one, that costs nothing.
         heavy = self.every > self._cell
         self._on_trial = (Origin.RECALLED, Origin.BOUNDARY, Origin.REGULAR) if heavy and self._learns else ()
-        # Ends of prompts too, but that they are candidates at least.
+        # Ends of prompts too, but those that are not kept are at least candidates.
         self._ends_on_trial = self._learns and self.candidates and heavy
         # A slot in reserve while sequences run, so that one of them can always leave its cell.
         self.reserve: int | None = None
 
-    # what a lease knows of its prompt -------------------------------------------------------------------------------
+    # facts about a lease's prompt -----------------------------------------------------------------------------------
 
     def end_counts(self) -> bool:
-        """Is the end of a prompt worth a snapshot, and not only a candidate?"""
+        """Return whether the end of a prompt is worth a snapshot, and not only a candidate."""
         if not self._ends_on_trial:
             return True
         arena = self.cache.arena
@@ -66,17 +66,17 @@ class Snapshots:
         return self.cache.worth.popularity.worth_a_try(Origin.PROMPT_END, seldom)
 
     def notice_junction(self, lease: Lease) -> None:
-        """Where an earlier sequence parted from this one: by its pages, or by the memory of what was evicted."""
+        """Record where an earlier sequence diverged from this one, by its pages or by the list of evicted cells."""
         if not self.reasons.junction:
             lease.junction = 0
         elif self.reasons.popular and self.cache.point_bytes:
             seen = self.cache.seen(lease.keys, lease.miss)
             lease.recalled = seen if seen > lease.miss.kv_matched else 0
-        # That is what candidates are there for.
+        # This is the case that candidates are for.
         self.cache.unproved = 0 if lease.junction or lease.recalled else self.cache.unproved + 1
 
     def origin(self, lease: Lease, position: int) -> Origin:
-        """Why a position of its sequence is kept."""
+        """Return why a position of its sequence is kept."""
         origin = origin_of(
             position,
             prompt=lease.prompt,
@@ -90,19 +90,19 @@ class Snapshots:
         return Origin.CANDIDATE if origin is Origin.PROMPT_END and not lease.end_counts else origin
 
     def wants_end(self, lease: Lease, here: int) -> bool:
-        """Keep where a sequence ends? One that gave way will be back."""
+        """Return whether to keep the end of a sequence; always for a preempted one, which will return."""
         if lease.returns or here < lease.prompt:
             return True
         if not self.reasons.answers:
             return False
         return not self._learns or self.cache.worth.popularity.worth_a_try(Origin.ANSWER_END)
 
-    # what a step writes ---------------------------------------------------------------------------------------------
+    # states that a step writes --------------------------------------------------------------------------------------
 
     def own(self, start: int, end: int, certain: int) -> tuple[Capture, ...] | None:
-        """Checkpoints that the sequence itself goes on from, or None if there is no room for them.
+        """Return the checkpoints that the sequence itself continues from, or None if there is no room for them.
 
-        The step may be settled anywhere from `certain` on, and the sequence must find one wherever that is.
+        The step may be settled anywhere from `certain` on, and the sequence needs a checkpoint for each case.
         """
         captures: list[Capture] = []
         if not self._has_states:
@@ -121,17 +121,17 @@ class Snapshots:
         return tuple(captures)
 
     def fill_reserve(self) -> None:
-        """Call when a sequence begins, and when slots may have come free."""
+        """Fill the reserve; call it when a sequence starts, and when slots may have become free."""
         if self.reserve is None and self._has_states:
             self.reserve = self.cache.take(Kind.STATE)
 
     def give_up_reserve(self) -> None:
-        """No sequence runs any more."""
+        """Release the reserve: no sequence runs any more."""
         self.cache.release_slot(self.reserve)
         self.reserve = None
 
     def add(self, leases: Sequence[Lease], spare: bool) -> None:
-        """Let the grants that these leases were last given also leave states for others, where memory is to spare.
+        """Let the last grants of these leases also keep states for others, if there is spare memory.
 
         Candidates of all rows come after everything else.
         """
@@ -146,7 +146,7 @@ class Snapshots:
             self._capture(lease, found, spare)
 
     def _wanted(self, lease: Lease) -> list[Wanted]:
-        """Positions that the lease's last grant passes and that are worth keeping. Own checkpoints there are kept."""
+        """Return positions in the lease's last grant that are worth keeping. Own checkpoints there are kept."""
         grant = lease.pending[-1]
         positions = self._chosen(lease, grant.start, grant.end)
         own = {capture.position for capture in grant.captures}

@@ -1,7 +1,7 @@
-"""What a model must remember, told by its layers in plain numbers.
+"""What a model must remember, declared by its layers in plain numbers.
 
-A mixer declares one memory. From all of them follow the bytes of a page, a window page, a state and a tail; nothing
-else of Weft asks what kind of layer a model has.
+A mixer declares one memory. All of them together determine the bytes of a page, a window page, a state and a tail; no
+other part of Weft asks what kind of layers a model has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ALIGNMENT = 64
 class Part:
     """One tensor of a state, or of a tail per remembered token.
 
-    The tokens of a tail lie side by side within each of the `apart` first dimensions: with one, head by head.
+    The tokens of a tail are contiguous within each of the first `apart` dimensions: with one, head by head.
     """
 
     name: str
@@ -48,9 +48,9 @@ class AttentionMemory:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentMemory:
-    """A recurrent layer: `state` is one checkpoint, `tail` what each token of the open cell leaves behind.
+    """Memory of a recurrent layer: `state` is one checkpoint, `tail` what each token of the open cell adds.
 
-    `conv_width` is the width of its causal convolution: the part "conv" of the state holds the width - 1 inputs before
+    `conv_width` is the width of its causal convolution: the part "conv" of the state has the width - 1 inputs before
     the checkpoint, and the tail's part "conv" is a shorter ring than the others.
     """
 
@@ -70,7 +70,7 @@ def aligned(size: int) -> int:
 class MemorySpec:
     """All memories of a model, in the order of its mixers.
 
-    `draft_room` is by how many tokens a tail may be rolled back beyond the open cell.
+    `draft_room` is the number of tokens by which a tail may be rolled back beyond the open cell.
     """
 
     memories: tuple[Memory, ...]
@@ -78,7 +78,7 @@ class MemorySpec:
     draft_room: int = 0
 
     def ring(self, memory: RecurrentMemory, part: Part) -> int:
-        """How many tokens a tail keeps of a part; token at position p lies at index p % ring."""
+        """Return how many tokens a tail keeps of a part; the token at position p is at index p % ring."""
         kept = memory.conv_width - 1 if part.name == "conv" else self.cell
         return kept + self.draft_room
 
@@ -87,13 +87,13 @@ class MemorySpec:
 
     @property
     def window(self) -> int | None:
-        """The longest sliding window: what window pages must cover."""
+        """The longest sliding window, which window pages must cover."""
         windows = [m.window for m in self.memories if isinstance(m, AttentionMemory) and m.window is not None]
         return max(windows, default=None)
 
     @property
     def window_cells(self) -> int:
-        """Window pages that a resume point keeps behind itself."""
+        """Number of window pages that a resume point keeps."""
         return cells_covering(self.window - 1, self.cell) if self.window else 0
 
     def attention_bytes(self, windowed: bool) -> int:

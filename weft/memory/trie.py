@@ -1,7 +1,7 @@
-"""The trie of cells: what has been computed and is still here, and where a sequence may resume.
+"""The trie of cells: what is cached, and where a sequence may resume.
 
 A node is one cell under a chained key, with its page. Because keys are chained, one dictionary holds the whole trie,
-and because only leaves are cut, a present node has all its ancestors: the deepest match is found by bisection.
+and because only leaves are cut, a node has all its ancestors: bisection finds the deepest match.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Node:
 
 
 class ResumePoint:
-    """What makes a node a place to start from: its checkpoint and the window pages behind it, kept as a unit.
+    """Makes a node a position to start from: its checkpoint and the window pages behind it, kept as a unit.
 
-    `window` holds the pages of the last cells up to and including the node's own, as many as the window can see.
-    `passes` counts starts further down its path since it was last hit itself. `kind` is the class of points that it is
-    judged by; `heir_of` the class and last use of the most wanted of those below it that were given up.
+    `window` has the pages of the last cells up to and including the node's own, as many as the window can see. `passes`
+    counts starts further down its path since it was last hit itself. `kind` is its class for statistics; `heir_of` is
+    the class and last use of the most wanted evicted point below it.
     """
 
     __slots__ = (
@@ -80,8 +80,8 @@ class Trie:
         return len(self.nodes)
 
     def deepest(self, keys: Sequence_[Key]) -> Node | None:
-        """The node of the longest prefix of `keys` that is present."""
-        # Present keys come first: the first absent one is where "absent" turns true.
+        """Return the node of the longest cached prefix of `keys`."""
+        # Present keys come first: bisect for the first absent one.
         depth = bisect_left(range(len(keys)), True, key=lambda i: keys[i] not in self.nodes)
         return self.nodes[keys[depth - 1]] if depth else None
 
@@ -125,7 +125,7 @@ class Trie:
 
 
 def path(node: Node | None) -> list[Node]:
-    """The nodes from the root to `node`, in order."""
+    """Return the nodes from the root to `node`, in order."""
     nodes: list[Node] = []
     while node:
         nodes.append(node)
@@ -135,7 +135,7 @@ def path(node: Node | None) -> list[Node]:
 
 
 def cells_without_holders(node: Node | None) -> int:
-    """How many cells of the path to `node` a pin there would newly protect."""
+    """Return how many cells of the path to `node` a pin there would newly protect."""
     count = 0
     while node and not node.holders:
         count += 1

@@ -1,6 +1,6 @@
-"""What everything that could be given up is worth now, and what is worth least.
+"""Values everything that could be evicted, and finds the least valuable.
 
-Frees nothing; the cache asks and acts. Policies are in `eviction.py`, what is learned of states in `popularity.py`.
+Frees nothing; the cache calls it and acts. Policies are in `eviction.py`, statistics of states in `popularity.py`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from weft.memory.popularity import AGES, Popularity, class_of
 from weft.memory.spec import MemorySpec
 from weft.memory.trie import Node, ResumePoint, Trie, resume_at_or_above
 
-# How many points may be ranked anew in a lookup because they have come of age.
+# Maximum number of points ranked again per lookup because of their age.
 MOST_RANKED_ANEW = 512
 
 
 class Worth:
-    """`alpha` weighs work against recency where the policy is "flops". `clock` counts lookups."""
+    """`alpha` weighs work against recency for the policy "flops". `clock` counts lookups."""
 
     def __init__(self, spec: MemorySpec, arena: Arena, trie: Trie, eviction: str, alpha: float) -> None:
         self.clock = 0
         self.popularity = Popularity()
         self.by_value = eviction == "value"
-        # What a resume point costs beyond the pages; 0: every node is one, for free.
+        # Cost of a resume point beyond the pages; 0: every node is one, for free.
         self.point_bytes = spec.state_bytes + spec.window_cells * spec.window_page_bytes
         self.page_bytes = spec.page_bytes
         self._cell = spec.cell
@@ -35,12 +35,13 @@ class Worth:
         self._flops = Flops(alpha) if eviction == "flops" else None
         self._policy: Policy = self._flops or by_recency
         self._ranking = Ranking(self.score, self._evictable)
-        # Leaves that nobody can start from, longest in disuse first. Other policies rank them like everything else.
+        # Leaves from which no sequence can start, least recently used first. Other policies rank them like everything
+        # else.
         self._useless: OrderedDict[Node, None] = OrderedDict()
         self._knows_useless = self.by_value and self.point_bytes > 0
-        # Where requests that wait for memory would resume, as of the last plan.
+        # Resume points of requests that wait for memory, as of the last plan.
         self._awaited: set[ResumePoint] = set()
-        # Points and their last use, by the age that they come to next.
+        # Points and their last use, by the age that they reach next.
         self._coming_of_age: list[deque[tuple[int, ResumePoint]]] = [deque() for _ in AGES]
 
     # time -----------------------------------------------------------------------------------------------------------
@@ -52,7 +53,7 @@ class Worth:
             self._rank_anew()
 
     def _rank_anew(self) -> None:
-        """Points whose last use is so long ago that their chances are others now."""
+        """Rank points again that have reached an age with another probability."""
         left = MOST_RANKED_ANEW
         for bucket, (age, due) in enumerate(zip(AGES, self._coming_of_age, strict=True)):
             while due and left and due[0][0] + age <= self.clock:
@@ -67,12 +68,12 @@ class Worth:
             self._coming_of_age[bucket].append((point.used, point))
 
     def use(self, point: ResumePoint) -> None:
-        """It is new, or wanted, or computed once more."""
+        """Record that a point is new, wanted, or computed again."""
         point.used = self.clock
         self._await_age(point)
 
     def expect(self, points: set[ResumePoint]) -> None:
-        """Waiting requests will start here next: nothing has to be learned of these points."""
+        """Protect points from which waiting requests will start next: for these, nothing has to be learned."""
         if not self.by_value or points == self._awaited:
             return
         no_longer, self._awaited = self._awaited - points, points
@@ -82,7 +83,7 @@ class Worth:
     # candidates -----------------------------------------------------------------------------------------------------
 
     def offer(self, candidate: Candidate) -> None:
-        """Consider a candidate (again), if it can be given up: call when that or its worth has changed."""
+        """Rank a candidate (again), if it can be evicted: call this when that or its value has changed."""
         if not self._evictable(candidate):
             return
         if self._knows_useless and isinstance(candidate, Node):
@@ -91,10 +92,10 @@ class Worth:
             self._ranking.offer(candidate)
 
     def offer_shortened(self, end: Node) -> None:
-        """A path lost its last cell, and ends here now: if nobody can start from it, it follows at once."""
+        """Rank the new end of a path that lost its last cell; without a point to start from, it is evicted next."""
         if end.resume is not None:
             if not end.children:
-                # From now on it is all that keeps the path's pages of use.
+                # Now only this point keeps the path's pages useful.
                 self.offer(end.resume)
         elif self._knows_useless:
             if self._evictable(end):
@@ -104,7 +105,7 @@ class Worth:
             self.offer(end)
 
     def pop_least(self, bound: float | None = None) -> Candidate | None:
-        """What is worth least, if that is less than the bound."""
+        """Remove and return the least valuable candidate, if its value is below the bound."""
         return self.pop_useless() or self._ranking.pop_below(bound)
 
     def pop_useless(self) -> Node | None:
@@ -123,14 +124,14 @@ class Worth:
         return leaf and self._nodes.get(candidate.key) is candidate
 
     def gone(self, point: ResumePoint) -> None:
-        """A point was given up. Who would have started there will start at the one above it."""
+        """Record the eviction of a point. Requests for it will start at the one above."""
         if self._flops:
             self._flops.evicted(self.clock - point.used)
         above = resume_at_or_above(point.node.parent)
         if above is None or point.origin is Origin.CANDIDATE:
             return
         wanting = [(point.kind, point.used), point.heir_of, above.heir_of]
-        # It is worth more now: whoever would evict it will notice.
+        # It is worth more now; eviction will notice when it reaches the top.
         above.heir_of = max((each for each in wanting if each), key=lambda each: self._rate(*each))
 
     # worth ----------------------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ class Worth:
         return self.point_bytes if isinstance(candidate, ResumePoint) else self.page_bytes
 
     def of_new(self, origin: Origin, tokens: int) -> float:
-        """Of a point that would be kept for this reason and save so many tokens."""
+        """Return the value of a point that would be kept for this reason and save this many tokens."""
         value = by_value(self.popularity.rate(class_of(origin, 0, 0), 0), tokens, self.point_bytes)
         return cheap(value) if origin is Origin.CANDIDATE else value
 
@@ -149,7 +150,7 @@ class Worth:
         return self._policy(self._leaf_facts(candidate))
 
     def _leaf_facts(self, leaf: Node) -> Facts:
-        # A leaf without a resume point can be no one's start: it only shows where sequences part.
+        # No sequence can start at a leaf without a resume point: it only shows where sequences diverge.
         tokens = self._cell // 2 if self.point_bytes else self._cell
         return Facts(tokens, leaf.depth * self._cell, self.page_bytes or self.point_bytes, leaf.used)
 
@@ -162,7 +163,7 @@ class Worth:
             return by_value(1.0, tokens, size)
         rate = self.popularity.rate(point.kind, self.clock - point.used)
         if point.origin is Origin.CANDIDATE:
-            # Whatever else is there is worth more; of these, those that lie close together go first.
+            # Everything else is worth more; of these, those that lie close together go first.
             return cheap(by_value(rate, tokens, self.point_bytes))
         if point.heir_of is not None:
             rate += self._rate(*point.heir_of)
@@ -173,7 +174,7 @@ class Worth:
 
 
 def _reach(node: Node) -> tuple[int, int]:
-    """Cells between a resume point and the one above it; and how many of their pages only it keeps of use."""
+    """Return the cells between a resume point and the one above, and how many of their pages only it keeps useful."""
     cells, pages, own = 1, 1, node.children == 0
     above = node.parent
     while above is not None and above.resume is None:

@@ -38,7 +38,7 @@ def read_config(path: Path, most_bytes: int = CONFIG_BYTES) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
-        raise ModelError(f"{path} must hold a JSON object, got {type(config).__name__}")
+        raise ModelError(f"{path} must contain a JSON object, got {type(config).__name__}")
     return config
 
 
@@ -65,7 +65,7 @@ class Config:
             if self.fields.get(name) is not None:
                 return name, self.fields[name]
         if default is REQUIRED:
-            raise ModelError(f"config.json has no {' or '.join(names)}, which this architecture needs")
+            raise ModelError(f"config.json must have {' or '.join(names)} for this architecture, but has none")
         return names[0], default
 
     def integer(self, *names: str, default: Any = REQUIRED, minimum: int = 1) -> Any:
@@ -113,14 +113,14 @@ class Config:
             raise ModelError(f"config.json: {name} must have at most {LAYERS} entries, got {len(given)}")
         for spelling in given:
             if not isinstance(spelling, str) or spelling not in known:
-                raise ModelError(f"config.json: {name} holds {shown(spelling)}, known are {', '.join(known)}")
+                raise ModelError(f"config.json: {name} has {shown(spelling)}; known values are {', '.join(known)}")
         return [known[spelling] for spelling in given]
 
     def experts_per_token(self, count: int) -> int:
         """How many of `count` experts a token goes to."""
         chosen = self.integer("num_experts_per_tok", "experts_per_token")
         if chosen > count:
-            raise ModelError(f"config.json: num_experts_per_tok must be at most the {count} experts, got {chosen}")
+            raise ModelError(f"config.json: num_experts_per_tok must be at most num_experts {count}, got {chosen}")
         return chosen
 
     @property
@@ -128,7 +128,7 @@ class Config:
         """Given, or the hidden size shared among the heads."""
         hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
         if self.fields.get("head_dim") is None and hidden % heads:
-            raise ModelError(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+            raise ModelError(f"config.json: hidden_size {hidden} must be a multiple of num_attention_heads {heads}")
         return self.integer("head_dim", default=hidden // heads)
 
     @property
@@ -137,7 +137,7 @@ class Config:
         kv_heads = self.integer("num_key_value_heads", default=heads)
         if heads % kv_heads:
             raise ModelError(
-                f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+                f"config.json: num_attention_heads {heads} must be a multiple of num_key_value_heads {kv_heads}"
             )
         return kv_heads
 
@@ -157,7 +157,7 @@ class Config:
             variant = "default"
         if variant not in VARIANTS:
             raise ModelError(
-                f"config.json: rope type {shown(variant)} is not supported; known are {', '.join(VARIANTS)}"
+                f"config.json: rope type {shown(variant)} is not supported; supported are {', '.join(VARIANTS)}"
             )
         share = scope.number("partial_rotary_factor", default=partial)
         needs_original = variant in ("llama3", "yarn")
@@ -196,7 +196,7 @@ def turned_dimensions(head_dim: int, share: float = 1.0) -> int:
     size = int(head_dim * share)
     if size < 2 or size % 2:
         raise ModelError(
-            f"config.json: an even number of a head's dimensions must turn, got {size} "
+            f"config.json: the number of rotated dimensions of a head must be even, got {size} "
             f"(head_dim {head_dim}, partial_rotary_factor {share:g})"
         )
     return size

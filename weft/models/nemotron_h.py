@@ -81,7 +81,7 @@ def block_types(config: Config) -> list[str]:
     letters = config.fields.get("hybrid_override_pattern")
     if not letters:
         raise ModelError(
-            "config.json has no layers_block_type or hybrid_override_pattern, which this architecture needs"
+            "config.json must have layers_block_type or hybrid_override_pattern for this architecture, but has none"
         )
     if not isinstance(letters, str):
         raise ModelError(f"config.json: hybrid_override_pattern must be a string, got {shown(letters)}")

@@ -43,5 +43,5 @@ def family_of(config: Mapping[str, Any]) -> type[CausalModel]:
             module, family = FAMILIES[name]
             return getattr(import_module(f"weft.models.{module}"), family)
     given = " ".join(", ".join(names).split())[:200]
-    asked = f"architecture {given} is not supported" if names else "config.json names no architectures"
-    raise ModelError(f"{asked}; known are: {', '.join(sorted(FAMILIES))}")
+    asked = f"architecture {given} is not supported" if names else "config.json has no architectures"
+    raise ModelError(f"{asked}; supported are {', '.join(sorted(FAMILIES))}")

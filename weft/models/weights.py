@@ -102,16 +102,16 @@ def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
     try:
         return Path(snapshot_download(str(path), allow_patterns=PATTERNS if with_weights else ["*.json"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise ModelError(f"no folder {path} here, and the hub did not give it: {error}") from error
+        raise ModelError(f"{path} is not a local folder, and the download from the hub failed: {error}") from error
 
 
 def _hint(path: str | Path) -> str:
     """What somebody who gave a bare name may have meant."""
     if configurations.find(str(path)) is not None:
-        return "; it is the name of a configuration without weights: add --weights dummy for random ones"
+        return "; it is a packaged configuration without weights: add --weights dummy for random ones"
     if "/" in str(path):
         return ""
-    return f"; --weights dummy knows these configurations by name: {', '.join(configurations.names())}"
+    return f"; packaged configurations for --weights dummy are {', '.join(configurations.names())}"
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def check_size(model: CausalModel, device: torch.device | str) -> None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > memory:
         taken, there = (f"{n / 2**30:.1f} GiB" for n in (size, memory))
-        raise ModelError(f"the weights that config.json describes take {taken}; this machine has {there} of memory")
+        raise ModelError(f"the weights of this config.json take {taken}, but the machine has {there} of memory")
 
 
 def first_line(error: BaseException) -> str:
@@ -173,13 +173,13 @@ def checkpoint_files(folder: Path) -> list[Path]:
         files = [folder / name for name in indexed_names(index)]
         absent = [file.name for file in files if not file.exists()]
         if absent:
-            raise ModelError(f"{folder} lacks the files {_some(absent)} that its index names")
+            raise ModelError(f"{folder} has no {_some(absent)}, which its index names")
     elif (folder / "model.safetensors").exists():
         files = [folder / "model.safetensors"]
     if not files:
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
-        hint = "; its pickled weights are not read, convert them to safetensors" if pickled else ""
-        raise ModelError(f"{folder} holds no *.safetensors{hint}")
+        hint = "; pickled weights are not supported, convert them to safetensors" if pickled else ""
+        raise ModelError(f"{folder} has no *.safetensors files{hint}")
     return files
 
 
@@ -190,11 +190,11 @@ def indexed_names(index: Path) -> list[str]:
     """
     weight_map = read_config(index, INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, Mapping):
-        raise ModelError(f"{index}: weight_map must be an object with a file name for every tensor")
+        raise ModelError(f"{index}: weight_map must be an object that maps every tensor to a file name")
     names = list(weight_map.values())
     for name in names:
         if not isinstance(name, str) or not _stays_inside(name):
-            raise ModelError(f"{index}: weight_map must name *.safetensors files in its folder, got {shown(name)}")
+            raise ModelError(f"{index}: weight_map must name *.safetensors files in its own folder, got {shown(name)}")
     return sorted(set(names))
 
 
@@ -221,10 +221,10 @@ def catalogue(files: list[Path], model: CausalModel) -> dict[str, Stored]:
                     if any(re.search(pattern, own) for pattern in model.ignored):
                         continue
                     if own in found:
-                        raise ModelError(f"{name} and {found[own].name} are both given for {own}")
+                        raise ModelError(f"{name} and {found[own].name} are both stored for {own}")
                     found[own] = Stored(file, name, tuple(reader.get_slice(name).get_shape()))
         except (SafetensorError, OSError) as error:
-            raise ModelError(f"{file} cannot be read: {error}") from error
+            raise ModelError(f"cannot read {file}: {error}") from error
     return found
 
 
@@ -236,7 +236,7 @@ def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progr
     quantisation = stated.get("quant_method")
     if quantisation is not None and quantisation not in model.quantisations:
         raise ModelError(
-            f"{folder} is quantised ({shown(quantisation)}), which is not supported; take unquantised weights"
+            f"{folder} is quantised ({shown(quantisation)}), which is not supported; use unquantised weights"
         )
     stored = catalogue(checkpoint_files(folder), model)
     if model.tied and HEAD in stored:
@@ -274,7 +274,7 @@ def settle_head(model: CausalModel, stored: dict[str, Stored]) -> None:
     if embedding is not None and torch.equal(read_tensor(head), read_tensor(embedding)):
         del stored[HEAD]
         return
-    log.warning("%s is stored and is not the embedding, so it is used; tie_word_embeddings says otherwise", head.name)
+    log.warning("%s is stored and differs from the embedding: using it despite tie_word_embeddings", head.name)
     model.untie()
 
 
@@ -283,7 +283,7 @@ def read_tensor(entry: Stored) -> Tensor:
         with safe_open(entry.file, framework="pt") as reader:
             return reader.get_tensor(entry.name)
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{entry.file} cannot be read: {error}") from error
+        raise ModelError(f"cannot read {entry.file}: {error}") from error
 
 
 def copy(source: Source, tensors: list[Tensor]) -> None:
@@ -299,20 +299,20 @@ def check(
     """Raise an error that names what is missing, extra or misshapen."""
     known = {name for source in wanted for name in (source.name, *source.companions)}
     misshapen = [
-        f"{name} is {list(shape)} and should be {list(s.stored_shape)}"
+        f"{name} has shape {list(shape)}, expected {list(s.stored_shape)}"
         for s in filling
         for name, shape in shapes(s, stored)
         if shape != s.stored_shape
     ]
     problems = {
         "missing": missing(wanted, filling, stored),
-        "not known to this architecture": sorted(set(stored) - known),
+        "unexpected": sorted(set(stored) - known),
         "misshapen": misshapen,
     }
     told = [f"{what}: {_some(names)}" for what, names in problems.items() if names]
     if told:
         architecture = ", ".join(config.get("architectures") or ["?"])
-        raise ModelError(f"{folder} does not fit {architecture}. Tensors " + "; ".join(told))
+        raise ModelError(f"{folder} does not match {architecture}. Tensors " + "; ".join(told))
 
 
 def shapes(source: Source, stored: Mapping[str, Stored]) -> list[tuple[str, tuple[int, ...]]]:

@@ -1,1 +1,1 @@
-"""Offline generation: a model in the caller's process. Above everything but the command line."""
+"""Offline generation: a model in the caller's process. Only the command line is above this package."""

@@ -1,7 +1,7 @@
 """Offline generation: a model in this process, for one prompt or thousands.
 
-Checks what callers ask, feeds the engine and collects its outputs. Several generations and streams may be under way
-at once, also from several threads: whoever waits for an answer moves the engine on for all.
+Checks requests, feeds the engine and collects its outputs. Several generations and streams may run at once, also from
+several threads: every waiting thread steps the engine for all of them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Conversation = Sequence[Message]
 
 
 class LLM:
-    """A model, ready to answer. `LLM()` is the small one that comes along; options are those of `weft generate --help`.
+    """A model, ready to answer. `LLM()` is weft-small, which ships with Weft; `weft generate --help` lists the options.
 
-    `suggested` are its makers' sampling parameters, which hold where a caller gives none.
+    `suggested` are the model's own sampling parameters, the defaults of every call.
 
     >>> with LLM(memory="16MiB") as llm:  # doctest: +SKIP
     ...     result = llm.generate("Once upon a time", SamplingParams(max_tokens=16))[0]
@@ -53,7 +53,7 @@ class LLM:
 
     @classmethod
     def from_options(cls, options: Options, progress: bool = True) -> LLM:
-        """The same from options that somebody else has read."""
+        """Create an LLM from parsed options."""
         llm = cls.__new__(cls)
         llm._start(options, progress)
         return llm
@@ -73,7 +73,7 @@ class LLM:
         self._running: dict[int, Track] = {}
         self._lock = threading.RLock()
 
-    # asking -----------------------------------------------------------------------------------------------------------
+    # requests ---------------------------------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -86,11 +86,11 @@ class LLM:
         snapshots: Sequence[int] | Sequence[Sequence[int]] = (),
         grammar: Grammar | None = None,
     ) -> list[Result]:
-        """Answers to all prompts, in their order. Nothing runs if any of them cannot.
+        """Return the answers to all prompts, in order. Nothing runs if any prompt is invalid.
 
-        `cache_salt` keeps the cached prefixes of one tenant from all others; a lower `priority` goes first; `snapshots`
-        are positions in the prompt (or a list of them per prompt) that later prompts will share; `grammar` is what
-        every answer must look like.
+        `cache_salt` isolates the cached prefixes of a tenant; lower values of `priority` go first; `snapshots` are
+        positions in the prompt (or a list of them per prompt) that later prompts will share; `grammar` is the form of
+        every answer.
         """
         found = encode_prompts(as_list(prompts), self.tokenizer, self.vocab_size)
         requests = self._requests(found, params, cache_salt, priority, snapshots, grammar)
@@ -108,7 +108,7 @@ class LLM:
         priority: int = 0,
         grammar: Grammar | None = None,
     ) -> list[Result]:
-        """The next message of one conversation or of many. A message with `cache_control` is kept for later ones."""
+        """Return the next message of one or many conversations. A message with `cache_control` is kept for later."""
         conversations = _conversations(messages)
         rendered = [self._render(each, tools, template_variables) for each in conversations]
         found = encode_prompts([tokens for tokens, _ in rendered], self.tokenizer, self.vocab_size)
@@ -126,7 +126,7 @@ class LLM:
         snapshots: Sequence[int] = (),
         grammar: Grammar | None = None,
     ) -> Iterator[Chunk]:
-        """An answer as it grows; the last chunk carries the whole result. Closing the iterator ends the request."""
+        """Yield an answer as it grows; the last chunk has the whole result. Closing the iterator ends the request."""
         found = encode_prompts(_single(prompt), self.tokenizer, self.vocab_size)
         return self._follow(self._requests(found, params, cache_salt, priority, snapshots, grammar)[0])
 
@@ -141,16 +141,16 @@ class LLM:
         priority: int = 0,
         grammar: Grammar | None = None,
     ) -> Iterator[Chunk]:
-        """The next message of a conversation as it grows."""
+        """Yield the next message of a conversation as it grows."""
         tokens, positions = self._render(check_messages(messages), tools, template_variables)
         found = encode_prompts([tokens], self.tokenizer, self.vocab_size)
         return self._follow(self._requests(found, params, cache_salt, priority, positions, grammar)[0])
 
     def close(self) -> None:
-        """End what is running and give the memory back. The object is of no use afterwards."""
+        """End running requests and free the memory. The object is unusable afterwards."""
         with self._lock:
             self._abort(list(self._running.values()))
-            self._stopped = self._stopped or "it was closed"
+            self._stopped = self._stopped or "it is closed"
             self.engine = None  # type: ignore[assignment]
 
     def __enter__(self) -> LLM:
@@ -172,7 +172,7 @@ class LLM:
         snapshots: Sequence[int] | Sequence[Sequence[int]],
         grammar: Grammar | None,
     ) -> list[Request]:
-        """Every prompt as a request that the engine will take; raises before any of them runs."""
+        """Return every prompt as a valid request; raise before any of them runs."""
         self._check_open()
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise RequestError(f"priority must be an integer, got {priority!r}")
@@ -192,7 +192,7 @@ class LLM:
 
     def _check_open(self) -> None:
         if self._stopped is not None:
-            raise EngineStopped(f"this LLM gives no more answers: {self._stopped}")
+            raise EngineStopped(f"this LLM no longer answers: {self._stopped}; create a new one")
 
     def _render(
         self,
@@ -200,7 +200,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
     ) -> tuple[list[int], list[int]]:
-        """A conversation's tokens, and where its messages with `cache_control` end."""
+        """Return a conversation's tokens, and the ends of its messages with `cache_control`."""
         return render(self.tokenizer, self.template, messages, tools=tools, variables=variables)
 
     # running ----------------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class LLM:
             return track
 
     def _move_on(self) -> None:
-        """One step of the engine, and what it brought to whom."""
+        """Run one step of the engine and dispatch its outputs."""
         with self._lock:
             self._check_open()
             with InterruptLater():
@@ -258,7 +258,7 @@ class LLM:
                 self._land_rest()
 
     def _land_rest(self) -> None:
-        """When nobody waits any more: let flights land that went one step too far, so that their memory is free."""
+        """Settle flights that went one step too far once no caller waits, so that their memory is free."""
         while not self._running and not self.engine.idle:
             self._step()
 
@@ -266,7 +266,7 @@ class LLM:
         try:
             return self.engine.step()
         except BaseException as error:
-            # Half a step is done: nothing that follows could be trusted, so nothing may follow.
+            # A step is half done: no further result could be trusted, so nothing may follow.
             self._stopped = f"a step failed: {error!r}"
             raise
 
@@ -281,7 +281,7 @@ class LLM:
         self.engine.forget(track.sequence)
 
     def _abort(self, tracks: list[Track]) -> None:
-        """End those that still run, and let their memory go at once."""
+        """Abort those that still run, and free their memory at once."""
         with self._lock:
             left = [track for track in tracks if self._running.pop(track.sequence, None) is not None]
             if self._stopped is not None:
@@ -297,7 +297,7 @@ def _options(model: str | None, given: Mapping[str, Any]) -> Options:
     known = [each.name for each in fields(Options)]
     for name in given:
         if name not in known:
-            raise OptionError(f"LLM has no option {name!r}; known are {', '.join(known)}")
+            raise OptionError(f"LLM has no option {name!r}; known options are {', '.join(known)}")
     return Options(model=None if model is None else str(model), **given)
 
 
@@ -307,7 +307,7 @@ def _per_prompt(params: SamplingParams | Sequence[SamplingParams], count: int) -
     if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
         raise RequestError(f"params must be SamplingParams or a list of them, got {params!r:.80}")
     if len(params) != count:
-        raise RequestError(f"params has {len(params)} entries for {count} prompts")
+        raise RequestError(f"params must have one entry per prompt, got {len(params)} for {count} prompts")
     for place, each in enumerate(params):
         if not isinstance(each, SamplingParams):
             raise RequestError(f"params[{place}] must be SamplingParams, got {each!r:.80}")
@@ -318,7 +318,7 @@ def _snapshots_per_prompt(snapshots: Sequence[int] | Sequence[Sequence[int]], co
     if all(isinstance(each, int) for each in snapshots):
         return [snapshots] * count  # type: ignore[list-item]
     if len(snapshots) != count:
-        raise RequestError(f"snapshots has {len(snapshots)} entries for {count} prompts")
+        raise RequestError(f"snapshots must have one entry per prompt, got {len(snapshots)} for {count} prompts")
     return list(snapshots)  # type: ignore[arg-type]
 
 
@@ -331,5 +331,5 @@ def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conv
 def _single(prompt: Prompt) -> list[Prompt]:
     prompts = as_list(prompt)
     if len(prompts) != 1:
-        raise RequestError(f"stream takes one prompt, got {len(prompts)}; use generate for many")
+        raise RequestError(f"stream takes one prompt, got {len(prompts)}; use generate for several")
     return prompts

@@ -1,4 +1,4 @@
-"""The progress bar of a generation: prompts done, tokens a second, share of prompt tokens that came from the cache."""
+"""The progress bar of a generation: prompts done, tokens per second, share of cached prompt tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS_BETWEEN = 0.2
 
 
 class Watched(Protocol):
-    """A request under way."""
+    """An open request."""
 
     result: Result | None
     answer: Any
@@ -23,7 +23,7 @@ class Watched(Protocol):
 
 class Progress:
     def __init__(self, total: int, shown: bool) -> None:
-        # On anything but a terminal a bar is noise.
+        # Show a bar on a terminal only.
         self._bar = tqdm(total=total, unit="prompt", desc="generating", disable=None if shown else True, leave=False)
         self._started = self._last = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""What a caller gets back: a whole answer, or a chunk of one. No torch."""
+"""Results of the offline API: a whole answer, or a chunk of one. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.memory.misses import Miss
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A token's log-probability, as the model gave it (temperature 1, no penalties), and the likeliest at its place."""
+    """Log-probability of a token (temperature 1, no penalties), and of the most likely ones at its position."""
 
     token: int
     logprob: float
@@ -18,19 +18,19 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one step added to a streamed answer; text may be empty while a character or a stop string is incomplete."""
+    """What one step added to a stream; the text may be empty while a character or a stop string is incomplete."""
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenScore, ...] | None
     finish_reason: str | None = None
-    # The whole answer, with the last chunk.
+    # The whole answer, set on the last chunk.
     result: Result | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An answer and what it took.
+    """An answer and its cost.
 
     `finish_reason` is "stop", "length", "abort" or "error" (then `error` says why). `stop_reason` is the stop string or
     stop token that ended the answer, None for the model's own end token. `cached_tokens` of the prompt were reused;

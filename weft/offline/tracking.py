@@ -1,4 +1,4 @@
-"""One offline request on its way from the engine's outputs to its result, and the care that Ctrl-C needs. No torch."""
+"""Tracks one offline request from the engine's outputs to its result, and defers Ctrl-C. No torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.text.answer import Answer
 
 
 class Track:
-    """One request on its way: its answer so far, and who wants to see it grow."""
+    """One open request: its answer so far, and its chunks if it is streamed."""
 
     def __init__(self, sequence: int, request: Request, answer: Answer) -> None:
         self.sequence = sequence
@@ -29,7 +29,7 @@ class Track:
         self._last: tuple[str, tuple[int, ...], tuple[TokenScore, ...] | None] = ("", (), None)
 
     def take(self, output: Output) -> FinishReason | None:
-        """Take in what a step brought; why the answer ends, if it does."""
+        """Process the output of a step; return why the answer ends, if it does."""
         text = ""
         new: tuple[TokenScore, ...] | None = None if self.scores is None else ()
         if output.token is not None:
@@ -72,7 +72,7 @@ class Track:
 
 
 class InterruptLater:
-    """Holds Ctrl-C back until a step is whole, so that the engine stays usable. A second one breaks in."""
+    """Defers Ctrl-C until a step is complete, so that the engine stays usable. A second one interrupts at once."""
 
     def __enter__(self) -> None:
         self._pending = False

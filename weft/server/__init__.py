@@ -1,1 +1,1 @@
-"""Serving: the front process that speaks HTTP, and the engine process behind it. No torch on this side."""
+"""The server: the front process that speaks HTTP, and the engine process behind it. The front imports no torch."""

@@ -1,6 +1,6 @@
-"""The outermost layer: every request gets an id, and one line in the log when all of its answer is out.
+"""The outermost layer: gives every request an id, and logs one line when its response is complete.
 
-Routes and layers below leave what they know in the request's `Record`; nothing here runs for each token.
+Routes and inner layers record what they know in the request's `Record`; nothing here runs per token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class Record:
-    """What is known of one request. `run` holds its tokens and times, `end` why it ended if not by the run itself."""
+    """Facts about one request. `run` has its tokens and times, `end` why it ended if the run itself does not say."""
 
     __slots__ = ("client", "end", "id", "method", "path", "run", "started", "status", "tenant")
 
@@ -50,16 +50,16 @@ class Record:
         self.end = how
 
     def note(self, error: Exception) -> None:
-        """Name the request in the traceback, if the error gets into the log."""
+        """Add the request's id to the traceback, in case the error is logged."""
         error.add_note(f"request {self.id}")
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers of every answer, errors and streams included."""
+        """Return the headers of every response, including errors and streams."""
         limits = [] if self.tenant is None else self.tenant.account.headers()
         return [(REQUEST_ID, self.id.encode()), *limits]
 
     def fields(self, route: str, now: float) -> dict[str, Any]:
-        """The line of the log. No text of the client's but an id of harmless characters."""
+        """Return the fields of the log line. They contain no client text except an id of harmless characters."""
         found = {
             "id": self.id,
             "key": None if self.tenant is None else self.tenant.name,
@@ -93,7 +93,7 @@ NO_RUN = dict.fromkeys(("tokens_in", "tokens_cached", "tokens_out", "queue_ms", 
 
 
 class Access:
-    """Wraps the whole application, so that no answer leaves without an id and a count."""
+    """Wraps the whole application, so that no response leaves without an id and a count."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Access:
                 message = {**message, "headers": [*message["headers"], *record.headers()]}
             await send(message)
 
-        # Streams of thousands of tokens a second go this way, past all that has seen them begin.
+        # Streams of thousands of tokens per second send directly, past all layers that saw them begin.
         scope[DIRECT] = send
         try:
             await self._app(scope, receive, begin)
@@ -133,7 +133,7 @@ class Access:
 
 
 class RouteNames:
-    """Finds the pattern of the route that a path belongs to. What a client wrote never becomes a name."""
+    """Finds the route pattern of a path. Client text never becomes a name."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._plain = frozenset(route.path for route in routes)
@@ -148,7 +148,7 @@ class RouteNames:
 
 
 def request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
-    """The client's own id if it is short and harmless, else a new one.
+    """Return the client's own id if it is short and harmless, otherwise a new one.
 
     >>> request_id([(b"x-request-id", b"job-7")]), len(request_id([(b"x-request-id", b"a b")]))
     ('job-7', 32)

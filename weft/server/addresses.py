@@ -1,4 +1,4 @@
-"""Addresses of clients: which proxies may name them, and what one client's share of the connections is counted by."""
+"""Client addresses: which proxies may name them, and the key that counts one client's connections."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 
 from weft.base.errors import OptionError
 
-# How `--trusted-proxy` names the peers of a Unix socket, which have no address.
+# The name of a Unix socket's peers, which have no address, in `--trusted-proxy`.
 UNIX = "unix"
-# A proxy chain is short; what lies further to the left was written by the client.
+# Proxy chains are short; the client may have written anything further to the left.
 MAX_HOPS = 16
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 
 class TrustedProxies:
-    """Proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed.
+    """Proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are trusted.
 
     >>> proxies = TrustedProxies(["10.0.0.0/8"])
     >>> headers = [(b"x-forwarded-for", b"6.6.6.6, 9.9.9.9"), (b"x-forwarded-for", b"10.0.0.7")]
@@ -39,16 +39,16 @@ class TrustedProxies:
                 ) from None
 
     def trusts(self, peer: str | None) -> bool:
-        """Return whether the peer of a connection is such a proxy; None is the peer of a Unix socket."""
+        """Return whether the peer of a connection is a trusted proxy; None is the peer of a Unix socket."""
         if peer is None:
             return self._unix
         address = parse(peer) if self._networks else None
         return address is not None and any(address in network for network in self._networks)
 
     def client(self, peer: str | None, headers: Headers) -> str | None:
-        """Return the address that a trusted proxy vouches for: the rightmost hop that is no such proxy itself.
+        """Return the address that a trusted proxy vouches for: the rightmost hop that is not itself a trusted proxy.
 
-        None: the peer is no trusted proxy, or it named no client.
+        None means that the peer is not a trusted proxy, or that it named no client.
         """
         if not self.trusts(peer):
             return None
@@ -62,7 +62,7 @@ class TrustedProxies:
         return None
 
     def scheme(self, peer: str | None, headers: Headers) -> str | None:
-        """Return the scheme that the client used with a trusted proxy, if the proxy says so."""
+        """Return the scheme between the client and a trusted proxy, if the proxy reports it."""
         if self.trusts(peer):
             for name, value in headers:
                 if name == b"x-forwarded-proto" and value in (b"http", b"https"):
@@ -71,7 +71,7 @@ class TrustedProxies:
 
 
 def parse(text: str) -> IPv4Address | IPv6Address | None:
-    """Return an address; one of IPv4 that came over an IPv6 socket as what it is.
+    """Return an address; an IPv4 address mapped to IPv6 becomes IPv4.
 
     >>> parse("::ffff:10.0.0.1"), parse("[::1]:80"), parse("unknown")
     (IPv4Address('10.0.0.1'), IPv6Address('::1'), None)
@@ -89,9 +89,9 @@ def parse(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def share_of(address: str | None) -> str | None:
-    """Return the key that the bound per address counts by; None for loopback and Unix sockets, which have no bound.
+    """Return the key for the limit per address; None for loopback and Unix sockets, which have no limit.
 
-    A host with IPv6 has a network of 64 bits to choose addresses from, so the network is what counts.
+    An IPv6 host can choose any address of a 64-bit network, so the network counts.
 
     >>> share_of("9.9.9.9"), share_of("2001:db8::1:2"), share_of("127.0.0.2"), share_of("::1"), share_of(None)
     ('9.9.9.9', '2001:db8::/64', None, None, None)

@@ -1,4 +1,4 @@
-"""The HTTP application: which path leads where. `guard.py` and `access.py` lie around it, for all paths."""
+"""The HTTP application: maps paths to handlers. `guard.py` and `access.py` wrap it, for all paths."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from weft.text.tokenizer import Tokenizer
 
 Endpoint = Callable[[Front, Request], Awaitable[Response]]
 
-# path, method, who answers
+# path, method, handler
 ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("/v1/models", "GET", control.models),
     ("/v1/models/{name:path}", "GET", control.model),
@@ -76,10 +76,10 @@ def create_app(
     keys: Keys | None = None,
     connections: Connections | None = None,
 ) -> ASGIApp:
-    """The app for a backend that the caller has started and will stop.
+    """Return the app for a backend that the caller starts and stops.
 
-    `suggested` are the sampling parameters of requests that name none; `pool` reads large bodies. `keys` are those of
-    the settings, for a caller that replaces them later. `connections` are shown among the metrics.
+    `suggested` are the sampling parameters of requests that set none; `pool` reads large bodies. `keys` defaults to
+    those of the settings; a caller may replace them later. The metrics include `connections`.
     """
     keys = keys or Keys(settings)
     front = Front(backend, tokenizer, template, end_tokens, settings, suggested, pool)
@@ -96,7 +96,7 @@ def create_app(
     inner = Starlette(routes=routes, exception_handlers=handlers)
     app: ASGIApp = Guard(inner, settings, keys)
     if settings.cors_origins:
-        # Outside of the guard: a browser asks for permission before it shows its key.
+        # Outside the guard: a browser asks for permission before it sends its key.
         app = with_cors(app, settings.cors_origins)
     front.metrics.registry.register(KeyCollector(keys))
     return Access(app, routes, front.metrics, settings.log_requests)
@@ -115,7 +115,7 @@ def bound(front: Front, endpoint: Endpoint) -> Callable[[Request], Awaitable[Res
 
 
 def observing(front: Front) -> list[Route]:
-    """Metrics and the cache report, which need the admin's key where there are several."""
+    """Return the routes of metrics and the cache report, which need the admin key if there are several keys."""
 
     def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def show(request: Request) -> Response:
@@ -130,8 +130,8 @@ def observing(front: Front) -> list[Route]:
 
 async def _failed(request: Request, error: Exception) -> Response:
     request.state.record.note(error)
-    # Errors of our own are of other kinds, so these statuses are the router's.
+    # Weft's own errors have other types, so these statuses come from the router.
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         asked = f"{request.method:.16} {request.scope['path']:.80}"
-        error = HTTPException(error.status_code, f"{asked} is not served here", error.headers)
+        error = HTTPException(error.status_code, f"{asked} does not exist", error.headers)
     return response(error)

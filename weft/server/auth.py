@@ -1,4 +1,4 @@
-"""Who is asking: keys compared in constant time, and the tenant that each key stands for."""
+"""Authentication: keys compared in constant time, and the tenant that each key stands for."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ log = logging.getLogger("weft.server")
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """`salt` parts its prefixes from those of all others; an admin may see and do what concerns all.
+    """`salt` separates its prefixes from all others; an admin may see and do what affects all clients.
 
-    The salt comes from the key alone and makes the tenant: one with other limits or another name is the same tenant.
+    The salt is derived from the key alone and identifies the tenant: another name or other limits do not change it.
     """
 
     salt: bytes = b""
@@ -30,12 +30,12 @@ class Tenant:
     account: Account = field(default_factory=Account, compare=False, repr=False)
 
     def salted(self, cache_salt: str | None) -> bytes:
-        """The salt of a request's prefixes. Tenants' salts have 32 bytes, so no text of one can meet another's."""
+        """Return the salt of a request's prefixes. Tenant salts have 32 bytes, so client text cannot imitate one."""
         return self.salt + (cache_salt or "").encode()
 
 
 class Keys:
-    """The keys of a server, which may be replaced while it runs. Without any, every client is the same tenant."""
+    """The server's keys, which may be replaced while it runs. Without keys, every client is the same tenant."""
 
     def __init__(self, settings: ServerSettings, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -44,7 +44,7 @@ class Keys:
         self.replace(settings)
 
     def replace(self, settings: ServerSettings) -> None:
-        """Take other keys from now on, all at once. Requests that run go on; accounts of kept keys stay."""
+        """Replace all keys at once. Running requests continue; accounts of kept keys stay."""
         before = {tenant.salt: tenant.account for tenant in self.tenants}
         self._known = [(_digest(key.secret), self._tenant(key, before)) for key in settings.keys]
 
@@ -62,7 +62,7 @@ class Keys:
         return [tenant for _, tenant in self._known]
 
     def tenant(self, headers: Iterable[tuple[bytes, bytes]]) -> Tenant | None:
-        """Whose request this is; None: no known key. All keys are compared, whichever it is."""
+        """Return the tenant of a request, or None for an unknown key. Always compares all keys."""
         if not self._known:
             return self._open
         presented = _digest_bytes(_presented(headers))
@@ -74,20 +74,20 @@ class Keys:
 
 
 def reread(keys: Keys, read: Callable[[], ServerSettings]) -> None:
-    """Replace the keys by those that are read now. If they cannot be read, the old ones stay."""
+    """Replace the keys by newly read ones; keep the old ones if reading fails."""
     before = {tenant.name for tenant in keys.tenants}
     try:
         keys.replace(read())
     except WeftError as error:
-        log.error("the keys were not reread, the old ones stay: %s", error)
+        log.error("keys not reloaded, keeping the old ones: %s", error)
         return
     after = {tenant.name for tenant in keys.tenants}
     added, removed = (", ".join(sorted(map(str, names))) or "none" for names in (after - before, before - after))
-    log.info("reread the keys: %d in all, added: %s, removed: %s", len(after), added, removed)
+    log.info("reloaded the keys: %d in all, added: %s, removed: %s", len(after), added, removed)
 
 
 def _presented(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The key of `Authorization: Bearer KEY`, or of `X-Api-Key: KEY`, as Anthropic's clients send it."""
+    """Return the key of `Authorization: Bearer KEY`, or of `X-Api-Key: KEY`, which Anthropic's clients send."""
     for name, value in headers:
         if name == b"authorization":
             scheme, _, key = value.partition(b" ")
@@ -102,7 +102,7 @@ def _digest(key: str) -> bytes:
 
 
 def _digest_bytes(key: bytes) -> bytes:
-    # Digests have one length, so that comparing them does not tell a key's.
+    # Digests have equal length, so that comparing them does not reveal a key's length.
     return sha256(key).digest()
 
 

@@ -1,4 +1,4 @@
-"""The engine as the front sees it, whether it runs in a process of its own or in a thread of this one."""
+"""The engine as the front sees it, in its own process or in a thread of this one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.engine.request import Request
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is served: enough for routes, first lines and reports."""
+    """Facts about the served model, for routes, the first line and reports."""
 
     name: str
     architecture: str
@@ -20,16 +20,16 @@ class ModelInfo:
     vocab_size: int
     max_length: int
     memory_bytes: int
-    memory_tokens: int  # how many tokens of one long sequence that is
+    memory_tokens: int  # the same in tokens of one long sequence
     max_sequences: int
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 class Stream(Protocol):
-    """One request under way: its outputs as they come. After the last one `report` is there.
+    """One open request: yields its outputs as they arrive. `report` is set after the last one.
 
-    The last output has a `finish`; then iteration ends. If the engine dies, or a shutdown waits no longer, it raises
-    `EngineStopped` instead, after what came before. One task reads a stream, once.
+    The last output has a `finish`; then iteration ends. If the engine dies, or a shutdown runs out of time, iteration
+    raises `EngineStopped` after the outputs that arrived before. One task reads a stream, once.
     """
 
     id: int
@@ -39,9 +39,9 @@ class Stream(Protocol):
 
 
 class Backend(Protocol):
-    """All methods are for the event loop's thread.
+    """Interface of both backends. Call all methods from the event loop's thread.
 
-    Errors of requests are `RequestError` (429: too many are under way), those of the engine `EngineStopped`.
+    Request errors are `RequestError` (429: too many open requests), engine errors `EngineStopped`.
     """
 
     info: ModelInfo
@@ -49,33 +49,33 @@ class Backend(Protocol):
     async def start(self) -> None: ...
 
     async def stop(self, drain_seconds: float) -> None:
-        """Take no more requests, let running ones finish for so long, then end the rest with an error."""
+        """Accept no more requests, let running ones finish for this long, then end the rest with an error."""
 
     @property
     def healthy(self) -> bool: ...
 
     async def submit(self, request: Request) -> Stream:
-        """Hand a request over; raises at once if it cannot be served."""
+        """Submit a request; raises at once if it cannot be served."""
         ...
 
     def abort(self, stream: Stream) -> None:
-        """The client is gone: memory is free within a step. Ended streams are left alone."""
+        """Abort a request whose client has gone: its memory is free within a step. Ignores ended streams."""
 
     def finish(self, stream: Stream) -> None:
-        """A stop string was found in the text: end as if the model had stopped. A last output and the report follow."""
+        """End a request at a stop string, as if the model had stopped. A last output and the report follow."""
 
     async def flush(self) -> int:
-        """Forget everything that no running sequence uses; how many cached tokens are left."""
+        """Drop everything that no running sequence uses; return how many cached tokens are left."""
         ...
 
     async def stats(self) -> dict[str, Any]:
-        """A snapshot for metrics, by name: `Service.stats`, `Engine.stats` and `memory_stats` together."""
+        """Return a snapshot for metrics, by name: `Service.stats`, `Engine.stats` and `memory_stats` combined."""
         ...
 
     async def cache_report(self, limit: int) -> dict[str, Any]:
-        """The largest shared prefixes with their resume points, bytes, age and hits."""
+        """Return the largest shared prefixes with their resume points, bytes, age and hits."""
         ...
 
     async def wait_failed(self) -> str:
-        """Returns when the engine is gone for good without having been asked to go; why."""
+        """Wait until the engine has ended for good on its own; return why."""
         ...

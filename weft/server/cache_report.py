@@ -1,4 +1,4 @@
-"""`/cache`: what the prefix cache holds, as JSON: totals, and the largest shared prefixes with their resume points."""
+"""`/cache`: the contents of the prefix cache as JSON: totals, and the largest shared prefixes with resume points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_LIMIT = 1000
 
 
 def routes(backend: Backend) -> list[Route]:
-    """For the application to mount behind its keys."""
+    """Return the routes, to be mounted behind the keys."""
 
     async def show(request: Request) -> Response:
         report = await backend.cache_report(limit_of(request.query_params.get("limit")))
@@ -27,7 +27,7 @@ def routes(backend: Backend) -> list[Route]:
 
 
 def limit_of(text: str | None) -> int:
-    """How many prefixes are wanted.
+    """Parse the number of prefixes to report.
 
     >>> limit_of(None), limit_of("7")
     (20, 7)

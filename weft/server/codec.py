@@ -1,7 +1,7 @@
-"""From values to bytes and back, and frames on a stream of bytes. Nothing that is read can run, or grow without bound.
+"""Encodes and decodes messages, and frames them on a byte stream. Decoding runs no code and is bounded in size.
 
-A frame is its length in four bytes, big-endian, and one MessagePack message. Whatever is not such a message, or says
-what no peer of ours says, is a `ProtocolError`; a frame that is too long is refused before its content arrives.
+A frame is its length in four bytes, big-endian, and one MessagePack message. Anything else is a `ProtocolError`. A
+frame that is too long is refused before its content arrives.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.server.backend import ModelInfo
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 1 << 27
-# Of a message for people.
+# Maximum characters of an error message for people.
 MAX_WORDS = 4000
 
 _encode = msgspec.msgpack.Encoder(enc_hook=lambda value: _plain(value)).encode
@@ -43,7 +43,7 @@ _request = msgspec.msgpack.Decoder(wire.RequestBody)
 
 
 class ProtocolError(WeftError):
-    """A peer said something that no peer of ours says."""
+    """A peer sent a message that violates the protocol."""
 
 
 # frames ---------------------------------------------------------------------------------------------------------------
@@ -51,26 +51,26 @@ class ProtocolError(WeftError):
 
 def frame(message: wire.Message) -> bytes:
     body = _encode(message)
-    assert len(body) <= MAX_FRAME_BYTES, f"a message of {len(body)} bytes"
+    assert len(body) <= MAX_FRAME_BYTES, f"message has {len(body)} bytes"
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
 class Frames:
-    """Cuts a stream of bytes into the bodies of frames."""
+    """Splits a byte stream into the bodies of frames."""
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self._limit = limit
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The bodies that these bytes complete."""
+        """Return the bodies that these bytes complete."""
         buffer, bodies, start = self._buffer, [], 0
         buffer += data
         while len(buffer) - start >= HEADER_BYTES:
             first = start + HEADER_BYTES
             size = int.from_bytes(buffer[start:first], "big")
             if size > self._limit:
-                raise ProtocolError(f"a frame of {size} bytes; at most {self._limit} are taken")
+                raise ProtocolError(f"frame has {size} bytes; the limit is {self._limit}")
             if len(buffer) < first + size:
                 break
             start = first + size
@@ -82,7 +82,7 @@ class Frames:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    raise NotImplementedError(f"{type(value)} does not travel")
+    raise NotImplementedError(f"{type(value)} cannot be encoded")
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes | msgspec.Raw) -> Any:
@@ -110,7 +110,7 @@ def encode_command(command: Command) -> bytes:
 def _encode_request(request: Request) -> msgspec.Raw:
     prompt = np.ascontiguousarray(request.prompt, "<i4").tobytes()
     if len(prompt) > wire.MAX_PROMPT_BYTES:
-        raise RequestError(f"prompt has {len(request.prompt)} tokens; at most {wire.MAX_PROMPT_BYTES // 4} can be sent")
+        raise RequestError(f"prompt has {len(request.prompt)} tokens; the limit is {wire.MAX_PROMPT_BYTES // 4}")
     body = wire.RequestBody(
         prompt,
         request.params,
@@ -124,7 +124,7 @@ def _encode_request(request: Request) -> msgspec.Raw:
     try:
         return msgspec.Raw(_encode(body))
     except (OverflowError, UnicodeEncodeError, NotImplementedError) as error:
-        raise RequestError(f"the request holds a value that cannot be sent: {error}") from error
+        raise RequestError(f"the request has a value that cannot be sent: {error}") from error
 
 
 def decode_begin(body: bytes) -> wire.Begin:
@@ -133,12 +133,12 @@ def decode_begin(body: bytes) -> wire.Begin:
     except WeftError as error:
         raise ProtocolError(str(error)) from error
     if not isinstance(message, wire.Begin):
-        raise ProtocolError("the first message must say which model to load")
+        raise ProtocolError("the first message must name the model to load")
     return message
 
 
 def decode_command(body: bytes) -> Command:
-    """A command that the engine can carry out; one whose request makes no sense becomes a refusal."""
+    """Return a command that the engine can execute; one with an invalid request becomes a refusal."""
     message = _decode(_from_front, body)
     match message:
         case wire.SubmitMessage(number, raw):
@@ -152,7 +152,7 @@ def decode_command(body: bytes) -> Command:
             return Ask(number, topic, limit)
         case wire.ShutdownMessage():
             return Shutdown()
-    raise ProtocolError("a model was loaded already")
+    raise ProtocolError("the model is already loaded")
 
 
 def _decode_request(raw: msgspec.Raw) -> Request:
@@ -161,7 +161,7 @@ def _decode_request(raw: msgspec.Raw) -> Request:
         raise ProtocolError("the prompt is not a list of tokens")
     grammar = body.grammar
     if grammar is not None and (length := len(grammar.text) + len(grammar.source or "")) > wire.MAX_TEXT:
-        raise RequestError(f"a grammar of {length} characters; at most {wire.MAX_TEXT} are taken")
+        raise RequestError(f"grammar has {length} characters; the limit is {wire.MAX_TEXT}")
     prompt = np.frombuffer(body.prompt, "<i4").astype(np.int32)
     return Request(
         prompt,
@@ -210,7 +210,7 @@ def _ending(row: int, output: Output, report: Report) -> wire.EndingBody:
 
 
 def _encode_scores(event: Outputs) -> bytes:
-    """Prompt scores of those that end with this step."""
+    """Encode the prompt scores of requests that end with this step."""
     frames = []
     for number, report in event.reports.items():
         for piece in report.prompt_scores.pieces(wire.SCORES_PER_PIECE):
@@ -227,13 +227,13 @@ def _encode_scores(event: Outputs) -> bytes:
 
 
 class EventReader:
-    """Reads what an engine process says; keeps prompt scores until the output that they belong to."""
+    """Reads the messages of an engine process; keeps prompt scores until the output that they belong to."""
 
     def __init__(self) -> None:
         self._scores: dict[int, PromptScores] = {}
 
     def read(self, body: bytes) -> Event | ModelInfo | wire.Unloadable | None:
-        """Nothing if the message is only a part of something."""
+        """Return the event of a message, or None if it is only a part of one."""
         message = _decode(_from_engine, body)
         match message:
             case wire.OutputsMessage():
@@ -252,7 +252,7 @@ class EventReader:
 
     def _outputs(self, message: wire.OutputsMessage) -> Outputs:
         if len(message.numbers) != len(message.tokens):
-            raise ProtocolError("columns of different lengths")
+            raise ProtocolError("columns have different lengths")
         outputs = list(map(Output, message.numbers, message.tokens))
         reports: dict[int, Report] = {}
         try:
@@ -265,7 +265,7 @@ class EventReader:
                 output.finish, output.error = ending.finish, ending.error
                 reports[output.sequence] = self._report(output.sequence, ending)
         except (IndexError, ValueError) as error:
-            raise ProtocolError(f"columns that do not fit: {error}") from error
+            raise ProtocolError(f"columns do not match: {error}") from error
         return Outputs(outputs, reports)
 
     def _report(self, number: int, ending: wire.EndingBody) -> Report:
@@ -285,4 +285,4 @@ def _prompt_scores(message: wire.ScoresMessage) -> Scores:
         tokens = np.frombuffer(message.top_tokens, "<i4").reshape(shape)
         return Scores(logprobs, tokens, np.frombuffer(message.top_logprobs, "<f4").reshape(shape))
     except ValueError as error:
-        raise ProtocolError(f"scores that do not fit: {error}") from error
+        raise ProtocolError(f"scores do not match: {error}") from error

@@ -1,4 +1,4 @@
-"""What the book of connections counts, for Prometheus."""
+"""Connection metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from weft.server.connections import Connections
 
-# Bounds that a new connection can meet; descriptors can run out before any of them is reached.
+# Bounds that a new connection can meet; descriptors can run out before the other two.
 BOUNDS = ("total", "address", "descriptors")
 
 
 class ConnectionCollector:
-    """A server's connections as metrics."""
+    """Collects the metrics of a server's connections."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("weft_connections", "Connections of clients that are open", len(self._connections))
-        yield GaugeMetricFamily("weft_connections_limit", "Connections that may be open", self._connections.bound)
+        yield GaugeMetricFamily("weft_connections", "Open client connections", len(self._connections))
+        yield GaugeMetricFamily("weft_connections_limit", "Maximum open connections", self._connections.bound)
         crowded = CounterMetricFamily(
-            "weft_connections_crowded", "How often a new connection met a bound, by bound", labels=["bound"]
+            "weft_connections_crowded", "New connections that met a bound, by bound", labels=["bound"]
         )
         for bound in BOUNDS:
             crowded.add_metric([bound], self._connections.crowded[bound])

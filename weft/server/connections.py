@@ -1,7 +1,7 @@
-"""The book of open connections: how many there may be, in all and per address, and which one gives way to a new one.
+"""Open connections: how many there may be, in total and per address, and which one is closed for a new one.
 
-Knows no socket and no HTTP. A connection that waits for its client (for a head, a handshake, the rest of a body that
-is discarded, the next request) can be cut at any time; one with a request under way cannot.
+Knows no socket and no HTTP. A connection that waits for its client (for headers, a handshake, the rest of a discarded
+body, the next request) can be cut at any time; one with a request in progress cannot.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from weft.server.settings import Limits
 
 log = logging.getLogger("weft")
 
-# Descriptors for what is not a client: files, the engine's pipes, refusals that are being sent.
+# Descriptors reserved for files, the engine's pipes, and refusals in progress.
 RESERVED_DESCRIPTORS = 24
-# Refused connections whose refusal is on its way.
+# Refused connections that may still be sending their refusal.
 MAX_REFUSED = 8
 # More than any server needs; some systems allow a billion, and some libraries loop over all of them.
 MOST_DESCRIPTORS = 1 << 20
@@ -28,17 +28,17 @@ LOG_SECONDS = 10.0
 
 
 class Guest(Protocol):
-    """An open connection. `share` is what the bound per address counts it by, if anything."""
+    """An open connection. `share` is its key for the limit per address, if it has one."""
 
     share: str | None
 
     def cut(self) -> None:
-        """Close at once, whatever is unsent."""
+        """Close at once and drop unsent bytes."""
         ...
 
 
 class Occasionally:
-    """Logs a warning at most every few seconds, with the number of those left out since."""
+    """Logs a warning at most every few seconds, with the number of suppressed ones."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -56,18 +56,18 @@ class Occasionally:
 
 
 class Connections:
-    """All open connections of a server, within `bound` in all and `per_address` for each address."""
+    """All open connections of a server: at most `bound` in total and `per_address` for each address."""
 
     def __init__(self, bound: int, per_address: int) -> None:
         self.bound = bound
         self._per_address = per_address
         self._open: set[Guest] = set()
-        # In the order in which they began to wait.
+        # In the order in which they started to wait.
         self._waiting: dict[Guest, None] = {}
         self._by_share: dict[str, dict[Guest, None]] = {}
         self._refused: dict[Guest, None] = {}
         self.warnings = Occasionally()
-        # How often a bound was met, by bound.
+        # Number of times that each bound was met.
         self.crowded: Counter[str] = Counter()
         self.left: Callable[[], None] = lambda: None
 
@@ -77,10 +77,10 @@ class Connections:
     # coming and going -------------------------------------------------------------------------------------------------
 
     def enter(self, guest: Guest) -> tuple[int, str] | None:
-        """Take a connection in; returns status and message of a refusal if there is no room that could be made.
+        """Register a connection; return the status and message of a refusal if there is no room.
 
-        It cannot be cut before `waits` is called for it. A refused one is remembered too, until it leaves: few of
-        them may be on their way out at a time.
+        The connection cannot be cut before `waits` is called for it. A refused connection is registered too, until it
+        leaves: only a few may be sending their refusal at a time.
         """
         refusal = self.join(guest) or self._make_room()
         if refusal is None:
@@ -93,7 +93,7 @@ class Connections:
         return refusal
 
     def leave(self, guest: Guest) -> None:
-        """Note that a connection is closed, and its descriptor free."""
+        """Unregister a closed connection, whose descriptor is free."""
         self._forget(guest)
         self.left()
 
@@ -104,58 +104,58 @@ class Connections:
         self.part(guest)
 
     def waits(self, guest: Guest) -> None:
-        """Note that from now on a connection waits for its client, and gives way if need be."""
+        """Mark a connection as waiting for its client, so that it can be cut."""
         self._waiting.pop(guest, None)
         if guest in self._open:
             self._waiting[guest] = None
 
     def works(self, guest: Guest) -> None:
-        """Note that a connection has a request under way."""
+        """Mark a connection as having a request in progress."""
         self._waiting.pop(guest, None)
 
     def _make_room(self) -> tuple[int, str] | None:
         if len(self._open) < self.bound:
             return None
         self.crowded["total"] += 1
-        self.warnings.warn("all of the %d connections are in use: the longest waiting ones are closed", self.bound)
+        self.warnings.warn("all %d connections are in use: closing the longest idle ones", self.bound)
         if self.cut_longest_waiting():
             return None
-        return 503, f"all of the server's {self.bound} connections are in use: try again later"
+        return 503, f"all {self.bound} connections of the server are in use; try again later"
 
     def cut_longest_waiting(self) -> bool:
-        """Close the connection that has waited longest for its client; returns whether there was one."""
+        """Close the connection that has waited longest for its client; return whether there was one."""
         for guest in self._waiting:
             self._cut(guest)
             return True
         return False
 
     def _cut(self, guest: Guest) -> None:
-        # It no longer counts, though its descriptor is free only after this turn of the loop.
+        # It no longer counts, although its descriptor is free only after this iteration of the loop.
         self._forget(guest)
         guest.cut()
 
     # addresses --------------------------------------------------------------------------------------------------------
 
     def join(self, guest: Guest) -> tuple[int, str] | None:
-        """Count a connection for its address; returns status and message of a refusal if there are too many.
+        """Count a connection for its address; return the status and message of a refusal if there are too many.
 
-        One that waits gives way to another of the same address.
+        A waiting connection of the same address is cut first.
         """
         if guest.share is None:
             return None
         peers = self._by_share.setdefault(guest.share, {})
         if len(peers) >= self._per_address:
             self.crowded["address"] += 1
-            self.warnings.warn("%s has its %d connections already", guest.share, self._per_address)
+            self.warnings.warn("%s has reached its limit of %d connections", guest.share, self._per_address)
             waiting = next((peer for peer in peers if peer in self._waiting), None)
             if waiting is None:
-                return 429, f"this address has its {self._per_address} connections already: close some, or wait"
+                return 429, f"this address has reached its limit of {self._per_address} connections; close some or wait"
             self._cut(waiting)
         self._by_share.setdefault(guest.share, {})[guest] = None
         return None
 
     def part(self, guest: Guest) -> None:
-        """Count a connection for its address no longer."""
+        """Stop counting a connection for its address."""
         if guest.share is not None:
             peers = self._by_share.get(guest.share, {})
             peers.pop(guest, None)
@@ -167,12 +167,12 @@ class Connections:
 
 
 def bounded_connections(limits: Limits) -> Connections:
-    """Return an empty book within the limits, and within what this process may open."""
+    """Return an empty registry within the limits and within the descriptors of this process."""
     return Connections(min(limits.connections, descriptors_for_connections()), limits.connections_per_address)
 
 
 def raise_descriptor_limit() -> None:
-    """Allow this process as many file descriptors as it may have without asking."""
+    """Raise the soft limit of file descriptors to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -180,7 +180,7 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptors_for_connections() -> int:
-    """Return how many descriptors clients may have: what is neither in use nor reserved; at least one."""
+    """Return how many descriptors clients may use: those neither in use nor reserved, but at least one."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
     return max(1, soft - len(os.listdir("/dev/fd")) - RESERVED_DESCRIPTORS)

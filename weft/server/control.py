@@ -1,4 +1,4 @@
-"""Everything that generates nothing for a client: models, health, facts about the server, flushing, aborting."""
+"""Routes that generate nothing for a client: models, health, server facts, flushing, aborting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CREATED = int(time.time())
 
 
 class AbortRequest(msgspec.Struct, kw_only=True):
-    """`rid` is a native request's name or the id of an OpenAI answer."""
+    """`rid` is a native request's id or the id of an OpenAI response."""
 
     rid: str | list[str] | None = None
     abort_all: bool | None = None
@@ -37,7 +37,7 @@ class AbortAnswer(msgspec.Struct, kw_only=True):
 
 
 class FlushAnswer(msgspec.Struct, kw_only=True):
-    """`cached_tokens` are left because running sequences use them."""
+    """`cached_tokens` are those left because running sequences use them."""
 
     success: bool = True
     cached_tokens: int
@@ -96,7 +96,7 @@ async def server_info(front: Front, request: Request) -> Response:
             "open_sequences": front.open_sequences,
             "limits": msgspec.to_builtins(front.limits),
             "stats": stats,
-            # As SGLang's tools look for them.
+            # Under the names that SGLang's tools expect.
             "max_total_num_tokens": info.memory_tokens,
             "max_running_requests": info.max_sequences,
             "disable_radix_cache": not info.settings["cache"],
@@ -121,12 +121,12 @@ async def abort_request(front: Front, request: Request) -> Response:
 
 
 async def health(front: Front, request: Request) -> Response:
-    """Up or down and nothing else, for it may be asked without a key."""
+    """Report up or down and nothing else, because the route may need no key."""
     return json_response({"status": "ok"}) if front.backend.healthy else json_response({"status": "down"}, 503)
 
 
 async def health_generate(front: Front, request: Request) -> Response:
-    """Health by doing: one token from the engine, within some seconds."""
+    """Report health by generating one token within a few seconds."""
     if not front.backend.healthy:
         raise EngineStopped("unhealthy")
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -135,7 +135,7 @@ async def health_generate(front: Front, request: Request) -> Response:
     try:
         await asyncio.wait_for(run.collect(), HEALTH_SECONDS)
     except TimeoutError:
-        raise RequestError(f"no token came within {HEALTH_SECONDS:g} seconds", 503) from None
+        raise RequestError(f"the engine returned no token within {HEALTH_SECONDS:g} seconds", 503) from None
     finally:
         run.close()
     return json_response({"status": "ok"})
@@ -143,4 +143,4 @@ async def health_generate(front: Front, request: Request) -> Response:
 
 def need_admin(request: Request) -> None:
     if not request.state.tenant.admin:
-        raise HTTPException(403, "this concerns all clients: it needs the admin key")
+        raise HTTPException(403, "this route affects all clients and needs the admin key")

@@ -1,4 +1,4 @@
-"""How the answers of a run reach their client, whichever API asked: as one body or as a stream of events."""
+"""Delivers the answers of a run to the client, for any API: as one body or as a stream of events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def deliver(
     failed: Callable[[Exception], bytes] = error_event,
     done: bytes = DONE,
 ) -> Response:
-    """Send the events, or if there are none to send, the whole answer once it is complete. Closes the run."""
+    """Send the events, or, without events, the whole answer once it is complete. Closes the run."""
     record: Record = request.state.record
     record.run = run
     if events is not None:

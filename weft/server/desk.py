@@ -1,6 +1,6 @@
-"""The front's half of a backend: numbers requests, remembers who waits for what, hands events to their streams.
+"""The front's half of a backend: numbers requests, tracks their streams, and dispatches events to them.
 
-How commands reach the engine and how events come back is left to the thread and the process backend.
+The thread backend and the process backend implement the transport of commands and events.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from weft.server.streams import OutputStream
 
 log = logging.getLogger("weft")
 
-# Requests under way, running or waiting, before further ones are turned away.
+# Open requests, running or waiting, before further ones are refused.
 MAX_OPEN = 1024
-# How often an engine is asked for a sign of life, at most; patience is a multiple of it.
+# Maximum interval between heartbeat requests; the timeout is a multiple of it.
 PULSE_SECONDS = 2.0
-# For an answer that lay there already when the clock ran out: a front may have been asleep itself.
+# Extra time for a heartbeat that had already arrived at the timeout: the front may have been suspended itself.
 GRACE_SECONDS = 0.1
-SILENT = "the engine gives no sign of life"
+SILENT = "the engine does not respond"
 NOT_STARTED = "the engine is not ready"
 SHUTTING_DOWN = "the server is shutting down"
 
 
 class Desk(ABC):
-    """Everything here runs in the event loop's thread.
+    """Base of both backends. Everything here runs in the event loop's thread.
 
-    An engine that has not answered for `patience_seconds` counts as ill until it does; None: any silence is well.
+    An engine that has not responded for `patience_seconds` counts as unhealthy until it does; None: no timeout.
     """
 
     info: ModelInfo
@@ -44,7 +44,7 @@ class Desk(ABC):
         self._patience = patience_seconds
         self._silent = False
         self._watching: asyncio.Task[None] | None = None
-        # Why nothing is answered now; None: the engine runs.
+        # Why requests are refused now; None: the engine runs.
         self._closed: str | None = NOT_STARTED
         self._draining = False
         self._streams: dict[int, OutputStream] = {}
@@ -57,18 +57,18 @@ class Desk(ABC):
 
     @abstractmethod
     def _send(self, command: Command) -> None:
-        """Bring a command to the engine."""
+        """Send a command to the engine."""
 
     # calling --------------------------------------------------------------------------------------------------------
 
     @property
     def healthy(self) -> bool:
-        """The engine runs and takes requests."""
+        """Whether the engine runs and accepts requests."""
         return self._closed is None and not self._draining and not self._silent
 
     @property
     def open(self) -> int:
-        """Requests under way."""
+        """Number of open requests."""
         return len(self._streams)
 
     async def submit(self, request: Request) -> Stream:
@@ -76,7 +76,7 @@ class Desk(ABC):
         if self._draining or self._silent:
             raise EngineStopped(SHUTTING_DOWN if self._draining else SILENT)
         if len(self._streams) >= self._max_open:
-            raise RequestError(f"there are {self._max_open} requests under way already; try again later", status=429)
+            raise RequestError(f"the limit of {self._max_open} open requests is reached; try again later", status=429)
         loop = asyncio.get_running_loop()
         stream = OutputStream(next(self._numbers), loop)
         taken = loop.create_future()
@@ -128,14 +128,14 @@ class Desk(ABC):
             raise EngineStopped(self._closed)
 
     async def wait_failed(self) -> str:
-        """Returns when the engine is gone for good without having been asked to go; why."""
+        """Wait until the engine has ended for good on its own; return why."""
         await self._failed.wait()
         return self._failure
 
-    # signs of life --------------------------------------------------------------------------------------------------
+    # heartbeats -----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Begin to ask for signs of life."""
+        """Start to request heartbeats."""
         if self._patience is not None and self._watching is None:
             self._watching = asyncio.get_running_loop().create_task(self._ask_for_life(self._patience))
 
@@ -150,23 +150,23 @@ class Desk(ABC):
             if self._closed is not None:
                 continue
             asked = asyncio.ensure_future(self._ask(Topic.PULSE))
-            # An engine that is gone is no answer, and somebody else's business.
+            # If the engine has ended, other code handles it; here it only means that no heartbeat came.
             asked.add_done_callback(lambda task: task.cancelled() or task.exception())
             answered, _ = await asyncio.wait([asked], timeout=patience)
             if not answered:
                 answered, _ = await asyncio.wait([asked], timeout=GRACE_SECONDS)
             if not answered:
-                log.error("the engine has given no sign of life for %g s", patience)
+                log.error("the engine has not responded for %g s", patience)
                 self._silent = True
                 self._fell_silent()
                 await asyncio.wait([asked])
-                log.warning("the engine is heard again, or gone")
+                log.warning("the engine responds again, or has ended")
             self._silent = False
 
-    def _fell_silent(self) -> None:  # noqa: B027  most need do nothing
-        """What else is to be done then."""
+    def _fell_silent(self) -> None:  # noqa: B027  most backends need nothing
+        """React to a missed heartbeat."""
 
-    # hearing --------------------------------------------------------------------------------------------------------
+    # events ---------------------------------------------------------------------------------------------------------
 
     def _receive(self, event: Event) -> None:
         match event:
@@ -197,7 +197,7 @@ class Desk(ABC):
             _resolve(self._asking.get(number), value)
 
     def _stopped(self, message: str) -> None:
-        """The engine is gone."""
+        """Handle the end of the engine."""
         self._close(message)
         self._failure = message
         self._failed.set()
@@ -205,7 +205,7 @@ class Desk(ABC):
     # ending ---------------------------------------------------------------------------------------------------------
 
     async def _drain(self, seconds: float) -> None:
-        """Take nothing more, let what runs come to its end for so long, and answer the rest with an error."""
+        """Accept nothing more, let running requests finish for this long, and fail the rest."""
         self._draining = True
         self._watch_no_more()
         if self._streams and seconds > 0:
@@ -215,7 +215,7 @@ class Desk(ABC):
         self._close(self._closed or SHUTTING_DOWN)
 
     def _close(self, message: str) -> None:
-        """Answer whoever waits with an error, and take nothing more."""
+        """Fail all open requests and accept nothing more."""
         self._closed = message
         streams = list(self._streams.values())
         self._streams.clear()

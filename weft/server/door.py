@@ -1,7 +1,7 @@
-"""The listening socket: binds, accepts within the bounds, and goes on when descriptors run out. Knows no HTTP.
+"""The listening socket: binds, accepts within the bounds, and recovers when descriptors run out. Knows no HTTP.
 
-It accepts by itself instead of with `loop.create_server`, because the loops do not agree on what happens without a free
-descriptor: asyncio logs a traceback and waits, uvloop accepts and drops every client without a word.
+It accepts connections itself instead of using `loop.create_server`, because event loops differ when no descriptor is
+free: asyncio logs a traceback and waits, uvloop accepts and silently drops every client.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from weft.server.http import HttpConnection, Shared
 log = logging.getLogger("weft")
 
 BACKLOG = 2048
-# Accepted in one turn of the loop, so that running streams get theirs.
+# Maximum accepted per iteration of the loop, so that running streams are not delayed.
 MAX_ACCEPTED = 64
 RETRY_SECONDS = 0.1
-# For a client to confirm the end of a TLS connection.
+# Time for a client to confirm the end of a TLS connection.
 TLS_GOODBYE_SECONDS = 5.0
 
 
 class Door:
-    """Accepts clients at a listening socket. Stands in for asyncio's server object in `uvicorn.Server.servers`."""
+    """Accepts clients on a listening socket. Stands in for asyncio's server object in `uvicorn.Server.servers`."""
 
     def __init__(self, listener: socket.socket, shared: Shared, tls: ssl.SSLContext | None) -> None:
         self.sockets = (listener,)
@@ -76,7 +76,7 @@ class Door:
         refusal = self._connections.enter(connection)
         if refusal is not None:
             if self._tls is not None:
-                # A refusal in clear would be noise to such a client, and a handshake is work.
+                # The client expects TLS, so a plain-text refusal is useless, and a handshake costs time.
                 self._connections.leave(connection)
                 client.close()
                 return
@@ -95,11 +95,11 @@ class Door:
         await self._loop.connect_accepted_socket(lambda: connection, client, ssl=self._tls, **timeouts)
 
     def _opened(self, task: asyncio.Task[None], client: socket.socket, connection: HttpConnection) -> None:
-        """Forget a connection that never came to be: its client had gone, its handshake failed, or it was cut."""
+        """Forget a connection that was never established: its client left, its handshake failed, or it was cut."""
         self._opening.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, OSError):
-            log.error("a connection could not be opened", exc_info=error)
+            log.error("cannot open a connection", exc_info=error)
         if error is not None or task.cancelled():
             self._connections.leave(connection)
             client.close()
@@ -107,12 +107,12 @@ class Door:
     # without descriptors ----------------------------------------------------------------------------------------------
 
     def _pause(self, error: OSError) -> None:
-        """Accept nothing for a while; a client that waits for nothing but its own next request makes room."""
+        """Stop accepting for a while, and close a waiting connection to make room."""
         if self._retry is not None:
             return
         short = error.errno in (errno.EMFILE, errno.ENFILE)
         hint = "; raise the limit of open files, or lower --limit connections" if short else ""
-        self._connections.warnings.warn("no client can be accepted: %s%s", error.strerror, hint)
+        self._connections.warnings.warn("cannot accept connections: %s%s", error.strerror, hint)
         self._loop.remove_reader(self._listener)
         self._retry = self._loop.call_later(RETRY_SECONDS, self._resume)
         self._connections.crowded["descriptors"] += 1
@@ -131,33 +131,34 @@ class Door:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address; the machine chooses the port for 0."""
+    """Return a socket bound to an address; for port 0 the system chooses one."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise OptionError(f"host {host} port {port} cannot be listened at: {error.strerror or error}") from None
+        raise OptionError(f"cannot bind {host}:{port}: {error.strerror or error}") from None
     return listener
 
 
 @contextmanager
 def unix_listener(path: str, mode: int) -> Iterator[socket.socket]:
-    """Provide a socket bound to a path, with that file mode; its file goes with it.
+    """Provide a socket bound to a path with this file mode, and remove the file at the end.
 
-    It listens from the start, so that another start can tell a server that loads its model from a dead one.
+    The socket listens from the start, so that another start can tell a server that is loading its model from a dead
+    one.
     """
     place = Path(path)
     remove_stale(place)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        # The file must never be more open than wanted, not even between two calls.
+        # The file must never be more accessible than requested, not even between two calls.
         umask = os.umask(0o777)
         try:
             listener.bind(path)
             listener.listen(BACKLOG)
         except OSError as error:
-            raise OptionError(f"uds {path} cannot be bound: {error.strerror or error}") from None
+            raise OptionError(f"cannot bind uds {path}: {error.strerror or error}") from None
         finally:
             os.umask(umask)
         place.chmod(mode)
@@ -171,15 +172,15 @@ def unix_listener(path: str, mode: int) -> Iterator[socket.socket]:
 
 
 def remove_stale(place: Path) -> None:
-    """Remove a socket's file that no server listens at any more."""
+    """Remove the file of a socket that no server uses any more."""
     try:
         found = place.lstat()
     except FileNotFoundError:
         return
     except OSError as error:
-        raise OptionError(f"uds {place} cannot be used: {error.strerror or error}") from None
+        raise OptionError(f"cannot use uds {place}: {error.strerror or error}") from None
     if not stat.S_ISSOCK(found.st_mode):
-        raise OptionError(f"uds {place} must be a path for a socket, but another file is there: choose another path")
+        raise OptionError(f"uds {place} must be a free path or a stale socket, but is a file; choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -187,6 +188,6 @@ def remove_stale(place: Path) -> None:
         except ConnectionRefusedError:
             place.unlink(missing_ok=True)
         except OSError as error:
-            raise OptionError(f"uds {place} is in use or not ours: {error.strerror or error}") from None
+            raise OptionError(f"uds {place} is in use or belongs to another user: {error.strerror or error}") from None
         else:
-            raise OptionError(f"uds {place} is in use: another server listens there")
+            raise OptionError(f"uds {place} is in use by another server; choose another path")

@@ -1,7 +1,8 @@
-"""The engine process: loads a model and steps it for a front that holds the other end of its socket.
+"""The engine process: loads a model and steps it for the front at the other end of its socket.
 
-Started as `python -m weft.server.engine_process FD`, with one end of a socket pair as file descriptor FD: nothing lies
-in the file system, nobody else can connect. It ends when it is told to, when a step fails, or when the front is gone.
+Started as `python -m weft.server.engine_process FD`, with one end of a socket pair as file descriptor FD: it has no
+name in the file system, and no other process can connect. The process ends on command, when a step fails, or when the
+front ends.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft")
 
 READ_BYTES = 1 << 18
-# Read between two steps at most, so that a flood of long prompts does not keep rows from going on.
+# Maximum bytes read between two steps, so that a flood of long prompts does not delay running rows.
 READ_PER_STEP_BYTES = 1 << 24
-# Room for the outputs of many steps while the front is busy with something else.
+# Room for the outputs of many steps while the front is busy.
 SEND_BUFFER_BYTES = 1 << 20
 
 
@@ -49,7 +50,7 @@ Load = Callable[[Options, bool], tuple[Drivable, ModelInfo]]
 class SocketInbox:
     """Commands from the front, and from threads of this process.
 
-    What cannot be read is dropped; a frame that is too long ends the service.
+    Unreadable frames are dropped; a frame that is too long ends the service.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -70,7 +71,7 @@ class SocketInbox:
     def first(self) -> wire.Begin:
         while not self._bodies:
             if not self._read():
-                raise ProtocolError("the front said nothing")
+                raise ProtocolError("the front closed the connection without a message")
         return decode_begin(self._bodies.pop(0))
 
     def take(self, wait: bool) -> list[Command | Prepared]:
@@ -93,13 +94,13 @@ class SocketInbox:
         return [self._own.popleft() for _ in range(rung)]
 
     def _read(self) -> bool:
-        """Whether there is more to come."""
+        """Read available commands; return whether more may follow."""
         data = self._connection.recv(READ_BYTES)
         self._read_bytes += len(data)
         try:
             self._bodies = self._frames.feed(data)
         except ProtocolError:
-            log.exception("the front sends frames without end")
+            log.exception("the front sent an oversized frame")
             return False
         return bool(data)
 
@@ -109,13 +110,13 @@ class SocketInbox:
             try:
                 commands.append(decode_command(body))
             except ProtocolError as error:
-                log.error("dropped a frame that cannot be read: %s", error)
+                log.error("dropped an unreadable frame: %s", error)
         self._bodies = []
         return commands
 
 
 def run_engine(connection: socket.socket, load: Load) -> int:
-    """Serve the front at the other end; the process's exit code."""
+    """Serve the front at the other end; return the exit code of the process."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     inbox = SocketInbox(connection)
     begin = inbox.first()
@@ -136,16 +137,16 @@ def run_engine(connection: socket.socket, load: Load) -> int:
 
 
 def _end_with_front(connection: socket.socket) -> None:
-    """Nobody is left to answer: end at once, even in the middle of loading or of a step."""
+    """End the process as soon as the front has ended, even while loading or during a step."""
     hangup = select.poll()
     hangup.register(connection, 0)
     hangup.poll()
-    log.error("the front is gone: the engine process ends")
+    log.error("the front has ended: ending the engine process")
     os._exit(1)
 
 
 def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
-    """A model, an engine around it, and what its callers should know. Everything with tensors is imported here."""
+    """Load a model and return its engine and facts. Everything with tensors is imported here."""
     from weft.engine.loop import Engine
     from weft.loading import load
     from weft.memory.alone import longest_alone
@@ -175,7 +176,7 @@ def _folder(options: Options) -> Path:
 
 
 def _name(model: str | None) -> str:
-    """A hub id as it is; of a folder only its name, for its path is nobody's business."""
+    """Return a hub id unchanged; for a folder only its name, because clients must not see its path."""
     if model is None:
         return builtin.NAME
     path = Path(model).expanduser()
@@ -190,13 +191,13 @@ def _architecture(folder: Path) -> str:
 
 
 def main(load: Load = load_engine) -> None:
-    # A terminal or a service manager signals every process: the front decides what that means, and when to end.
+    # A terminal or a service manager signals every process; only the front decides when to end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     code = run_engine(connection, load)
-    # Threads of libraries must not hold up the end.
+    # Threads of libraries must not delay the exit.
     logging.shutdown()
     sys.stderr.flush()
     os._exit(code)

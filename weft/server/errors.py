@@ -1,4 +1,4 @@
-"""What goes wrong, as clients are told: OpenAI's error object, a status, the field at fault, and nothing internal."""
+"""Errors as clients see them: OpenAI's error object, a status and the field at fault, without internal details."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ TYPES = {
     503: "service_unavailable",
 }
 CODES = {401: "invalid_api_key", 413: "request_too_large", 429: "busy", 431: "headers_too_large", 503: "unavailable"}
-# As nginx counts clients that hang up before their answer.
+# nginx's status for clients that disconnect before their response.
 GONE = 499
-STOPPED = "the engine has stopped or is about to: no answer can be given"
-# Characters of a message: errors quote what clients sent.
+STOPPED = "the engine has stopped or is stopping; try again later"
+# Maximum characters of a message: errors quote client text.
 MAX_MESSAGE = 2000
-INTERNAL = "an internal error; the server's log has more"
+INTERNAL = "internal error; see the server's log"
 
-# How messages of the layers below spell a field, where a body spells it differently.
+# Field names in messages of lower layers that differ from those of the body.
 SPELLED = {"include_stop": "include_stop_str_in_output", "prompts": "prompt"}
 
 
 class FieldError(RequestError):
-    """A field of a body that cannot be served as sent."""
+    """A field of a body cannot be served as sent."""
 
     def __init__(self, param: str, message: str, status: int = 400, code: str | None = None) -> None:
         super().__init__(f"{param} {message}", status)
@@ -52,13 +52,13 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
-    """What every 4xx and 5xx carries."""
+    """Body of every 4xx and 5xx."""
 
     error: ErrorBody
 
 
 def describe(error: Exception) -> tuple[int, ErrorAnswer]:
-    """Status and body of an error. What we did not raise on purpose is told to the log alone."""
+    """Return the status and body of an error. Unexpected errors are logged and not shown to the client."""
     if isinstance(error, RequestError):
         return error.status, answer(error.status, str(error), param_of(error), getattr(error, "code", None))
     if isinstance(error, EngineStopped):
@@ -66,7 +66,7 @@ def describe(error: Exception) -> tuple[int, ErrorAnswer]:
     if isinstance(error, HTTPException):
         return error.status_code, answer(error.status_code, str(error.detail))
     if isinstance(error, ClientDisconnect):
-        return GONE, answer(GONE, "the client went away")  # nobody will read it; counted, and no fault of ours
+        return GONE, answer(GONE, "the client disconnected")  # never read; counted, and not an error of the server
     log.error("a request failed", exc_info=error)
     return 500, answer(500, INTERNAL)
 
@@ -78,7 +78,7 @@ def answer(status: int, message: str, param: str | None = None, code: str | None
 
 
 def param_of(error: RequestError) -> str | None:
-    """The field at fault: messages of the layers below begin with it.
+    """Return the field at fault: messages of lower layers begin with it.
 
     >>> param_of(RequestError("top_p must be a number")), param_of(RequestError("This model has no tokenizer"))
     ('top_p', None)

@@ -1,4 +1,4 @@
-"""What all routes share: the model's texts on this side, the engine on the other, and who runs what."""
+"""What all routes share: the tokenizer and templates, the engine's backend, and the runs in progress."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from weft.text.tools import detect_tools
 
 T = TypeVar("T")
 B = TypeVar("B", bound=msgspec.Struct)
-# Answers of more characters or scores are shaped beside the event loop.
+# Answers with more characters or scores are encoded in a thread.
 LONG_TEXT = 1 << 14
-# Grammars of more characters are checked and translated in a worker process.
+# Grammars with more characters are checked and translated in a worker process.
 SMALL_GRAMMAR = 1 << 11
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One prompt and how to go on from it; `n` answers are wanted. `field` is where the body has the prompt."""
+    """One prompt, its parameters and the number of answers `n`. `field` is the prompt's place in the body."""
 
     tokens: Tokens
     params: SamplingParams
@@ -81,7 +81,7 @@ class Front:
         source = None if template is None else template.source
         self.tool_parser = chosen(settings.tool_parser, lambda: detect_tools(backend.info.architecture, source))
         self.reasoning_parser = chosen(settings.reasoning_parser, lambda: detect_reasoning(source or ""))
-        # A name that is none fails now, not with the first request.
+        # An unknown parser name fails now, not with the first request.
         output_parser(self.reasoning_parser, self.tool_parser)
         self._prompter = Prompter(tokenizer, template, self.limits, settings.template_kwargs, self.facts)
         self.pool = pool or pool_for(tokenizer, template, settings)
@@ -94,7 +94,7 @@ class Front:
 
     @property
     def room(self) -> int:
-        """The most tokens that a sequence can have here."""
+        """The maximum number of tokens of a sequence."""
         return min(self.backend.info.max_length, self.backend.info.memory_tokens or self.backend.info.max_length)
 
     @property
@@ -114,13 +114,13 @@ class Front:
         return self.prompter.need_tokenizer()
 
     def count(self, text: str) -> int:
-        """How many tokens a text has."""
+        """Return the number of tokens of a text."""
         return len(self.tokenizer.encode(text, special=False)) if self.tokenizer is not None and text else 0
 
     # prompts --------------------------------------------------------------------------------------------------------
 
     async def take(self, request: HttpRequest, intake: Intake[B]) -> tuple[B, list[Prompt]]:
-        """Return a request's body without its texts, and its prompts. Large bodies are read by another process."""
+        """Return a request's body without its texts, and its prompts. A worker process reads large bodies."""
         data = await read_body(request, self.limits)
         if is_small(data, self.limits):
             return intake.read(self.prompter, data)
@@ -128,12 +128,12 @@ class Front:
             return intake.unpacked(await self.worked(request, intake.name, data))
 
     async def worked(self, request: HttpRequest, name: str, data: bytes) -> bytes:
-        """Return what a worker process makes of a body; its work ends when the client leaves."""
+        """Return the result of a worker process for a body; the work ends when the client disconnects."""
         return await while_connected(request, self.pool.run(name, self.facts, data))
 
     @contextmanager
     def counted(self, sequences: int) -> Iterator[None]:
-        """Count work as open requests while it lasts."""
+        """Count work as open requests while it runs."""
         self._reserve(sequences)
         try:
             yield
@@ -142,11 +142,11 @@ class Front:
 
     def _reserve(self, sequences: int) -> None:
         if self.open_sequences + sequences > self.limits.open_sequences:
-            raise RequestError("the server is busy: too many requests are running or waiting", 429)
+            raise RequestError("the server is busy: too many requests are running or waiting; try again later", 429)
         self.open_sequences += sequences
 
     async def prepared(self, form: Form) -> Form:
-        """Return a form whose grammar is checked and translated: the engine only compiles."""
+        """Return a form whose grammar is checked and translated, so that the engine only compiles it."""
         grammar = form.grammar
         self.need_tokenizer()
         try:
@@ -158,15 +158,15 @@ class Front:
         return form.within(msgspec.msgpack.decode(found, type=Grammar))
 
     async def beside(self, size: int, work: Callable[[], T]) -> T:
-        """Long work must not hold up the streams of others."""
+        """Run long work in a thread, so that it does not delay other streams."""
         return await asyncio.to_thread(work) if size > LONG_TEXT else work()
 
     async def shaped(self, run: Run, make: Callable[[], Any]) -> Response:
-        """Return an answer as JSON. Shaping a long one, or the scores of a long text, is long work."""
+        """Return an answer as JSON. Encoding a long one, or the scores of a long text, is long work."""
         return await self.beside(run.size, lambda: json_response(make()))
 
     def max_tokens(self, asked: int | None, prompt: int, field: str = "max_tokens", default: int | None = None) -> int:
-        """As asked; else so many as this API's default says, or all that fits behind the prompt."""
+        """Return the number asked for, or this API's default, or all that fits behind the prompt."""
         if asked is not None:
             check_count(field, asked, self.limits.max_tokens)
             return asked
@@ -188,7 +188,7 @@ class Front:
         skip_special: bool = True,
         shown: frozenset[str] = frozenset(),
     ) -> Run:
-        """Start everything that one HTTP request asks for: n sequences per prompt, in their order."""
+        """Start everything that one HTTP request asks for: n sequences per prompt, in order."""
         form = None if form is None else await self.prepared(form)
         requests, answers = [], []
         for wish in wishes:
@@ -201,7 +201,7 @@ class Front:
                 requests.append(request)
                 answers.append(Answer(request.params, detokenizer, request.stop_tokens))
         if len(requests) > self.limits.sequences:
-            raise FieldError("n", f"asks for {len(requests)} answers in all, more than {self.limits.sequences}")
+            raise FieldError("n", f"asks for {len(requests)} answers in all; the limit is {self.limits.sequences}")
         run = self._open(name, aliases, tenant, len(requests), form, wishes)
         try:
             await run.submit(requests, answers)
@@ -214,7 +214,8 @@ class Front:
         if length + wish.params.max_tokens > info.max_length:
             field = wish.field if length >= info.max_length else "max_tokens"
             what = (
-                f"is too much: {length} tokens of prompt and {wish.params.max_tokens} to come exceed {info.max_length}"
+                f"does not fit: prompt has {length} tokens; with max_tokens={wish.params.max_tokens} it exceeds the "
+                f"context of {info.max_length}"
             )
             raise FieldError(field, what, code="context_length_exceeded")
         check_request(wish.tokens, wish.params, self.tokenizer is not None, info.vocab_size, info.max_length)
@@ -254,7 +255,7 @@ class Front:
         return run
 
     def abort(self, names: Sequence[str] | None, tenant: Tenant) -> int:
-        """End runs by name, or all of a tenant (of everybody, for an admin); how many."""
+        """Abort runs by name, or all runs of a tenant (of all tenants, for an admin); return how many."""
         found = [
             run
             for run in self.runs
@@ -268,7 +269,7 @@ class Front:
 def pool_for(
     tokenizer: Tokenizer | None, template: ChatTemplate | None, settings: ServerSettings, **more: Any
 ) -> TextPool:
-    """Return text workers that know these texts. `more` are further arguments of `TextPool`."""
+    """Return text workers for these texts. `more` are further arguments of `TextPool`."""
     level = logging.getLogger("weft").getEffectiveLevel()
     return TextPool(
         lambda: setup_of(tokenizer, template, settings.limits, settings.template_kwargs, level), settings.limits, **more
@@ -276,7 +277,7 @@ def pool_for(
 
 
 def chosen(name: str, detect: Callable[[], str | None]) -> str | None:
-    """A parser's name: as told, or as found out; none if told so."""
+    """Return a parser's name: as configured, or as detected; None if it is turned off."""
     return detect() if name == "auto" else None if name == "none" else name
 
 
@@ -292,7 +293,7 @@ def new_name(prefix: str) -> str:
 
 
 def derived_seed(seed: int, place: int) -> int:
-    """The seed of the n-th answer: the first keeps the request's own.
+    """Return the seed of the n-th answer; the first keeps the request's own.
 
     >>> derived_seed(7, 1) == derived_seed(7, 1) != derived_seed(7, 2)
     True

@@ -1,4 +1,4 @@
-"""From what bodies say about the form of an answer to one grammar. Checks sizes; compiles nothing."""
+"""Turns the constraints of a body into one grammar. Checks sizes; compiles nothing."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an answer must look like, and which field of the body says so."""
+    """The form of an answer, and the field of the body that sets it."""
 
     grammar: Grammar
     field: str
 
     def within(self, grammar: Grammar) -> Form:
-        """The same with something around it."""
+        """Return the same form embedded in another grammar."""
         return replace(self, grammar=grammar)
 
     def named(self, error: RequestError) -> RequestError:
-        """A complaint about the grammar, as the client's fault and by the field's name; other errors as they are."""
+        """Return an error about the grammar as a client error on its field; return other errors unchanged."""
         name, _, complaint = str(error).partition(" ")
         if name != FIELDS[self.grammar.kind]:
             return error
@@ -40,17 +40,17 @@ class Form:
 
 
 def with_source(grammar: Grammar) -> Grammar:
-    """Return a grammar as the compiler takes it: checked and translated here, not beside the engine's steps."""
+    """Return a grammar as the compiler takes it: checked and translated here, not next to the engine's steps."""
     return Grammar(grammar.kind, "", source_of(grammar))
 
 
 def prepared_grammar(prompter: Prompter, data: bytes) -> bytes:
-    """Do the same in a worker process."""
+    """Check and translate a grammar in a worker process."""
     return msgspec.msgpack.encode(with_source(msgspec.msgpack.decode(data, type=Grammar)))
 
 
 def form_of(body: FormFields, limits: Limits) -> Form | None:
-    """What the answer must look like, if anything is asked."""
+    """Return the form that a body asks for, if any."""
     found = [
         from_response_format(body.response_format, limits),
         from_structured(body.structured_outputs, limits),
@@ -65,10 +65,10 @@ def form_of(body: FormFields, limits: Limits) -> Form | None:
 
 
 def only(found: list[Form | None]) -> Form | None:
-    """The one form that is asked for, if any."""
+    """Return the only form of the list, if any; raise if there are several."""
     given = [form for form in found if form is not None]
     if len(given) > 1:
-        raise FieldError(given[1].field, f"and {given[0].field} are both given: choose one")
+        raise FieldError(given[1].field, f"and {given[0].field} exclude each other; pass only one of them")
     return given[0] if given else None
 
 
@@ -82,7 +82,7 @@ def from_response_format(wanted: ResponseFormat | None, limits: Limits) -> Form 
     if wanted.type == "json_object":
         return Form(Grammar("json_object"), "response_format")
     if wanted.json_schema is None or wanted.json_schema.schema is None:
-        raise FieldError("response_format.json_schema", "must hold a schema")
+        raise FieldError("response_format.json_schema", "must have a schema")
     return from_schema("response_format.json_schema.schema", wanted.json_schema.schema, limits)
 
 
@@ -99,21 +99,21 @@ def from_structured(wanted: StructuredOutputs | None, limits: Limits) -> Form | 
     ]
     given = [form for form in found if form is not None]
     if len(given) != 1:
-        raise FieldError(name, f"must hold exactly one constraint, got {len(given)}")
+        raise FieldError(name, f"must have exactly one constraint, got {len(given)}")
     return given[0]
 
 
 def from_json(name: str, schema: dict[str, Any] | str | None, limits: Limits) -> Form | None:
-    """A schema that may have been sent as text."""
+    """Return the form of a schema, which may be sent as text."""
     if schema is None:
         return None
     if isinstance(schema, str):
         if len(schema) > limits.schema_bytes:
-            raise FieldError(name, f"is a schema of {len(schema)} characters, more than {limits.schema_bytes}")
+            raise FieldError(name, f"has {len(schema)} characters; the limit is {limits.schema_bytes}")
         try:
             schema = read_json(name, schema, limits.schema_depth)
         except ValueError:
-            raise FieldError(name, "must be a JSON schema, or one as text") from None
+            raise FieldError(name, "must be a JSON schema, as an object or as text") from None
     return from_schema(name, schema, limits)
 
 
@@ -127,7 +127,7 @@ def from_choice(name: str, choices: list[str] | None, limits: Limits) -> Form | 
     check_items(name, choices, MAX_CHOICES)
     text = json.dumps(choices)
     if not choices or len(text) > limits.schema_bytes:
-        raise FieldError(name, f"must hold 1 to {MAX_CHOICES} texts of at most {limits.schema_bytes} bytes together")
+        raise FieldError(name, f"must have 1 to {MAX_CHOICES} strings of at most {limits.schema_bytes} bytes in all")
     return Form(Grammar("choice", text), name)
 
 

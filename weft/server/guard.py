@@ -17,7 +17,7 @@ OPEN_ROUTES = (("GET", "/health"), ("HEAD", "/health"))
 
 
 class Guard:
-    """Wraps the routes, so that none but the open ones answers without a key, not even one that does not exist."""
+    """Wraps the routes, so that only the open ones answer without a key; even unknown routes require one."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, keys: Keys) -> None:
         self._app = app
@@ -38,7 +38,7 @@ class Guard:
             await self._app(scope, receive, send)
         except ClientDisconnect:
             pass
-        except Exception as error:  # the process's edge: every request gets an answer
+        except Exception as error:  # the outermost handler: every request gets a response
             if record.status is None:
                 await response(error)(scope, receive, send)
 
@@ -52,26 +52,26 @@ class Guard:
         if (scope["method"], scope["path"]) in self._open_routes:
             return
         if tenant is None:
-            raise HTTPException(401, "no valid key: send Authorization: Bearer KEY")
+            raise HTTPException(401, "no valid API key; send Authorization: Bearer KEY")
         tenant.account.take_request()
 
     def _check_browser(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """A page of somebody else, in the browser of somebody who may reach us, is not a client."""
+        """Refuse requests that a foreign web page makes through the browser of a user who can reach the server."""
         found = dict(headers)
         host = found.get(b"host", b"").decode("latin-1")
         trusted = self._settings.trusted_hosts
-        # No browser leaves the header out; probes of balancers do.
+        # Browsers always send the header; health probes of load balancers may not.
         if trusted and b"host" in found and not is_trusted(host_name(host), trusted):
-            raise HTTPException(403, "the Host header names none of this server's hosts; --allowed-host adds one")
+            raise HTTPException(403, "the Host header must name an allowed host; add one with --allowed-host")
         origin = found.get(b"origin")
         if origin is not None and "*" not in self._settings.cors_origins:
             text = origin.decode("latin-1")
             if text not in self._settings.cors_origins and text.partition("://")[2] != host:
-                raise HTTPException(403, "requests from web pages of this origin are not allowed")
+                raise HTTPException(403, "web pages of this origin are not allowed; add it with --cors-origin")
 
 
 def is_trusted(name: str, trusted: tuple[str, ...]) -> bool:
-    """Return whether a host's name is one of these, or below one that begins with an asterisk.
+    """Return whether a host name is in the list, or below an entry that begins with an asterisk.
 
     >>> [is_trusted(name, ("localhost", "*.a.b")) for name in ("localhost", "c.a.b", "a.b", "ca.b")]
     [True, True, False, False]

@@ -1,12 +1,12 @@
-"""A client's HTTP/1.1 connection: the order of answers, and a deadline for every state. Knows no route.
+"""A client's HTTP/1.1 connection: the order of responses, and a deadline for every state. Knows no route.
 
-A connection is always in one state, and every state in which the server waits for the client ends after a total time,
-however many bytes arrive meanwhile:
+A connection is always in one state. Every state in which the server waits for the client has a total deadline, however
+many bytes arrive meanwhile:
 
     HANDSHAKE -> HEAD -> WORKING -> IDLE -> HEAD ...    WORKING has no deadline here: the application bounds the time
-                   |        |                           of a body, `stall_seconds` that of an answer left unread
+                   |        |                           of a body, `stall_seconds` that of an unread response
                    v        v
-                   DISCARDING -> CLOSING                after a refusal, or an answer to a body that is not read
+                   DISCARDING -> CLOSING                after a refusal, or a response to an unread body
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from weft.server.http_exchange import HttpExchange, status_line
 from weft.server.http_reader import Event, Head, Header, HttpReader, Mark
 from weft.server.settings import Limits
 
-# Bytes of a body that wait for the application before the connection is read no further.
+# Body bytes that may wait for the application before reading pauses.
 BODY_BUFFER_BYTES = 1 << 16
-# Requests that a client may send ahead of their answers.
+# Requests that a client may pipeline.
 MAX_PIPELINED = 16
-# Turns of the loop until a new connection has been read once: open it, start reading, poll, receive; one to spare.
+# Loop iterations until a new connection has been read once: open, start reading, poll, receive; one to spare.
 FRESH_TURNS = 5
 
 
 class State(Enum):
-    """What a connection does. The value names the limit that ends the state."""
+    """State of a connection. The value names the limit that ends it."""
 
     HANDSHAKE = "handshake_seconds"
     HEAD = "header_seconds"
@@ -50,7 +50,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all connections of a server have in common."""
+    """What all connections of a server share."""
 
     app: ASGIApp
     limits: Limits
@@ -60,7 +60,7 @@ class Shared:
 
 
 class HttpConnection(asyncio.Protocol):
-    """One client's connection. Requests run one after the other; answers leave in the order of the requests.
+    """One client's connection. Requests run one after the other; responses leave in the order of the requests.
 
     `client` is the peer's address and port, None on a Unix socket.
     """
@@ -84,15 +84,15 @@ class HttpConnection(asyncio.Protocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._writable = asyncio.Event()
         self._reading_paused = False
-        # None once nothing that arrives is looked at any more.
+        # None once further input is ignored.
         self._reader: HttpReader | None = HttpReader(self._limits.header_bytes)
         self._discarded_bytes = 0
         self._head_begun = self._body_open = False
-        # The request that runs, and the last one whose head has come.
+        # The running request, and the last one whose headers have arrived.
         self._current: HttpExchange | None = None
         self._newest: Any = None
         self._queue: deque[HttpExchange] = deque()
-        # Sent in its turn, after the answers to what came before.
+        # Sent after the responses to earlier requests.
         self._refusal: tuple[int, str] | None = None
 
     # states -----------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class HttpConnection(asyncio.Protocol):
         self._close()
 
     def shutdown(self) -> None:
-        """Close as soon as no request is under way; called by uvicorn's server when it ends."""
+        """Close as soon as no request is in progress; uvicorn's server calls this when it ends."""
         self._queue.clear()
         if self._current is None:
             self._close()
@@ -126,7 +126,7 @@ class HttpConnection(asyncio.Protocol):
             self._current.keep_alive = False
 
     def cut(self) -> None:
-        """Close at once, whatever is unsent."""
+        """Close at once and drop unsent bytes."""
         if self._transport is not None:
             self._transport.abort()
         elif self.opening is not None:
@@ -143,7 +143,7 @@ class HttpConnection(asyncio.Protocol):
                 self._shared.connections.waits(self)
 
     def settle(self, turns: int = FRESH_TURNS) -> None:
-        """Let the connection be cut in favour of others, but not before what its client has sent already is read."""
+        """Allow the connection to be cut in favour of others, but not before what its client already sent is read."""
         if turns:
             self._loop.call_soon(self.settle, turns - 1)
             return
@@ -158,7 +158,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _late(self) -> None:
         if self.state is State.HEAD:
-            self._refuse(408, f"the request's head took more than {self._limits.header_seconds:g} seconds")
+            self._refuse(408, f"the request headers took more than {self._limits.header_seconds:g} seconds")
         elif self.state is State.CLOSING:
             self._transport.abort()
         else:
@@ -172,7 +172,7 @@ class HttpConnection(asyncio.Protocol):
             self._enter(State.CLOSING)
 
     def _linger(self) -> None:
-        """Send no more, but take what still comes for a while: closing over unread bytes would destroy the answer."""
+        """Send no more, but read on for a while: closing with unread input would destroy the response."""
         self._reader = None
         if self._transport.is_closing():
             return
@@ -193,14 +193,14 @@ class HttpConnection(asyncio.Protocol):
     # refusals ---------------------------------------------------------------------------------------------------------
 
     def refuse(self, status: int, message: str) -> None:
-        """Answer nothing on this connection but a refusal; to be called before it is made."""
+        """Answer nothing on this connection but a refusal; call it before the connection is made."""
         self._refusal = status, message
 
     def _refuse(self, status: int, message: str) -> None:
-        """Look at nothing more that arrives; answer what came before, then say why."""
+        """Ignore further input; answer earlier requests, then send the refusal."""
         self._reader = None
         if self.state is State.DISCARDING:
-            # This request has its answer already.
+            # This request already has its response.
             self._close()
             return
         self._refusal = status, message
@@ -219,7 +219,7 @@ class HttpConnection(asyncio.Protocol):
         self.write(status_line(status) + lines + b"connection: close\r\n\r\n" + bytes(sent.body))
         self._linger()
 
-    # what arrives -----------------------------------------------------------------------------------------------------
+    # input ------------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self.state is State.DISCARDING:
@@ -255,7 +255,7 @@ class HttpConnection(asyncio.Protocol):
     def _take_head(self, head: Head) -> None:
         self._head_begun = False
         if len(self._queue) == MAX_PIPELINED:
-            self._refuse(400, f"a client may send at most {MAX_PIPELINED} requests ahead of their answers")
+            self._refuse(400, f"at most {MAX_PIPELINED} requests may be pipelined")
             return
         self._newest = HttpExchange(self, self._scope(head), self._shared.app, head.keep_alive, head.expects_continue)
         self._body_open = True
@@ -289,7 +289,7 @@ class HttpConnection(asyncio.Protocol):
         self._current = exchange
         self._enter(State.WORKING)
         if self._proxied and exchange.scope["client"] != self._client:
-            # For as long as the request takes, the connection is one of the client that the proxy speaks for.
+            # While the request runs, the connection counts for the client that the proxy represents.
             self.share = share_of(exchange.scope["client"][0])
             refusal = self._shared.connections.join(self)
             if refusal is not None:
@@ -342,7 +342,7 @@ class HttpConnection(asyncio.Protocol):
             self._enter(State.HEAD if self._head_begun else State.IDLE)
 
     def _regulate_reading(self) -> None:
-        """Read on, unless requests or a body wait for the application."""
+        """Continue reading, unless requests or a body wait for the application."""
         newest = self._newest
         wanted = newest is not None and not newest.answered and not newest.gone
         pause = bool(self._queue) or (wanted and len(newest.body) > BODY_BUFFER_BYTES)

@@ -1,6 +1,6 @@
-"""One request and its answer on an HTTP connection: the application's `receive` and `send`, and the answer's framing.
+"""One request and its response on an HTTP connection: the application's `receive` and `send`, and the framing.
 
-What surrounds an exchange (parsing, deadlines, the order of answers) is the connection's business, in `http.py`.
+The connection (`http.py`) does the rest: parsing, deadlines, the order of responses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weft.server.http_reader import Header
 log = logging.getLogger("weft")
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-# Statuses whose answers have no body, whatever their headers say.
+# Statuses whose responses have no body, whatever their headers say.
 BODILESS = (204, 304)
 PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
@@ -29,25 +29,25 @@ def status_line(status: int) -> bytes:
 
 
 class Wire(Protocol):
-    """What an exchange needs of its connection."""
+    """What an exchange needs from its connection."""
 
     default_headers: list[Header]
     write_paused: bool
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the client, or keep them until it takes them."""
+        """Send bytes to the client, or buffer them until it reads."""
 
     async def writable(self) -> None:
-        """Wait while the client leaves too much unread."""
+        """Wait while the client has too much unread output."""
 
     def body_taken(self) -> None:
-        """Learn that the application has taken what there was of the body."""
+        """Note that the application has read the available body."""
 
     def answered(self) -> None:
-        """Learn that the answer is complete."""
+        """Note that the response is complete."""
 
     def abandoned(self, answer_begun: bool) -> None:
-        """Learn that there will be no complete answer."""
+        """Note that the response will not be completed."""
 
 
 class HttpExchange:
@@ -71,11 +71,11 @@ class HttpExchange:
         self._remaining_bytes: int | None = None
 
     async def run(self) -> None:
-        """Call the application; if it does not answer, answer for it or give the exchange up."""
+        """Call the application; if it does not respond, respond for it or abandon the exchange."""
         try:
             await self.app(self.scope, self.receive, self.send)
             if not self.gone and not self.answered:
-                log.error("the application did not complete its answer to %s", self.scope["path"])
+                log.error("the application did not complete its response to %s", self.scope["path"])
         except Exception:
             log.exception("the application failed")
         finally:
@@ -95,7 +95,7 @@ class HttpExchange:
         self._changed.set()
 
     def leave(self) -> None:
-        """Tell the application that the client has gone, or that its request will never be complete."""
+        """Notify the application that the client has gone, or that its request will never be complete."""
         self.gone = True
         self._changed.set()
 
@@ -136,11 +136,11 @@ class HttpExchange:
 
     def _begin(self, status: int, headers: Iterable[Header]) -> None:
         lines = [status_line(status)]
-        # A client that was never told to continue may send its body or leave it out: what follows has no meaning.
+        # A client that was never asked to continue may send or omit its body, so what follows is ambiguous.
         self.keep_alive = self.keep_alive and not self._expects_continue
         for name, value in (*self._wire.default_headers, *headers):
             if b"\n" in value or b"\r" in value:
-                raise ValueError(f"the header {name!r} of an answer must be one line, got {value!r}")
+                raise ValueError(f"response header {name!r} must be one line, got {value!r}")
             if name == b"connection":
                 self.keep_alive = self.keep_alive and value != b"close"
                 continue
@@ -149,7 +149,7 @@ class HttpExchange:
             lines.append(name + b": " + value + b"\r\n")
         self._bodiless = self.scope["method"] == "HEAD" or status in BODILESS
         if self._remaining_bytes is None and not self._bodiless:
-            # HTTP/1.0 knows no chunks: there the end of the connection is the end of the answer.
+            # HTTP/1.0 has no chunks: the end of the connection is the end of the response.
             self._chunked = self.scope["http_version"] == "1.1"
             self.keep_alive = self.keep_alive and self._chunked
         if self._chunked:
@@ -161,7 +161,7 @@ class HttpExchange:
 
     def _continue(self, body: bytes, more: bool) -> None:
         if self.answered:
-            raise RuntimeError("an answer that is complete cannot be continued")
+            raise RuntimeError("a complete response cannot be continued")
         if self._chunked:
             chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             self._wire.write(chunk if more else chunk + b"0\r\n\r\n")
@@ -178,7 +178,7 @@ class HttpExchange:
             return
         self._remaining_bytes -= size
         if self._remaining_bytes < 0 or (self._remaining_bytes and not more):
-            raise RuntimeError(f"an answer is {-self._remaining_bytes} bytes longer than its Content-Length")
+            raise RuntimeError(f"the response is {-self._remaining_bytes} bytes longer than its Content-Length")
 
     def _answer_failure(self) -> None:
         failed = json_response(answer(500, INTERNAL), 500, {"connection": "close"})

@@ -1,7 +1,7 @@
-"""Requests from bytes: a parser for one connection that answers with events and knows no socket, no time and no route.
+"""Parses one connection's bytes into events. Knows no socket, no time and no route.
 
-httptools (llhttp) does the parsing. It takes heads and trailers of any size, and stops at a wish for another protocol;
-what it refuses itself is in `tests/test_http_wire.py`: bodies with two lengths, unknown encodings, bare line feeds.
+httptools (llhttp) does the parsing. It accepts headers and trailers of any size, and stops at a request to upgrade the
+protocol. `tests/test_http_wire.py` covers what it refuses itself: two lengths, unknown encodings, bare line feeds.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Header = tuple[bytes, bytes]
 
 VERSIONS = ("1.0", "1.1")
 MALFORMED = "the request is not valid HTTP/1.1"
-# Headers that ask for another protocol on this connection.
+# Headers that request another protocol on this connection.
 UPGRADES = (b"upgrade", b"http2-settings")
-# In what arrives at once, for each of them costs a copy of the rest.
+# Per received chunk, because each one costs a copy of the rest.
 MAX_UPGRADES = 4
 
 
 class Mark(Enum):
-    """A place in the stream of requests."""
+    """A position in the stream of requests."""
 
     HEAD_BEGUN = auto()
     REQUEST_ENDED = auto()
@@ -31,7 +31,7 @@ class Mark(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A request without its body. Names of headers are in lower case."""
+    """A request without its body. Header names are in lower case."""
 
     method: str
     path: bytes
@@ -42,7 +42,7 @@ class Head:
 
     @property
     def expects_continue(self) -> bool:
-        """Whether the client waits to be asked for the body."""
+        """Whether the client waits for permission to send the body."""
         expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in self.headers)
         return expects and self.version == "1.1"
 
@@ -52,13 +52,13 @@ Event = Mark | Head | bytes
 
 
 class HttpReader:
-    """Turns what arrives into events. After a `fault`, a status and a message, nothing more can be read."""
+    """Turns input into events. After a `fault`, a status and a message, nothing more can be read."""
 
     def __init__(self, header_bytes: int) -> None:
         self.fault: tuple[int, str] | None = None
         self._header_bytes = header_bytes
         self._parser: Any = httptools.HttpRequestParser(self)
-        # Received since the parser last got on with a head or a body.
+        # Bytes received since the parser last completed a part of a header or body.
         self._loose_bytes = 0
         self._in_body = False
         self._url = b""
@@ -66,11 +66,11 @@ class HttpReader:
         self._events: list[Event] = []
 
     def feed(self, data: bytes) -> list[Event]:
-        """Return the events in some more bytes; those before a fault are complete."""
+        """Return the events of more input; those before a fault are complete."""
         self._events = []
         self._feed(data)
         if self.fault is None and self._loose_bytes > self._header_bytes:
-            self.fault = 431, f"the request's head or trailers exceed {self._header_bytes} bytes"
+            self.fault = 431, f"the request headers or trailers exceed {self._header_bytes} bytes"
         return self._events
 
     def _feed(self, data: bytes) -> None:
@@ -89,7 +89,7 @@ class HttpReader:
         self.fault = 400, MALFORMED
 
     def _head_without_upgrade(self) -> bytes:
-        """Return a head without its wish for another protocol, to be parsed again, for the parser skipped the body."""
+        """Return the headers without the upgrade, to be parsed again, because the parser skipped the body."""
         version = self._parser.get_http_version().encode()
         lines = [self._parser.get_method() + b" " + self._url + b" HTTP/" + version]
         for name, value in self._headers:
@@ -100,7 +100,7 @@ class HttpReader:
                 lines.append(name + b": " + value)
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
-    # called by the parser; what they raise is a fault -----------------------------------------------------------------
+    # called by the parser; exceptions are faults ----------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self._url = b""
@@ -111,7 +111,7 @@ class HttpReader:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers, which come after the body, mean nothing here.
+        # Trailers, which follow the body, are ignored.
         if not self._in_body:
             self._headers.append((name.lower(), value))
 
@@ -121,7 +121,7 @@ class HttpReader:
             return
         version = self._parser.get_http_version()
         hosts = sum(name == b"host" for name, _ in self._headers)
-        # One host, so that a proxy and this server cannot disagree on it; HTTP/1.0 may leave it out.
+        # Exactly one host, so that a proxy and this server cannot disagree on it; HTTP/1.0 may omit it.
         if version not in VERSIONS or hosts > 1 or (not hosts and version == "1.1"):
             raise ValueError(MALFORMED)
         url = httptools.parse_url(self._url)

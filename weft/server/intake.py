@@ -1,8 +1,8 @@
-"""The one place that decides where client text is read: a small body in this process, a large one in a worker process.
+"""Decides where client text is read: a small body in this process, a large one in a worker process.
 
 Reading a body means decoding its JSON, checking it, rendering its conversation and tokenizing its prompts. For eight
-megabytes that takes seconds and holds the interpreter lock for parts of one at a time, in which no stream of another
-client moves; so it is done by `text_pool.py`. What comes back is small: token ids, and the body without its texts.
+megabytes that takes seconds and holds the interpreter lock for fractions of a second at a time, during which no other
+stream moves; so `text_pool.py` does it. The result is small: token ids, and the body without its texts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from weft.server.prompter import Prompt, Prompter
 from weft.server.settings import Limits
 
 B = TypeVar("B", bound=msgspec.Struct)
-# Reading so many bytes takes a few milliseconds: less than to hand them to another process when that is busy.
+# Reading this many bytes takes a few milliseconds: less than handing them to a busy process.
 SMALL_BYTES = 1 << 14
 
 
 def is_small(body: bytes, limits: Limits) -> bool:
-    """Return whether a body may be read in this process. Each place that it declares costs another rendering."""
+    """Return whether a body may be read in this process. Each declared point costs another rendering."""
     return len(body) * (1 + min(body.count(b"cache_control"), limits.cache_points)) <= SMALL_BYTES
 
 
@@ -43,8 +43,8 @@ class Packed(msgspec.Struct, array_like=True):
 class Intake(Generic[B]):
     """How one route reads its bodies.
 
-    `prompts` checks a body and returns its prompts; it empties the fields that they came from. `kept` are texts that
-    stay because the answer repeats them.
+    `prompts` checks a body, returns its prompts, and empties the fields that they came from. `kept` are texts that stay
+    because the response repeats them.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Intake(Generic[B]):
         return body, self.prompts(prompter, body)
 
     def packed(self, prompter: Prompter, data: bytes) -> bytes:
-        """Read a body in a worker process, for `unpacked` in the other one."""
+        """Read a body in a worker process, for `unpacked` in the front."""
         body, prompts = self.read(prompter, data)
         rest = msgspec.msgpack.encode(body)
         texts = sum(len((getattr(body, name) or "").encode()) for name in self.kept)
         if len(rest) - texts > prompter.limits.beside_bytes:
             most = prompter.limits.beside_bytes
-            raise RequestError(f"the body holds {len(rest) - texts} bytes beside its prompts, more than {most}", 413)
+            raise RequestError(f"the body has {len(rest) - texts} bytes besides its prompts; the limit is {most}", 413)
         found = [PackedPrompt(each.tokens.astype("<i4").tobytes(), each.snapshots) for each in prompts]
         return msgspec.msgpack.encode(Packed(rest, found))
 

@@ -1,4 +1,4 @@
-"""What each key has used, for Prometheus. Labels are names that the operator gave, so there are as many as keys."""
+"""Usage of each key, for Prometheus. Labels are names that the operator gave, so there are as many as keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.server.auth import Keys
 
 
 class KeyCollector:
-    """Reads the accounts when it is asked. A key that was removed has no numbers any more."""
+    """Reads the accounts on every scrape. A removed key no longer has numbers."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -18,7 +18,7 @@ class KeyCollector:
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("weft_key_requests", "Requests by key", labels=["key"])
         tokens = CounterMetricFamily("weft_key_tokens", "Tokens by key and kind", labels=["key", "kind"])
-        limited = CounterMetricFamily("weft_key_limited", "Requests beyond a key's limit", labels=["key", "limit"])
+        limited = CounterMetricFamily("weft_key_limited", "Requests over a key's limit", labels=["key", "limit"])
         for tenant in self._keys.tenants:
             name, account = str(tenant.name), tenant.account
             requests.add_metric([name], account.requests)

@@ -1,6 +1,6 @@
-"""Keys as operators write them: plain texts, or lines of a file that only the operator can change.
+"""Keys as operators write them: plain strings, or lines of a file that only the operator can change.
 
-A line is `KEY`, or `NAME KEY` and the key's limits. What a key opens is decided in `auth.py`.
+A line is `KEY`, or `NAME KEY` and the key's limits. `auth.py` decides what a key may do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ADMIN = "admin"
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Limits of one key. 0 is no limit; None takes the server's default."""
+    """Limits of one key. 0 is unlimited; None takes the server's default."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -39,7 +39,7 @@ class Rates:
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not None and not 0 <= value <= MAX_RATE:
-                raise OptionError(f"{each.name} must be from 0 (no limit) to {MAX_RATE}, got {value}")
+                raise OptionError(f"{each.name} must be from 0 (unlimited) to {MAX_RATE}, got {value}")
 
     def filled(self, default: Rates) -> Rates:
         """
@@ -52,7 +52,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`name` stands for the key in logs and metrics. Without one, the key is called by its place: key-1, key-2."""
+    """`name` stands for the key in logs and metrics. A key without one is named by its place: key-1, key-2."""
 
     secret: str = field(repr=False)
     name: str = ""
@@ -62,10 +62,10 @@ class Key:
     def __post_init__(self) -> None:
         secret = self.secret
         if not secret.isascii() or not secret.isprintable() or not secret or " " in secret:
-            raise OptionError("api_keys must be of ASCII characters without spaces, and not empty")
+            raise OptionError("api_keys must be non-empty ASCII without spaces")
         if len(secret) > MAX_KEY_CHARACTERS:
             raise OptionError(f"api_keys must have at most {MAX_KEY_CHARACTERS} characters, got {len(secret)}")
-        # The name is not shown: it may be a secret that was written in the wrong place.
+        # The message omits the name: it may be a secret in the wrong place.
         if self.name and not NAME.fullmatch(self.name):
             raise OptionError(NAME_FORM)
 
@@ -73,7 +73,7 @@ class Key:
 def resolve_keys(api_keys: Sequence[str | Key], admin_key: str | Key | None, default: Rates) -> tuple[Key, ...]:
     """Return all keys with names, limits and rights. Without an admin key, a single key is its own admin.
 
-    `default` holds for API keys; the admin's key has the limits of its own line only.
+    `default` applies to API keys; the admin key has only the limits of its own line.
     """
     admin = None if admin_key is None else as_key(admin_key)
     found = []
@@ -93,13 +93,13 @@ def as_key(given: str | Key) -> Key:
 
 def _check_together(keys: Sequence[Key]) -> None:
     if len(keys) > MAX_KEYS:
-        raise OptionError(f"api_keys must be at most {MAX_KEYS}, got {len(keys)}")
+        raise OptionError(f"api_keys must have at most {MAX_KEYS} entries, got {len(keys)}")
     if len({key.secret for key in keys}) != len(keys):
-        raise OptionError("api_keys holds a key twice")
+        raise OptionError("api_keys has the same key twice")
     names = [key.name for key in keys]
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice is not None:
-        raise OptionError(f"api_keys holds two keys named {twice}: give each a name of its own")
+        raise OptionError(f"api_keys has two keys named {twice}; names must be unique")
 
 
 # files ----------------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def read_key_file(option: str, path: str) -> tuple[Key, ...]:
         text = _read(place)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise OptionError(f"{option} {path} cannot be read: {reason}") from None
+        raise OptionError(f"cannot read {option} {path}: {reason}") from None
     except OptionError as error:
         raise OptionError(f"{option} {path} is refused: {error}") from None
     found = []
@@ -125,7 +125,7 @@ def read_key_file(option: str, path: str) -> tuple[Key, ...]:
         if key is not None:
             found.append(key)
     if not found:
-        raise OptionError(f"{option} {path} holds no key")
+        raise OptionError(f"{option} {path} has no key")
     return tuple(found)
 
 
@@ -152,12 +152,12 @@ RATES = tuple(each.name for each in fields(Rates))
 
 
 def _parse_rates(words: Sequence[str]) -> Rates:
-    # No word is shown: a key with a space in it would be.
+    # The message quotes no word: it may be part of a key with a space in it.
     found: dict[str, int] = {}
     for word in words:
         name, _, value = word.partition("=")
         if name not in RATES or name in found or not (value.isascii() and value.isdigit()) or len(value) > 10:
-            raise OptionError(f"after NAME KEY come limits, each once: {', '.join(f'{each}=NUMBER' for each in RATES)}")
+            raise OptionError(f"only limits may follow NAME KEY: {', '.join(f'{each}=NUMBER' for each in RATES)}")
         found[name] = int(value)
     return Rates(**found)
 
@@ -179,7 +179,7 @@ def _read(path: Path) -> str:
 
 
 def _check_path(path: Path) -> None:
-    """Refuse a path that another user could make lead to another file, as sshd does."""
+    """Refuse a path that another user could redirect to another file, as sshd does."""
     for place in lookups(path):
         state = place.lstat()
         sticky = stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX
@@ -190,7 +190,7 @@ def _check_path(path: Path) -> None:
 
 
 def lookups(path: Path) -> Iterator[Path]:
-    """Every directory that is searched on the way to a file, and every symbolic link that is followed."""
+    """Yield every directory that is searched on the way to a file, and every symbolic link that is followed."""
     path = path.absolute()
     at, left, links = Path(path.anchor), list(path.parts[:0:-1]), 0
     while left:
@@ -211,7 +211,7 @@ def lookups(path: Path) -> Iterator[Path]:
 
 
 def foreign(state: os.stat_result) -> bool:
-    """Whether the owner is neither root nor the user of this process."""
+    """Return whether the owner is neither root nor the user of this process."""
     return state.st_uid not in (0, os.geteuid())
 
 
@@ -220,6 +220,6 @@ def others_can_write(state: os.stat_result) -> bool:
 
 
 def others_can_read(state: os.stat_result) -> bool:
-    """A file of root's that this process may read by its group is meant to be shared with it."""
+    """Return whether other users can read the file; a root-owned file that we read by group is meant to be shared."""
     shared = state.st_uid == os.geteuid() and state.st_mode & 0o040
     return bool(state.st_mode & 0o004 or shared)

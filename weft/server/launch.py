@@ -1,9 +1,9 @@
-"""A whole server from options: engine, texts, application, socket; its first line, its signals and its exit code.
+"""Builds and runs a whole server from options: engine, texts, application, socket, first line, signals, exit code.
 
-The socket is bound before the model is loaded, so that an address in use is told at once, and listens only when
-requests can be answered (a Unix socket listens from the start). SIGTERM and SIGINT drain: nothing new is taken, what
-runs may finish for a while, the rest is answered with an error. A second signal waits no longer. SIGHUP reads the
-certificate and the key files again.
+The socket is bound before the model is loaded, so that an address in use is reported at once, and listens only when
+requests can be answered (a Unix socket listens from the start). SIGTERM and SIGINT drain: new requests are refused,
+running ones may finish for a while, the rest fail with an error. A second signal skips the wait. SIGHUP reloads the
+certificate and the key files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from weft.text.tokenizer import Tokenizer, find_text_files, load_tokenizer
 log = logging.getLogger("weft")
 
 ENGINE_DIED = 1
-# After the drain, for the last bytes to leave.
+# Time after the drain for the last bytes to leave.
 GOODBYE_SECONDS = 5
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Running = ThreadBackend | ProcessBackend
@@ -59,7 +59,7 @@ Running = ThreadBackend | ProcessBackend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where and how the server runs. With `uds`, at that path instead of at host and port."""
+    """Where and how the server runs. `uds` is a path to bind instead of host and port."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -68,14 +68,14 @@ class Place:
     tls: TlsFiles | None = None
     in_process: bool = False
     restart_engine: bool = False
-    engine_timeout: float = 120.0  # seconds without a sign of life from the engine; 0: any
-    front_timeout: float = 30.0  # seconds that the front's own loop may be silent; 0: any
+    engine_timeout: float = 120.0  # seconds without a heartbeat from the engine; 0: no limit
+    front_timeout: float = 30.0  # seconds that the front's own loop may block; 0: no limit
     log_format: Literal["text", "json"] = "text"
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What the front needs to turn messages into tokens and back."""
+    """What the front needs to convert messages to tokens and back."""
 
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
@@ -87,13 +87,13 @@ Reread = Callable[[], ServerSettings]
 
 
 def launch(options: Options, settings: ServerSettings, place: Place, read_again: Reread | None = None) -> int:
-    """Serve until told to stop; the exit code. `read_again` gives the settings whose keys are taken after SIGHUP."""
+    """Serve until a signal; return the exit code. `read_again` returns the settings whose keys apply after SIGHUP."""
     if place.uds is None:
         warn_of_strangers(place.host, bool(settings.api_keys))
     raise_descriptor_limit()
     tls = None if place.tls is None else place.tls.context()
     bound = bind(place.host, place.port) if place.uds is None else unix_listener(place.uds, place.uds_mode)
-    # uvicorn's choice: uvloop where it is installed.
+    # uvicorn's choice: uvloop if it is installed.
     with bound as listener, asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
         return runner.run(serve(options, settings, place, listener, tls, read_again))
 
@@ -124,7 +124,7 @@ async def serve(
         texts = load_texts(options, backend.info.settings)
         pool = pool_for(texts.tokenizer, texts.template, settings)
         connections = bounded_connections(settings.limits)
-        log.info("up to %d connections at a time", connections.bound)
+        log.info("accepting up to %d connections", connections.bound)
         app = create_app(
             backend,
             texts.tokenizer,
@@ -159,7 +159,7 @@ async def serve(
 def make_backend(options: Options, settings: ServerSettings, place: Place) -> Running:
     most = settings.limits.open_sequences
     patience = place.engine_timeout or None
-    # A bar of progress is no line of JSON.
+    # A progress bar is not a line of JSON.
     progress = place.log_format == "text"
     if place.in_process:
         return ThreadBackend.from_options(options, progress, max_open=most, patience_seconds=patience)
@@ -177,15 +177,15 @@ def reread_certificate(files: TlsFiles, context: ssl.SSLContext) -> None:
     try:
         files.reload(context)
     except OptionError as error:
-        log.error("the certificate stays as it was: %s", error)
+        log.error("certificate not reloaded, keeping the old one: %s", error)
     else:
-        log.info("the certificate of %s is in use", files.certfile)
+        log.info("reloaded the certificate %s", files.certfile)
 
 
 class Orders:
-    """What the operator wants, by signals: the first to stop, the second at once; SIGHUP to read files again.
+    """The operator's signals: the first stops the server, the second at once; SIGHUP reloads files.
 
-    Without files to read again, SIGHUP ends the process as it does by default, so that none outlives its terminal.
+    Without files to reload, SIGHUP ends the process as it does by default, so that none outlives its terminal.
     """
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ class Orders:
             asyncio.get_running_loop().add_signal_handler(number, self._tell)
 
     def on_hangup(self, call: Callable[[], None]) -> None:
-        """Have something called on SIGHUP. Without anything, the signal ends the server as it does by default."""
+        """Register a callback for SIGHUP. Without one, the signal ends the server as it does by default."""
         self._hangup.append(call)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: [each() for each in self._hangup])
 
@@ -204,7 +204,7 @@ class Orders:
         (self.hurry if self.stop.is_set() else self.stop).set()
 
     async def or_done(self, *tasks: asyncio.Task[Any]) -> None:
-        """Until told to stop, or until one of these is done."""
+        """Wait for a signal to stop, or until one of these tasks is done."""
         await first_of(self.stop, *tasks)
 
 
@@ -217,13 +217,13 @@ async def first_of(event: asyncio.Event, *tasks: asyncio.Task[Any]) -> None:
 
 
 async def run_until_told(server: Server, backend: Running, orders: Orders, listener: socket.socket) -> int:
-    """Serve until a signal or the engine's death; the exit code."""
+    """Serve until a signal or the engine's death; return the exit code."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     dying = asyncio.create_task(backend.wait_failed())
     await orders.or_done(serving, dying)
     died = dying.done()
     if died:
-        log.error("ending, for the engine is gone: %s", dying.result())
+        log.error("exiting because the engine has ended: %s", dying.result())
     dying.cancel()
     notify("STOPPING=1")
     server.should_exit = True
@@ -232,9 +232,9 @@ async def run_until_told(server: Server, backend: Running, orders: Orders, liste
 
 
 async def drain(backend: Running, orders: Orders, seconds: float) -> None:
-    """Let what runs come to its end, for so long or until somebody is in a hurry; then end the rest."""
+    """Let running requests finish, for this long or until a second signal; then end the rest."""
     if backend.open:
-        log.warning("finishing %d requests, for %g s at most; another signal ends them", backend.open, seconds)
+        log.warning("draining %d requests for up to %g s; another signal ends them now", backend.open, seconds)
     stopping = asyncio.create_task(backend.stop(seconds))
     await first_of(orders.hurry, stopping)
     if not stopping.done():
@@ -246,7 +246,7 @@ async def drain(backend: Running, orders: Orders, seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where clients find the server. `path`: of its Unix socket, if it has one."""
+    """Where clients find the server. `path` is that of its Unix socket, if it has one."""
 
     url: str
     path: str | None = None
@@ -264,10 +264,10 @@ class Address:
 
 
 class Server(uvicorn.Server):
-    """Reports its address when it listens; before it closes, `drain` ends what runs, so that every client is answered.
+    """Reports its address when it listens; before it closes, `drain` ends running requests, so that all are answered.
 
-    uvicorn's own part is the clock, the tasks and the order of the end; connections are ours, in `http.py`.
-    Requests are logged in `access.py`.
+    uvicorn provides the clock, the tasks and the order of shutdown. Weft has its own connections (`http.py`) and its
+    own request log (`access.py`).
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        # Left to us: uvicorn would raise them again at its end, and so end as if killed.
+        # Handled here: uvicorn would raise them again at its end, as if the process were killed.
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -302,22 +302,22 @@ class Server(uvicorn.Server):
         self._ready(Address.of(sockets[0], self._tls is not None))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Whoever comes meanwhile is told so, rather than nothing.
+        # Clients that connect meanwhile get a 503 instead of no answer.
         await self._drain()
         await super().shutdown(sockets)
 
 
 def warn_of_strangers(host: str, has_keys: bool) -> None:
-    """Loud, because whoever reaches the port can use the model and flush its cache."""
+    """Log a warning, because every client that reaches the port can use the model and flush its cache."""
     if host in LOOPBACK:
         return
-    log.warning("listening at %s, where other machines may reach this server", host)
+    log.warning("bound to %s: other machines may reach this server", host)
     if not has_keys:
-        log.warning("NO API KEY IS SET: ANYBODY WHO REACHES IT MAY USE IT. Set --api-key, or --host 127.0.0.1")
+        log.warning("NO API KEY IS SET: EVERY CLIENT THAT REACHES IT MAY USE IT. Set --api-key, or --host 127.0.0.1")
 
 
 def load_texts(options: Options, settings: dict[str, Any]) -> Texts:
-    """Tokenizer and template, from the folder that the engine found the model in, or from another one."""
+    """Return tokenizer and template, from the folder in which the engine found the model, or from another one."""
     ends = frozenset(settings["end_tokens"])
     folder = Path(settings["folder"])
     folder = folder if folder.is_dir() else folder.parent
@@ -326,9 +326,9 @@ def load_texts(options: Options, settings: dict[str, Any]) -> Texts:
         folder = find_text_files(builtin.place_of(options.tokenizer))
     found = load_tokenizer(folder)
     if found is None and options.tokenizer is not None:
-        raise ModelError(f"tokenizer: {folder} holds no tokenizer.json")
+        raise ModelError(f"tokenizer: {folder} has no tokenizer.json")
     if found is None:
-        log.warning("the model has no tokenizer.json; token ids are served, text is not")
+        log.warning("the model has no tokenizer.json: serving token ids only, no text")
         return Texts(None, None, ends, suggested)
     return Texts(found, load_template(folder, found.specials), ends | found.end_tokens, suggested)
 

@@ -1,4 +1,4 @@
-"""Bodies, read and decoded within bounds. What is malformed, too large or of a wrong type names itself in a 4xx."""
+"""Reads and decodes bodies within bounds. A malformed, oversized or wrongly typed body gets a 4xx that says why."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from weft.server.settings import Limits
 from weft.text.nesting import nesting
 
 T = TypeVar("T")
-# Of a body without prompts. Others are read where `intake.py` says.
+# For a body without prompts. `intake.py` decides where others are read.
 MAX_PLAIN_BYTES = 1 << 16
-# Characters of a message that may quote the client.
+# Maximum characters of a message that quotes the client.
 MAX_QUOTED = 300
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """A request's body; stops reading at the bound."""
+    """Return a request's body; stop reading at the bound."""
     stated = request.headers.get("content-length", "")
     if stated.isdigit() and int(stated[:20]) > limits.body_bytes:
         raise too_large(limits)
@@ -39,7 +39,7 @@ def too_large(limits: Limits) -> RequestError:
 
 
 async def _received(request: Request, limits: Limits) -> bytes:
-    # In one piece, for a body may come in millions of parts.
+    # One buffer, because a body may come in millions of parts.
     body = bytearray()
     while True:
         message = await request.receive()
@@ -53,17 +53,17 @@ async def _received(request: Request, limits: Limits) -> bytes:
 
 
 async def read(request: Request, kind: type[T], limits: Limits) -> T:
-    """A body without prompts as a value of a type."""
+    """Return a body without prompts, decoded to a type."""
     body = await read_body(request, limits)
     if len(body) > MAX_PLAIN_BYTES:
-        raise RequestError(f"a body for this route has at most {MAX_PLAIN_BYTES} bytes, got {len(body)}", 413)
+        raise RequestError(f"a body for this route may have {MAX_PLAIN_BYTES} bytes, got {len(body)}", 413)
     return decode(body, kind, limits)
 
 
 def decode(body: bytes, kind: type[T], limits: Limits) -> T:
-    """A body as a value of a type; raises with the name of the field that does not fit."""
+    """Decode a body to a type; errors name the field that does not match."""
     if not body.strip():
-        raise RequestError("the body is empty: send a JSON object")
+        raise RequestError("the body is empty; send a JSON object")
     check_depth(body, limits.json_depth)
     try:
         return msgspec.json.decode(body, type=kind)
@@ -80,7 +80,7 @@ def wrong_type(message: str) -> RequestError:
     >>> str(wrong_type("Expected `int`, got `str` - at `$.stream_options.x`"))
     'stream_options.x: expected `int`, got `str`'
     """
-    # The last one is the library's own; a value that it quotes may hold another.
+    # The last one is the library's own; a quoted value may contain another.
     what, _, where = message.rpartition(" - at ") if " - at " in message else (message, "", "")
     what = (what[:1].lower() + what[1:])[:MAX_QUOTED]
     found = re.search(r"`\$\.?([^`]*)`", where)
@@ -93,7 +93,7 @@ def wrong_type(message: str) -> RequestError:
 
 
 def check_depth(body: bytes, depth: int) -> None:
-    """Refuse deep nesting before anything recurses into it."""
+    """Refuse deep nesting before any code recurses into it."""
     if body.count(b"[") + body.count(b"{") > depth and nesting(body) > depth:
         raise RequestError(f"the body is nested more than {depth} levels deep")
 
@@ -109,13 +109,13 @@ def check_items(name: str, items: Any, most: int) -> None:
 
 
 def read_json(name: str, text: str, depth: int) -> Any:
-    """Parse a field that holds JSON as text. Raises `ValueError` if it is none, `FieldError` if it is too deep."""
+    """Parse a field that contains JSON as text. Raises `ValueError` if it does not, `FieldError` if it is too deep."""
     check_text_depth(name, text, depth)
     return json.loads(text)
 
 
 def check_text_depth(name: str, text: str, depth: int) -> None:
-    """Refuse a field whose text, taken as JSON, is nested too deep."""
+    """Refuse a field whose text, read as JSON, is nested too deeply."""
     try:
         check_depth(text.encode(), depth)
     except RequestError:
@@ -123,12 +123,12 @@ def check_text_depth(name: str, text: str, depth: int) -> None:
 
 
 def check_schema(name: str, schema: Any, limits: Limits) -> str:
-    """A JSON schema as text, if its size and depth are within bounds."""
+    """Return a JSON schema as text, after checking its size and depth."""
     text = json.dumps(schema)
     if len(text) > limits.schema_bytes:
-        raise FieldError(name, f"is a schema of {len(text)} bytes, more than {limits.schema_bytes}")
+        raise FieldError(name, f"has {len(text)} bytes; the limit of a schema is {limits.schema_bytes}")
     if depth_of(schema) > limits.schema_depth:
-        raise FieldError(name, f"is a schema nested more than {limits.schema_depth} levels deep")
+        raise FieldError(name, f"is nested more than {limits.schema_depth} levels deep")
     return text
 
 

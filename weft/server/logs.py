@@ -1,7 +1,6 @@
-"""One shape for all log lines of both processes: text or JSON, with a time, one line each.
+"""One format for all log lines of both processes: text or JSON, with a time, one line each.
 
-Text that comes from outside cannot forge a line: control characters are escaped, and the lines of a traceback are
-indented.
+External text cannot forge a line: control characters are escaped, and the lines of a traceback are indented.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from functools import lru_cache
 from typing import Any
 
 FORMATS = ("text", "json")
-# Controls, line separators, and halves of surrogate pairs, which no terminal or file should be sent.
+# Control characters, line separators and surrogates, none of which may reach a terminal or file.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def set_up_logging(level: int | str, format: str) -> None:
-    """Log to standard error from now on, unless the program that embeds us has set up its own handlers."""
+    """Log to standard error from now on, unless an embedding program has set up its own handlers."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
     logging.basicConfig(level=level, handlers=[handler])
@@ -27,9 +26,9 @@ def set_up_logging(level: int | str, format: str) -> None:
 
 
 def log_fields(log: logging.Logger, message: str, fields: dict[str, Any]) -> None:
-    """Log a message with named values, which both formats keep apart."""
+    """Log a message with named values, which both formats keep separate."""
     if log.isEnabledFor(logging.INFO):
-        # By hand: logging would look up which line of code logs, for every request.
+        # Built by hand: logging would look up the calling line of code for every request.
         log.handle(log.makeRecord(log.name, logging.INFO, "", 0, message, (), None, extra={"fields": fields}))
 
 
@@ -43,7 +42,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """The same as an object a line, with a traceback under `traceback`."""
+    """One JSON object per line, with a traceback under `traceback`."""
 
     def format(self, record: logging.LogRecord) -> str:
         found = {"time": _time(record), "level": record.levelname.lower(), "logger": record.name}
@@ -80,7 +79,7 @@ def _second(seconds: int) -> str:
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
-    # Not split at other line ends: those are text of somebody else's, and are escaped.
+    # Split only here: other line ends are external text and are escaped.
     found = [formatter.formatException(record.exc_info)] if record.exc_info else []
     found += [formatter.formatStack(record.stack_info)] if record.stack_info else []
     return [line for part in found for line in part.split("\n")]

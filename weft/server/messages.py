@@ -1,6 +1,6 @@
-"""The messages between front and engine process as they are written on the wire: typed, tagged, every field bounded.
+"""The messages between front and engine process on the wire: typed, tagged, every field bounded.
 
-Only `codec.py` makes and reads these; everybody else sees `weft.engine.exchange`. A step's outputs are columns, not an
+Only `codec.py` builds and reads these; all other code uses `weft.engine.exchange`. A step's outputs are columns, not an
 object per token, so that a batch of hundreds costs little.
 """
 
@@ -21,7 +21,7 @@ from weft.memory.misses import Miss
 MAX_ROWS = 1 << 16
 MAX_PROMPT_BYTES = 1 << 26
 MAX_TEXT = 1 << 20
-# Scores of a long prompt travel in pieces of so many tokens: reading one must not keep other streams waiting.
+# Scores of a long prompt travel in pieces of this many tokens, so that reading one does not delay other streams.
 SCORES_PER_PIECE = 1 << 10
 MAX_TOPS = 32
 
@@ -34,14 +34,14 @@ Priority = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31))]
 
 
 class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Fields in their order, after the tag."""
+    """Base of all messages: the fields in order, after the tag."""
 
 
 # from the front -------------------------------------------------------------------------------------------------------
 
 
 class Begin(Message, tag="begin"):
-    """The first message: which model to load, and how."""
+    """The first message: the model to load, and its options."""
 
     options: Options
     progress: bool
@@ -50,7 +50,7 @@ class Begin(Message, tag="begin"):
 
 
 class RequestBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`Request`, field by field and by name, so that errors tell it; the prompt as little-endian int32."""
+    """`Request`, field by field and by name, so that errors name the field; the prompt as little-endian int32."""
 
     prompt: Annotated[bytes, Meta(max_length=MAX_PROMPT_BYTES)]
     params: SamplingParams
@@ -63,7 +63,7 @@ class RequestBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SubmitMessage(Message, tag="submit"):
-    """The body is read apart, so that one that cannot be read is refused under its number."""
+    """A request with its number. The body is decoded separately, so that a bad one is refused under its number."""
 
     number: Number
     request: msgspec.Raw
@@ -104,7 +104,7 @@ class Ready(Message, tag="ready"):
 
 
 class Unloadable(Message, tag="unloadable"):
-    """The model cannot be loaded as asked: a message for the user, and whether an option is to blame."""
+    """The model cannot be loaded: a message for the user, and whether an option is at fault."""
 
     message: Text
     option: bool
@@ -123,7 +123,7 @@ class RepliesMessage(Message, tag="replies"):
 
 
 class ScoresMessage(Message, tag="scores"):
-    """A piece of a request's prompt scores, before its last output: float32 and int32, `tops` of them per token."""
+    """A piece of a request's prompt scores, sent before its last output: float32 and int32, `tops` per token."""
 
     number: Number
     tops: Annotated[int, Meta(ge=0, le=MAX_TOPS)]
@@ -133,7 +133,7 @@ class ScoresMessage(Message, tag="scores"):
 
 
 class ScoreBody(Message):
-    """Log-probabilities of one row's token and of the likeliest ones."""
+    """Log-probabilities of one row's token and of the most likely ones."""
 
     row: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
     logprob: float
@@ -142,7 +142,7 @@ class ScoreBody(Message):
 
 
 class EndingBody(Message):
-    """What ends with a row, and the fields of its report; prompt scores came before."""
+    """The end of a row, and the fields of its report; prompt scores are sent before."""
 
     row: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
     finish: FinishReason
@@ -154,7 +154,7 @@ class EndingBody(Message):
 
 
 class OutputsMessage(Message, tag="outputs"):
-    """One step: a number and a token (or none) per row; what only some rows have is told apart."""
+    """One step: a number and a token (or none) per row; fields that only some rows have are separate."""
 
     numbers: Annotated[list[Number], Meta(max_length=MAX_ROWS)]
     tokens: Annotated[list[Token | None], Meta(max_length=MAX_ROWS)]

@@ -1,7 +1,7 @@
-"""Numbers for Prometheus: what the front measures where streams are read, and what the engine tells of itself.
+"""Metrics for Prometheus: what the front measures where streams are read, and what the engine reports.
 
-Every server has a registry of its own; nothing is global. The front's half costs a microsecond a token. The engine's
-half is one snapshot per scrape; `docs/operations.md` says how to read it.
+Every server has its own registry; nothing is global. The front's half costs a microsecond per token. The engine's half
+is one snapshot per scrape; `docs/operations.md` explains how to read it.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from weft.server.backend import Backend
 from weft.server.timings import Histogram
 
 STATS_SECONDS = 5.0
-# "refused": the engine did not take it.
+# "refused": the engine did not accept it.
 FINISHES = ("stop", "length", "abort", "error", "refused")
 OTHER = "other"
 
 
 class Metrics:
-    """What one server counts. `meter` is for its routes, `answered` for whatever sees statuses go out."""
+    """The counters of one server. Routes use `meter`; the layer that sends statuses uses `answered`."""
 
     def __init__(self) -> None:
         self.first_token = Histogram(
             "weft_time_to_first_token_seconds",
-            "From a request's submission to its first token",
+            "Time from submission to the first token",
             timings.FIRST_TOKEN_SECONDS,
         )
         self.inter_token = Histogram(
             "weft_inter_token_seconds",
-            "Between the tokens of one sequence, as they reach the front",
+            "Time between tokens of a sequence, as they reach the front",
             timings.TOKEN_SECONDS,
         )
         self.request = Histogram(
-            "weft_request_seconds", "From a request's submission to its last token", timings.REQUEST_SECONDS
+            "weft_request_seconds", "Time from submission to the last token", timings.REQUEST_SECONDS
         )
         self.queue = Histogram(
-            "weft_queue_seconds", "How long a request waited before it first ran", timings.QUEUE_SECONDS
+            "weft_queue_seconds", "Time that a request waited before it first ran", timings.QUEUE_SECONDS
         )
-        self.prompt = Histogram("weft_request_prompt_tokens", "Tokens of a request's prompt", timings.TOKENS)
-        self.cached = Histogram("weft_request_cached_tokens", "Tokens of a prompt that were reused", timings.TOKENS)
-        self.completion = Histogram("weft_request_generated_tokens", "Tokens of an answer", timings.TOKENS)
+        self.prompt = Histogram("weft_request_prompt_tokens", "Prompt tokens of a request", timings.TOKENS)
+        self.cached = Histogram("weft_request_cached_tokens", "Reused prompt tokens of a request", timings.TOKENS)
+        self.completion = Histogram("weft_request_generated_tokens", "Generated tokens of a request", timings.TOKENS)
         self.open = 0
         self.finished: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, str]] = Counter()
@@ -64,11 +64,11 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def meter(self) -> Meter:
-        """For one sequence. Call its `started` when the request is handed to the engine."""
+        """Return a meter for one sequence. Call its `started` when the request is submitted to the engine."""
         return Meter(self)
 
     def answered(self, method: str, route: str, status: int) -> None:
-        """An HTTP answer began. `route` must come from a fixed list, never from the client."""
+        """Count an HTTP response. `route` must come from a fixed list, never from the client."""
         self.http[method if method in ("GET", "POST") else OTHER, route, str(status)] += 1
 
     @property
@@ -79,24 +79,24 @@ class Metrics:
         for histogram in self.histograms:
             yield histogram.family()
         yield GaugeMetricFamily("weft_requests_open", "Sequences that the front is waiting for", self.open)
-        finished = CounterMetricFamily("weft_requests", "Sequences by how they ended for the client", labels=["reason"])
+        finished = CounterMetricFamily("weft_requests", "Sequences by the way they ended", labels=["reason"])
         for reason in (*FINISHES, OTHER):
             finished.add_metric([reason], self.finished[reason])
         yield finished
-        http = CounterMetricFamily("weft_http_requests", "HTTP answers", labels=["method", "route", "status"])
+        http = CounterMetricFamily("weft_http_requests", "HTTP responses", labels=["method", "route", "status"])
         for labels, count in sorted(self.http.items()):
             http.add_metric(list(labels), count)
         yield http
 
     async def render(self, backend: Backend, accept: str = "") -> Response:
-        """The page that Prometheus reads."""
+        """Return the page that Prometheus scrapes."""
         await self.engine.refresh(backend)
         encode, content_type = choose_encoder(accept)
         return Response(encode(self.registry), headers={"content-type": content_type, "cache-control": "no-store"})
 
 
 class Meter:
-    """Measures one sequence where its stream is read. `finished` must come in any case; only its first call counts.
+    """Measures one sequence where its stream is read. Call `finished` in any case; only its first call counts.
 
     `token(n)` takes n tokens that arrived together: they share the time since the last arrival evenly.
     """
@@ -107,7 +107,7 @@ class Meter:
         self._metrics = metrics
         self._started: float | None = None
         self._last = 0.0
-        # When it came, on the clock of `perf_counter`.
+        # Arrival of the first token, on the clock of `perf_counter`.
         self.first_token_seconds: float | None = None
 
     def started(self) -> None:
@@ -144,42 +144,42 @@ class Meter:
 
 # name in `Backend.stats()`: name of the metric, help
 GAUGES = {
-    "running": ("weft_sequences_running", "Sequences that hold a seat in the engine"),
-    "waiting": ("weft_sequences_waiting", "Sequences in the waiting line"),
+    "running": ("weft_sequences_running", "Sequences that are running"),
+    "waiting": ("weft_sequences_waiting", "Sequences in the queue"),
     "leases": ("weft_leases", "Sequences that hold memory"),
     "cells": ("weft_cache_cells", "Cells in the cache, of 64 tokens each"),
-    "resume_points": ("weft_cache_resume_points", "Places in the cache that a sequence can start from"),
-    "slabs": ("weft_memory_slabs", "Slabs that memory is cut into"),
-    "slabs_used": ("weft_memory_slabs_used", "Slabs that hold anything, live or cached"),
+    "resume_points": ("weft_cache_resume_points", "Positions in the cache from which a sequence can resume"),
+    "slabs": ("weft_memory_slabs", "Slabs of memory"),
+    "slabs_used": ("weft_memory_slabs_used", "Slabs in use, live or cached"),
 }
 COUNTERS = {
-    "steps": ("weft_steps", "Steps that were planned"),
-    "step_seconds": ("weft_step_seconds", "Time in steps of the engine"),
-    "planning_seconds": ("weft_planning_seconds", "Time of it in planning"),
+    "steps": ("weft_steps", "Planned steps"),
+    "step_seconds": ("weft_step_seconds", "Time in engine steps"),
+    "planning_seconds": ("weft_planning_seconds", "Time in planning, as part of the steps"),
     "tokens_in": ("weft_prompt_tokens", "Tokens of accepted prompts"),
-    "tokens_out": ("weft_generated_tokens", "Tokens that were generated"),
+    "tokens_out": ("weft_generated_tokens", "Generated tokens"),
     "requests": ("weft_sequences_accepted", "Sequences that the engine accepted"),
     "refused": ("weft_sequences_refused", "Sequences that the engine refused"),
-    "aborts": ("weft_aborts", "Sequences ended because their client went away or asked for it"),
-    "preemptions": ("weft_preemptions", "How often a running sequence gave way for want of memory"),
-    "lookups": ("weft_cache_lookups", "Requests that were looked up in the cache"),
-    "reusable_tokens": ("weft_cache_reusable_tokens", "Prompt tokens on the grid: the most a perfect cache could give"),
+    "aborts": ("weft_aborts", "Sequences aborted by their client or because it disconnected"),
+    "preemptions": ("weft_preemptions", "Running sequences preempted for lack of memory"),
+    "lookups": ("weft_cache_lookups", "Requests looked up in the cache"),
+    "reusable_tokens": ("weft_cache_reusable_tokens", "Prompt tokens on the grid: what a perfect cache could reuse"),
     "resumed_tokens": ("weft_resumed_tokens", "Tokens that preempted sequences found again in the cache"),
 }
 BY_REASON = {
     "misses": ("weft_cache_misses", "Lookups that reused less than the grid allows, by reason"),
-    "lost_tokens": ("weft_cache_lost_tokens", "Prompt tokens computed though they lie on the grid, by reason"),
+    "lost_tokens": ("weft_cache_lost_tokens", "Prompt tokens on the grid that had to be computed, by reason"),
 }
 # metric: help, label, {value of the label: name in the stats}
 GROUPED = {
-    "weft_cached_tokens": ("Prompt tokens that were reused", "source", {"device": "cached_tokens"}),
-    "weft_captures": ("States to keep", "result", {"kept": "captures_kept", "skipped": "captures_skipped"}),
-    "weft_evictions": ("What was given up", "kind", {"page": "evicted_pages", "resume_point": "evicted_points"}),
+    "weft_cached_tokens": ("Reused prompt tokens", "source", {"device": "cached_tokens"}),
+    "weft_captures": ("Snapshots of states", "result", {"kept": "captures_kept", "skipped": "captures_skipped"}),
+    "weft_evictions": ("Evicted units", "kind", {"page": "evicted_pages", "resume_point": "evicted_points"}),
 }
 
 
 class EngineCollector:
-    """The engine's snapshot as metrics. Without an engine it says only that."""
+    """Exports the engine's snapshot as metrics. Without an engine it exports only that fact."""
 
     def __init__(self) -> None:
         self._stats: Mapping[str, Any] = {}
@@ -188,7 +188,7 @@ class EngineCollector:
         self._up = False
 
     async def refresh(self, backend: Backend) -> None:
-        """Take a snapshot. A long step may hold it up: then the last one stands, and its age tells."""
+        """Take a snapshot. If a long step delays it, the last one remains, and its age shows that."""
         try:
             self._stats = await asyncio.wait_for(backend.stats(), STATS_SECONDS)
         except TimeoutError:
@@ -204,12 +204,12 @@ class EngineCollector:
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats
-        yield GaugeMetricFamily("weft_engine_up", "1 while the engine runs and takes requests", float(self._up))
+        yield GaugeMetricFamily("weft_engine_up", "1 while the engine runs and accepts requests", float(self._up))
         if not stats:
             return
-        yield InfoMetricFamily("weft_model", "What is served", self._info)
+        yield InfoMetricFamily("weft_model", "The served model", self._info)
         age = perf_counter() - self._taken
-        yield GaugeMetricFamily("weft_engine_stats_age_seconds", "How old the engine's numbers on this page are", age)
+        yield GaugeMetricFamily("weft_engine_stats_age_seconds", "Age of the engine's numbers on this page", age)
         for key, (name, help) in GAUGES.items():
             if key in stats:
                 yield GaugeMetricFamily(name, help, stats[key])
@@ -233,12 +233,12 @@ class EngineCollector:
             yield family
         asked = stats.get("reusable_tokens", 0)
         ratio = stats.get("cached_tokens", 0) / asked if asked else 0.0
-        yield GaugeMetricFamily("weft_cache_hit_ratio", "Reused of reusable prompt tokens, since the start", ratio)
+        yield GaugeMetricFamily("weft_cache_hit_ratio", "Reused share of reusable prompt tokens since the start", ratio)
 
     def _memory(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
         labels = ["kind", "use"]
         units = GaugeMetricFamily("weft_memory_units", "Pages, window pages, states and tails in use", labels=labels)
-        sizes = GaugeMetricFamily("weft_memory_used_bytes", "The same in bytes", labels=labels)
+        sizes = GaugeMetricFamily("weft_memory_used_bytes", "Bytes of units in use", labels=labels)
         for kind, uses in stats.get("units", {}).items():
             for use, count in uses.items():
                 units.add_metric([kind, use], count)
@@ -250,7 +250,7 @@ class EngineCollector:
 
 
 def routes(metrics: Metrics, backend: Backend) -> list[Route]:
-    """For the application to mount behind its keys."""
+    """Return the routes, to be mounted behind the keys."""
 
     async def show(request: Request) -> Response:
         return await metrics.render(backend, request.headers.get("accept", ""))

@@ -1,4 +1,4 @@
-"""POST /generate: the native API that SGLang's clients and test kits speak. Texts or token ids, one or many."""
+"""POST /generate: the native API of SGLang's clients and test kits. Texts or token ids, one or many."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 class NativeSampling(msgspec.Struct, kw_only=True):
-    """SGLang's spelling. `max_new_tokens` may be 0: the prompt is only read, and scored if asked."""
+    """SGLang's names. `max_new_tokens` may be 0: the prompt is only computed, and scored if requested."""
 
     max_new_tokens: Count | None = None
     min_new_tokens: Count | None = None
@@ -58,10 +58,10 @@ class NativeSampling(msgspec.Struct, kw_only=True):
     structural_tag: Any = None
 
     def common(self) -> SamplingFields:
-        """The same in the words of the other routes."""
+        """Return the same parameters under the names of the other routes."""
         same = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
         same += ["logit_bias", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens"]
-        # Their "all tokens" is any number beyond the vocabulary.
+        # SGLang's "all tokens" is any number beyond the vocabulary.
         top_k = None if self.top_k is None else min(self.top_k, 1 << 24)
         return SamplingFields(
             **{name: getattr(self, name) for name in same},
@@ -73,7 +73,7 @@ class NativeSampling(msgspec.Struct, kw_only=True):
 
 
 class GenerateRequest(CacheFields, kw_only=True):
-    """`text` or `input_ids`, each one or a list. What belongs to a prompt may be one value or a list of them."""
+    """`text` or `input_ids`, each one or a list. Fields of a prompt may be one value or a list of them."""
 
     text: str | list[str] | None = None
     input_ids: list[TokenId | list[TokenId]] | None = None
@@ -107,7 +107,7 @@ UNSERVED = (
     "session_params",
     "token_ids_logprob",
 )
-# What the fields of `sampling_params` are called elsewhere.
+# Names of the fields of `sampling_params` in other APIs.
 NATIVE_NAMES = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 
 
@@ -119,7 +119,7 @@ class GenerateAnswer(msgspec.Struct, kw_only=True):
 
 
 class Scoring(msgspec.Struct, frozen=True):
-    """Which log-probabilities one prompt's answer reports: from `start` on in the prompt, with `top` alternatives."""
+    """The log-probabilities to report for one prompt: from `start` on in the prompt, with `top` alternatives."""
 
     start: int
     top: int
@@ -134,7 +134,7 @@ async def generate(front: Front, request: Request) -> Response:
 
 
 class Native:
-    """One request's way through the engine, and the shape of its answers."""
+    """Runs one request through the engine and shapes its answers."""
 
     def __init__(self, front: Front, body: GenerateRequest, many: bool) -> None:
         self.front = front
@@ -169,7 +169,7 @@ class Native:
         if isinstance(rid, str):
             return [rid] if count == 1 else [f"{rid}_{place}" for place in range(count)]
         if len(rid) != count:
-            raise FieldError("rid", f"has {len(rid)} entries for {count} prompts")
+            raise FieldError("rid", f"must have one entry per prompt, got {len(rid)} for {count} prompts")
         return list(rid)
 
     def add(self, prompt: Any, sampling: NativeSampling, scoring: Scoring | None, name: str) -> None:
@@ -183,7 +183,7 @@ class Native:
     def params_of(self, sampling: NativeSampling, length: int, scoring: Scoring | None) -> SamplingParams:
         for name in ("stop_regex", "structural_tag"):
             if getattr(sampling, name) is not None:
-                raise FieldError(f"sampling_params.{name}", "is not supported here")
+                raise FieldError(f"sampling_params.{name}", "is not supported")
         most = "sampling_params.max_new_tokens"
         max_tokens = self.front.max_tokens(sampling.max_new_tokens, length, most, DEFAULT_MAX_TOKENS)
         top, start = (None, 0) if scoring is None else (scoring.top, scoring.start)
@@ -206,11 +206,11 @@ class Native:
             raise FieldError(f"sampling_params.{name}", str(error).removeprefix(f"{error.param} ")) from None
 
     def take_form(self, samplings: list[NativeSampling]) -> None:
-        """A grammar and how special tokens are shown hold for the whole body."""
+        """Set the grammar and the treatment of special tokens, which apply to the whole body."""
         forms = [form_of_native(each, self.front.limits) for each in samplings]
         shown = [each.skip_special_tokens is not False for each in samplings]
         if any(form != forms[0] for form in forms) or any(each != shown[0] for each in shown):
-            raise FieldError("sampling_params", "of one body must share their grammar and skip_special_tokens")
+            raise FieldError("sampling_params", "must share one grammar and one skip_special_tokens for all prompts")
         self.form, self.skip_special = forms[0], shown[0]
 
     async def start(self, request: Request) -> Run:
@@ -226,10 +226,10 @@ class Native:
             skip_special=self.skip_special,
         )
 
-    # shapes -----------------------------------------------------------------------------------------------------------
+    # responses --------------------------------------------------------------------------------------------------------
 
     async def events(self, run: Run) -> AsyncIterator[bytes]:
-        """Each event holds the whole answer so far, as this API has it."""
+        """Yield events; in this API, each event contains the whole answer so far."""
         async for piece in run:
             run.check(piece)
             found = self.answer(run.sequences[piece.index])
@@ -260,7 +260,7 @@ class Native:
     def _scores(self, sequence: Followed, scoring: Scoring) -> dict[str, Any]:
         prompt, scores = sequence.request.prompt.tolist(), sequence.report.prompt_scores
         outputs = [output for output in sequence.outputs if output.logprob is not None]
-        # The first that is reported has no probability, as in the API that this one follows.
+        # The first reported token has no probability, as in SGLang.
         known = list(zip(prompt[scoring.start + 1 :], scores))
         found: dict[str, Any] = {
             "input_token_logprobs": [
@@ -283,7 +283,7 @@ class Native:
 
 
 def prompts_of(prompter: Prompter, body: GenerateRequest) -> list[Prompt]:
-    """Check a body and take its prompts out of it; what is left tells whether they were a list."""
+    """Check a body and take its prompts out of it; the rest still shows whether they were a list."""
     refuse(body, UNSERVED)
     found = prompter.encode(sent_prompts(body), "input_ids" if body.text is None else "text")
     if body.text is not None:
@@ -295,7 +295,7 @@ def prompts_of(prompter: Prompter, body: GenerateRequest) -> list[Prompt]:
 
 def sent_prompts(body: GenerateRequest) -> list[str | list[int]]:
     if (body.text is None) == (body.input_ids is None):
-        raise FieldError("text", "or input_ids must be given, one of them")
+        raise FieldError("text", "or input_ids must be given, but not both")
     if body.text is not None:
         return [body.text] if isinstance(body.text, str) else list(body.text)
     ids = body.input_ids or []
@@ -306,7 +306,7 @@ def sent_prompts(body: GenerateRequest) -> list[str | list[int]]:
 
 
 def is_list(body: GenerateRequest) -> bool:
-    """Return whether a body holds a list of prompts, so that its answer is one."""
+    """Return whether a body has a list of prompts, so that the response is a list."""
     return isinstance(body.text, list) or (body.text is None and isinstance((body.input_ids or [0])[0], list))
 
 
@@ -314,19 +314,19 @@ GENERATE = Intake("generate", GenerateRequest, prompts_of)
 
 
 def spread(name: str, value: Any, count: int, default: Any) -> list[Any]:
-    """One value for each prompt."""
+    """Return one value for each prompt."""
     if value is None:
         return [default] * count
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise FieldError(name, f"has {len(value)} entries for {count} prompts")
+        raise FieldError(name, f"must have one entry per prompt, got {len(value)} for {count} prompts")
     return value
 
 
 def scoring_of(prompt: int, start: int, top: int) -> Scoring:
     if start >= prompt:
-        raise FieldError("logprob_start_len", f"must be below the prompt's length {prompt}, got {start}")
+        raise FieldError("logprob_start_len", f"must be less than the prompt's length {prompt}, got {start}")
     return Scoring(prompt - 1 if start < 0 else start, top)
 
 
@@ -341,7 +341,7 @@ def form_of_native(sampling: NativeSampling, limits: Limits) -> Form | None:
 
 
 def finish_of(sequence: Followed) -> dict[str, Any] | None:
-    """Why it ended, as an object."""
+    """Return the finish reason as an object."""
     match sequence.finish:
         case None:
             return None

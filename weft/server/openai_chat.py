@@ -132,11 +132,11 @@ async def chat(front: Front, request: Request) -> Response:
 def check_unsupported(body: ChatRequest) -> None:
     refuse(body, UNSERVED + UNSERVED_HERE)
     if body.functions:
-        raise FieldError("functions", "is an older spelling: use tools")
+        raise FieldError("functions", "is not supported; use tools")
     if body.modalities is not None and body.modalities != ["text"]:
-        raise FieldError("modalities", 'may only be ["text"]')
+        raise FieldError("modalities", 'must be ["text"]')
     if body.top_logprobs is not None and not body.logprobs:
-        raise FieldError("top_logprobs", "needs logprobs to be true")
+        raise FieldError("top_logprobs", "needs logprobs=true")
 
 
 def prompts_of(prompter: Prompter, body: ChatRequest) -> list[Prompt]:
@@ -164,7 +164,7 @@ def turn_of(front: Front, body: ChatRequest) -> Turn:
 
 
 class Chat:
-    """One request's way through the engine, and the shapes of its answer."""
+    """Runs one request through the engine and shapes its response."""
 
     def __init__(self, front: Front, body: ChatRequest) -> None:
         self.front = front
@@ -182,7 +182,7 @@ class Chat:
         tenant = request.state.tenant
         return await self.turn.run(prompt, body, tenant, self.name, max_tokens=most, n=body.n or 1, logprobs=logprobs)
 
-    # whole ------------------------------------------------------------------------------------------------------------
+    # whole response ---------------------------------------------------------------------------------------------------
 
     def answer(self, run: Run) -> ChatAnswer:
         parts = [self.turn.parts() for _ in run.sequences]
@@ -216,7 +216,7 @@ class Chat:
     def _logprobs(self, outputs: list[Output]) -> ChatLogprobs | None:
         return chat_logprobs(self.front.tokenizer, outputs) if self.body.logprobs else None
 
-    # in pieces --------------------------------------------------------------------------------------------------------
+    # streamed response ------------------------------------------------------------------------------------------------
 
     async def events(self, run: Run) -> AsyncIterator[bytes]:
         options = self.body.stream_options or StreamOptions()
@@ -234,7 +234,7 @@ class Chat:
             yield event(self._chunk([], usage))
 
     def _pieces(self, sequence: Followed, piece: Piece, parts: Parts) -> list[ChatChunkChoice]:
-        """A piece as chunks: one per part of the answer; scores and ids go with the first, the end with the last."""
+        """Return a piece as chunks, one per part of the answer; the first has scores and ids, the last the finish."""
         found = parts.feed(piece.text)
         if piece.finish is not None:
             found = found + parts.finish()
@@ -256,7 +256,7 @@ class Chat:
 
 
 def end_word(sequence: Followed, parts: Parts) -> str:
-    """A call that a stop of the client's has cut short was not made."""
+    """Return the finish reason; a call that the client's stop string cut short does not count as made."""
     assert sequence.finish is not None
     made = parts.calls and not (sequence.cut and parts.broken_off)
     return "tool_calls" if made and sequence.finish is FinishReason.STOP else finish_word(sequence.finish)

@@ -1,4 +1,4 @@
-"""POST /v1/completions: a text or token ids continued. Also for models without a tokenizer."""
+"""POST /v1/completions: continues a text or token ids. Also for models without a tokenizer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(FormFields, kw_only=True):
-    """`prompt` is a text, token ids, or a list of either; with `n`, choices come prompt by prompt."""
+    """`prompt` is a string, token ids, or a list of either; with `n`, choices are ordered by prompt."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
     model: str | None = None
@@ -92,9 +92,9 @@ def prompts_of(prompter: Prompter, body: CompletionRequest) -> list[Prompt]:
     refuse(body, UNSERVED)
     n = body.n or 1
     if body.best_of is not None and body.best_of != n:
-        raise FieldError("best_of", f"must be the same as n ({n}) here, got {body.best_of}")
+        raise FieldError("best_of", f"must equal n ({n}), got {body.best_of}")
     if body.suffix:
-        raise FieldError("suffix", "is not supported: send a prompt that holds it")
+        raise FieldError("suffix", "is not supported; put it into the prompt")
     found = prompter.encode(as_prompts(body.prompt), "prompt")
     body.prompt = ""
     return found
@@ -125,12 +125,12 @@ def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int
     if numbers and len(numbers) == len(prompt):
         return [numbers]
     if numbers:
-        raise FieldError("prompt", "must be a text, a list of token ids, or a list of those, not a mixture")
+        raise FieldError("prompt", "must be a string, a list of token ids, or a list of those, not a mixture")
     return [each for each in prompt if not isinstance(each, int)]
 
 
 class Completion:
-    """The shapes of one request's answer."""
+    """Shapes the response to one request."""
 
     def __init__(self, front: Front, body: CompletionRequest, wishes: list[Wish]) -> None:
         self.front = front

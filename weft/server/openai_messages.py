@@ -1,4 +1,4 @@
-"""Conversations and tools as OpenAI's clients send them, checked, and as chat templates take them."""
+"""Conversations and tools as OpenAI's clients send them, checked, and converted for chat templates."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class CacheControl(msgspec.Struct, kw_only=True):
-    """Declares that what was said up to here will be sent again; as in Anthropic's API."""
+    """Declares that the conversation up to here will be sent again; as in Anthropic's API."""
 
     type: Literal["ephemeral"] = "ephemeral"
     ttl: str | None = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message. Only texts: images, sounds and files are refused, and nothing is ever fetched."""
+    """A part of a message. Only text: images, audio and files are refused, and nothing is ever fetched."""
 
     type: str
     text: str | None = None
@@ -81,16 +81,16 @@ ToolChoice = Literal["auto", "none", "required"] | NamedTool
 def plain_messages(
     messages: list[ChatMessage], limits: Limits, places: Sequence[str] = (), field: str = "messages"
 ) -> list[dict[str, Any]]:
-    """Messages as templates know them; errors name them by their places in the body.
+    """Return messages as templates expect them; errors name their places in the body.
 
-    "developer" is what newer clients call the system.
+    Newer clients say "developer" for "system".
     """
     if not messages:
-        raise FieldError(field, "must hold at least one message")
+        raise FieldError(field, "must have at least one message")
     check_items(field, messages, limits.messages)
     points = sum(map(declared_points, messages))
     if points > limits.cache_points:
-        raise FieldError(field, f"declare {points} places with cache_control, more than {limits.cache_points}")
+        raise FieldError(field, f"has {points} cache_control points; the limit is {limits.cache_points}")
     named = places or [f"{field}[{place}]" for place in range(len(messages))]
     return [_plain(message, where, limits) for message, where in zip(messages, named, strict=True)]
 
@@ -107,7 +107,7 @@ def _plain(message: ChatMessage, where: str, limits: Limits) -> dict[str, Any]:
     found["content"] = _content(message.content, where)
     if found["content"] is None:
         if not message.tool_calls:
-            raise FieldError(f"{where}.content", "must be a text or a list of parts")
+            raise FieldError(f"{where}.content", "must be a string or a list of parts")
         found["content"] = ""
     for name in ("name", "tool_call_id", "reasoning_content"):
         if getattr(message, name) is not None:
@@ -132,9 +132,9 @@ def _content(content: str | list[ContentPart] | None, where: str) -> str | list[
 def _part(part: ContentPart, where: str) -> dict[str, Any]:
     text = part.refusal if part.type == "refusal" else part.text
     if part.type not in ("text", "input_text", "output_text", "refusal"):
-        raise FieldError(f"{where}.type", f"is {part.type!r:.40}: only text can be read here, and nothing is fetched")
+        raise FieldError(f"{where}.type", f"is {part.type!r:.40}; only text is supported, and nothing is fetched")
     if text is None:
-        raise FieldError(f"{where}.text", "must be a text")
+        raise FieldError(f"{where}.text", "must be a string")
     found: dict[str, Any] = {"type": "text", "text": text}
     if part.cache_control is not None:
         found["cache_control"] = {"type": "ephemeral"}
@@ -142,7 +142,7 @@ def _part(part: ContentPart, where: str) -> dict[str, Any]:
 
 
 def _called(call: CalledTool, place: int, where: str, limits: Limits) -> dict[str, Any]:
-    """Templates want the arguments as an object; clients send them as text."""
+    """Return a tool call with its arguments as an object, which templates expect; clients send them as text."""
     arguments: Any = call.function.arguments
     if isinstance(arguments, str):
         try:
@@ -155,7 +155,7 @@ def _called(call: CalledTool, place: int, where: str, limits: Limits) -> dict[st
 
 
 def plain_tools(tools: list[Tool] | None, limits: Limits) -> list[dict[str, Any]]:
-    """Tools as templates know them, each within bounds and with a name of its own."""
+    """Return tools as templates expect them, each within bounds and with a unique name."""
     check_items("tools", tools, limits.tools)
     found, names = [], set()
     for place, tool in enumerate(tools or ()):
@@ -163,7 +163,7 @@ def plain_tools(tools: list[Tool] | None, limits: Limits) -> list[dict[str, Any]
         if not TOOL_NAME.fullmatch(function.name):
             raise FieldError(f"{where}.name", "must be 1 to 64 letters, digits, dots, underscores and dashes")
         if function.name in names:
-            raise FieldError(f"{where}.name", f"{function.name!r} is there twice")
+            raise FieldError(f"{where}.name", f"{function.name!r} is given twice")
         names.add(function.name)
         parameters = {"type": "object", "properties": {}} if function.parameters is None else function.parameters
         check_schema(f"{where}.parameters", parameters, limits)
@@ -175,21 +175,21 @@ def plain_tools(tools: list[Tool] | None, limits: Limits) -> list[dict[str, Any]
 def wanted_tools(
     tools: list[Tool] | None, choice: ToolChoice | None, limits: Limits
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the tools that the model is shown, and what is wanted of them (see `chosen_tool`)."""
+    """Return the tools that the model sees, and the choice among them (see `chosen_tool`)."""
     known = plain_tools(tools, limits)
     wanted = chosen_tool(choice, known)
     return (known if wanted != "none" else []), wanted
 
 
 def chosen_tool(choice: ToolChoice | None, tools: list[dict[str, Any]]) -> str:
-    """What is wanted of the tools: "auto", "none", "required", or the name of one after "name:"."""
+    """Return the tool choice: "auto", "none", "required", or the name of one after "name:"."""
     if choice is None:
         return "auto" if tools else "none"
     if isinstance(choice, str):
         if choice == "required" and not tools:
-            raise FieldError("tool_choice", 'is "required", but there are no tools')
+            raise FieldError("tool_choice", 'is "required", but the request has no tools')
         return choice if tools else "none"
     name = choice.function.name
     if name not in [tool["function"]["name"] for tool in tools]:
-        raise FieldError("tool_choice.function.name", f"{name!r:.80} is none of the tools")
+        raise FieldError("tool_choice.function.name", f"{name!r:.80} is not one of the tools")
     return "name:" + name

@@ -44,7 +44,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class InputItem(msgspec.Struct, kw_only=True):
-    """A message, a call that was made, what came of it, or a thought."""
+    """A message, a tool call, its output, or reasoning."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Annotated[str, Meta(min_length=1, max_length=32)] | None = None
@@ -123,17 +123,17 @@ async def respond(front: Front, request: Request) -> Response:
 def check_unsupported(body: ResponsesRequest) -> None:
     refuse(body, ("conversation", "prompt"))
     if body.previous_response_id is not None:
-        raise FieldError("previous_response_id", "cannot be resolved: nothing is stored here; send the conversation")
+        raise FieldError("previous_response_id", "is not supported: responses are not stored; send all messages")
     if body.background:
-        raise FieldError("background", "is not supported: nothing is stored here")
+        raise FieldError("background", "is not supported: responses are not stored")
     if body.truncation == "auto":
-        raise FieldError("truncation", 'may only be "disabled"')
+        raise FieldError("truncation", 'must be "disabled"')
 
 
 def messages_of(body: ResponsesRequest, limits: Limits) -> tuple[list[ChatMessage], list[str]]:
-    """The conversation in the words of the chat API, and where in the body each message stands.
+    """Return the conversation as messages of the chat API, and the place of each in the body.
 
-    Calls that follow one another are one message.
+    Consecutive calls become one message.
     """
     found: list[ChatMessage] = []
     places: list[str] = []
@@ -147,24 +147,24 @@ def messages_of(body: ResponsesRequest, limits: Limits) -> tuple[list[ChatMessag
         match item.type:
             case "message":
                 if item.role is None or item.content is None:
-                    raise FieldError(where, "is a message: it must have role and content")
+                    raise FieldError(where, "is a message and must have role and content")
                 found.append(ChatMessage(role=item.role, content=item.content))
             case "function_call":
                 _add_call(found, item, where, limits)
             case "function_call_output":
                 if item.call_id is None or item.output is None:
-                    raise FieldError(where, "is an output: it must have call_id and output")
+                    raise FieldError(where, "is an output and must have call_id and output")
                 found.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
             case "reasoning":
-                pass  # what a model thought before is not shown to it again
+                pass  # earlier reasoning is not shown to the model again
         places += [where] * (len(found) - len(places))
     return found, places
 
 
 def _add_call(found: list[ChatMessage], item: InputItem, where: str, limits: Limits) -> None:
     if item.name is None or item.call_id is None:
-        raise FieldError(where, "is a call: it must have call_id and name")
-    # Here, where the field has its own name: a call may become part of the message before it.
+        raise FieldError(where, "is a call and must have call_id and name")
+    # Checked here, under the field's own name: a call may become part of the previous message.
     check_text_depth(f"{where}.arguments", item.arguments or "", limits.json_depth)
     call = CalledTool(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments or "{}"))
     if found and found[-1].role == "assistant":
@@ -187,7 +187,7 @@ def format_of(body: ResponsesRequest, front: Front) -> Form | None:
 
 
 def prompts_of(prompter: Prompter, body: ResponsesRequest) -> list[Prompt]:
-    """Check a body and take its conversation out of it, but for the instructions, which the answer repeats."""
+    """Check a body and take its conversation out of it, except the instructions, which the response repeats."""
     prompter.check_model(body.model)
     check_unsupported(body)
     messages, places = messages_of(body, prompter.limits)
@@ -228,14 +228,14 @@ def tool_of(tool: ResponseTool) -> Tool:
 
 
 def cut_by(sequence: Followed, parts: Parts) -> str | None:
-    """Why an answer is not whole, if it is not. A stop that is met inside of a call cuts that short."""
+    """Return why an answer is incomplete, if it is. A stop string inside a tool call cuts the call short."""
     if sequence.cut and parts.broken_off:
         return "stop"
     return {FinishReason.LENGTH: "max_output_tokens", FinishReason.ABORT: "aborted"}.get(sequence.finish)  # type: ignore[arg-type]
 
 
 class ResponseAnswer:
-    """One request's way through the engine, and the shapes of its answer."""
+    """Runs one request through the engine and shapes its response."""
 
     def __init__(self, front: Front, body: ResponsesRequest) -> None:
         self.front = front
@@ -252,7 +252,7 @@ class ResponseAnswer:
         tenant = request.state.tenant
         return await self.turn.run(prompt, self.body, tenant, self.name, max_tokens=most, logprobs=logprobs)
 
-    # whole ------------------------------------------------------------------------------------------------------------
+    # whole response ---------------------------------------------------------------------------------------------------
 
     def whole(self, sequence: Followed) -> dict[str, Any]:
         parts = self.turn.parts()
@@ -268,7 +268,7 @@ class ResponseAnswer:
     def _response(
         self, output: list[dict[str, Any]], sequence: Followed | None = None, cut: str | None = None, thought: str = ""
     ) -> dict[str, Any]:
-        """The answer as far as it is known; of one that is over, its sequence and by what it was cut."""
+        """Return the response so far; for a finished one, pass its sequence and what cut it short."""
         body = self.body
         format_ = body.text.format if body.text and body.text.format else TextFormat()
         return {
@@ -308,7 +308,7 @@ class ResponseAnswer:
             "total_tokens": prompt + sequence.generated,
         }
 
-    # in pieces --------------------------------------------------------------------------------------------------------
+    # streamed response ------------------------------------------------------------------------------------------------
 
     async def events(self, run: Run) -> AsyncIterator[bytes]:
         parts, sequence, events = self.turn.parts(), run.sequences[0], self._events

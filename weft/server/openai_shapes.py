@@ -1,4 +1,4 @@
-"""What OpenAI's two older APIs have in common: usage, scores of tokens, the words for an end."""
+"""What OpenAI's two older APIs share: usage, log-probabilities, finish reasons."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class TextLogprobs(msgspec.Struct, frozen=True):
-    """One entry per token; the first of a prompt has no probability."""
+    """Log-probabilities, one entry per token; the first token of a prompt has none."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -41,7 +41,7 @@ class TextLogprobs(msgspec.Struct, frozen=True):
 
 
 def token_text(tokenizer: Tokenizer | None, token: int) -> str:
-    """A token as it is shown; without a tokenizer, its id."""
+    """Return a token's text; without a tokenizer, its id."""
     if tokenizer is None:
         return f"token_id:{token}"
     return tokenizer.bytes_of(token).decode(errors="replace")
@@ -67,7 +67,7 @@ def _chat_logprob(tokenizer: Tokenizer | None, output: Output) -> TokenLogprob:
 
 
 def text_logprobs(tokenizer: Tokenizer | None, outputs: Sequence[Output], offsets: Sequence[int]) -> TextLogprobs:
-    """`offsets` are where in the text each token begins."""
+    """Return log-probabilities as lists. `offsets` are the positions in the text where each token begins."""
     shown = [output for output in outputs if output.logprob is not None]
     return TextLogprobs(
         list(offsets[: len(shown)]),
@@ -80,7 +80,7 @@ def text_logprobs(tokenizer: Tokenizer | None, outputs: Sequence[Output], offset
 def _top_by_text(
     tokenizer: Tokenizer | None, token: int, logprob: float, top: Sequence[tuple[int, float]]
 ) -> dict[str, float] | None:
-    """The likeliest tokens, and the chosen one even if it is none of them."""
+    """Return the most likely tokens, and the chosen one even if it is not among them."""
     if not top:
         return None
     found = {token_text(tokenizer, each): value for each, value in reversed(top)}
@@ -88,7 +88,7 @@ def _top_by_text(
 
 
 def prompt_logprobs(tokenizer: Tokenizer | None, prompt: Sequence[int], scores: PromptScores) -> TextLogprobs:
-    """Scores of an echoed prompt: its first token has none."""
+    """Return the log-probabilities of an echoed prompt; its first token has none."""
     texts = [token_text(tokenizer, token) for token in prompt]
     offsets = [0]
     for text in texts[:-1]:
@@ -108,12 +108,12 @@ def joined(first: TextLogprobs, second: TextLogprobs) -> TextLogprobs:
 
 
 def finish_word(finish: FinishReason) -> str:
-    """OpenAI has "stop" and "length"; "abort" is ours."""
+    """Return the finish reason. OpenAI has "stop" and "length"; "abort" is an extension."""
     return str(finish)
 
 
 def miss_of(report: Report) -> dict[str, Any] | None:
-    """Why not more was cached, in tokens and in words."""
+    """Return why not more was cached, in tokens and in words."""
     if report.miss is None:
         return None
     miss = report.miss
@@ -127,7 +127,7 @@ def miss_of(report: Report) -> dict[str, Any] | None:
 
 
 def usage_of(sequences: Sequence[Followed], per_prompt: int, reasoning: int | None = None) -> Usage:
-    """What a run took; `per_prompt` sequences share a prompt, which is counted once."""
+    """Return the usage of a run; `per_prompt` sequences share a prompt, which counts once."""
     firsts = sequences[::per_prompt]
     prompt = sum(len(each.request.prompt) for each in firsts)
     generated = sum(each.generated for each in sequences)

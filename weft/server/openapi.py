@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of the Structs that decode the bodies, so that it cannot say anything else."""
+"""The OpenAPI document, generated from the structs that decode the bodies, so that the two cannot differ."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from weft.server.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnsw
 
 Object = dict[str, Any]
 
-# path, method, what it is for, its body, its answer
+# path, method, summary, request body, response
 OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
-    ("/v1/models", "get", "Which model is served", None, Object),
+    ("/v1/models", "get", "List the served model", None, Object),
     ("/v1/completions", "post", "Continue a text or token ids", CompletionRequest, CompletionAnswer),
-    ("/v1/chat/completions", "post", "The next message of a conversation", ChatRequest, ChatAnswer),
-    ("/v1/responses", "post", "The same by OpenAI's newer API", ResponsesRequest, Object),
-    ("/tokenize", "post", "Texts and conversations as token ids", TokenizeRequest, TokenizeAnswer),
-    ("/detokenize", "post", "Token ids as text", DetokenizeRequest, DetokenizeAnswer),
-    ("/generate", "post", "The native API", GenerateRequest, GenerateAnswer | list[GenerateAnswer]),
-    ("/abort_request", "post", "End requests by name", AbortRequest, AbortAnswer),
-    ("/flush_cache", "post", "Forget all that no running sequence uses", None, FlushAnswer),
+    ("/v1/chat/completions", "post", "Generate the next message of a conversation", ChatRequest, ChatAnswer),
+    ("/v1/responses", "post", "Generate a response with OpenAI's newer API", ResponsesRequest, Object),
+    ("/tokenize", "post", "Convert texts and conversations to token ids", TokenizeRequest, TokenizeAnswer),
+    ("/detokenize", "post", "Convert token ids to text", DetokenizeRequest, DetokenizeAnswer),
+    ("/generate", "post", "Generate text (native API)", GenerateRequest, GenerateAnswer | list[GenerateAnswer]),
+    ("/abort_request", "post", "Abort requests by id", AbortRequest, AbortAnswer),
+    ("/flush_cache", "post", "Drop all cached prefixes that no running sequence uses", None, FlushAnswer),
     ("/server_info", "get", "Settings and counters", None, Object),
     ("/model_info", "get", "Facts about the model", None, Object),
-    ("/health", "get", "Whether the engine runs", None, Object),
-    ("/health_generate", "get", "Whether it can give a token", None, Object),
+    ("/health", "get", "Report whether the engine runs", None, Object),
+    ("/health_generate", "get", "Report whether the engine can generate a token", None, Object),
     ("/metrics", "get", "Counters and gauges for Prometheus", None, str),
-    ("/cache", "get", "What is cached, largest shared prefixes first", None, Object),
+    ("/cache", "get", "The largest shared prefixes in the cache", None, Object),
 )
 STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate")
 
@@ -72,7 +72,7 @@ def _operation(path: str, about: str, body: dict[str, Any] | None, answer: dict[
         "summary": about,
         "operationId": path.strip("/").replace("/", "_"),
         "responses": {
-            "200": {"description": "The answer", "content": content},
+            "200": {"description": "The response", "content": content},
             "4XX": {"description": "What is wrong with the request", "content": error},
             "503": {"description": "The engine has stopped", "content": error},
         },

@@ -1,4 +1,4 @@
-"""An assistant's answer taken apart as it grows, and remembered: what it thought, what it says, what it calls."""
+"""Splits an assistant's answer as it grows into reasoning, text and tool calls, and keeps them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.text.parts import Part
 
 
 class Parser(Protocol):
-    """Reads one answer in the format of a model family."""
+    """Parses one answer in the format of a model family."""
 
     def feed(self, text: str) -> list[Part]: ...
 
@@ -29,9 +29,9 @@ class Call:
 
 
 class Parts:
-    """Feed it the text of one answer. Not `parallel`: calls after the first are dropped, as are unwanted thoughts.
+    """Takes the text of one answer. Not `parallel`: tool calls after the first are dropped, as is unwanted reasoning.
 
-    `forced`: the answer is a call, so whatever else it seems to hold is a call that was cut short, and dropped.
+    `forced`: the answer is a tool call, so any other part is a call that was cut short, and is dropped.
     """
 
     def __init__(self, parser: Parser, parallel: bool = True, reasoning: bool = True, forced: bool = False) -> None:
@@ -53,7 +53,7 @@ class Parts:
 
     @property
     def broken_off(self) -> bool:
-        """Whether the arguments of the last call are no JSON, as those of a call that was cut short."""
+        """Return whether the arguments of the last call are not JSON, as in a call that was cut short."""
         try:
             json.loads(self.calls[-1].arguments if self.calls else "{}")
         except (ValueError, RecursionError):
@@ -64,7 +64,7 @@ class Parts:
         return self._note(self._parser.feed(text)) if text else []
 
     def finish(self) -> list[Part]:
-        """No text follows."""
+        """Finish parsing: no text follows."""
         return self._note(self._parser.finish())
 
     def _note(self, parts: list[Part]) -> list[Part]:

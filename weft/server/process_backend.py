@@ -1,6 +1,6 @@
-"""A backend whose engine is a process of its own: a crash there is an error here, and Python's lock is not shared.
+"""A backend whose engine is its own process: a crash there is an error here, and the interpreter lock is separate.
 
-Front and engine talk over a socket pair that only these two have. The engine's death is the socket's end.
+Front and engine communicate over a private socket pair. The engine's death closes the socket.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from weft.server.desk import MAX_OPEN, Desk
 log = logging.getLogger("weft")
 
 DIED = "the engine process has ended unexpectedly"
-RESTARTING = "the engine process has ended unexpectedly and is being started again"
+RESTARTING = "the engine process has ended unexpectedly and is restarting"
 GOODBYE_SECONDS = 10.0
-# So many restarts within so long, and it is no accident.
+# This many restarts within this time are no accident.
 MAX_RESTARTS = 5
 RESTARTS_WITHIN_SECONDS = 600.0
 
@@ -39,7 +39,7 @@ Heard = Event | ModelInfo | wire.Unloadable
 
 
 class Link(asyncio.Protocol):
-    """The front's end of the socket: cuts what comes into messages and tells them, and the end, to the backend."""
+    """The front's end of the socket: splits input into messages and passes them, and the end, to the backend."""
 
     def __init__(self, hear: Callable[[Link, Heard], None], lost: Callable[[Link], None]) -> None:
         self._hear = hear
@@ -58,8 +58,8 @@ class Link(asyncio.Protocol):
                 if event is not None:
                     self._hear(self, event)
         except ProtocolError as error:
-            # What was lost here nobody could ever answer.
-            log.error("the engine process does not keep to the protocol: %s", error)
+            # The lost messages could never be answered.
+            log.error("the engine process violated the protocol: %s", error)
             assert self.transport is not None
             self.transport.abort()
 
@@ -68,11 +68,11 @@ class Link(asyncio.Protocol):
 
 
 class ProcessBackend(Desk):
-    """With `restart` a dead engine is started again; requests that were open get their error all the same.
+    """With `restart`, a dead engine is restarted; requests that were open still fail.
 
-    One that hangs is killed then, which nobody could otherwise decide: without `restart` it only counts as ill.
+    A hanging engine is then killed and restarted too; without `restart` it only counts as unhealthy.
 
-    `program` is what to start instead of the engine process; it gets the number of a file descriptor as argument.
+    `program` replaces the engine process; it gets the number of a file descriptor as argument.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ProcessBackend(Desk):
     # start and stop -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the process and wait until the model is loaded; raises what loading it raises."""
+        """Start the process and wait until the model is loaded; raises what loading raises."""
         self.info = await self._launch()
         self._closed = None
         self._watch()
@@ -150,7 +150,7 @@ class ProcessBackend(Desk):
             raise
 
     async def _bury(self, seconds: float) -> None:
-        """See the process end, by force if it takes longer than that."""
+        """Wait for the process to end; kill it if that takes longer than this."""
         process, link = self._process, self._link
         self._process = self._link = None
         if process is not None:
@@ -166,7 +166,7 @@ class ProcessBackend(Desk):
         if self._restart and self._process is not None:
             self._process.kill()
 
-    # talking --------------------------------------------------------------------------------------------------------
+    # messages -------------------------------------------------------------------------------------------------------
 
     def _send(self, command: Command) -> None:
         self._write(encode_command(command))
@@ -184,7 +184,7 @@ class ProcessBackend(Desk):
         elif isinstance(event, wire.Unloadable):
             self._loaded((OptionError if event.option else ModelError)(event.message))
         elif isinstance(event, Stopped):
-            # The process ends now; what is to be done then is done when it has.
+            # The process is about to end; the rest happens when it has.
             self._close(event.message)
         else:
             self._receive(event)
@@ -198,9 +198,9 @@ class ProcessBackend(Desk):
             self._ready.set_result(found)
 
     def _lost(self, link: Link) -> None:
-        """The process is gone, or as good as gone."""
+        """Handle the end of the process, or of its connection."""
         if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(EngineStopped("the engine process has ended before the model was loaded"))
+            self._ready.set_exception(EngineStopped("the engine process ended before the model was loaded"))
             return
         if link is not self._link:
             return
@@ -221,7 +221,7 @@ class ProcessBackend(Desk):
             try:
                 self.info = await self._launch()
             except WeftError as error:
-                log.error("the engine could not be started again: %s", error)
+                log.error("cannot restart the engine: %s", error)
                 await asyncio.sleep(1.0)
             else:
                 self._closed = None

@@ -1,7 +1,6 @@
-"""Client text into prompts: sizes, tokens, rendered conversations. Needs no engine, so a worker process can do it.
+"""Turns client text into prompts: sizes, tokens, rendered conversations. Needs no engine, so a worker can do it.
 
-What costs more than its size in bytes suggests happens here and nowhere else in the front: `intake.py` decides in which
-process.
+Work that costs more than its size in bytes suggests happens only here; `intake.py` decides in which process.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from weft.text.tokenizer import Tokenizer
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What the engine says about prompts. `room` is the most tokens that a sequence can have here."""
+    """The engine's facts about prompts. `room` is the maximum number of tokens of a sequence."""
 
     model: str
     vocab_size: int
@@ -40,7 +39,7 @@ class Prompt:
 
 
 class Prompter:
-    """`facts` are set before each use: an engine that was started again may have others."""
+    """`facts` are set before each use: a restarted engine may have others."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class Prompter:
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.facts.model:
             raise FieldError(
-                "model", f"{name!r:.80} is not served here, but {self.facts.model!r}", 404, "model_not_found"
+                "model", f"{name!r:.80} does not exist; this server has {self.facts.model!r}", 404, "model_not_found"
             )
 
     def need_tokenizer(self) -> Tokenizer:
@@ -68,19 +67,19 @@ class Prompter:
         return self.tokenizer
 
     def check_size(self, characters: int, field: str) -> None:
-        """Refuse a text that cannot fit whatever its tokens are, before time and memory go into tokenizing it."""
+        """Refuse a text that cannot fit whatever its tokens are, before spending time and memory on tokenizing it."""
         most = self.facts.room * self.need_tokenizer().characters_per_token
         if characters > most:
             raise too_long(field, f"a text of {characters} characters has more than {self.facts.room} tokens")
 
     def check_tokens(self, tokens: int, field: str) -> None:
         if tokens > self.facts.room:
-            raise too_long(field, f"{tokens} tokens are more than {self.facts.room}")
+            raise too_long(field, f"it has {tokens} tokens; the limit is {self.facts.room}")
 
     def encode(self, prompts: Sequence[str | list[int]], field: str) -> list[Prompt]:
-        """Return prompts, which are texts or token ids already, as token ids."""
+        """Return prompts, given as texts or token ids, as token ids."""
         if not 0 < len(prompts) <= self.limits.prompts:
-            raise FieldError(field, f"must hold 1 to {self.limits.prompts} prompts, got {len(prompts)}")
+            raise FieldError(field, f"must have 1 to {self.limits.prompts} prompts, got {len(prompts)}")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:
             self.check_size(len(text), field)
@@ -103,7 +102,7 @@ class Prompter:
         field: str = "messages",
         places: Sequence[str] = (),
     ) -> Prompt:
-        """Return a conversation, checked and rendered. `opens`: with the opening of the next message at its end."""
+        """Return a conversation, checked and rendered. `opens`: add the opening of the next message."""
         plain = plain_messages(messages, self.limits, places, field)
         shown, _ = wanted_tools(tools, choice, self.limits)
         known = self.variables(variables)
@@ -133,15 +132,15 @@ class Prompter:
         return Prompt(checked, check_snapshots(positions, len(checked)))
 
     def variables(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return what a request may hand to the template: names from a list, plain values."""
+        """Return the template variables of a request: names from a list, plain values."""
         for name, value in (given or {}).items():
             if name not in self._template_kwargs:
                 known = ", ".join(self._template_kwargs)
-                raise FieldError(f"chat_template_kwargs.{name:.64}", f"is not allowed; known are {known}")
+                raise FieldError(f"chat_template_kwargs.{name:.64}", f"is not allowed; allowed are {known}")
             if not isinstance(value, str | int | float | None) or len(str(value)) > 256:
-                raise FieldError(f"chat_template_kwargs.{name}", "must be a short text, a number, true, false or null")
+                raise FieldError(f"chat_template_kwargs.{name}", "must be a short string, number, true, false or null")
         return dict(given or {})
 
 
 def too_long(field: str, what: str) -> FieldError:
-    return FieldError(field, f"is too much: {what}", code="context_length_exceeded")
+    return FieldError(field, f"is too long: {what}", code="context_length_exceeded")

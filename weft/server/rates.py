@@ -1,4 +1,4 @@
-"""What a key may use in a minute and has used so far. In memory; all calls come from the event loop's thread."""
+"""Limits and usage of a key per minute. Kept in memory; call everything from the event loop's thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RATE_HEADERS = tuple(
 
 
 class RateLimited(RequestError):
-    """A key has used up one of its limits. `retry_seconds` is when it may try again."""
+    """A key has used up one of its limits. `retry_seconds` is the time until it may retry."""
 
     def __init__(self, message: str, retry_seconds: float) -> None:
         super().__init__(message, 429)
@@ -28,7 +28,7 @@ class RateLimited(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Tokens of a request: of its prompts, those of them that were cached, and of its answers."""
+    """Tokens of a request: of its prompts, how many of them were cached, and of its answers."""
 
     prompt: int = 0
     cached: int = 0
@@ -36,12 +36,12 @@ class Used:
 
     @property
     def charged(self) -> int:
-        """Tokens that count against a limit: cached ones cost next to nothing and are free."""
+        """Tokens that count against a limit; cached ones cost next to nothing and are free."""
         return self.prompt - self.cached + self.generated
 
 
 class Bucket:
-    """A token bucket: holds a minute's worth, fills up evenly. Its balance is negative after an overdraft.
+    """A token bucket: holds a minute's worth and refills evenly. Its balance is negative after an overdraft.
 
     >>> now = [0.0]
     >>> bucket = Bucket(60, lambda: now[0])
@@ -67,25 +67,25 @@ class Bucket:
         return self._balance
 
     def wait_seconds(self, amount: float) -> float:
-        """Time until the balance covers an amount; 0 if it does already."""
+        """Return the time until the balance covers an amount; 0 if it already does."""
         return max(0.0, amount - self.balance) * MINUTE_SECONDS / self.per_minute
 
     def take(self, amount: float) -> None:
-        """Take an amount, or give back a negative one."""
+        """Take an amount, or return a negative one."""
         self._balance = min(float(self.per_minute), self.balance - amount)
 
     def resize(self, per_minute: int) -> None:
-        """Change the limit. What was used stays used."""
+        """Change the limit. Usage stays."""
         used = self.per_minute - self.balance
         self.per_minute = per_minute
         self._balance = per_minute - used
 
 
 class Account:
-    """The limits of one key and what it has used. Survives a reread of the keys, whatever its name and limits become.
+    """Limits and usage of one key. Survives a reload of the keys, whatever its name and limits become.
 
-    Tokens are reserved before a request runs, for its prompt and for all that it may generate, and what it did not
-    use is given back when it ends. So only an answer of more than a minute's worth can overdraw a limit.
+    Tokens are reserved before a request runs, for its prompt and for everything that it may generate; the unused part
+    is returned when it ends. So only an answer of more than a minute's worth can overdraw a limit.
     """
 
     def __init__(self, rates: Rates | None = None, clock: Clock = time.monotonic) -> None:
@@ -110,31 +110,32 @@ class Account:
         return bucket
 
     def take_request(self) -> None:
-        """Count a request. Raises if there were too many."""
+        """Count a request; raise if there are too many."""
         self.requests += 1
         if self._requests is not None:
             self._need(self._requests, 1, "requests")
             self._requests.take(1)
 
     def reserve(self, prompt: int, output: int) -> int:
-        """Reserve tokens, and return how many. Raises if that many are not left.
+        """Reserve tokens and return how many; raise if not enough are left.
 
-        An answer without a bound of its own may ask for more than a minute's worth: then all of it is reserved.
+        A request without a bound on its answer may ask for more than a minute's worth; then a minute's worth is
+        reserved.
         """
         bucket = self._tokens
         if bucket is None:
             return 0
         if prompt > bucket.per_minute:
             self.limited["tokens"] += 1
-            asked = f"the prompt has {prompt} tokens, and this key may use {bucket.per_minute} a minute"
-            raise RateLimited(f"{asked}: send a shorter one", MINUTE_SECONDS)
+            asked = f"the prompt has {prompt} tokens, but this key may use {bucket.per_minute} a minute"
+            raise RateLimited(f"{asked}; send a shorter prompt", MINUTE_SECONDS)
         amount = min(prompt + output, bucket.per_minute)
         self._need(bucket, amount, "tokens")
         bucket.take(amount)
         return amount
 
     def settle(self, reserved: int, used: Used) -> None:
-        """Charge what a request has used instead of what was reserved for it."""
+        """Charge a request's usage instead of its reservation."""
         self.tokens["prompt"] += used.prompt
         self.tokens["cached"] += used.cached
         self.tokens["generated"] += used.generated
@@ -147,10 +148,10 @@ class Account:
             self.limited[kind] += 1
             left = max(0, math.floor(bucket.balance))
             state = f"{bucket.per_minute} {kind} a minute, {left} left, {amount} needed"
-            raise RateLimited(f"the rate limit of this key is reached: {state}; try again in {wait:.1f} s", wait)
+            raise RateLimited(f"this key has reached its rate limit: {state}; try again in {wait:.1f} s", wait)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The state of the limits, in the headers that OpenAI's API sends."""
+        """Return the state of the limits, in the headers of OpenAI's API."""
         found = []
         for kind, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None:

@@ -1,4 +1,4 @@
-"""The output items of a response and the events that tell how they grow, in their prescribed order."""
+"""The output items of a response, and the events that report their growth in the prescribed order."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Event = tuple[str, dict[str, Any]]
 
 
 class Events:
-    """Takes parts of an answer. `output` are the items so far; at most one of them is open, the last."""
+    """Takes parts of an answer. `output` has the items so far; at most the last one is open."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.output: list[dict[str, Any]] = []
         self._open: str | None = None  # kind of the open item
         self._call = -1
-        self._grown: list[str] = []  # of the open item
+        self._grown: list[str] = []  # text of the open item
         self._numbers = count()
 
     def numbered(self, kind: str, fields: dict[str, Any]) -> Event:
         return kind, {"type": kind, "sequence_number": next(self._numbers), **fields}
 
     def take(self, parts: Iterable[Part], logprobs: list[Any] | None = None) -> list[Event]:
-        """What these parts add. Scores go with the first text."""
+        """Return the events of these parts. The first text carries the scores."""
         found: list[Event] = []
         scores = list(logprobs or ())
         for part in parts:
@@ -40,7 +40,7 @@ class Events:
         return found
 
     def end(self, logprobs: list[Any] | None = None, whole: bool = True) -> list[Event]:
-        """No more parts. An answer without any is an empty message. Not `whole`: the last item was cut short."""
+        """End the answer. One without parts becomes an empty message. Not `whole`: the last item was cut short."""
         found = [] if self.output else self._begin(Part("content"))
         if logprobs:
             for item in self.output:

@@ -1,6 +1,6 @@
-"""Requests under way on behalf of one HTTP request: outputs of the engine in, pieces of text out.
+"""The sequences of one HTTP request: takes outputs of the engine, yields pieces of text.
 
-A run may hold several sequences (`n`, lists of prompts). It knows no API: routes give pieces their shapes.
+A run may have several sequences (`n`, lists of prompts). It knows no API: routes shape the pieces.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from weft.server.metrics import Meter, Metrics
 from weft.server.rates import Used
 from weft.text.answer import Answer
 
-# Of several answers, the one that tells most of how their run ended.
+# Of several answers, the first of these tells how the run ended.
 ENDS = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP)
-# Tokens of a prompt that takes a millisecond to send.
+# Length of a prompt that takes a millisecond to send.
 LONG_PROMPT = 1 << 15
 
 
 @dataclass(slots=True)
 class Piece:
-    """What came for one sequence since its last piece. `outputs` hold the tokens and their scores."""
+    """Output of one sequence since its last piece. `outputs` has the tokens and their scores."""
 
     index: int
     text: str
@@ -52,7 +52,7 @@ class Followed:
     _length: int = 0
 
     def take(self, outputs: list[Output], backend: Backend) -> Piece:
-        """Take in what the engine brought. A stop string ends the answer, and the engine is told."""
+        """Process the engine's outputs. A stop string ends the answer and the engine's sequence."""
         pieces: list[str] = []
         new: list[Output] = []
         for output in outputs:
@@ -79,7 +79,7 @@ class Followed:
             self.error = output.error
 
     def measured(self) -> None:
-        """It is over, one way or the other."""
+        """Record the metrics of a sequence that is over."""
         reason = FinishReason.ABORT if self.finish is None else self.finish
         report = self.report
         self.meter.finished(
@@ -87,14 +87,14 @@ class Followed:
         )
 
     def begins(self, count: int, shift: int = 0) -> list[int]:
-        """Where in the text the last `count` tokens begin."""
+        """Return the positions in the text where the last `count` tokens begin."""
         first = len(self.text_ends) - count
         ends = self.text_ends[max(first - 1, 0) : len(self.text_ends) - 1]
         return [shift + end for end in ([0, *ends] if first <= 0 else ends)]
 
     @property
     def cut(self) -> bool:
-        """Whether a stop string or token of the client's has ended it."""
+        """Return whether the client's stop string or stop token ended it."""
         return self.answer.stop_reason is not None
 
     @property
@@ -107,7 +107,7 @@ class Followed:
 
 
 class Run:
-    """Iterate it once for its pieces; `close` it in any case. A sequence's last piece has its finish."""
+    """Iterate once over its pieces; always `close` it. A sequence's last piece has its finish."""
 
     def __init__(
         self,
@@ -129,13 +129,13 @@ class Run:
         self._aborted = False
 
     async def submit(self, requests: list[Request], answers: list[Answer]) -> None:
-        """Hand all requests over, or none."""
+        """Submit all requests, or none."""
         tasks: list[asyncio.Future[Followed]] = []
         try:
             for index, (request, answer) in enumerate(zip(requests, answers)):
                 tasks.append(asyncio.ensure_future(self._submit(index, request, answer)))
                 if len(request.prompt) > LONG_PROMPT:
-                    # Each takes milliseconds to send, so streams get their turn between two.
+                    # Each takes milliseconds to send, so other streams run between two.
                     await asyncio.sleep(0)
             self.sequences += await asyncio.gather(*tasks)
             if self._aborted:
@@ -143,7 +143,7 @@ class Run:
         except BaseException:
             for task in tasks:
                 task.cancel()
-            # Those that were taken all the same must go; a cancelled submission is aborted by the backend.
+            # Requests that were accepted meanwhile must end too; the backend aborts a cancelled submission.
             for found in await asyncio.gather(*tasks, return_exceptions=True):
                 if isinstance(found, Followed):
                     self.sequences.append(found)
@@ -162,7 +162,7 @@ class Run:
 
     @property
     def scores(self) -> int:
-        """How many log-probabilities there are to tell."""
+        """Return the number of log-probabilities to report."""
         found = 0
         for sequence in self.sequences:
             params = sequence.request.params
@@ -174,11 +174,11 @@ class Run:
 
     @property
     def size(self) -> int:
-        """About how many characters and scores an answer has to shape, its prompts included."""
+        """Return the approximate number of characters and scores to encode, including the prompts."""
         return self.scores + sum(len(each.request.prompt) + 4 * each.generated for each in self.sequences)
 
     def used(self) -> Used:
-        """Tokens so far. Answers to one prompt share it, so it counts once."""
+        """Return the tokens so far. Answers to one prompt share it, so it counts once."""
         prompts = {id(each.request.prompt): each for each in reversed(self.sequences)}.values()
         return Used(
             sum(len(each.request.prompt) for each in prompts),
@@ -188,18 +188,18 @@ class Run:
 
     @property
     def queued_seconds(self) -> float:
-        """The longest time that one of the answers waited before it first ran."""
+        """Return the longest time that one of the answers waited before it first ran."""
         return max((each.report.queued_seconds for each in self.sequences), default=0.0)
 
     @property
     def first_token_seconds(self) -> float | None:
-        """When the first token of all came, on the clock of `perf_counter`."""
+        """Return when the first token of all arrived, on the clock of `perf_counter`."""
         found = [each.meter.first_token_seconds for each in self.sequences]
         return min((each for each in found if each is not None), default=None)
 
     @property
     def finish(self) -> FinishReason | None:
-        """How the answers ended; None if none of them has."""
+        """Return how the answers ended; None if none has."""
         found = {each.finish for each in self.sequences}
         return next((reason for reason in ENDS if reason in found), None)
 
@@ -210,7 +210,7 @@ class Run:
         finished = False
         async for outputs in sequence.stream:
             if finished:
-                continue  # a stop string ended it; the engine's own end is still awaited, for its report
+                continue  # a stop string ended it; only the engine's report is still expected
             piece = sequence.take(outputs, self._backend)
             if piece.finish is None:
                 yield piece
@@ -243,31 +243,31 @@ class Run:
         try:
             async for piece in self._follow(sequence):
                 queue.put_nowait(piece)
-        except Exception as error:  # whoever reads the queue raises it
+        except Exception as error:  # raised again where the queue is read
             queue.put_nowait(error)
         queue.put_nowait(None)
 
     async def collect(self) -> list[Followed]:
-        """Wait for all answers. Raises if one of them could not be given."""
+        """Wait for all answers; raise if one of them failed."""
         async for piece in self:
             self.check(piece)
         return self.sequences
 
     def check(self, piece: Piece) -> None:
-        """Raises if the answer could not be given."""
+        """Raise if the answer failed."""
         if piece.finish is FinishReason.ERROR:
-            error = RequestError(piece.error or "the answer could not be finished", 503)
+            error = RequestError(piece.error or "the answer was not completed", 503)
             raise error if self._form is None else self._form.named(error)
 
     def abort(self) -> None:
-        """End what still runs, or is about to; its pieces then say so."""
+        """Abort sequences that run or are about to; their pieces then report it."""
         self._aborted = True
         for sequence in self.sequences:
             if sequence.index not in self._ended:
                 self._backend.abort(sequence.stream)
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """Abort what is left: no reader follows."""
         self.abort()
         for sequence in self.sequences:
             sequence.measured()

@@ -1,7 +1,8 @@
-"""Bodies that several routes share, as msgspec Structs: decoding checks them, the OpenAPI document is made of them.
+"""Bodies that several routes share, as msgspec structs: decoding checks them, and the OpenAPI document derives from
+them.
 
-Unknown fields are ignored, as other servers do; a field that would change the answer and is not supported is refused
-by its route. `null` means the default everywhere.
+Unknown fields are ignored, as in other servers. A route refuses unsupported fields that would change the answer.
+`null` always means the default.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ USUAL = SamplingParams()
 
 
 class CacheFields(msgspec.Struct, kw_only=True):
-    """What concerns reuse and order, in every body that generates."""
+    """Fields about reuse and scheduling, in every body that generates."""
 
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
 
 
 class SamplingFields(CacheFields, kw_only=True):
-    """How tokens are chosen and when to stop; the names are OpenAI's, then vLLM's."""
+    """Sampling and stopping; the names are OpenAI's, then vLLM's."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -63,14 +64,14 @@ class JsonSchema(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """OpenAI's three types."""
+    """OpenAI's `response_format`, one of three types."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """vLLM's spelling of the constraints that OpenAI's API has no word for; one of them. `grammar`: Lark or GBNF."""
+    """vLLM's names for constraints that OpenAI's API lacks; exactly one of them. `grammar`: Lark or GBNF."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -80,7 +81,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 class FormFields(SamplingFields, kw_only=True):
-    """What an answer must look like: one of these. After OpenAI's, vLLM's newer and older spelling, then SGLang's."""
+    """Constraints on the answer, at most one: OpenAI's, then vLLM's newer and older names, then SGLang's."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -90,7 +91,7 @@ class FormFields(SamplingFields, kw_only=True):
     guided_grammar: str | None = None
     regex: str | None = None
     ebnf: str | None = None
-    # What other servers serve and would change the answer: refused rather than passed over.
+    # Supported by other servers and would change the answer: refused rather than ignored.
     allowed_token_ids: Any = None
     bad_words: Any = None
     lora_path: Any = None
@@ -105,14 +106,14 @@ UNSERVED += ("truncate_prompt_tokens", "use_beam_search")
 
 
 def refuse(body: msgspec.Struct, names: Sequence[str]) -> None:
-    """Fields that ask for something which is not served."""
+    """Refuse unsupported fields."""
     for name in names:
         if getattr(body, name) not in (None, False, "", [], {}):
-            raise FieldError(name, "is not supported here")
+            raise FieldError(name, "is not supported")
 
 
 class PromptDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`miss` is our own: why not more of the prompt was cached."""
+    """`miss` is an extension: why not more of the prompt was cached."""
 
     cached_tokens: int | None = None
     miss: dict[str, Any] | None = None
@@ -136,9 +137,9 @@ def sampling_params(
     scored: str = "logprobs",
     suggested: SamplingParams = USUAL,
 ) -> SamplingParams:
-    """A body's fields as the engine wants them; raises with the name of the one that exceeds a bound.
+    """Return a body's fields as the engine's parameters; errors name the field that exceeds a bound.
 
-    `scored` is what the body calls the number of alternatives, `suggested` what holds where it says nothing.
+    `scored` is the body's name for the number of alternatives; `suggested` has the defaults.
     """
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     check_stops(stops, limits)
@@ -174,7 +175,7 @@ def check_stops(stops: list[str], limits: Limits) -> None:
     check_items("stop", stops, limits.stops)
     for text in stops:
         if not 0 < len(text) <= limits.stop_characters:
-            raise FieldError("stop", f"must hold strings of 1 to {limits.stop_characters} characters")
+            raise FieldError("stop", f"must be strings of 1 to {limits.stop_characters} characters")
 
 
 def _or(value: float | None, default: float) -> float:

@@ -1,4 +1,4 @@
-"""What an operator decides about the HTTP side: keys, names, bounds. All decided, nothing is looked up here."""
+"""The operator's settings of the HTTP side: keys, names, bounds. All resolved; nothing is looked up here."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from weft.server.keys import Key, Rates, resolve_keys
 from weft.text.grammar import MAX_REGEX_CHARACTERS, MAX_SCHEMA_CHARACTERS, MAX_SCHEMA_DEPTH
 from weft.text.tool_grammar import MAX_TOOLS
 
-# Names that a request may hand to the chat template. A template is a program; everything else stays out of its reach.
+# Variables that a request may pass to the chat template. A template is a program; it must not reach anything else.
 TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
 
 
-# Bounds of the layers below, which no setting here can widen.
+# Bounds of the lower layers, which no setting here can exceed.
 MOST = {
     "body_bytes": 100 << 20,
     "max_tokens": 1 << 24,
@@ -33,40 +33,40 @@ MOST = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The most that one request may ask for. What goes beyond gets a 4xx that names the field."""
+    """Bounds on one request. A request beyond them gets a 4xx that names the field."""
 
     body_bytes: int = 8 << 20
     header_bytes: int = 32 << 10
     # Total times: a client that sends a byte now and then gains nothing.
     handshake_seconds: float = 10.0  # for a TLS handshake
-    header_seconds: float = 30.0  # for a request's head to arrive
+    header_seconds: float = 30.0  # for a request's headers to arrive
     body_seconds: float = 300.0  # for a request's body to arrive
     linger_seconds: float = 10.0  # for the rest of a body that was answered before it was read
-    linger_bytes: int = 16 << 20  # the most of such a rest that is taken
+    linger_bytes: int = 16 << 20  # maximum of such a rest that is read
     idle_seconds: float = 75.0  # between two requests; proxies reuse connections for a minute
-    stall_seconds: float = 300.0  # without reading, before a client is cut off
+    stall_seconds: float = 300.0  # without reading, before a client is disconnected
     connections: int = 16384  # open at once; fewer if the process may not open that many files
     connections_per_address: int = 256
     json_depth: int = 64
-    beside_bytes: int = 256 << 10  # of a large body beside its prompts: tools, schemas, everything else
+    beside_bytes: int = 256 << 10  # of a large body besides its prompts: tools, schemas, everything else
     text_seconds: float = 30.0  # for a worker process to read one large body
     text_memory_bytes: int = 4 << 30  # of a worker process
-    waiting_bytes: int = 128 << 20  # of large bodies that are read or wait for a worker; more are answered with 503
+    waiting_bytes: int = 128 << 20  # of large bodies that are read or wait for a worker; more get a 503
     prompts: int = 128  # prompts in one body
     n: int = 32  # answers to one prompt
     sequences: int = 256  # prompts times n
-    max_tokens: int = 1 << 20  # the model's own limit holds beside it
+    max_tokens: int = 1 << 20  # the model's own limit applies too
     logprobs: int = 20
     stops: int = 16
     stop_characters: int = 1024
     biases: int = 1024
     messages: int = 4096
-    cache_points: int = 16  # places that one conversation declares with cache_control; each costs another rendering
+    cache_points: int = 16  # cache_control points of one conversation; each costs another rendering
     tools: int = 128
     schema_bytes: int = 64 << 10
     schema_depth: int = 32
     regex_characters: int = 4096
-    open_sequences: int = 1024  # running and waiting, of all clients; more are answered with 429
+    open_sequences: int = 1024  # running and waiting, of all clients; more get a 429
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -74,30 +74,28 @@ class Limits:
             if not 0 < value < math.inf:
                 raise OptionError(f"{name} must be greater than zero, got {value!r}")
             if value > MOST.get(name, math.inf):
-                raise OptionError(
-                    f"{name} must be at most {MOST[name]}, which is all that the engine takes, got {value}"
-                )
+                raise OptionError(f"{name} must be at most {MOST[name]}, the limit of the engine, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """How the front behaves.
 
-    With `api_keys` every route wants one of them. Several keys are several tenants: none sees or hits the prefixes of
-    another, and what concerns all (metrics, cache, flush, server_info) wants the `admin_key`; a single key is its own
-    admin. A plain text is a key without a name; `key_rates` are the limits of API keys that have none of their own.
-    `open_health` lets /health answer without a key. `trusted_hosts`: if any, others in the Host header are refused,
-    which protects a server without keys on a loopback address from pages in a browser; `*.example.com` is every name
-    below that. `trusted_proxies` are addresses and networks of proxies that may name the client.
+    With `api_keys`, every route requires one of them. Several keys are several tenants: none sees or hits the prefixes
+    of another, and routes that affect all clients (metrics, cache, flush, server_info) require the `admin_key`; a
+    single key is its own admin. A plain string is a key without a name; `key_rates` are the limits of API keys that
+    have none of their own. `open_health` lets /health answer without a key. With `trusted_hosts`, other names in the
+    Host header are refused, which protects a server without keys on a loopback address from web pages; `*.example.com`
+    is every name below that. `trusted_proxies` are addresses and networks of proxies that may name the client.
     """
 
     api_keys: tuple[str | Key, ...] = field(default=(), repr=False)
     admin_key: str | Key | None = field(default=None, repr=False)
     key_rates: Rates = field(default_factory=Rates)
-    model_name: str | None = None  # as clients call it; None: as the model calls itself
+    model_name: str | None = None  # the name that clients use; None: the model's own
     open_health: bool = True
     log_requests: bool = True
-    keep_alive_seconds: float = 15.0  # of silence before a stream sends a comment; 0: never
+    keep_alive_seconds: float = 15.0  # without output before a stream sends a comment; 0: never
     cors_origins: tuple[str, ...] = ()
     trusted_hosts: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
@@ -108,13 +106,13 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        # Raises if they cannot stand together.
+        # Raises if they contradict each other.
         resolve_keys(self.api_keys, self.admin_key, self.key_rates)
         if self.admin_key is not None and not self.api_keys:
-            raise OptionError("admin_key without api_keys would leave all other routes open: give api_keys too")
+            raise OptionError("admin_key needs api_keys, or all other routes would be open; set api_keys too")
         for host in self.trusted_hosts:
             if not host or host_name(host) != host or "*" in host.removeprefix("*."):
-                raise OptionError(f"allowed_host must be a name in lower case, without a port, got {host!r}")
+                raise OptionError(f"allowed_host must be a lower-case name without a port, got {host!r}")
         TrustedProxies(self.trusted_proxies)
 
     @property

@@ -1,4 +1,4 @@
-"""Server-sent events, and the care for clients that go away: their requests end at once."""
+"""Server-sent events. When a client disconnects, its requests end at once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from weft.server.errors import describe
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
-# A line that clients of server-sent events skip.
+# A comment line, which clients of server-sent events skip.
 KEEP_ALIVE = b": keep-alive\n\n"
-# Where in a request's scope the way to the socket lies, without the layers between.
+# Key in a request's scope for the direct way to the socket, past the layers between.
 DIRECT = "weft.send"
 # How a stream can end other than by its answer.
 DISCONNECT, ERROR = "disconnect", "error"
@@ -35,18 +35,18 @@ def named_event(name: str, value: Any) -> bytes:
 
 
 def error_event(error: Exception) -> bytes:
-    """A stream that has begun can no longer change its status; the error is its last event."""
+    """Return the event of an error: a stream that has begun can no longer change its status."""
     return event(describe(error)[1])
 
 
 async def gone(receive: Receive) -> None:
-    """Returns when the client has hung up. To be called once its body is read."""
+    """Wait until the client has disconnected. Call it once the body is read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class Silence:
-    """How long a stream may be silent before a comment is sent, which keeps proxies from closing it; 0: for ever."""
+    """Sends comments when a stream has been silent for this long, so that proxies do not close it; 0: never."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Silence:
         self._seconds = seconds
         self._clock = clock
         self._sleep = sleep
-        # None while something is being sent: a client that does not read must not be sent more.
+        # None while a send is in progress: a client that does not read must not be sent more.
         self._since: float | None = None
 
     def sending(self) -> None:
@@ -77,9 +77,9 @@ class Silence:
 
 
 class EventStream(Response):
-    """Sends events as they come; `close` is called in any case, at once if the client goes.
+    """Sends events as they arrive; always calls `close`, at once if the client disconnects.
 
-    `ended` is called if the client goes or the events fail.
+    `ended` is called if the client disconnects or the events fail.
     """
 
     media_type = "text/event-stream"
@@ -118,7 +118,7 @@ class EventStream(Response):
         try:
             await self._send(send, scope.get(DIRECT, send))
         except asyncio.CancelledError:
-            # Ours if the client has gone; somebody else's otherwise.
+            # Our own cancellation if the client has disconnected; otherwise it came from outside.
             if not self._disconnected or sender.uncancel() > 0:
                 raise
         finally:
@@ -130,7 +130,7 @@ class EventStream(Response):
         last = b""
         try:
             await self._send_events(send)
-        except Exception as error:  # the edge: whatever it is, the client is told
+        except Exception as error:  # the outermost handler: the client gets every error as an event
             self._ended(ERROR)
             last = self._failed(error)
         if last:
@@ -151,7 +151,7 @@ class EventStream(Response):
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result; if the client goes away first, the work is cancelled."""
+    """Return the work's result; cancel the work if the client disconnects first."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(gone(request.receive))
     try:

@@ -1,4 +1,4 @@
-"""One request under way, as its caller sees it: outputs are queued by the dispatcher and read by one task."""
+"""One open request as its caller sees it: the dispatcher queues outputs, and one task reads them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weft.engine.events import Output, Report
 class OutputStream:
     """The `Stream` of both backends. Iterate it once, from one task.
 
-    Each round gives everything that came since the last one. `submitted_seconds` is when the request was handed over,
-    on the loop's clock.
+    Each iteration yields everything that arrived since the last one. `submitted_seconds` is the time of submission, on
+    the loop's clock.
     """
 
     __slots__ = ("_ended", "_error", "_loop", "_outputs", "_waiter", "id", "report", "submitted_seconds")
@@ -53,12 +53,12 @@ class OutputStream:
             waiter.set_result(None)
 
     def end(self, report: Report | None) -> None:
-        """The last output was pushed."""
+        """Mark the end: the last output was pushed."""
         self.report = report
         self._ended = True
 
     def fail(self, message: str) -> None:
-        """The engine is gone: whoever reads gets what came before, then `EngineStopped`."""
+        """Fail because the engine has ended: the reader gets earlier outputs, then `EngineStopped`."""
         if not self._ended:
             self._ended, self._error = True, EngineStopped(message)
             if self._waiter is not None and not self._waiter.done():

@@ -13,13 +13,13 @@ from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
 
 HEADER_BYTES = 4
-# Of a worker's reply. Token ids of the longest prompt that an engine takes fit.
+# Bound of a worker's reply. Token ids of the longest prompt that an engine accepts fit.
 MAX_REPLY_BYTES = 1 << 27
 Line = Annotated[str, Meta(max_length=4000)]
 
 
 class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Fields in their order, after the tag."""
+    """Base of all messages: the fields in order, after the tag."""
 
 
 class Setup(Message, tag="setup"):
@@ -42,7 +42,7 @@ class Job(Message, tag="job"):
 
 
 class Done(Message, tag="done"):
-    """`leaving`: the worker ends now and another one is to be started for the next job."""
+    """`leaving`: the worker ends now, and the next job needs another one."""
 
     body: bytes
     leaving: bool
@@ -59,7 +59,7 @@ class Refused(Message, tag="refused"):
 
 
 class Failed(Message, tag="failed"):
-    """The worker's own fault; its log says more."""
+    """An error of the worker itself; its log has the details."""
 
 
 FromFront = Setup | Job

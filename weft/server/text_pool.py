@@ -1,7 +1,7 @@
-"""The front's text workers: a few processes that read large bodies, so that the interpreter lock of the front is free.
+"""The front's text workers: a few processes that read large bodies, so that the front's interpreter lock stays free.
 
-Bounded in every direction: workers, bytes that wait for one, seconds and memory of a job. A job that takes too long or
-whose client has left ends with its process; the next job gets a fresh one.
+Bounded in every direction: workers, waiting bytes, seconds and memory of a job. A job that takes too long or whose
+client has left ends with its process; the next job gets a fresh one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ log = logging.getLogger("weft")
 
 MAX_WORKERS = 4
 BUSY = "the server is busy reading large requests; try again later"
-ENDED = "the text could not be read: its worker process ended, killed or out of memory"
-# One thread and one arena of memory each, so that the bound on a worker's memory bounds what it uses.
+ENDED = "the worker process that read this text was killed or ran out of memory"
+# One thread and one malloc arena each, so that the bound on a worker's memory bounds what it uses.
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
@@ -51,7 +51,7 @@ Timeout = Callable[[float], AbstractAsyncContextManager[object]]
 
 
 def worker_count() -> int:
-    """Half of the cores: the other half steps the engine and serves streams."""
+    """Return half the number of cores: the other half steps the engine and serves streams."""
     return max(1, min(MAX_WORKERS, (os.cpu_count() or 2) // 2))
 
 
@@ -91,7 +91,7 @@ class TextWorker:
         await self._writer.drain()
         size = int.from_bytes(await self._reader.readexactly(HEADER_BYTES), "big")
         if size > MAX_REPLY_BYTES:
-            raise ConnectionError(f"a reply of {size} bytes")
+            raise ConnectionError(f"reply has {size} bytes")
         return decode_reply(await self._reader.readexactly(size))
 
     @property
@@ -99,7 +99,7 @@ class TextWorker:
         return self.process.poll() is None and not self._reader.at_eof()
 
     def kill(self) -> None:
-        """End the process at once. Its memory may take the kernel a while, so another thread waits for the end."""
+        """Kill the process. The kernel may take a while to free its memory, so another thread waits for the end."""
         self.process.kill()
         asyncio.get_running_loop().run_in_executor(None, self.process.wait)
         with suppress(AttributeError):  # it was never connected
@@ -109,7 +109,7 @@ class TextWorker:
 class TextPool:
     """Everything here runs in the event loop's thread. Workers start when a job needs one, and stay.
 
-    `program` is what to start instead of the worker, `timeout` what bounds a job in time.
+    `program` replaces the worker program, `timeout` the time bound of a job.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class TextPool:
         return [worker.process.pid for worker in (*self._idle, *self._busy)]
 
     async def start(self) -> None:
-        """Have a worker ready, so that the first large body does not wait for one."""
+        """Start one worker, so that the first large body does not wait for it."""
         if not self._idle:
             self._idle.append(await self._launch())
 
@@ -149,7 +149,7 @@ class TextPool:
         self._idle.clear()
 
     async def run(self, name: str, facts: Facts, body: bytes) -> bytes:
-        """Return what a worker makes of a body; raises what it raises. Cancelled, it ends the worker."""
+        """Return a worker's result for a body; raises what it raises. Cancelling ends the worker."""
         if self.held_bytes + len(body) > self._limits.waiting_bytes:
             raise RequestError(BUSY, 503)
         self.held_bytes += len(body)
@@ -163,7 +163,7 @@ class TextPool:
                 return found
             case Refused(message, status, param, code):
                 raise _error(message, status, param, code)
-        raise RuntimeError("a text worker failed; its log says why")
+        raise RuntimeError("a text worker failed; see the log")
 
     async def _reply(self, job: bytes) -> FromWorker:
         if self._closed:
@@ -178,7 +178,7 @@ class TextPool:
             return reply
         except TimeoutError:
             seconds = self._limits.text_seconds
-            log.warning("a text worker was ended: one body took more than %g seconds", seconds)
+            log.warning("killed a text worker: one body took more than %g seconds", seconds)
             raise RequestError(f"reading the body took more than {seconds:g} seconds", 503) from None
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError) as error:
             log.error("a text worker ended with exit code %s: %r", worker.process.poll(), error)
@@ -200,7 +200,7 @@ class TextPool:
 
     async def _launch(self) -> TextWorker:
         if self._first is None:
-            # A large vocabulary takes a while to write down.
+            # A large vocabulary takes a while to serialise.
             self._first = await asyncio.to_thread(lambda: frame(self._setup()))
         return await TextWorker.launch(self._first, self._program)
 

@@ -1,7 +1,7 @@
-"""A text worker: reads bodies of clients for a front that holds the other end of its socket, one at a time.
+"""A text worker: reads client bodies, one at a time, for the front at the other end of its socket.
 
-Started as `python -m weft.server.text_process FD`. It loads no torch and no weights, its memory is bounded by the
-kernel, and it ends when the front is gone. The front ends it, too: when a text takes too long or its client has left.
+Started as `python -m weft.server.text_process FD`. It loads no torch and no weights, the kernel bounds its memory, and
+it ends with the front. The front also ends it when a text takes too long or its client has left.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from weft.text.tokenizer import Tokenizer
 
 log = logging.getLogger("weft.text")
 
-# A worker that holds more after a job makes room for a fresh one: allocators do not give everything back.
+# A worker that holds more after a job is replaced by a fresh one: allocators do not return everything.
 LEAVE_BYTES = 1 << 29
 INTAKES = (openai_chat.CHAT, openai_completions.COMPLETION, openai_responses.RESPONSE, native.GENERATE)
 JOBS: dict[str, Callable[[Prompter, bytes], bytes]] = {
@@ -67,7 +67,7 @@ def reply_to(prompter: Prompter, job: Job) -> FromWorker:
     try:
         body = JOBS[job.name](prompter, job.body)
         if len(body) > MAX_REPLY_BYTES - 64:
-            raise RequestError(f"the answer to this body has {len(body)} bytes, more than can be sent", 413)
+            raise RequestError(f"the result for this body has {len(body)} bytes, more than the limit", 413)
         return Done(body, leaving())
     except RequestError as error:
         param, code = getattr(error, "param", None), getattr(error, "code", None)
@@ -76,7 +76,7 @@ def reply_to(prompter: Prompter, job: Job) -> FromWorker:
         most = prompter.limits.text_memory_bytes
         return Refused(f"reading this body takes more than {most} bytes of memory", 413, None, None, True)
     except Exception:
-        log.exception("a text could not be read")
+        log.exception("cannot read a text")
         return Failed()
 
 
@@ -89,9 +89,9 @@ def resident_bytes() -> int:
 
 
 def work(connection: socket.socket) -> None:
-    """Take jobs until the front has gone, or until a reply said that this worker leaves."""
+    """Process jobs until the front has ended, or until a reply announced that this worker leaves."""
     setup = decode_command(received(connection))
-    assert isinstance(setup, Setup), "the first message"
+    assert isinstance(setup, Setup), "the first message must be a Setup"
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(name)s: %(message)s")
     prompter = prompter_of(setup)
     most = setup.limits.text_memory_bytes
@@ -99,7 +99,7 @@ def work(connection: socket.socket) -> None:
     keep_heap()
     while True:
         job = decode_command(received(connection))
-        assert isinstance(job, Job), "after the first message there are only jobs"
+        assert isinstance(job, Job), "all later messages must be jobs"
         reply = reply_to(prompter, job)
         del job
         connection.sendall(frame(reply))
@@ -108,7 +108,7 @@ def work(connection: socket.socket) -> None:
 
 
 def received(connection: socket.socket) -> bytearray:
-    """Return the next frame's body. Raises `EOFError` when the front has gone."""
+    """Return the next frame's body. Raises `EOFError` when the front has ended."""
     size = int.from_bytes(_exactly(connection, HEADER_BYTES), "big")
     return _exactly(connection, size)
 
@@ -126,7 +126,7 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
 
 
 def _end_with_front(connection: socket.socket) -> None:
-    """Nobody is left to read for: end at once, even in the middle of a text."""
+    """End the process as soon as the front has ended, even in the middle of a text."""
     hangup = select.poll()
     hangup.register(connection, 0)
     hangup.poll()
@@ -134,7 +134,7 @@ def _end_with_front(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    # A terminal or a service manager signals every process; the front decides when this one ends.
+    # A terminal or a service manager signals every process; only the front decides when this one ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     connection = socket.socket(fileno=int(sys.argv[1]))

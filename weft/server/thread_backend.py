@@ -1,4 +1,4 @@
-"""A backend whose engine steps in a thread of this process: for tests, for `weft chat`, for embedding."""
+"""A backend whose engine runs in a thread of this process: for tests, for `weft chat`, for embedding."""
 
 from __future__ import annotations
 

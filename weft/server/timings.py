@@ -1,4 +1,4 @@
-"""Histograms of the front: cheap enough to be fed with every token. For one thread, the event loop's."""
+"""Histograms of the front, cheap enough for every token. Use them from the event loop's thread only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 
 
 class Histogram:
-    """Counts of values by upper bounds.
+    """Counts values by upper bounds.
 
     >>> sizes = Histogram("size", "how large", (1, 10))
     >>> sizes.observe(10); sizes.observe(11, 2)

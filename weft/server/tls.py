@@ -1,4 +1,4 @@
-"""TLS for the listening socket: certificate and key from files, read again when the operator asks for it."""
+"""TLS for the listening socket: certificate and key from files, reloaded on request."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from weft.base.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Files in PEM format. `keyfile`: None if the key is in `certfile`; `password_file` holds the key's password."""
+    """Files in PEM format. `keyfile` is None if the key is in `certfile`; `password_file` has the key's password."""
 
     certfile: str
     keyfile: str | None = None
     password_file: str | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Return a context for a server: TLS 1.2 or newer, HTTP/1.1."""
+        """Return a server context: TLS 1.2 or newer, HTTP/1.1."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -26,8 +26,8 @@ class TlsFiles:
         return context
 
     def reload(self, context: ssl.SSLContext) -> None:
-        """Read the files again; handshakes from now on use them. Raises, and changes nothing, if they do not fit."""
-        # A failure in the middle would leave a context with the new certificate and the old key.
+        """Reload the files for new handshakes. Raises, and changes nothing, if they do not match."""
+        # Check first: a failure halfway would leave a context with the new certificate and the old key.
         self.context()
         self._load(context)
 
@@ -37,13 +37,13 @@ class TlsFiles:
         except OSError as error:
             files = " and ".join(filter(None, (self.certfile, self.keyfile)))
             reason = getattr(error, "reason", None) or error.strerror or error
-            raise OptionError(f"--ssl-certfile, --ssl-keyfile: {files} cannot be used: {reason}") from None
+            raise OptionError(f"--ssl-certfile, --ssl-keyfile: cannot use {files}: {reason}") from None
 
     def _password(self) -> str:
-        """Return the key's password; only asked for if the key is encrypted."""
+        """Return the key's password; called only if the key is encrypted."""
         if self.password_file is None:
-            raise OptionError("the key of --ssl-keyfile is encrypted: give --ssl-keyfile-password-file")
+            raise OptionError("the key of --ssl-keyfile is encrypted; pass --ssl-keyfile-password-file")
         try:
             return Path(self.password_file).expanduser().read_text().removesuffix("\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"--ssl-keyfile-password-file {self.password_file} cannot be read: {error}") from None
+            raise OptionError(f"cannot read --ssl-keyfile-password-file {self.password_file}: {error}") from None

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM spells them: texts and conversations as token ids, and back."""
+"""POST /tokenize and /detokenize, as in vLLM: texts and conversations to token ids, and back."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def detokenize(front: Front, request: Request) -> Response:
 
 
 async def answered(front: Front, request: Request, name: str, answer: Callable[[Prompter, bytes], bytes]) -> Response:
-    """Answer with what becomes of a body. It counts as an open request, and ends with its client."""
+    """Respond with the result for a body. It counts as an open request, and ends with its client."""
     body = await read_body(request, front.limits)
     with front.counted(1):
         if is_small(body, front.limits):
@@ -69,12 +69,12 @@ async def answered(front: Front, request: Request, name: str, answer: Callable[[
 
 
 def tokenized(prompter: Prompter, data: bytes) -> bytes:
-    """Return the answer to a body of /tokenize. Texts are bounded like prompts, before they are tokenized."""
+    """Return the response to a body of /tokenize. Texts are bounded like prompts, before they are tokenized."""
     body = decode(data, TokenizeRequest, prompter.limits)
     prompter.check_model(body.model)
     tokenizer = prompter.need_tokenizer()
     if (body.prompt is None) == (body.messages is None):
-        raise FieldError("prompt", "or messages must be given, one of them")
+        raise FieldError("prompt", "or messages must be given, but not both")
     if body.messages is not None:
         opens = body.add_generation_prompt is not False
         prompt = prompter.talk(body.messages, body.tools, None, body.chat_template_kwargs, opens=opens)
@@ -92,7 +92,7 @@ def tokenized(prompter: Prompter, data: bytes) -> bytes:
 
 
 def detokenized(prompter: Prompter, data: bytes) -> bytes:
-    """Return the answer to a body of /detokenize."""
+    """Return the response to a body of /detokenize."""
     body = decode(data, DetokenizeRequest, prompter.limits)
     prompter.check_model(body.model)
     tokenizer = prompter.need_tokenizer()

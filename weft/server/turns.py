@@ -1,4 +1,4 @@
-"""One turn of a conversation, whichever API asked for it: its prompt, the form of its answer, and who reads that."""
+"""One turn of a conversation, for any API: its prompt, the form of its answer, and the parser of that answer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from weft.text.output import output_parser
 from weft.text.reasoning import opens
 from weft.text.tool_grammar import after_thoughts, tool_grammar
 
-# Tokens of the prompt's end that may tell whether it opened the thoughts.
+# Number of tokens at the prompt's end that show whether it opens the reasoning.
 PROMPT_END = 16
 
 
 class Turn:
-    """Tools and wishes as the chat API spells them. A call that must be made is forced by a grammar.
+    """Tools and constraints, named as in the chat API. A grammar forces a required call.
 
-    `field` is where the body has the conversation.
+    `field` is the place of the conversation in the body.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Turn:
         self._forced = self.choice == "required" or self._only is not None
         self._form = form
         if self._forced and form is not None:
-            raise FieldError("tool_choice", "forces a call, which leaves no room for another form of the answer")
+            raise FieldError("tool_choice", "forces a tool call, which excludes another constraint on the answer")
         self._prompt_end = ""
 
     async def run(
@@ -60,7 +60,7 @@ class Turn:
         n: int = 1,
         logprobs: int | None = None,
     ) -> Run:
-        """Start the answers. `max_tokens` is what the body says of it, by its name."""
+        """Start the answers. `max_tokens` is the body's value and its name."""
         front = self.front
         tokens = prompt.tokens
         self._prompt_end = front.need_tokenizer().decode(tokens[-PROMPT_END:].tolist(), skip_special=False)
@@ -78,9 +78,9 @@ class Turn:
         )
 
     def _whole_form(self) -> Form | None:
-        """What the answer must look like, thoughts included. Known once the prompt is rendered."""
+        """Return the form of the whole answer, including reasoning. Known once the prompt is rendered."""
         style, token_of = self.front.reasoning_parser, self.front.need_tokenizer().special_token
-        # Harmony's answers stand in a channel of their own, whether there are thoughts or not.
+        # Harmony's answers are in a channel of their own, with or without reasoning.
         framed = style is not None and (style == "harmony" or opens(style, self._prompt_end))
         reasoning = style if framed else None
         if self._forced:
@@ -102,16 +102,16 @@ class Turn:
 
     @property
     def _notation(self) -> str:
-        """How the model writes calls; one that was not taught any is made to write them like most."""
+        """Return the format of tool calls; a model without one is made to use the most common one."""
         return self.front.tool_parser or "hermes"
 
     @property
     def _shown(self) -> frozenset[str]:
-        """Special tokens that the parser must see."""
+        """Return the special tokens that the parser must see."""
         return getattr(self._parser(), "markers", frozenset())
 
     def parts(self) -> Parts:
-        """A reader of one answer."""
+        """Return a parser for one answer."""
         return Parts(self._parser(), self.parallel, self.reasoning, self._forced)
 
     def _parser(self) -> Parser:

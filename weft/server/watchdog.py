@@ -1,8 +1,8 @@
-"""Ends a front that no longer answers its own event loop, and tells a service manager how the front is.
+"""Ends a front whose event loop no longer responds, and reports the front's state to a service manager.
 
-A client that is not answered at all is worse off than one whose server is started again. Two watches cover each other:
-a thread that logs why it ends the process, and `faulthandler`'s, which is written in C and so works while a call holds
-the interpreter lock and no Python thread can run.
+A restarted server is better than one that does not answer at all. Two watchdogs cover each other: a thread that logs
+why it ends the process, and `faulthandler`'s, which is written in C and works while a call holds the interpreter lock
+and no Python thread can run.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from contextlib import suppress
 log = logging.getLogger("weft")
 
 BLOCKED = 1
-# A bound on silence is divided into so many beats, and the watch in C waits one beat longer.
+# The timeout is divided into this many beats, and the watchdog in C waits one beat longer.
 BEATS = 4
 
 
 class Watchdog:
-    """`start` and `stop` run in the event loop's thread. `seconds`: how long the loop may be silent; 0: for ever."""
+    """`start` and `stop` run in the event loop's thread. `seconds` is how long the loop may block; 0: no limit."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -59,15 +59,13 @@ class Watchdog:
         while self._beat.wait(self._seconds) and not self._stopped:
             self._beat.clear()
         if not self._stopped:
-            log.critical(
-                "the event loop has not answered for %g s: the server ends, and where it hangs is:", self._seconds
-            )
+            log.critical("the event loop has been blocked for %g s: exiting; stacks of all threads:", self._seconds)
             faulthandler.dump_traceback(sys.__stderr__)
             os._exit(BLOCKED)
 
 
 def service_seconds() -> float:
-    """Return how long systemd waits for a sign of life (`WatchdogSec`); 0: it does not ask for any."""
+    """Return how long systemd waits for a heartbeat (`WatchdogSec`); 0: it expects none."""
     stated, process = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
     if not stated.isdigit() or (process.isdigit() and int(process) != os.getpid()):
         return 0.0

@@ -1,1 +1,1 @@
-"""Hours of traffic in seconds: the real planner, memory and policies on a device that only keeps time. No torch."""
+"""Simulates hours of traffic in seconds: the real planner, memory and policies on a device that only keeps time."""

@@ -1,6 +1,6 @@
-"""How long a step takes, from what it computes and moves: a roofline with measured rates. Knows no policy.
+"""Estimates how long a step takes: a roofline model with measured rates. Knows no policy.
 
-A step costs the larger of its arithmetic and its traffic, what it writes for others to resume from, and a fixed price.
+A step costs the larger of its arithmetic and its memory traffic, plus its snapshot writes, plus a fixed cost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WEIGHT_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device reaches, not what its sheet says. The defaults are a share of an H200's."""
+    """Achieved rates of a device, not those of its data sheet. The defaults are a share of an H200's."""
 
     flops: float = 4.5e14
     bytes: float = 3.3e12
@@ -30,7 +30,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step does. `pairs` counts (new token, earlier token); `read_bytes` is what decodes read of memory."""
+    """The work of a step. `pairs` counts (new token, earlier token); `read_bytes` is the memory that decodes read."""
 
     tokens: int
     pairs: float
@@ -40,7 +40,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """A model in numbers: weights in all and per token, and the width of its attention over all layers."""
+    """A model in numbers: weights in total and per token, and the width of its attention over all layers."""
 
     spec: MemorySpec
     parameters: float
@@ -55,7 +55,7 @@ class CostModel:
         return rates.step_seconds + max(flops / rates.flops, moved / rates.bytes) + work.written_bytes / rates.bytes
 
     def weights_read(self, tokens: int) -> float:
-        """Bytes of the weights that some token of the step needs: of experts, more with every token."""
+        """Return the bytes of weights that the step's tokens need; with experts, more for every token."""
         share = self.active_parameters / self.parameters
         return WEIGHT_BYTES * self.parameters * (1.0 - (1.0 - share) ** tokens)
 
@@ -66,8 +66,8 @@ class CostModel:
 
 @lru_cache
 def cost_model(name: str) -> CostModel:
-    """The model of a packaged configuration, by the names that `--weights dummy` knows, or of a config.json."""
-    # Only here are tensors needed, and these have no memory.
+    """Return the cost model of a packaged configuration (as for `--weights dummy`), or of a config.json."""
+    # Tensors are needed only here, and these have no memory.
     from weft.models import configurations
     from weft.models.shapes import shape_of
 
@@ -81,15 +81,15 @@ def cost_model(name: str) -> CostModel:
 
 
 def calibrated(cost: CostModel, path: str | Path) -> CostModel:
-    """With rates that explain what `weft bench --json` measured: time to the first token, and time per later one.
+    """Return the model with rates that match a result of `weft bench --json`.
 
-    The arithmetic rate follows from the first, the rate of moving bytes from the second.
+    The arithmetic rate follows from the time to first token, the memory rate from the time per later token.
     """
     try:
         found = json.loads(Path(path).read_text())
         return replace(cost, rates=_fit(cost, found))
     except OSError as error:
-        raise OptionError(f"calibrate {path} cannot be read: {error.strerror}") from None
+        raise OptionError(f"cannot read calibrate {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise OptionError(f"calibrate {path} is not a result of `weft bench --json`") from None
 
@@ -99,7 +99,7 @@ def _fit(cost: CostModel, found: Mapping[str, Any]) -> Rates:
     prompt, answer = found["total_input_tokens"] / prompts, found["total_output_tokens"] / prompts
     batch = max(1, min(int(found["options"]["concurrency"]) or prompts, prompts))
     first, later = found["median_ttft_ms"] / 1000, found["median_tpot_ms"] / 1000
-    # Half the requests of a batch wait for half of the others' prompts.
+    # On average, a request of a batch waits for half of the others' prompts.
     share = 1.0 if batch == 1 else (batch + 1) / 2
     step = min(cost.rates.step_seconds, first / 4, later / 4)
     flops = 2.0 * cost.active_parameters * prompt + 4.0 * cost.attention_width * prompt**2 / 2

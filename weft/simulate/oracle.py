@@ -1,4 +1,4 @@
-"""The most that any cache could reuse: every cell that was ever asked for, kept for ever, each with a state."""
+"""The upper bound of any cache: every cell that was ever requested is kept for ever, each with a state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.simulate.text import Ask
 
 
 class Oracle:
-    """Its memory grows with all that was ever computed, not with what a cache holds."""
+    """Grows with everything that was ever computed, unlike a cache."""
 
     def __init__(self, cell: int) -> None:
         self.cell = cell
@@ -25,7 +25,7 @@ class Oracle:
         return len(self._seen)
 
     def look(self, ask: Ask) -> int:
-        """How much of a prompt was computed before, in tokens; then it and its answer are known too."""
+        """Return how much of a prompt was computed before, in tokens; then add it and its answer."""
         keys, limit = ask.keys, (ask.prompt - 1) // self.cell
         depth = bisect_left(range(limit), True, key=lambda place: keys[place] not in self._seen)
         # The last token of an answer is never computed, so its cell may not be.
@@ -35,7 +35,7 @@ class Oracle:
 
 
 def survey(sessions: Iterator[Session], cell: int) -> Survey:
-    """Everything that a workload will ever ask for, told without running it."""
+    """Return the size of a workload without running it."""
     oracle, requests, prompt = Oracle(cell), 0, 0
     for session in sessions:
         for _, ask in session.turns:
@@ -55,6 +55,6 @@ class Survey:
     oracle_tokens: int
 
     def working_set_bytes(self, spec: MemorySpec) -> int:
-        """The pages of every distinct cell, and one resume point for every request."""
+        """Return the bytes of the pages of every distinct cell, and of one resume point for every request."""
         point = spec.state_bytes + spec.window_cells * spec.window_page_bytes
         return self.distinct_cells * spec.page_bytes + self.requests * point

@@ -1,4 +1,4 @@
-"""Small plots as SVG, written by hand: lines over an axis, and bytes by kind over time. Needs no library."""
+"""Small plots as hand-written SVG: lines over an axis, bars, and bytes by kind over time. Needs no library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Points = Sequence[tuple[float, float]]
 
 
 class Frame:
-    """From values to places on the page."""
+    """Maps values to positions on the page."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float], logarithmic: bool = False) -> None:
         self._log = logarithmic
@@ -39,7 +39,7 @@ def lines(
     logarithmic: bool = False,
     percent: bool = False,
 ) -> str:
-    """One line for each series, with a legend at its right."""
+    """Return a plot with one line for each series, and a legend at its right."""
     xs = [x for points in series.values() for x, _ in points]
     ys = [y for points in series.values() for _, y in points]
     frame = Frame(xs, [*ys, 1.0] if percent else ys, logarithmic)
@@ -57,7 +57,7 @@ def lines(
 
 
 def bars(title: str, series: Mapping[str, Mapping[str, float]], y_label: str, mark: float | None = None) -> str:
-    """Groups of bars: series by name, each with a value for every group; `mark` is a line to compare with."""
+    """Return a plot with groups of bars: each series has a value for every group; `mark` is a reference line."""
     groups = list(next(iter(series.values())))
     values = [value for each in series.values() for value in each.values()]
     frame = Frame([0.0, float(len(groups))], [*values, mark or 0.0])
@@ -72,7 +72,7 @@ def bars(title: str, series: Mapping[str, Mapping[str, float]], y_label: str, ma
         parts += _legend(number, name, colour)
     for place, group in enumerate(groups):
         x, y = LEFT + width * (place + 0.5), HEIGHT - BOTTOM + 12
-        # Aslant, since many names stand close together.
+        # Slanted, since many names are close together.
         parts.append(f'<g transform="rotate(-25 {x:.1f} {y})">{_text(x, y, group, size=9, anchor="end")}</g>')
     if mark is not None:
         y = frame.y(mark)
@@ -83,16 +83,16 @@ def bars(title: str, series: Mapping[str, Mapping[str, float]], y_label: str, ma
 
 
 def memory_course(course: Sequence[tuple[float, Mapping[str, int]]], title: str) -> str:
-    """Bytes in use by kind over time."""
+    """Return a plot of the bytes in use by kind over time."""
     kinds = list(course[0][1]) if course else []
     series = {kind: [(seconds, used[kind] / 2**30) for seconds, used in course] for kind in kinds}
     if not series:
-        return _page([_text(WIDTH / 2, HEIGHT / 2, "nothing happened")])
+        return _page([_text(WIDTH / 2, HEIGHT / 2, "no data")])
     return lines(title, series, "seconds", "GiB")
 
 
 def _ticks(xs: Sequence[float], logarithmic: bool) -> list[float]:
-    """Every value if they are few; else some round ones between.
+    """Return every value if there are few; otherwise some round ones between.
 
     >>> _ticks([1, 2, 4], True), _ticks(range(0, 1001), False)
     ([1, 2, 4], [0, 200, 400, 600, 800, 1000])

@@ -1,4 +1,4 @@
-"""What a run brought, for people and for programs: a table, an explanation of what was missed, and JSON."""
+"""Results of a run, for people and for programs: a table, an explanation of the misses, and JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 
 def summary(found: Found) -> dict[str, Any]:
-    """The numbers of a run, without its course."""
+    """Return the numbers of a run, without its course."""
     kept: Mapping[str, int] = found.stats["kept"]
     requests = max(1, found.requests)
     return {
@@ -60,7 +60,7 @@ ROWS = (
     ("Snapshots per request", "snapshots_per_request", ".2f"),
     ("Candidates per request", "candidates_per_request", ".2f"),
     ("Candidates written, GiB", "candidate_gib_written", ",.2f"),
-    ("... held at the end, GiB", "candidate_gib_held", ",.2f"),
+    ("... still held at the end, GiB", "candidate_gib_held", ",.2f"),
     ("Simulated seconds", "seconds", ",.0f"),
     ("Device busy, seconds", "busy_seconds", ",.0f"),
     ("Tokens per busy second", "tokens_per_busy_second", ",.0f"),
@@ -68,7 +68,7 @@ ROWS = (
 
 
 def table(rows: Mapping[str, Found]) -> str:
-    """A column for every policy; below, why requests were not served."""
+    """Return a table with a column for every policy; below it, why requests were not served."""
     summaries = {name: summary(found) for name, found in rows.items()}
     lines = ["".join([f"{'':<28}", *(f"{name:>16}" for name in summaries)])]
     for label, name, form in ROWS:
@@ -78,7 +78,7 @@ def table(rows: Mapping[str, Found]) -> str:
         lines.append(_line(f"Time to first token, {share}, ms", values, ",.0f"))
     for kind in _kinds(next(iter(rows.values()))):
         values = [each["most_bytes"][kind] / GIB for each in summaries.values()]
-        lines.append(_line(f"Most memory, {kind}, GiB", values, ",.2f"))
+        lines.append(_line(f"Peak memory, {kind}, GiB", values, ",.2f"))
     for name, each in summaries.items():
         lines += [f"{name}: {sentence}" if len(rows) > 1 else sentence for sentence in each["not_served"]]
     return "\n".join(lines)
@@ -90,19 +90,19 @@ def _line(label: str, values: list[Any], form: str) -> str:
 
 
 def not_served(found: Found) -> list[str]:
-    """A sentence for every reason why requests were not served, the commonest first."""
+    """Return a sentence for every reason why requests were not served, the most common first."""
     large, long = found.too_large, found.too_long
-    too_large = f"refused: they need more than the memory of {_size(large.bound)} even alone; the longest, "
-    too_large += f"of {large.tokens:,d} tokens, needs about {_size(large.most)} (--memory)"
-    too_long = f"refused: they are longer than {long.bound:,d} tokens; the longest has {long.tokens:,d} (--max-length)"
-    failed = "failed: memory ran out while they ran or waited (--memory)"
+    too_large = f"refused: they need more than {_size(large.bound)} even when alone; the longest, "
+    too_large += f"of {large.tokens:,d} tokens, needs about {_size(large.most)}; raise --memory"
+    too_long = f"refused: they exceed {long.bound:,d} tokens; the longest has {long.tokens:,d}; raise --max-length"
+    failed = "failed: memory ran out while they ran or waited; raise --memory"
     reasons = [(large.requests, too_large), (long.requests, too_long), (found.failed, failed)]
     total = found.requests + found.refused + found.failed
     return [f"{count:,d} of {total:,d} requests {why}" for count, why in sorted(reasons, reverse=True) if count]
 
 
 def _size(size_bytes: int) -> str:
-    """Bytes as people read them.
+    """Format bytes for people.
 
     >>> _size(3 << 30), _size(53_000_000)
     ('3.00 GiB', '50.5 MiB')
@@ -111,12 +111,12 @@ def _size(size_bytes: int) -> str:
 
 
 def explained(found: Found, name: str | None = None) -> str:
-    """Why prefixes were missed, dearest first; who was not served; and what became of what was kept."""
-    lines = [f"Why not more{f' ({name})' if name else ''}:", f"{'tokens':>14} {'lookups':>9}"]
+    """Return the reasons for misses, most expensive first; why requests failed; and the hits of kept states."""
+    lines = [f"Why not more was reused{f' ({name})' if name else ''}:", f"{'tokens':>14} {'lookups':>9}"]
     for each in ranked_misses(found.stats["misses"], found.stats["lost_tokens"]):
         lines.append(f"{each['lost_tokens']:>14,d} {each['lookups']:>9,d}  {each['reason']}: {each['sentence']}")
     lines += not_served(found)
-    lines += ["", "What was kept, and what became of it:", f"{'kept':>14} {'hits':>9} {'tokens hit':>14}"]
+    lines += ["", "States kept, and their hits:", f"{'kept':>14} {'hits':>9} {'tokens hit':>14}"]
     for origin, kept in found.stats["kept"].items():
         hits, tokens = found.stats["hits"][origin], found.stats["hit_tokens"][origin]
         if kept or hits:
@@ -136,4 +136,4 @@ def write(path: str, options: Any, rows: Mapping[str, Found]) -> None:
     try:
         Path(path).write_text(json.dumps({"options": asdict(options), "runs": found}, indent=1) + "\n")
     except OSError as error:
-        raise OptionError(f"json {path} cannot be written: {error.strerror}") from None
+        raise OptionError(f"cannot write json {path}: {error.strerror}") from None

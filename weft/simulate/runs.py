@@ -1,4 +1,4 @@
-"""What to simulate, as a value; and running it: the working set first where memory is a share of it."""
+"""What to simulate, as a value, and running it; if memory is a share of the working set, that is measured first."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Everything that one run depends on. `memory` is bytes, or a share of the working set where it is a fraction."""
+    """Everything that one run depends on. `memory` is in bytes, or a share of the working set if it is a fraction."""
 
     traffic: Traffic
     cost: CostModel
@@ -102,7 +102,7 @@ def simulation(
 
 
 def bootstrap_alpha(setup: Setup) -> float:
-    """The weight that would have served the first of the traffic best, as Marconi finds its own while it serves."""
+    """Return the weight that would have served the first part of the traffic best, like Marconi's bootstrap."""
     assert isinstance(setup.memory, int)
     total = sum(1 for _ in setup.traffic.sessions(setup.cost.spec.cell))
     first = max(1, int(BOOTSTRAP_SHARE * total))

@@ -1,4 +1,4 @@
-"""When requests arrive: sessions, in the order of their starts, whose next turn comes some time after an answer."""
+"""When requests arrive: sessions in the order of their starts; each turn comes some time after the last answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.simulate.text import Ask
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`turns` gives (seconds after the last answer, request), one after the other."""
+    """`turns` yields (seconds after the last answer, request), one after the other."""
 
     start: float
     turns: Iterator[tuple[float, Ask]]
@@ -27,7 +27,7 @@ class Arrivals:
         self._count = 0
 
     def next_time(self) -> float | None:
-        """When the next request arrives, as far as is known: answers under way may bring earlier ones."""
+        """Return when the next request arrives, as far as is known: running answers may bring earlier ones."""
         self._open()
         return self._due[0][0] if self._due else None
 
@@ -37,7 +37,7 @@ class Arrivals:
         return time, found, session
 
     def go_on(self, session: Session, now: float) -> None:
-        """A session's last answer is there: its next turn, if it has one, will come."""
+        """Schedule the session's next turn, if it has one, after its last answer."""
         turn = next(session.turns, None)
         if turn is not None:
             self._count += 1

@@ -1,4 +1,4 @@
-"""One run: requests arrive, the planner decides, memory remembers, a clock goes on. What came of it is a `Found`."""
+"""One run: requests arrive, the planner schedules them, memory caches, a clock advances. Its result is a `Found`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from weft.simulate.oracle import Oracle
 from weft.simulate.sessions import Arrivals, Session
 from weft.simulate.stepping import Simulated, Stride, StridingPlanner, settle
 
-# How many points of the course of memory are kept.
+# Maximum number of samples of the course of memory.
 SAMPLES = 400
 
 
 @dataclass(slots=True)
 class Refusals:
-    """Requests that exceed a bound even when they are alone. `bound` and `most` are tokens or bytes."""
+    """Requests that exceed a bound even when alone. `bound` and `most` are tokens or bytes."""
 
     bound: int
     requests: int = 0
@@ -39,7 +39,7 @@ class Refusals:
 
 @dataclass(slots=True)
 class Found:
-    """What a run brought. Lists are per request in the order of their ends, `course` is over time."""
+    """Results of a run. Lists are per request in the order of their ends, `course` is over time."""
 
     too_long: Refusals  # for `max_length`
     too_large: Refusals  # for memory
@@ -61,7 +61,7 @@ class Found:
         return self.too_long.requests + self.too_large.requests
 
     def first_token(self, share: float) -> float:
-        """Seconds to the first token that this share of the requests stayed below."""
+        """Return the time to first token in seconds that this share of the requests stayed below."""
         return float(np.quantile(self.first_token_seconds, share)) if self.first_token_seconds else 0.0
 
 
@@ -142,7 +142,7 @@ class Simulation:
         return arrived
 
     def _refuses(self, tokens: int) -> bool:
-        """Whether a request of this length could never run, as the engine would say. Counts those."""
+        """Return whether a request of this length could never run, as in the engine; count those."""
         if tokens > self.config.max_length:
             self.found.too_long.add(tokens, tokens)
             return True
@@ -158,7 +158,7 @@ class Simulation:
         self.planner.failed.clear()
 
     def _refuse_rest(self) -> None:
-        """Nothing runs and nothing can start: whoever waits first would wait for ever."""
+        """Refuse the waiting requests: nothing runs and nothing can start, so they would wait for ever."""
         sequence = next(iter(self.planner.line))
         self.planner.line.remove(sequence)
         self.found.failed += 1
@@ -171,7 +171,7 @@ class Simulation:
     # steps ----------------------------------------------------------------------------------------------------------
 
     def _choose_stride(self, arrived: bool) -> int:
-        """How many tokens decodes take at once: many while only they run, but not far past the next arrival."""
+        """Return how many tokens decodes take at once: many while only they run, but not far past the next arrival."""
         planner, most = self.planner, self._most_at_once()
         waiting = len(planner.line) > 0
         if arrived or planner.prefilling or not planner.decoding or (waiting and not self._admission_is_settled):
@@ -185,12 +185,12 @@ class Simulation:
         return max(1, min(most, round((following - self.now) / self._last_seconds)))
 
     def _most_at_once(self) -> int:
-        """The longest stride for which there is memory.
+        """Return the longest stride for which there is memory.
 
         Token by token, few decodes leave their cell in one step; in a stride of a cell all do, each into a new slot.
         """
         ledger, running = self.ledger, len(self.planner.decoding)
-        # Some points are what running sequences read from, at most one for each.
+        # Running sequences read from some of the points, at most one each.
         evictable = max(0, ledger.cache.points - len(ledger.leases))
         at_hand = ledger.arena.slabs - ledger.arena.used_slabs + evictable
         if not self._state_bytes or at_hand >= running:
@@ -208,7 +208,7 @@ class Simulation:
         for sequence in ended:
             self._end(sequence, FinishReason.LENGTH)
             self._note(sequence)
-        # The next plan finds memory and line as this one left them: it would admit nothing either.
+        # The next plan finds memory and queue as this one left them, so it would admit nothing either.
         self._admission_is_settled = not ended and not step.prefills and not self.planner.leaving
         if self.planner.leaving:
             self.planner.release_landed()
@@ -216,7 +216,7 @@ class Simulation:
             self._sample()
 
     def _seconds(self, step: Stride) -> float:
-        """What the step costs. Prompts and the first token of decodes share a step; the others come one by one."""
+        """Return the cost of the step. Prompts and the first token of decodes share a step; others come one by one."""
         cost, cell = self.cost, self.cost.spec.cell
         written = sum(capture.keep and not capture.own for grant in step.grants.values() for capture in grant.captures)
         tokens, pairs = len(step.decode_seats), 0.0
@@ -225,7 +225,7 @@ class Simulation:
             pairs += (end - start) * (start + end) / 2
         lengths = float((step.decode_starts + step.counts / 2).sum()) if tokens else 0.0
         read = lengths * self._kv_bytes + len(step.decode_seats) * self._state_bytes
-        # A decode writes its own checkpoint once in a cell.
+        # A decode writes its own checkpoint once per cell.
         folded = float(step.counts.sum()) / cell
         work = Work(tokens, pairs + lengths, read, (written + folded) * self._state_bytes)
         strides = int(step.counts.max()) if len(step.counts) else 1
@@ -239,7 +239,7 @@ class Simulation:
         later = Work(max(1, round(tokens * share)), share * lengths, share * read, 0.0)
         return cost.seconds(work) + (strides - 1) * cost.seconds(later)
 
-    # what came of it ------------------------------------------------------------------------------------------------
+    # results --------------------------------------------------------------------------------------------------------
 
     def _note(self, sequence: Simulated) -> None:
         found = self.found
@@ -254,7 +254,7 @@ class Simulation:
             self._tell(sequence)
 
     def _sample(self) -> None:
-        """Bytes in use by kind. When there are too many samples, every other one goes."""
+        """Record the bytes in use by kind. With too many samples, drop every other one."""
         course, arena = self.found.course, self.ledger.arena
         course.append((self.now, {kind.value: arena.used(kind) * size for kind, size in arena.unit_bytes.items()}))
         if len(course) >= 2 * SAMPLES:

@@ -1,7 +1,7 @@
-"""The planner in strides: its decisions are the engine's own, but a step without prompts decodes many tokens at once.
+"""The planner in strides: it decides like the engine's, but a step without prompts decodes many tokens at once.
 
-Makes no plans of tensors, since no device will run them: a step is who computes how much. With a stride of one it is
-the engine's planner step by step.
+Builds no tensor plans, since no device runs them: a step is which sequences compute how much. With a stride of one it
+is the engine's planner, step by step.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from weft.simulate.text import Ask
 
 
 class Asked:
-    """What the planner asks of a request, from the simulation's own kind of requests."""
+    """The planner's view of a request, from the simulation's own requests."""
 
     __slots__ = ("boundaries", "params", "priority", "prompt", "snapshots")
 
     PARAMS = SamplingParams(max_tokens=1)
 
     def __init__(self, ask: Ask) -> None:
-        self.prompt = range(ask.prompt)  # only its length is ever asked for
+        self.prompt = range(ask.prompt)  # only its length is used
         self.params = self.PARAMS
         self.priority = 0
         self.snapshots = ask.declared
@@ -41,7 +41,7 @@ class Asked:
 
 
 class Simulated:
-    """A sequence whose tokens nobody knows: it stands where the engine's `Sequence` does."""
+    """A sequence without tokens; it replaces the engine's `Sequence`."""
 
     __slots__ = (
         "arrival",
@@ -109,7 +109,7 @@ class Simulated:
 
 
 class NoChoices:
-    """Nobody samples here."""
+    """Replaces the sampling parameters: the simulation samples nothing."""
 
     def __init__(self, seats: int) -> None:
         self.constrained = np.zeros(seats, np.bool_)
@@ -132,7 +132,7 @@ class Stride(Rows):
 
 
 class StridingPlanner(Planner):
-    """`stride` is how many tokens a decode may go on in the next step; whoever drives it sets it."""
+    """`stride` is how many tokens a decode may take in the next step; the simulation sets it."""
 
     def __init__(self, ledger: Ledger, config: EngineConfig) -> None:
         super().__init__(ledger, config)
@@ -198,7 +198,7 @@ class StridingPlanner(Planner):
 
 
 def settle(planner: StridingPlanner, step: Stride) -> list[Simulated]:
-    """The step has landed: publish what it computed; those who are done, in the order of the step's rows."""
+    """Settle a landed step: publish what it computed; return the finished sequences, in the order of the rows."""
     ledger = planner.ledger
     planner.landed = planner.number
     if len(step.decode_seats):

@@ -1,7 +1,7 @@
-"""Prompts that are never written out: stretches of text known by number and length, and the names of their cells.
+"""Prompts that are never written out: stretches of text known by number and length, and the keys of their cells.
 
-Two texts have the same name for a cell exactly if they are made of the same stretches up to its end, which is all that
-a cache can know. Nothing here knows tokens; `tokens` makes some up where an engine needs them.
+Two texts have the same key for a cell exactly if they consist of the same stretches up to its end, which is all that a
+cache can know. Nothing here knows tokens; `tokens` invents some for an engine that needs them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from weft.memory.keys import Key
 
-Stretch = tuple[int, int]  # its number, and how many tokens of it
+Stretch = tuple[int, int]  # its number, and its number of tokens
 MASK = (1 << 64) - 1
 
 
 class Text:
-    """Grows at its end; `keys` are the names of the cells that are full. Forks share what they have in common."""
+    """Grows at its end; `keys` are the keys of the full cells. Forks share their common prefix."""
 
     __slots__ = ("_name", "_open", "cell", "keys", "length", "marks", "stretches")
 
@@ -35,7 +35,7 @@ class Text:
             self.append(number, count)
 
     def append(self, number: int, count: int) -> None:
-        """Add the first `count` tokens of a stretch."""
+        """Append the first `count` tokens of a stretch."""
         cell, name, offset = self.cell, self._name, 0
         room = cell - self.length % cell
         while count - offset >= room:
@@ -60,7 +60,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request of the simulation: the names of its cells (answer included), lengths in tokens, and what it declares.
+    """A request of the simulation: the keys of its cells (with the answer), lengths in tokens, and declared points.
 
     `boundaries` are ends of messages inside the prompt, `declared` positions that the caller wants kept.
     """
@@ -74,13 +74,13 @@ class Ask:
 
 
 def ask(text: Text, number: int, answer: int, declared: tuple[int, ...] = ()) -> Ask:
-    """Ask for an answer to the text so far; the text then holds the answer (stretch `number`) as well."""
+    """Return a request for an answer to the text so far, and append the answer (stretch `number`) to the text."""
     prompt, boundaries, stretches = text.length, tuple(text.marks[:-1]), tuple(text.stretches)
     text.append(number, answer)
     return Ask(list(text.keys), prompt, answer, stretches, boundaries, declared)
 
 
 def tokens(stretches: Iterable[Stretch], vocabulary: int) -> NDArray[np.int32]:
-    """Tokens for an engine that needs some: every stretch is a random text of its own, always the same one."""
+    """Return tokens for an engine that needs some: every stretch is a fixed random text of its own."""
     parts = [np.random.default_rng(number & MASK).integers(3, vocabulary, count) for number, count in stretches]
     return np.concatenate(parts).astype(np.int32)

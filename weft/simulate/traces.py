@@ -1,7 +1,7 @@
-"""Traces in Mooncake's format: a JSON object a line with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
+"""Traces in Mooncake's format: one JSON object per line: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
 
-An id stands for a block of 512 tokens of the prompt. Traces have no answers, so every answer is a text of its own.
-Lines are read as they are needed; a file whose name ends in `.gz` is decompressed on the way.
+An id stands for a block of 512 tokens of the prompt. Traces have no answers, so every answer is unique. Lines are read
+as they are needed; a file whose name ends in `.gz` is decompressed on the fly.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 def read_trace(
     path: str | Path, cell: int, speed: float = 1.0, limit: int | None = None, skip: int = 0
 ) -> Iterator[Session]:
-    """The requests of a trace in their order, each as a session of one turn: `limit` of them after the first `skip`.
+    """Yield the requests of a trace in order, each as a session of one turn: `limit` of them after the first `skip`.
 
-    Time begins with the first request after those that are skipped.
+    Time starts with the first request after the skipped ones.
     """
     first = None
     for number, found in islice(enumerate(_lines(Path(path))), skip, None if limit is None else skip + limit):
@@ -43,7 +43,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 if line.strip():
                     yield _checked(line, f"{path} line {number}")
     except (OSError, EOFError, zlib.error) as error:
-        raise OptionError(f"trace {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise OptionError(f"cannot read trace {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _checked(line: str, place: str) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _checked(line: str, place: str) -> dict[str, Any]:
         raise OptionError(f"{place} has no {missing[0]}; a trace in Mooncake's format has {', '.join(FIELDS)}")
     blocks = -(-found["input_length"] // BLOCK)
     if found["input_length"] < 1 or len(found["hash_ids"]) != blocks:
-        raise OptionError(f"{place}: {found['input_length']} tokens are {blocks} blocks, not {len(found['hash_ids'])}")
+        raise OptionError(f"{place}: {found['input_length']} tokens need {blocks} blocks, got {len(found['hash_ids'])}")
     return found
 
 
@@ -66,5 +66,5 @@ def _ask(found: dict[str, Any], number: int, cell: int) -> Ask:
     text = Text(cell, stretches)
     answer = max(1, found["output_length"])
     text.append(-1 - number, answer)
-    # Blocks are cut by length: their ends say nothing about messages.
+    # Blocks are cut by length: their ends are not message boundaries.
     return Ask(text.keys, length, answer, tuple(stretches))

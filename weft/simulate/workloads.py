@@ -1,7 +1,7 @@
-"""Made-up traffic with the shapes of real one: conversations, agents, shared instructions, documents, searches.
+"""Synthetic traffic with realistic shapes: conversations, agents, shared instructions, documents, searches.
 
-Each workload is a function of a `Draw` that gives sessions in the order of their starts. Lengths follow what is
-published of such traffic: medians and tails, not single values. Everything follows from the seed.
+Each workload is a function of a `Draw` that yields sessions in the order of their starts. Lengths follow published
+statistics of such traffic: medians and tails, not single values. Everything follows from the seed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from weft.simulate.sessions import Session
 from weft.simulate.text import Ask, Text, ask
 
 Turns = Iterator[tuple[float, Ask]]
-# Numbers of stretches that many sessions share; those of a session are below.
+# Numbers of stretches that many sessions share; those of a session are lower.
 SHARED = 1 << 60
 PER_SESSION = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How much traffic, how fast (sessions a second; None: the workload's own pace), and of which seed."""
+    """The amount of traffic, its rate (sessions per second; None: the workload's own), and its seed."""
 
     requests: int
     cell: int = 64
@@ -41,14 +41,14 @@ class Dice:
         return next(self._numbers)
 
     def length(self, median: float, spread: float, most: int, least: int = 1) -> int:
-        """Log-normal: half below the median, a third beyond `median * e**spread` or below its inverse."""
+        """Draw a log-normal length: half below the median, a third beyond `median * e**spread` or below its inverse."""
         return max(least, min(most, round(median * 2.718281828 ** self.random.gauss(0, spread))))
 
     def pause(self, mean: float) -> float:
         return self.random.expovariate(1 / mean)
 
     def turns(self, mean: float, most: int) -> int:
-        """Geometric: after every turn the session ends with the same probability."""
+        """Draw a geometric number: after every turn the session ends with the same probability."""
         found = 1
         while found < most and self.random.random() > 1 / mean:
             found += 1
@@ -56,12 +56,12 @@ class Dice:
 
 
 def zipf(choices: int, exponent: float) -> list[float]:
-    """Running sums of 1 / rank ** exponent, for `Random.choices`."""
+    """Return running sums of 1 / rank ** exponent, for `Random.choices`."""
     return list(accumulate(1 / rank**exponent for rank in range(1, choices + 1)))
 
 
 def sessions(draw: Draw, rate: float, turns_each: float, turns: Callable[[Dice, int], Turns]) -> Iterator[Session]:
-    """As many sessions as make about so many requests; their starts are random (Poisson)."""
+    """Yield as many sessions as make about the wanted number of requests; their starts are random (Poisson)."""
     random, start = Random(draw.seed), 0.0
     for index in range(max(1, round(draw.requests / turns_each))):
         yield Session(start, turns(Dice(draw.seed, index), index))
@@ -69,7 +69,7 @@ def sessions(draw: Draw, rate: float, turns_each: float, turns: Callable[[Dice, 
 
 
 def instructions(draw: Draw, choices: int, median: float, spread: float, most: int) -> list[int]:
-    """Lengths of texts that sessions share; text `i` has the number SHARED + i."""
+    """Return the lengths of texts that sessions share; text `i` has the number SHARED + i."""
     dice = Dice(draw.seed, PER_SESSION - 1)
     return [dice.length(median, spread, most, least=64) for _ in range(choices)]
 
@@ -85,12 +85,12 @@ def _conversation(draw: Draw, dice: Dice, turns: int, message: float, answer: fl
 
 
 def lmsys(draw: Draw) -> Iterator[Session]:
-    """Chat with short messages, most conversations of one or two turns (as LMSys-Chat-1M)."""
+    """Chat with short messages, most conversations of one or two turns (like LMSys-Chat-1M)."""
     return sessions(draw, 4.0, 2.0, lambda dice, _: _conversation(draw, dice, dice.turns(2.0, 30), 35, 160, 60))
 
 
 def sharegpt(draw: Draw) -> Iterator[Session]:
-    """Chat with longer messages and more turns (as ShareGPT)."""
+    """Chat with longer messages and more turns (like ShareGPT)."""
     return sessions(draw, 2.0, 5.0, lambda dice, _: _conversation(draw, dice, dice.turns(5.0, 60), 120, 250, 60))
 
 
@@ -98,7 +98,7 @@ def sharegpt(draw: Draw) -> Iterator[Session]:
 
 
 def coding(draw: Draw, compact_at: int | None = None) -> Iterator[Session]:
-    """A coding agent: one long instruction, then dozens of steps that only add to the context."""
+    """A coding agent: one long instruction, then dozens of steps that only extend the context."""
     rules = 9000
 
     def turns(dice: Dice, _: int) -> Turns:
@@ -107,7 +107,7 @@ def coding(draw: Draw, compact_at: int | None = None) -> Iterator[Session]:
             if turn:
                 text.append(dice.number(), dice.length(500, 1.2, 12000))
             if compact_at is not None and text.length > compact_at:
-                # The context is replaced by a summary of it.
+                # A summary replaces the context.
                 text = Text(draw.cell, [(SHARED, rules), (dice.number(), dice.length(1500, 0.4, 4000))])
             yield dice.pause(6.0) if turn else 0.0, ask(text, dice.number(), dice.length(120, 0.9, 2000))
 
@@ -115,7 +115,7 @@ def coding(draw: Draw, compact_at: int | None = None) -> Iterator[Session]:
 
 
 def compacting(draw: Draw) -> Iterator[Session]:
-    """The coding agent, whose context is replaced by a summary when it is longer than 32,000 tokens."""
+    """The coding agent, whose context is replaced by a summary when it exceeds 32,000 tokens."""
     return coding(draw, compact_at=32_000)
 
 
@@ -134,11 +134,11 @@ def tools(draw: Draw) -> Iterator[Session]:
     return sessions(draw, 2.0, 3.9, turns)
 
 
-# shared beginnings ----------------------------------------------------------------------------------------------------
+# shared prefixes ------------------------------------------------------------------------------------------------------
 
 
 def system_prompts(draw: Draw) -> Iterator[Session]:
-    """Five hundred instructions of very different popularity (Zipf), each before a question that never comes back."""
+    """Five hundred system prompts of very different popularity (Zipf), each before a question that never returns."""
     lengths = instructions(draw, 500, 1300, 0.8, 12_000)
     weights = zipf(len(lengths), 1.0)
 
@@ -169,7 +169,7 @@ def retrieval(draw: Draw) -> Iterator[Session]:
 
 
 def best_of_n(draw: Draw) -> Iterator[Session]:
-    """Eight answers to every question, asked for at the same time; one is chosen and asked about once more."""
+    """Eight answers to every question, requested at the same time; one is chosen and followed up once."""
     samples, start, random = 8, 0.0, Random(draw.seed)
 
     def one(dice: Dice, question: tuple[int, int], last: bool) -> Turns:
@@ -189,7 +189,7 @@ def best_of_n(draw: Draw) -> Iterator[Session]:
 
 
 def tree_search(draw: Draw) -> Iterator[Session]:
-    """A search over chains of thought: every node is continued three times, the better half goes on, five levels."""
+    """A search over chains of thought: every node is continued three times, the better half continues, five levels."""
 
     def turns(dice: Dice, _: int) -> Turns:
         level = [Text(draw.cell, [(SHARED, 700), (dice.number(), dice.length(350, 0.8, 4000))])]
@@ -205,7 +205,7 @@ def tree_search(draw: Draw) -> Iterator[Session]:
     return sessions(draw, 0.06, 39.0, turns)
 
 
-# without anything to share --------------------------------------------------------------------------------------------
+# nothing to share -----------------------------------------------------------------------------------------------------
 
 
 def unique(draw: Draw) -> Iterator[Session]:
@@ -219,7 +219,7 @@ def unique(draw: Draw) -> Iterator[Session]:
 
 
 def scan(draw: Draw) -> Iterator[Session]:
-    """A warm set of instructions in steady use; in the middle third, a flood of long prompts that never come back."""
+    """A warm set of instructions in steady use; in the middle third, a flood of long prompts that never return."""
     lengths = instructions(draw, 60, 2500, 0.5, 8000)
     total = max(3, draw.requests)
     random, start = Random(draw.seed), 0.0

@@ -1,1 +1,1 @@
-"""Text in, text out: tokenizer, chat template, detokenizer, stop strings. No torch, no engine."""
+"""Text processing: tokenizer, chat template, detokenizer, stop strings. No torch, no engine."""

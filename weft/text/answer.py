@@ -1,7 +1,7 @@
-"""The answer of one sequence as it grows: tokens in, text that may be shown out, and why it ended.
+"""The answer of one sequence as it grows: takes tokens, yields text that may be shown, and knows why it ended.
 
-The engine ends an answer at stop tokens and lengths; stop strings are seen only here, and whoever feeds us must then
-tell the engine.
+The engine ends an answer at stop tokens and lengths. Stop strings are detected only here; the caller must then end the
+engine's sequence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weft.text.stops import StopStrings
 
 
 class Answer:
-    """`tokens` are all that were sampled; `text` is what may be shown of them, without what follows a stop."""
+    """`tokens` are all sampled tokens; `text` is the part that may be shown, without what follows a stop."""
 
     def __init__(
         self, params: SamplingParams, detokenizer: Detokenizer | None, stop_tokens: Collection[int] = ()
@@ -33,11 +33,11 @@ class Answer:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found: nothing more is wanted."""
+        """Whether a stop string was found, so that no more tokens are needed."""
         return self._stops.found is not None
 
     def feed(self, token: int) -> str:
-        """Take in a sampled token; the text that it makes certain."""
+        """Process a sampled token; return the text that it makes certain."""
         self.tokens.append(token)
         ends_here = token in self._stop_tokens and len(self.tokens) > self._params.min_tokens
         if ends_here and token in self._params.stop_token_ids:
@@ -50,7 +50,7 @@ class Answer:
         return self._show(self._watch(text))
 
     def finish(self) -> str:
-        """No token follows: the text that was still held back."""
+        """Return the text that was still held back: no token follows."""
         if self._detokenizer is None or self.stopped:
             return ""
         text = self._watch(self._detokenizer.flush())

@@ -1,4 +1,4 @@
-"""Conversations into prompts: the chat template's text as tokens, and where what is worth keeping ends."""
+"""Turns conversations into prompts: the rendered template as tokens, and the positions worth keeping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.text.prompts import NO_TOKENIZER
 from weft.text.template import ChatTemplate, Message, check_messages
 from weft.text.tokenizer import Tokenizer
 
-NO_TEMPLATE = "this model has no chat template: use generate with a prompt of your own"
+NO_TEMPLATE = "this model has no chat template; use generate with a plain prompt"
 
 
 def render(
@@ -23,7 +23,7 @@ def render(
     add_generation_prompt: bool = True,
     check: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[int], list[int]]:
-    """A conversation's tokens, and the positions where messages or parts of them with `cache_control` end.
+    """Return a conversation's tokens, and the ends of messages or parts with `cache_control`.
 
     `check` sees the rendered text before it is tokenized, and may raise.
     """
@@ -42,7 +42,7 @@ def render(
 
 
 def declared(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """The conversation up to each message, or part of a message's content, that has a `cache_control`.
+    """Yield the conversation up to each message, or part of a message's content, that has a `cache_control`.
 
     >>> parts = [{"type": "text", "text": "a", "cache_control": {}}, {"type": "text", "text": "b"}]
     >>> [begun[-1]["content"] for begun in declared([{"role": "user", "content": parts}])]
@@ -59,7 +59,7 @@ def declared(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def shared(whole: Sequence[int], begun: Sequence[int]) -> int:
-    """How many tokens a prompt shares with the beginning of it that was rendered apart.
+    """Return the number of tokens that a prompt shares with a separately rendered beginning of it.
 
     >>> shared([1, 2, 3], [1, 2, 9, 9])
     2

@@ -1,7 +1,7 @@
-"""Tokens into text, one at a time: never half a character, and the same cost for every token.
+"""Converts tokens to text, one at a time: never half a character, and at constant cost per token.
 
-A vocabulary knows the bytes of each token; a UTF-8 decoder keeps the beginning of a character until its end arrives.
-Vocabularies whose decoder we cannot express as bytes per token are decoded by the library over a short window.
+A vocabulary knows the bytes of each token; a UTF-8 decoder holds the beginning of a character until its end arrives. If
+the decoder of a vocabulary cannot be expressed as bytes per token, the library decodes a short window instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import tokenizers
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# Tokens that the window decoder looks back at, and how many it holds back at most for the end of a character.
+# Tokens of context for the window decoder, and the maximum that it holds back for the end of a character.
 CONTEXT = 6
 PATIENCE = 8
 
@@ -23,7 +23,7 @@ BytesOf = Callable[[str], bytes]
 
 
 class Detokenizer(Protocol):
-    """Text of one sequence. `feed` gives what a token completes, `flush` what is left at the end."""
+    """Text of one sequence. `feed` returns what a token completes, `flush` what is left at the end."""
 
     def feed(self, token: int) -> str: ...
 
@@ -49,7 +49,7 @@ class Vocabulary:
 
     def _look_up(self, token: int) -> bytes:
         if token in self._added:
-            # The library would read an added token's letters as bytes if it could; they are meant as they stand.
+            # The library would interpret an added token's letters as encoded bytes; they are literal.
             content = self._added[token]
             return content.encode() if self._rule is from_byte_level or self._rule is None else self._rule(content)
         piece = self.backend.id_to_token(token)
@@ -58,7 +58,7 @@ class Vocabulary:
         return piece.encode() if self._rule is None else self._rule(piece)
 
     def detokenizer(self, skip_special: bool = True, shown: Collection[str] = ()) -> Detokenizer:
-        """Special tokens are left out, except those in `shown`."""
+        """Return a detokenizer that omits special tokens, except those in `shown`."""
         hidden = self.special if skip_special else frozenset()
         if shown:
             hidden -= {token for token in hidden if self._added[token] in shown}
@@ -115,7 +115,7 @@ class WindowDetokenizer:
 
 
 def rule_of(decoder: dict[str, Any] | None) -> BytesOf | None:
-    """How a tokenizer file's decoder turns one piece of its vocabulary into bytes; None if not piece by piece."""
+    """Return how a tokenizer file's decoder turns one vocabulary piece into bytes; None if not piece by piece."""
     if decoder is None:
         return None
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -132,8 +132,8 @@ def rule_of(decoder: dict[str, Any] | None) -> BytesOf | None:
                 swaps.append((mark, " "))
             case {"type": "Fuse"}:
                 fused = True
-            # What is stripped from the start of a text is the space before its first word. An answer continues a
-            # prompt, so there it is a space like any other.
+            # The decoder strips the space before a text's first word. An answer continues a prompt, so here that space
+            # is an ordinary one.
             case {"type": "Strip", "content": " ", "stop": 0} if fused:
                 pass
             case {"type": "ByteFallback"}:
@@ -157,7 +157,7 @@ def _from_pieces(swaps: Iterable[tuple[str, str]], byte_fallback: bool) -> Bytes
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in byte-level vocabularies: itself if printable, else from 256 on."""
+    """Return the character of each byte in byte-level vocabularies: itself if printable, otherwise from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

@@ -1,7 +1,7 @@
 """Grammars for answers: JSON schemas, regular expressions, choices and Lark, compiled into masks over the vocabulary.
 
-Built on llguidance. Everything a caller sends is bounded before it is compiled, and compiling and matching have budgets
-of their own: a grammar that is too large or too ambiguous is an error of its request and of nothing else.
+Built on llguidance. All input is bounded before it is compiled, and compiling and matching have their own budgets: a
+grammar that is too large or too ambiguous is an error of its request only.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ MAX_SCHEMA_CHARACTERS = 64 << 10
 MAX_SCHEMA_DEPTH = 64
 # Optional properties of one object cost the square of their number.
 MAX_PROPERTIES = 512
-# A fixed text costs a microsecond per character and token.
+# A literal costs a microsecond per character and token.
 MAX_TEXT_CHARACTERS = 2 << 10
 MAX_REGEX_CHARACTERS = 4 << 10
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARACTERS = 64 << 10
 MAX_LARK_CHARACTERS = 128 << 10
-# Terminals within terminals: what they may grow to doubles with each, and so does the library's time to say so.
+# Nested terminals: their maximum size doubles with each level, and so does the library's time to notice.
 MAX_TERMINAL_DEPTH = 32
-# Space between two parts of JSON: enough to indent, and an end for models that would write nothing else.
+# Whitespace between two parts of JSON: enough to indent, and bounded for models that would write nothing else.
 MAX_INDENTATION = 32
-# Compiled grammars that are kept for the next request with the same one.
+# Compiled grammars kept for later requests.
 MAX_COMPILED = 32
 
-# A lexer state costs one or two kB; a step's budgets are tens of milliseconds at worst, compiling some seconds.
+# A lexer state takes one or two kB; a step's budgets are tens of milliseconds at worst, compiling takes seconds.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000, max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False
 )
@@ -50,20 +50,20 @@ FIELDS: dict[GrammarKind, str] = {
     "choice": "choice",
     "lark": "grammar",
 }
-# Keys of a schema that say nothing about the answer.
+# Schema keys that do not constrain the answer.
 EXPLANATIONS = ("description", "title", "$comment")
 _ANY_OBJECT = '{"type": "object"}'
-# How the library is told about space in JSON: a line break with its indentation, or a few spaces. Small models that may
-# write nothing but space between two words of JSON often do.
+# Whitespace in JSON, for the library: a line break with its indentation, or a few spaces. Small models that may write
+# unlimited whitespace between two words of JSON often do.
 SPACES: Any = {"whitespace_pattern": rf"(\r?\n[ \t]{{0,{MAX_INDENTATION}}}|[ \t]{{0,2}})"}
-# A definition at the start of a line. Possessive throughout, and no part can take what the one before it left: linear.
+# A definition at the start of a line. Linear: possessive throughout, and no part can match what the previous one left.
 _TERMINAL = re.compile(r"[^\S\n]*+([A-Z_][A-Z0-9_]*+)(?:\.-?\d++)?+[^\S\n]*+(?:\[[^\]\n]*+\][^\S\n]*+)?+:")
 _LARK_START = re.compile(r"[^\S\n]*+(?:%llguidance\b|start[^\S\n]*+:)")
 _TERMINAL_NAME = re.compile(r"\b[A-Z_][A-Z0-9_]*+\b")
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer. Safe to use from several threads.
+    """Compiles grammars for one tokenizer. Thread-safe.
 
     `vocab_size` is the model's: ids beyond the tokenizer's are never allowed.
     """
@@ -77,19 +77,19 @@ class Grammars:
         self._trie_lock = Lock()
 
     def __call__(self, grammar: Grammar, stop_tokens: frozenset[int] = frozenset()) -> Guide:
-        """The beginning of an answer that follows the grammar. Raises `RequestError` if there can be none."""
+        """Return the start of an answer that follows the grammar. Raises `RequestError` if no answer can."""
         guide = Guide(self.compile(grammar).deep_copy(), self._vocab_size, stop_tokens, FIELDS[grammar.kind])
         if guide.ended:
-            raise RequestError(f"{FIELDS[grammar.kind]} allows nothing but an empty answer")
+            raise RequestError(f"{FIELDS[grammar.kind]} allows only an empty answer")
         return guide
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """Have a grammar ready, so that a call with it costs nothing. Raises `RequestError` if it is none."""
+        """Compile a grammar ahead of a call. Raises `RequestError` if it is invalid."""
         found = self._compiled.get(grammar)
         if found is None:
-            # Outside of the lock: nobody who has a grammar ready waits for somebody else's.
+            # Outside the lock: a request with a compiled grammar does not wait for another one's compilation.
             source = source_of(grammar) if grammar.source is None else grammar.source
-            # The library releases the interpreter lock, so an engine's steps go on beside this.
+            # The library releases the interpreter lock, so the engine's steps continue.
             found = LLMatcher(self._words(), source, log_level=0, limits=_LIMITS)
             if found.is_error():
                 raise RequestError(f"{FIELDS[grammar.kind]} cannot be used: {_first_words(found.get_error())}")
@@ -101,11 +101,11 @@ class Grammars:
         return found
 
     def warm(self) -> None:
-        """Have everything ready that the first grammar would have to wait for."""
+        """Prepare everything that the first grammar would have to wait for."""
         self._words()
 
     def _words(self) -> LLTokenizer:
-        """The vocabulary as a trie."""
+        """Return the vocabulary as a trie."""
         with self._trie_lock:
             if self._trie is None:
                 self._trie = LLTokenizer(TokenizerWrapper(_Words(self._tokenizer, self._vocab_size)))
@@ -113,10 +113,9 @@ class Grammars:
 
 
 class Guide:
-    """One answer on its way through a grammar: `mask` has a bit per token, set if it may come next.
+    """One answer that follows a grammar: `mask` has one bit per token, set if it may come next.
 
-    Stop tokens are allowed only where the answer may end, whatever they would mean as text. `ended`: nothing but those
-    may follow.
+    Stop tokens are allowed only where the answer may end, whatever their text. `ended`: only stop tokens may follow.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, stop_tokens: frozenset[int], field: str) -> None:
@@ -128,27 +127,27 @@ class Guide:
         self.mask = self._look()
 
     def take(self, token: int) -> None:
-        """Go on by a token. Raises `RequestError` if there is no way on."""
+        """Advance by a token. Raises `RequestError` at a dead end."""
         if _has(self._stops, token):
             self.ended = True
             return
         if not self._matcher.consume_token(token):
-            raise RequestError(f"{self._field} cannot be followed further: {_first_words(self._matcher.get_error())}")
+            raise RequestError(f"{self._field} has failed on the answer: {_first_words(self._matcher.get_error())}")
         self.mask = self._look()
 
     def _look(self) -> NDArray[np.int32]:
         found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
         if self._matcher.is_error():
-            raise RequestError(f"{self._field} has no answer from here: {_first_words(self._matcher.get_error())}")
+            raise RequestError(f"{self._field} has no valid continuation: {_first_words(self._matcher.get_error())}")
         mask = found[: len(self._stops)].copy()
-        # The end is a token of its own, behind the model's vocabulary.
+        # The end is a token of its own, after the model's vocabulary.
         if self._vocab_size % 32:
             mask[-1] &= np.int32((1 << self._vocab_size % 32) - 1)
         mask &= ~self._stops
         may_end = self._matcher.is_accepting()
         self.ended = not mask.any()
         if self.ended and not may_end:
-            raise RequestError(f"{self._field} has no answer from here that this model's vocabulary can spell")
+            raise RequestError(f"{self._field} has no continuation that this model's vocabulary can spell")
         if may_end:
             mask |= self._stops
         return mask
@@ -165,7 +164,7 @@ def _has(mask: NDArray[np.int32], token: int) -> bool:
 
 
 def _first_words(error: str) -> str:
-    """What the library says, without the state that it may append or the mark that it left it out."""
+    """Return the library's message, without the state that it may append or the mark that it omitted it."""
     return " ".join(error.partition("<state>")[0].replace("<non-verbose/>", "").split())[:300]
 
 
@@ -173,7 +172,7 @@ def _first_words(error: str) -> str:
 
 
 class _Words:
-    """A tokenizer as llguidance wants to see it. The last token stands for the end; no model knows it."""
+    """A tokenizer in llguidance's interface. The last token stands for the end and is unknown to the model."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         known, special = min(tokenizer.size, vocab_size), tokenizer.vocabulary.special
@@ -188,16 +187,16 @@ class _Words:
         return self._encode(text if isinstance(text, str) else text.decode(errors="replace"))
 
 
-# what callers send ----------------------------------------------------------------------------------------------------
+# input ----------------------------------------------------------------------------------------------------------------
 
 
 def source_of(grammar: Grammar) -> str:
-    """A grammar as llguidance takes it, if it keeps within bounds."""
+    """Return a grammar in llguidance's format, after checking its bounds."""
     text, field = grammar.text, FIELDS[grammar.kind]
     match grammar.kind:
         case "json_schema":
             schema = checked_schema(text, field)
-            # `true` and `false` are schemas too, without room for anything.
+            # `true` and `false` are schemas too, without room for options.
             return LLMatcher.grammar_from_json_schema(schema, defaults=SPACES if "{" in schema else None)
         case "json_object":
             return LLMatcher.grammar_from_json_schema(_ANY_OBJECT, defaults=SPACES)
@@ -213,7 +212,7 @@ def source_of(grammar: Grammar) -> str:
 
 
 def as_lark(text: str, field: str) -> str:
-    """A grammar that is written as Lark, or as GBNF: rules of the form `name ::= ...`.
+    """Return a grammar as Lark; GBNF (rules of the form `name ::= ...`) is translated.
 
     >>> as_lark('root ::= "a" | "b"', "grammar").split()[-4:]
     ['start:', '"a"', '|', '"b"']
@@ -222,7 +221,7 @@ def as_lark(text: str, field: str) -> str:
         return text
     try:
         return _lark_of_gbnf(text)
-    except Exception as error:  # the library raises plain Exception for some faults of a text
+    except Exception as error:  # the library raises plain Exception for some errors
         raise RequestError(f"{field} cannot be used: {_first_words(str(error))}") from None
 
 
@@ -233,10 +232,10 @@ def _lark_of_gbnf(text: str) -> str:
 
 
 def _callees_first(rules: dict[str, gbnf_to_lark.RuleNode]) -> dict[str, gbnf_to_lark.RuleNode]:
-    """Return rules in an order in which each follows those that it names, cycles aside.
+    """Return rules in an order in which each follows those that it names, except for cycles.
 
-    The library finds out which rules are terminals in as many rounds over all rules as its order needs: two with this
-    one, and one for every rule with the opposite.
+    The library finds the terminals in as many passes over all rules as their order requires: two with this order, and
+    one for every rule with the opposite.
     """
     order: dict[str, gbnf_to_lark.RuleNode] = {}
     seen: set[str] = set()
@@ -265,14 +264,14 @@ def _named_by(rule: gbnf_to_lark.RuleNode) -> list[str]:
 
 
 def checked_lark(text: str, field: str) -> str:
-    """A grammar whose terminals are not too deep in one another."""
+    """Check that a grammar's terminals are not nested too deeply, and return it."""
     if terminal_depth(text) > MAX_TERMINAL_DEPTH:
-        raise RequestError(f"{field} has terminals within terminals more than {MAX_TERMINAL_DEPTH} levels deep")
+        raise RequestError(f"{field} has terminals nested more than {MAX_TERMINAL_DEPTH} levels deep")
     return text
 
 
 def terminal_depth(text: str) -> int:
-    """How deep the terminals of a Lark text stand in one another; those that hold themselves are the compiler's affair.
+    """Return the nesting depth of the terminals of a Lark text; the compiler rejects recursive ones.
 
     >>> terminal_depth('start: A\\nA: B "x"\\n  | C\\nB: C\\nC: /c/')
     3
@@ -282,7 +281,7 @@ def terminal_depth(text: str) -> int:
     bodies = {name: text[begin:end] for (name, _, begin), end in zip(begins, ends)}
     named = {name: set(_TERMINAL_NAME.findall(body)) & bodies.keys() for name, body in bodies.items()}
     depths = dict.fromkeys(bodies, 1)
-    # One more round than levels that are allowed tells whether there are more.
+    # One more pass than the allowed levels shows whether there are more.
     for _ in range(MAX_TERMINAL_DEPTH + 1):
         deeper = {name: 1 + max((depths[each] for each in held), default=0) for name, held in named.items()}
         if deeper == depths:
@@ -304,14 +303,14 @@ def at_lines(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 
 def _check_size(field: str, text: str, most: int) -> None:
     if len(text) > most:
-        raise RequestError(f"{field} has {len(text)} characters, more than {most}")
+        raise RequestError(f"{field} has {len(text)} characters; the limit is {most}")
 
 
 def checked_schema(text: str, field: str) -> str:
-    """A JSON schema that is not too large, too deep or too wide."""
+    """Check that a JSON schema is not too large, deep or wide, and return it."""
     _check_size(field, text, MAX_SCHEMA_CHARACTERS)
     if nesting(text.encode(errors="surrogatepass")) > MAX_SCHEMA_DEPTH:
-        raise RequestError(f"{field} is nested deeper than {MAX_SCHEMA_DEPTH}")
+        raise RequestError(f"{field} is nested more than {MAX_SCHEMA_DEPTH} levels deep")
     try:
         schema = json.loads(text)
     except ValueError as error:
@@ -319,14 +318,14 @@ def checked_schema(text: str, field: str) -> str:
     if not isinstance(schema, dict | bool):
         raise RequestError(f"{field} must be a JSON object, got {text[:80]}")
     if widest(schema) > MAX_PROPERTIES:
-        raise RequestError(f"{field} has an object with {widest(schema)} members, more than {MAX_PROPERTIES}")
+        raise RequestError(f"{field} has an object with {widest(schema)} members; the limit is {MAX_PROPERTIES}")
     _check_texts(field, longest_text(schema))
     return text
 
 
 def _check_texts(field: str, longest: int) -> None:
     if longest > MAX_TEXT_CHARACTERS:
-        raise RequestError(f"{field} has a text of {longest} characters, more than {MAX_TEXT_CHARACTERS}")
+        raise RequestError(f"{field} has a string of {longest} characters; the limit is {MAX_TEXT_CHARACTERS}")
 
 
 def checked_choices(text: str) -> list[str]:
@@ -338,20 +337,20 @@ def checked_choices(text: str) -> list[str]:
     if not isinstance(choices, list) or not choices or not all(isinstance(each, str) for each in choices):
         raise RequestError("choice must be a list of at least one string")
     if len(choices) > MAX_CHOICES:
-        raise RequestError(f"choice has {len(choices)} strings, more than {MAX_CHOICES}")
+        raise RequestError(f"choice has {len(choices)} strings; the limit is {MAX_CHOICES}")
     _check_texts("choice", max(map(len, choices)))
     return choices
 
 
 def widest(value: Any) -> int:
-    """Members of the largest object anywhere in a JSON value."""
+    """Return the number of members of the largest object anywhere in a JSON value."""
     if isinstance(value, dict):
         return max([len(value), *map(widest, value.values())])
     return max(map(widest, value), default=0) if isinstance(value, list) else 0
 
 
 def longest_text(value: Any) -> int:
-    """Characters of the longest key or text anywhere in a schema, explanations aside."""
+    """Return the length of the longest key or string anywhere in a schema, except in explanations."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""How deep the brackets of a JSON text go, found without parsing it: in linear time, whatever the text is."""
+"""Measures the bracket depth of a JSON text without parsing it, in linear time for any text."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import numpy as np
 QUOTE = ord('"')
 _KEPT = b'"[]{}'
 _DROPPED = bytes(byte for byte in range(256) if byte not in _KEPT)
-# By byte: how it changes the depth.
+# Change of depth by byte.
 _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
 
 
 def nesting(text: bytes) -> int:
-    """Return the greatest depth. Brackets in strings do not count; a string without an end takes the rest of the text.
+    """Return the maximum depth. Brackets in strings do not count; an unterminated string extends to the end of the
+    text.
 
-    Each step is one pass in C over at most the whole text, so no input makes it quadratic. Escapes go first: what is
-    left of a string then ends at its next quote.
+    Each step is one pass in C over at most the whole text, so no input makes it quadratic. Escapes are removed first,
+    so that a string then ends at its next quote.
 
     >>> nesting(b'{"a": [{"b": "]]][[[\\\\"[["}, []]}'), nesting(b'[[]"[[[')
     (3, 2)

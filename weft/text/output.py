@@ -1,4 +1,4 @@
-"""An answer's text as parts: first the thoughts are told from the rest, then the calls of tools from the content."""
+"""Splits an answer's text into parts: first reasoning from the rest, then tool calls from content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.text.tools import Tool, parser_for
 
 
 class OutputParser:
-    """Either parser may be missing: then nothing is told apart there."""
+    """Combines a reasoning parser and a tool parser; either may be missing."""
 
     def __init__(self, reasoning: TextParser | None = None, tools: TextParser | None = None) -> None:
         self._reasoning = reasoning
@@ -19,12 +19,12 @@ class OutputParser:
         self.markers = frozenset((reasoning.markers if reasoning else ()) + (tools.markers if tools else ()))
 
     def feed(self, text: str) -> list[Part]:
-        """What the text so far makes certain, beyond what was told before."""
+        """Return the parts that the text so far makes certain, beyond those returned before."""
         parts = self._reasoning.feed(text) if self._reasoning else _content(text)
         return self._calls(parts)
 
     def finish(self) -> list[Part]:
-        """No text follows: the rest."""
+        """Return the remaining parts: no text follows."""
         parts = self._calls(self._reasoning.finish() if self._reasoning else [])
         return joined(parts + (self._tools.finish() if self._tools else []))
 
@@ -44,9 +44,9 @@ def _content(text: str) -> list[Part]:
 def output_parser(
     reasoning: str | None, tools: str | None, declared: Sequence[Tool] = (), prompt: str = ""
 ) -> OutputParser:
-    """By the names of the formats. `prompt` is the end of the rendered prompt: it may have opened the thoughts."""
+    """Return a parser by format names. `prompt` is the end of the rendered prompt, which may open the reasoning."""
     if "harmony" in (reasoning, tools):
-        # One notation for both.
+        # One format for both.
         return OutputParser(None, parser_for("harmony", declared))
     return OutputParser(
         None if reasoning is None else reasoning_for(reasoning, opens(reasoning, prompt)),

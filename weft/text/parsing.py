@@ -1,4 +1,4 @@
-"""A parser of answers: text in as it is sampled, parts out. What it looks for is a format's business."""
+"""A parser of answers: takes text as it is sampled, returns parts. Formats define what it looks for."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class TextParser:
         self._reading = reading
 
     def feed(self, text: str) -> list[Part]:
-        """What the text so far makes certain, beyond what was told before."""
+        """Return the parts that the text so far makes certain, beyond those returned before."""
         if text:
             self._reader.feed(text)
             self._read()
         return self._told()
 
     def finish(self) -> list[Part]:
-        """No text follows: the rest."""
+        """Return the remaining parts: no text follows."""
         self._reader.ended = True
         self._read()
         self._reader.last_space()

@@ -1,4 +1,4 @@
-"""What an answer's text turns out to be, piece by piece: content, reasoning, or a call of a tool."""
+"""Parts of an answer's text: content, reasoning, or a tool call."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PartKind = Literal["content", "reasoning", "tool_call"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`text` goes on where the last part of the same kind (and call) ended; of a call it is its arguments, as JSON.
+    """`text` continues the last part of the same kind (and call); for a tool call it is a piece of its JSON arguments.
 
-    `call` counts the calls of an answer from 0. The first part of a call has its `id` and `name`, the others neither.
+    `call` numbers the calls of an answer from 0. Only the first part of a call has its `id` and `name`.
     """
 
     kind: PartKind
@@ -26,7 +26,7 @@ class Part:
 
 
 def joined(parts: list[Part]) -> list[Part]:
-    """The same parts with neighbours of one kind put together.
+    """Return the parts with neighbours of one kind merged.
 
     >>> [part.text for part in joined([Part("content", "a"), Part("content", "b"), Part("reasoning", "c")])]
     ['ab', 'c']
@@ -37,12 +37,12 @@ def joined(parts: list[Part]) -> list[Part]:
             groups[-1].append(part)
         elif part.text or part.name is not None:
             groups.append([part])
-    # Joined once: an answer may come as one part for each of its characters.
+    # Joined once: an answer may come as one part per character.
     return [group[0] if len(group) == 1 else replace(group[0], text="".join(p.text for p in group)) for group in groups]
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON that any encoding can carry. Raises `ValueError` for what JSON cannot say.
+    """Return a value as JSON that any encoding can carry. Raises `ValueError` for values that JSON cannot express.
 
     >>> as_json({"é": "\\ud800"}), as_json(["é"])
     ('{"\\\\u00e9": "\\\\ud800"}', '["é"]')
@@ -52,7 +52,7 @@ def as_json(value: Any) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Whether it can be encoded: no half of a surrogate pair stands alone in it."""
+    """Return whether a string can be encoded: it has no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -65,5 +65,5 @@ def call_id() -> str:
 
 
 def short_call_id() -> str:
-    """Nine letters and digits: what Mistral's templates insist on."""
+    """Return an id of nine letters and digits, which Mistral's templates require."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))

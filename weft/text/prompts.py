@@ -1,4 +1,4 @@
-"""What callers send as prompts, checked and turned into token ids before anything runs. Errors name the prompt."""
+"""Checks prompts and converts them to token ids before anything runs. Errors name the prompt."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from weft.text.tokenizer import Tokenizer
 Tokens = NDArray[np.int32]
 Prompt = str | Sequence[int]
 
-# Of a prompt's messages the ends of so many are told to the engine, half of them the first and half the last ones: at
-# the first ones different conversations part, at the last ones the branches of one. Each may cost a snapshot.
+# The engine gets the ends of at most this many messages: half of them the first ones, where different conversations
+# diverge, and half the last ones, where branches of one do. Each may cost a snapshot.
 MOST_ENDS = 16
-NO_TOKENIZER = "this model has no tokenizer.json: send prompts as lists of token ids, or name a tokenizer"
+NO_TOKENIZER = "this model has no tokenizer.json: send prompts as lists of token ids, or set --tokenizer"
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many, as a list of prompts.
+    """Return one prompt or many as a list of prompts.
 
     >>> as_list("a"), as_list([1, 2]), as_list(["a", [1, 2]]), as_list([])
     (['a'], [[1, 2]], ['a', [1, 2]], [])
@@ -38,7 +38,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def encode_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer | None, vocab_size: int) -> list[Tokens]:
-    """The token ids of every prompt; texts are tokenized together."""
+    """Return the token ids of every prompt; texts are tokenized together."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if texts and tokenizer is None:
         raise RequestError(NO_TOKENIZER)
@@ -53,7 +53,7 @@ def encode_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer | None, vocab
 
 
 def checked_tokens(tokens: Sequence[int], vocab_size: int, name: str = "prompt") -> Tokens:
-    """Token ids as an array, if they are token ids."""
+    """Return token ids as an array, after checking them."""
     try:
         array = np.asarray(tokens)
     except ValueError:
@@ -61,7 +61,7 @@ def checked_tokens(tokens: Sequence[int], vocab_size: int, name: str = "prompt")
     if array.ndim != 1 or not (array.size == 0 or np.issubdtype(array.dtype, np.integer)):
         raise RequestError(f"{name} must be a string or a list of token ids (integers), got {tokens!r:.80}")
     if not array.size:
-        raise RequestError(f"{name} is empty: it must hold at least one token")
+        raise RequestError(f"{name} is empty; it must have at least one token")
     wrong = (array < 0) | (array >= vocab_size)
     if wrong.any():
         place = int(np.argmax(wrong))
@@ -70,21 +70,21 @@ def checked_tokens(tokens: Sequence[int], vocab_size: int, name: str = "prompt")
 
 
 def check_request(tokens: Tokens, params: SamplingParams, has_text: bool, vocab_size: int, max_length: int) -> None:
-    """What only the model can tell about a request's parameters."""
+    """Check the parameters of a request against the model."""
     if len(tokens) + params.max_tokens > max_length:
         raise RequestError(
             f"prompt of {len(tokens)} tokens plus max_tokens {params.max_tokens} exceeds max_length {max_length}"
         )
     if params.stop and not has_text:
-        raise RequestError(f"stop takes strings, but {NO_TOKENIZER.partition(':')[0]}: use stop_token_ids")
+        raise RequestError(f"stop takes strings, but {NO_TOKENIZER.partition(':')[0]}; use stop_token_ids")
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
         beyond = [token for token in ids if token >= vocab_size]
         if beyond:
-            raise RequestError(f"{name} holds token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
+            raise RequestError(f"{name} has token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
 
 
 def check_snapshots(snapshots: Sequence[int], length: int) -> tuple[int, ...]:
-    """Positions of a prompt after which its state is worth keeping."""
+    """Check the positions of a prompt whose state is worth keeping, and return them sorted."""
     for position in snapshots:
         if isinstance(position, bool) or not isinstance(position, int | np.integer) or not 0 < position <= length:
             raise RequestError(f"snapshots must be positions from 1 to the prompt's length {length}, got {position!r}")
@@ -92,7 +92,7 @@ def check_snapshots(snapshots: Sequence[int], length: int) -> tuple[int, ...]:
 
 
 def ends_of_messages(tokens: Tokens, end_tokens: Collection[int]) -> tuple[int, ...]:
-    """Positions inside a prompt behind the tokens with which this model ends its messages: others may part there.
+    """Return the positions in a prompt after tokens that end a message: other prompts may diverge there.
 
     >>> ends_of_messages(np.array([5, 2, 6, 7, 2, 8]), {2}), len(ends_of_messages(np.full(100, 2), {2}))
     ((2, 5), 16)

@@ -1,8 +1,8 @@
 """Reads a text that arrives in pieces as if it were whole.
 
-A format is a generator that reads from here and yields whenever the text so far does not tell how it goes on. So
-formats are written like parsers of a whole text, and what they make of it depends on the text alone, not on where it
-was cut.
+A format is a generator that reads from here and yields whenever the text so far does not determine how it continues.
+Formats are therefore written like parsers of a whole text, and their result depends on the text alone, not on where it
+was split.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Generator
 
 from weft.text.parts import Part, call_id, is_text
 
-# Text of one call that may be held back before it is plain that it is a call.
+# Maximum text of one call to hold back before it is certain that it is a call.
 MAX_HELD = 1 << 18
 MAX_CALLS = 128
 
 Reading = Generator[None, None, None]
-# Runs of characters that change nothing: between strings, inside of one, and in a number or a word.
+# Runs of characters that change nothing: between strings, inside a string, and in a number or a word.
 _PLAIN = re.compile(r'[^"{}\[\]]*')
 _INSIDE = re.compile(r'[^"\\]*')
 _SCALAR = re.compile(r"[^\s,:;\[\]{}\"]*")
@@ -26,13 +26,13 @@ _ESCAPE = re.compile(r"\\.", re.DOTALL)
 
 
 class Malformed(Exception):
-    """The text is not what the format thought it was."""
+    """The text does not match the format."""
 
 
 def without_space(text: str, held: list[str]) -> str:
-    """Return a text behind the space held back before it, without the space at its end, which is held back now.
+    """Return a text preceded by the whitespace held back before it, without its trailing whitespace, now held back.
 
-    A list, because a model may write space for ever, a token at a time.
+    `held` is a list, because a model may write whitespace for ever, a token at a time.
 
     >>> held = [" ", "\\n"]
     >>> without_space("a ", held), held
@@ -48,7 +48,7 @@ def without_space(text: str, held: list[str]) -> str:
 
 
 class Reader:
-    """The text so far, the place up to which it is read, and the parts found in it."""
+    """The text so far, the position up to which it is read, and the parts found in it."""
 
     def __init__(self, make_id: Callable[[], str] = call_id) -> None:
         self.text = ""
@@ -60,10 +60,10 @@ class Reader:
         self._space: list[str] = []
         self._start: int | None = None
 
-    # what comes out ---------------------------------------------------------------------------------------------------
+    # output -----------------------------------------------------------------------------------------------------------
 
     def content(self, text: str) -> None:
-        """Text of the answer. Space at its end waits: beside calls it is dropped."""
+        """Add content. Its trailing whitespace is held back: next to calls it is dropped."""
         kept = without_space(text, self._space)
         if kept:
             self.parts.append(Part("content", kept))
@@ -76,12 +76,12 @@ class Reader:
         if self.calls >= MAX_CALLS or not name or not is_text(name):
             raise Malformed
         self._space.clear()
-        self._start = None  # whatever follows, this will not become content again
+        self._start = None  # this text cannot become content any more
         self.parts.append(Part("tool_call", "", self.calls, self._make_id(), name))
         self.calls += 1
 
     def arguments(self, text: str) -> None:
-        """More of the arguments of the last call."""
+        """Add arguments to the last call."""
         if text:
             self.parts.append(Part("tool_call", text, self.calls - 1))
 
@@ -93,17 +93,17 @@ class Reader:
     # reading ----------------------------------------------------------------------------------------------------------
 
     def feed(self, text: str) -> None:
-        """Append to the text. What is read goes first, so that a token costs the same however long the text is."""
+        """Append to the text. Drops what is already read, so that a token costs the same however long the text is."""
         self._forget()
         self.text += text
 
     @property
     def held(self) -> int:
-        """Characters that may have to be shown as content after all: of a call that has not begun, up to a bound."""
+        """Number of characters that may still become content: of a call that has not begun, up to a bound."""
         return 0 if self._start is None else len(self.text) - self._start
 
     def more(self) -> Generator[None, None, bool]:
-        """Wait for text; whether there will be any."""
+        """Wait for text; return whether there is more."""
         if self.held > MAX_HELD:
             raise Malformed
         if self.ended:
@@ -112,14 +112,14 @@ class Reader:
         return True
 
     def peek(self) -> Generator[None, None, str]:
-        """The next character, or nothing at the end."""
+        """Return the next character, or an empty string at the end."""
         while self.place >= len(self.text):
             if not (yield from self.more()):
                 return ""
         return self.text[self.place]
 
     def skip(self, characters: str, show: Callable[[str], None] | None = None) -> Generator[None, None, str]:
-        """Read over any of these, and show them; the character after them."""
+        """Skip any of these characters and show them; return the character after them."""
         while True:
             begin = self.place
             while self.place < len(self.text) and self.text[self.place] in characters:
@@ -138,7 +138,7 @@ class Reader:
         self.place += len(wanted)
 
     def sees(self, *wanted: str) -> Generator[None, None, str]:
-        """Which of these texts comes next, if one does. The longest, if several do."""
+        """Return which of these texts comes next, if any; the longest, if several do."""
         while True:
             rest = self.text[self.place : self.place + max(map(len, wanted))]
             undecided = [each for each in wanted if len(each) > len(rest) and each.startswith(rest)]
@@ -146,12 +146,13 @@ class Reader:
                 return max((each for each in wanted if rest.startswith(each)), key=len, default="")
 
     def pass_by(self, *wanted: str) -> Reading:
-        """Read over one of these texts, if one comes next."""
+        """Skip one of these texts if it comes next."""
         found = yield from self.sees(*wanted)
         self.place += len(found)
 
     def skip_to(self, markers: tuple[str, ...], show: Callable[[str], None]) -> Generator[None, None, str]:
-        """Show everything up to the first of the markers and read over that; nothing at the end of the text.
+        """Show everything up to the first marker and skip the marker; return it, or an empty string at the end of the
+        text.
 
         No marker may contain another.
         """
@@ -169,19 +170,19 @@ class Reader:
                 return ""
 
     def _certain(self, markers: tuple[str, ...]) -> int:
-        """Up to where no marker can begin any more, whatever follows."""
+        """Return the position before which no marker can begin any more, whatever follows."""
         for at in range(max(self.place, len(self.text) - max(map(len, markers)) + 1), len(self.text)):
             if any(marker.startswith(self.text[at:]) for marker in markers):
                 return at
         return len(self.text)
 
     def _forget(self) -> None:
-        """Drop what is read, unless it may have to be shown after all."""
+        """Drop what is read, unless it may still become content."""
         if self._start is None:
             self.text, self.place = self.text[self.place :], 0
 
     def attempt(self, marker: str, calls: Reading) -> Reading:
-        """Read what follows a marker as calls. If not one begins, all that was read is content."""
+        """Read what follows a marker as calls. If no call begins, everything read is content."""
         before, start = self.calls, self.place - len(marker)
         self._start = start
         try:
@@ -196,7 +197,7 @@ class Reader:
     # JSON -------------------------------------------------------------------------------------------------------------
 
     def json_string(self) -> Generator[None, None, str]:
-        """The text that a string stands for."""
+        """Read a string and return its value."""
         if (yield from self.peek()) != '"':
             raise Malformed
         try:
@@ -205,13 +206,13 @@ class Reader:
             raise Malformed from None
 
     def json_value(self) -> Generator[None, None, str]:
-        """A value as it stands in the text. Its brackets and quotes are matched, no more."""
+        """Read a value and return it verbatim. Only its brackets and quotes are matched."""
         pieces: list[str] = []
         yield from self.json_stream(pieces.append)
         return "".join(pieces)
 
     def json_stream(self, show: Callable[[str], None]) -> Reading:
-        """The same, shown as it comes."""
+        """Read a value and show it as it arrives."""
         depth, pattern = 0, _PLAIN
         first = yield from self.peek()
         if first not in ("{", "[", '"'):

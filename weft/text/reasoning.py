@@ -1,4 +1,4 @@
-"""Tells a model's thoughts from its answer. Thoughts come first, between markers that differ by family."""
+"""Separates a model's reasoning from its answer. Reasoning comes first, between markers that differ by family."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.text.reader import Reader, Reading, without_space
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """Markers around thoughts, and around the answer where a family has some. They may be special tokens."""
+    """Markers around the reasoning, and around the answer if a family has them. They may be special tokens."""
 
     starts: tuple[str, ...]
     ends: tuple[str, ...]
@@ -34,7 +34,7 @@ REASONING = (*STYLES, "harmony")
 
 
 def reasoning_for(name: str, opened: bool = False, reader: Reader | None = None) -> TextParser:
-    """A parser by name. `opened`: the prompt ends within thoughts already (see `opens`)."""
+    """Return a parser by name. `opened`: the prompt already ends within reasoning (see `opens`)."""
     reader = reader or Reader()
     if name == "harmony":
         return TextParser(reader, harmony(reader), MARKERS)
@@ -46,7 +46,7 @@ def reasoning_for(name: str, opened: bool = False, reader: Reader | None = None)
 
 
 def opens(name: str, prompt: str) -> bool:
-    """Whether a prompt, by its chat template, ends within thoughts.
+    """Return whether a prompt, by its chat template, ends within reasoning.
 
     >>> opens("think", "<|assistant|><think>\\n"), opens("think", "<|assistant|><think>\\n\\n</think>\\n\\n")
     (True, False)
@@ -55,7 +55,7 @@ def opens(name: str, prompt: str) -> bool:
 
 
 def detect_reasoning(template: str) -> str | None:
-    """The style that a chat template speaks of."""
+    """Return the reasoning style of a chat template."""
     marks = {"<|channel|>": "harmony", "[THINK]": "mistral", "my thought process": "granite", "<think>": "think"}
     return next((name for mark, name in marks.items() if mark in template), None)
 

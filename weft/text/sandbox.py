@@ -1,7 +1,7 @@
-"""Where chat templates run: Jinja's sandbox, with an end to everything that a program could do without end.
+"""The environment of chat templates: Jinja's sandbox, with a budget for everything that could run without end.
 
-Rounds of loops and calls, seconds, and the characters of all values that are made are counted, and each is refused
-before it is made if there is no budget left for it. Knows nothing of messages.
+It counts loop iterations and calls, seconds, and the characters of all values, and refuses each before it is built if
+the budget is used up. Knows nothing of messages.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from jinja2.visitor import NodeTransformer
 
 MAX_ROUNDS = 1 << 20
 MAX_SECONDS = 5.0
-# Integers that templates hand to functions: widths, counts, positions.
+# Integers that templates pass to functions: widths, counts, positions.
 MAX_NUMBER = 1 << 20
 MAX_BITS = 256
-# What an item of a list counts, in characters: about what it takes.
+# Cost of a list item in characters: about what it takes.
 ITEM = 64
-# What follows the `%` and the key of a field: flags, width, precision. And what follows a brace, up to the next one.
+# What follows `%` and the key of a field: flags, width, precision. And what follows a brace, up to the next one.
 _PERCENT = re.compile(r"[-+ #0]*+(\*|\d*+)(?:\.(\*|\d*+))?+")
 _BRACE = re.compile(r"\{([^{}]*+)(\{?)")
 _DIGITS = re.compile(r"\d{4}")
-# Filters and functions that chat templates have no use for, and that make much of little or take the square of it.
+# Filters and functions that chat templates do not need, and whose output or time is quadratic or worse.
 WITHOUT = ("batch", "pprint", "slice", "striptags", "urlize", "wordwrap", "xmlattr")
 
 
 @dataclass(slots=True)
 class Budget:
-    """What one rendering may still do."""
+    """What one rendering may still use."""
 
     characters: int
     rounds: int = MAX_ROUNDS
@@ -50,7 +50,7 @@ class Budget:
     def spend(self, characters: int) -> None:
         self.characters -= characters
         if self.characters < 0:
-            raise SecurityError("a chat template may not make so much text")
+            raise SecurityError("a chat template may not produce more text than its budget")
         if monotonic() > self.until:
             raise SecurityError(f"a chat template may not take more than {MAX_SECONDS:g} seconds")
 
@@ -58,7 +58,7 @@ class Budget:
         self.spend(written)
         self.rounds -= 1
         if self.rounds < 0:
-            raise SecurityError("a chat template may not go round so often")
+            raise SecurityError("a chat template may not loop more often than its budget")
 
 
 _budget: ContextVar[Budget] = ContextVar("budget")
@@ -66,7 +66,7 @@ _budget: ContextVar[Budget] = ContextVar("budget")
 
 @contextmanager
 def budget(characters: int) -> Iterator[None]:
-    """What is rendered within may make so many characters."""
+    """Set the budget of characters for what is rendered within."""
     token = _budget.set(Budget(characters, until=monotonic() + MAX_SECONDS))
     try:
         yield
@@ -75,20 +75,20 @@ def budget(characters: int) -> Iterator[None]:
 
 
 def spend(characters: int) -> None:
-    found = _budget.get(None)  # constants are computed when a template is compiled, once
+    found = _budget.get(None)  # constants are folded once, when a template is compiled
     if found is not None:
         found.spend(characters)
 
 
 def cost(value: Any) -> int:
-    """Of a value that was made: characters of a text, more for each item of anything else."""
+    """Return the cost of a value: the characters of a string, more for each item of anything else."""
     if isinstance(value, str):
         return len(value)
     return ITEM * len(value) if isinstance(value, Sized) else 8
 
 
 def weigh(value: Any) -> Any:
-    """Pay for a value as text before it is made: what holds one thing many times is as long as if it held many."""
+    """Charge for a value as text before it is built: a value that contains one thing many times is long as text."""
     if isinstance(value, str):
         spend(len(value))
     elif isinstance(value, Mapping):
@@ -107,11 +107,11 @@ def weigh(value: Any) -> Any:
 
 def check_number(value: Any) -> None:
     if isinstance(value, int) and abs(value) > MAX_NUMBER:
-        raise SecurityError(f"a chat template may not ask for {value:.3g} of anything")
+        raise SecurityError(f"a chat template may not use a count of {value:.3g}")
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Refuses private attributes and changes to arguments, as Jinja's own does, and whatever exceeds the budget."""
+    """Refuses private attributes and changes to arguments, as Jinja's own does, and everything beyond the budget."""
 
     intercepted_binops = frozenset(["+", "*", "%", "**"])
 
@@ -133,7 +133,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self.template_class.from_code(self, self.compile(tree), self.make_globals(None))
 
     def tick(self, written: int) -> None:
-        """A round of a loop, or a call of a macro or a block, begins; it writes so much that stands in the template."""
+        """Charge for an iteration of a loop, or a call of a macro or block, and for the literal text that it writes."""
         found = _budget.get(None)
         if found is not None:
             found.round(written)
@@ -149,7 +149,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             weigh(right)
         elif isinstance(left, int) and isinstance(right, int):
             if left.bit_length() + right.bit_length() > MAX_BITS:
-                raise SecurityError("a chat template may not compute with numbers so large")
+                raise SecurityError("a chat template may not compute with such large numbers")
         elif operator == "+":
             spend(cost(left) + cost(right))
         elif operator == "*":
@@ -159,12 +159,12 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: jinja2.runtime.Context, obj: Any, *args: Any, **named: Any) -> Any:
-        """Every call that a template makes but those of filters."""
+        """Charge for every call of a template except filters."""
         if obj == self.tick:
             return self.tick(*args)
         for value in (*args, *named.values()):
             check_number(value)
-        # Jinja hides formatting behind a function of its own.
+        # Jinja wraps formatting in a function of its own.
         owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)
         name = getattr(obj, "__name__", "")
         if isinstance(owner, str):
@@ -175,7 +175,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def _paid_method(text: str, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Methods of texts whose results may be much longer than what they are given."""
+    """Charge for string methods whose results may be much longer than their input."""
     if name == "replace" and len(args) > 1:
         spend(_replaced(text, *args[:2]))
     elif name == "join" and args:
@@ -191,7 +191,7 @@ def _paid_method(text: str, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]
 
 
 def _paid(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja's own, whose result is not much longer than its input."""
+    """Wrap one of Jinja's filters whose result is not much longer than its input."""
 
     @wraps(function)
     def run(*args: Any, **named: Any) -> Any:
@@ -242,9 +242,9 @@ def _format(text: str, *args: Any, **named: Any) -> str:
 
 
 def _check_format(text: str) -> None:
-    """Widths of three digits are enough, and none may be an argument or hold another field."""
+    """Refuse widths of more than three digits, and widths that are arguments or contain another field."""
     if _wide_percents(text) or _wide_braces(text.replace("{{", "")):
-        raise SecurityError("a chat template may not ask for such widths")
+        raise SecurityError("a chat template may not format with such widths")
     spend(1000 * (text.count("%") + text.count("{")))
 
 
@@ -253,16 +253,16 @@ def _wide_percents(text: str) -> bool:
     place = 0
     while (at := text.find("%", place)) >= 0:
         found = _PERCENT.match(text, _after_key(text, at + 1))
-        assert found is not None, "it matches nothing, too"
+        assert found is not None, "the pattern also matches an empty string"
         if any(each == "*" or len(each) > 3 for each in found.groups() if each):
             return True
-        # A second percent sign is text.
+        # A second percent sign is literal.
         place = found.end() + text.startswith("%", found.end())
     return False
 
 
 def _after_key(text: str, place: int) -> int:
-    """Return where the key of a field ends. Parentheses nest in it; one that is not closed takes the rest."""
+    """Return the end of a field's key. Parentheses nest in it; an unclosed one extends to the end of the text."""
     if not text.startswith("(", place):
         return place
     depth = 0
@@ -274,7 +274,7 @@ def _after_key(text: str, place: int) -> int:
 
 
 def _wide_braces(text: str) -> bool:
-    """Return whether a field holds another, or four digits in what follows its colon. One pass."""
+    """Return whether a field contains another, or four digits after its colon. One pass."""
     return any(nested or _DIGITS.search(field.partition(":")[2]) for field, nested in _BRACE.findall(text))
 
 
@@ -282,7 +282,7 @@ def _wide_braces(text: str) -> bool:
 def _sum(environment: jinja2.Environment, values: Iterable[Any], attribute: Any = None, start: float = 0) -> Any:
     items = [each if attribute is None else environment.getitem(each, attribute) for each in values]
     if not all(isinstance(each, int | float) for each in (start, *items)):
-        raise SecurityError("a chat template may sum numbers only")
+        raise SecurityError("a chat template may only sum numbers")
     return sum(items, start)
 
 
@@ -293,9 +293,9 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own escapes for HTML, which no model has learnt."""
+    """Return JSON without Jinja's HTML escapes, which no model has learned."""
     if (indent or 0) > 16 or any(len(each) > 16 for each in separators or ()):
-        raise SecurityError("a chat template may not put so much between two values")
+        raise SecurityError("a chat template may not join with such a long separator")
     form: Any = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators, "sort_keys": sort_keys}
     text = json.dumps(weigh(value), **form)
     spend(len(text))
@@ -313,7 +313,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Rewriter(NodeTransformer):
-    """Puts a tick where a template may come by again and again, and makes joining of texts a call that is paid for."""
+    """Adds a tick to every loop and macro of a template, and turns string concatenation into a charged call."""
 
     def __init__(self, environment: Sandbox) -> None:
         self._environment = environment

@@ -1,7 +1,7 @@
-"""Stop strings in a text that arrives in pieces.
+"""Finds stop strings in a text that arrives in pieces.
 
-What comes out depends on the text alone, not on where it was cut: characters are read one by one, a beginning of a stop
-string is held back until it is refuted, and the stop string that is complete first ends the text.
+The output depends on the text alone, not on where it was split: characters are read one by one, a possible beginning of
+a stop string is held back until it is refuted, and the stop string that is complete first ends the text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class _Pattern:
     fallback: tuple[int, ...]
 
     def advance(self, matched: int, character: str) -> int:
-        """How much of the pattern's beginning the text ends with, once `character` is read."""
+        """Return how much of the pattern's beginning the text ends with, once `character` is read."""
         while matched and self.text[matched] != character:
             matched = self.fallback[matched]
         return matched + 1 if self.text[matched] == character else 0
@@ -33,7 +33,7 @@ def _pattern(text: str) -> _Pattern:
 
 
 class StopStrings:
-    """Watches one text. `feed` gives what may be shown; `found` is the stop string that ended it."""
+    """Watches one text. `feed` returns what may be shown; `found` is the stop string that ended it."""
 
     def __init__(self, stops: tuple[str, ...], include: bool = False) -> None:
         self._patterns = [_pattern(stop) for stop in stops]
@@ -43,7 +43,7 @@ class StopStrings:
         self.found: str | None = None
 
     def feed(self, text: str) -> str:
-        """What of the text so far is certain to stay, beyond what was given out before."""
+        """Return the part of the text so far that is certain to stay, beyond what was returned before."""
         if self.found is not None:
             return ""
         if not self._patterns:
@@ -57,25 +57,25 @@ class StopStrings:
         return seen[:shown]
 
     def skip(self, text: str) -> str:
-        """Text in which no stop string may begin or end: all of it is shown, and what was held back too."""
+        """Return text in which no stop string may begin or end, together with what was held back."""
         shown = self.flush() + text
         self._matched = [0] * len(self._patterns)
         return shown
 
     def flush(self) -> str:
-        """The end of the text: what was held back is no beginning of anything."""
+        """Return what was held back: at the end of the text it is not the beginning of a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _read(self, character: str) -> bool:
-        """Take one character in; whether a stop string is complete."""
+        """Read one character; return whether a stop string is complete."""
         complete: list[str] = []
         for index, pattern in enumerate(self._patterns):
             self._matched[index] = matched = pattern.advance(self._matched[index], character)
             if matched == len(pattern.text):
                 complete.append(pattern.text)
         if complete:
-            # Several that end together: the longest began first.
+            # Of several that end together, the longest began first.
             self.found = max(complete, key=len)
         return bool(complete)
 

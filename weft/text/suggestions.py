@@ -1,4 +1,4 @@
-"""How a model's makers suggest to draw from it: what generation_config.json says, for callers who say nothing."""
+"""A model's suggested sampling parameters (generation_config.json), the defaults for requests that set none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def suggested_params(folder: Path) -> SamplingParams:
-    """The usual parameters, with those in place of them that the model's folder names."""
+    """Return the default parameters, overridden by those in the model's folder."""
     stated = read_json(folder / "generation_config.json")
     found = {name: stated[name] for name in NAMES if stated.get(name) is not None}
     try:

@@ -1,7 +1,7 @@
-"""Chat templates: messages into one prompt, by the Jinja template that came with the model.
+"""Chat templates: render messages to one prompt, with the Jinja template that came with the model.
 
-A template is a program from somebody else, so it runs in a sandbox (`sandbox.py`), cannot change what it is given, and
-may take and write only so much.
+A template is third-party code, so it runs in a sandbox (`sandbox.py`), cannot change its input, and has a budget of
+time and output.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from weft.text.sandbox import Sandbox, budget
 from weft.text.tokenizer import read_json
 
 MAX_CHARACTERS = 1 << 24
-# Characters that a template may make on the way, for each that it may write.
+# Characters that a template may build on the way, for each one that it may write.
 WORK = 16
 Message = Mapping[str, Any]
-# Templates write roles where no text of anybody's belongs.
+# Templates write roles where no client text belongs.
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 ROLE_FORM = "must be a word: a letter, then up to 31 letters, digits, underscores and dashes"
 
@@ -42,11 +42,11 @@ def _compile(environment: Sandbox, source: str) -> jinja2.Template:
     try:
         return environment.compiled(source)
     except jinja2.TemplateSyntaxError as error:
-        raise ModelError(f"the chat template is broken in line {error.lineno}: {error.message}") from None
+        raise ModelError(f"the chat template has an error in line {error.lineno}: {error.message}") from None
 
 
 class ChatTemplate:
-    """A template and the special tokens that it may name; some models have another one for talks with tools."""
+    """A template and the special tokens that it may name; some models have another one for use with tools."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation. `variables` are further names that this model's template knows."""
+        """Return the prompt of a conversation. `variables` are additional names that this model's template knows."""
         values = {
             **self._specials,
             **(variables or {}),
@@ -82,7 +82,7 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        # Whatever a foreign program does wrong with the caller's messages is the fault of this request alone.
+        # Any failure of third-party code on the caller's messages is an error of this request alone.
         try:
             return self._bounded(self._with_tools if tools else self._template, values)
         except RequestError:
@@ -105,9 +105,9 @@ class ChatTemplate:
 
 
 def check_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Refuses what is no conversation, and says which message."""
+    """Check that messages form a conversation; errors name the message."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise RequestError("messages must be a list of at least one message, each with a role and content")
+        raise RequestError("messages must be a list of at least one message with role and content")
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise RequestError(f"messages[{place}] must be an object with role and content, got {message!r}")
@@ -127,7 +127,7 @@ def is_role(text: str) -> bool:
 
 
 def plain_message(message: Message, place: int) -> dict[str, Any]:
-    """A message whose content is text: parts of type "text" are joined, others refused."""
+    """Return a message with text as its content: parts of type "text" are joined, others refused."""
     content = message.get("content")
     kept = {name: value for name, value in message.items() if name != "cache_control"}
     if isinstance(content, str) or (content is None and "content" in message) or "tool_calls" in message:
@@ -140,14 +140,14 @@ def plain_message(message: Message, place: int) -> dict[str, Any]:
 
 def _part_text(part: Any, place: int) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise RequestError(f'messages[{place}].content may hold parts {{"type": "text", "text": ...}}, got {part!r}')
+        raise RequestError(f'messages[{place}].content must have parts {{"type": "text", "text": ...}}, got {part!r}')
     return str(part["text"])
 
 
 def load_template(folder: Path, specials: Mapping[str, str]) -> ChatTemplate | None:
-    """A model's chat template: chat_template.jinja, else chat_template in a configuration file, else none.
+    """Return a model's chat template: chat_template.jinja, or chat_template of a configuration file, or None.
 
-    A file may hold several under names; "tool_use" is for conversations with tools, "default" for the others.
+    A file may have several under names; "tool_use" is for conversations with tools, "default" for the others.
     """
     path = folder / "chat_template.jinja"
     if path.is_file():

@@ -1,7 +1,7 @@
-"""Text to token ids and back, from the files that lie beside a model's weights.
+"""Converts text to token ids and back, with the files next to a model's weights.
 
-Reads tokenizer.json (the `tokenizers` library) and what the configuration files say about special tokens and the end of
-an answer. Special tokens around a prompt are those that tokenizer.json's own post-processor adds.
+Reads tokenizer.json (the `tokenizers` library), and the special tokens and end tokens of the configuration files. The
+special tokens around a prompt are those that tokenizer.json's own post-processor adds.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-# How much shorter a text may become when it is normalised: letters and their marks into one.
+# How much shorter normalisation may make a text, by combining letters with their marks.
 NORMALISED = 4
 # Far beyond any published vocabulary or pattern.
 MAX_FILE_BYTES = 512 << 20
 MAX_PATTERN_CHARACTERS = 16 << 10
 MAX_REPEATED = 4096
 _COUNTS = re.compile(r"\{(?:\d*,)?(\d+)\}")
-# Texts on which patterns that go wrong at all mostly do: what almost matches, in many ways.
+# Texts that make bad patterns fail: many kinds of near matches.
 PROBES = ("a" * 30 + "!", " " * 30 + "x", "1" * 30 + "!", "\n" * 30 + "x", "Aa1 ,.é\n" * 8)
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -50,7 +50,7 @@ class Tokenizer:
         self.backend = backend
         self.specials = dict(specials or {})
         self.vocabulary = Vocabulary(backend)
-        # No token stands for more characters. What is normalised first may have been longer.
+        # No token has more characters. Text that is normalised first may have been longer.
         longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
         self.characters_per_token = longest * (1 if backend.normalizer is None else NORMALISED)
         self.end_tokens = frozenset(end_tokens) | self._own_end()
@@ -61,11 +61,11 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """One more than the greatest token id."""
+        """One more than the highest token id."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of a text; `special` adds what the model expects around a prompt, such as a beginning token."""
+        """Return the token ids of a text; `special` adds what the model expects around a prompt, such as BOS."""
         return self.encode_all([text], special)[0]
 
     def encode_all(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
@@ -77,25 +77,25 @@ class Tokenizer:
             if not _is_the_librarys(error):
                 raise
             raise RequestError(
-                f"prompt holds a text that this model's tokenizer.json fails on: {_first_line(error)}"
+                f"prompt has a text that this model's tokenizer.json fails on: {_first_line(error)}"
             ) from None
 
     def detokenizer(self, skip_special: bool = True, shown: Collection[str] = ()) -> Detokenizer:
-        """Special tokens are left out, except those in `shown`."""
+        """Return a detokenizer that omits special tokens, except those in `shown`."""
         return self.vocabulary.detokenizer(skip_special, shown)
 
     def decode(self, tokens: Iterable[int], skip_special: bool = True) -> str:
-        """The text that a detokenizer gives for these tokens, all at once."""
+        """Return the text of these tokens, decoded at once."""
         detokenizer = self.detokenizer(skip_special)
         return "".join([*map(detokenizer.feed, tokens), detokenizer.flush()])
 
     def special_token(self, text: str) -> int | None:
-        """The id of the special token that is spelled like this, if there is one."""
+        """Return the id of the special token with this text, if there is one."""
         token = self.backend.token_to_id(text)
         return token if token in self.vocabulary.special else None
 
     def bytes_of(self, token: int) -> bytes:
-        """A single token as it stands in a text; maybe a part of a character."""
+        """Return the bytes of a single token, which may be a part of a character."""
         return self.vocabulary.bytes_of(token)
 
 
@@ -104,11 +104,11 @@ def _check_unicode(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         found = text[error.start]
-        raise RequestError(f"prompt holds {found!r} at character {error.start}: half of a surrogate pair") from None
+        raise RequestError(f"prompt has {found!r} at character {error.start}: half of a surrogate pair") from None
 
 
 def _is_the_librarys(error: BaseException) -> bool:
-    """Whether an error is one of the library's own: plain exceptions, and panics, which are not even those."""
+    """Return whether an error is the library's own: plain exceptions, and panics, which are not `Exception`s."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -117,7 +117,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a model's folder, or None if it has none (the model then takes token ids only)."""
+    """Return the tokenizer of a model's folder, or None if it has none (the model then takes token ids only)."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
@@ -126,7 +126,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
         for part in (backend.normalizer, backend.pre_tokenizer, backend.decoder):
-            # Its part of the file as JSON; all of it would be the vocabulary, too.
+            # Only this part of the file as JSON; the whole would include the vocabulary.
             check_patterns(path, json.loads("null" if part is None else part.__getstate__()))
         found = Tokenizer(backend, special_tokens(folder), end_tokens(folder))
         found.encode_all(PROBES)
@@ -135,12 +135,12 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     except BaseException as error:
         if not _is_the_librarys(error):
             raise
-        raise ModelError(f"{path} cannot be used as a tokenizer: {_first_line(error)}") from None
+        raise ModelError(f"cannot use {path} as a tokenizer: {_first_line(error)}") from None
     return found
 
 
 def check_patterns(path: Path, part: Any) -> None:
-    """Refuse regular expressions that are long, or whose counted repetitions multiply: any text takes them minutes."""
+    """Refuse regular expressions that are long, or whose counted repetitions multiply and take minutes."""
     if isinstance(part, Mapping):
         pattern = part.get("Regex")
         if isinstance(pattern, str):
@@ -157,19 +157,19 @@ def check_patterns(path: Path, part: Any) -> None:
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """Named special tokens by tokenizer_config.json, or by the older special_tokens_map.json."""
+    """Return named special tokens of tokenizer_config.json, or of the older special_tokens_map.json."""
     stated = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
     found = {name: stated[name] for name in SPECIAL_NAMES if stated.get(name)}
     for name, token in found.items():
         content = token.get("content") if isinstance(token, dict) else token
         if not isinstance(content, str):
-            raise ModelError(f"{folder}: {name} must be a string or an object with one as content")
+            raise ModelError(f"{folder}: {name} must be a string or an object with a string as content")
         found[name] = content
     return found
 
 
 def end_tokens(folder: Path) -> frozenset[int]:
-    """Ids that end an answer, by generation_config.json or else config.json; one number or a list of them."""
+    """Return the ids that end an answer, from generation_config.json or config.json: one number or a list."""
     for name in ("generation_config.json", "config.json"):
         config = read_json(folder / name)
         stated = config.get("eos_token_id")
@@ -189,7 +189,7 @@ def _token_ids(path: Path, stated: Any) -> list[int]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that may be absent."""
+    """Return the JSON object of a file, which may be missing."""
     if not path.is_file():
         return {}
     try:
@@ -197,12 +197,12 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold a JSON object")
+        raise ModelError(f"{path} must contain a JSON object")
     return value
 
 
 def find_text_files(place: str) -> Path:
-    """The folder of a tokenizer: a local one, or the hub's, of which only the small files are fetched."""
+    """Return the folder of a tokenizer: a local one, or the hub's, of which only the small files are downloaded."""
     local = Path(place).expanduser()
     if local.is_dir():
         return local
@@ -213,4 +213,4 @@ def find_text_files(place: str) -> Path:
     try:
         return Path(snapshot_download(place, allow_patterns=list(FILES)))
     except (OSError, ValueError) as error:
-        raise ModelError(f"no folder {place} here, and the hub did not give it: {error}") from None
+        raise ModelError(f"{place} is not a local folder, and the download from the hub failed: {error}") from None

@@ -1,6 +1,6 @@
-"""Grammars that make a model call a tool: the tools' JSON schemas in the notation of its family; and thoughts before.
+"""Grammars that force tool calls: the tools' JSON schemas in the format of the model's family; reasoning may precede.
 
-Written in Lark as llguidance reads it. Each tool's schema stays a schema of its own, so that its references hold.
+Written in llguidance's dialect of Lark. Each tool keeps its own schema, so that its references resolve.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from weft.text.reasoning import STYLES, opens
 from weft.text.tools import Tool, function_of, parameters_of
 
 MAX_TOOLS = 128
-# Tools are written by many hands: what the compiler does not know in their schemas is passed over.
+# Tools come from many authors: the compiler ignores what it does not support in their schemas.
 _LENIENT = {"x-guidance": {"lenient": True, **SPACES}}
 _ANYTHING = r"/(.|\n)*/"
 _ANY = {"type": "object"}
 _SPACE = r"/\n{0,2}/"
 
-# The id of a special token, or None if the text is none.
+# Returns the id of a special token, or None.
 TokenOf = Callable[[str], int | None]
 
 
@@ -33,14 +33,14 @@ def no_specials(text: str) -> int | None:
 
 
 class _Rules:
-    """Lark in the making."""
+    """Lark rules under construction."""
 
     def __init__(self, token_of: TokenOf) -> None:
         self.lines: list[str] = []
         self._token_of = token_of
 
     def add(self, body: str, attributes: str = "") -> str:
-        """A new rule; its name."""
+        """Add a rule; return its name."""
         name = f"rule_{len(self.lines)}"
         self.lines.append(f"{name}{attributes}: {body}")
         return name
@@ -49,12 +49,12 @@ class _Rules:
         return self.add("%json " + json.dumps({**_plain(schema), **_LENIENT}))
 
     def literal(self, *texts: str) -> str:
-        """Texts in a row; a special token stands for itself."""
+        """Return texts in sequence; special tokens become token references."""
         found = [(self._token_of(text), text) for text in texts if text]
         return " ".join(json.dumps(text) if token is None else f"<[{token}]>" for token, text in found)
 
     def text_until(self, end: str) -> str:
-        """Anything up to a text or a special token, and that."""
+        """Return a rule for any text up to and including a text or a special token."""
         if self._token_of(end) is not None:
             name = f"TEXT_{len(self.lines)}"
             self.lines.append(f"{name}: {_ANYTHING}")
@@ -66,7 +66,7 @@ class _Rules:
 
 
 def _plain(schema: Any) -> Any:
-    """A schema without its explanations: only the model needs them."""
+    """Return a schema without its explanations: only the model needs them."""
     if isinstance(schema, Mapping):
         kept = {key: each for key, each in schema.items() if not (key in EXPLANATIONS and isinstance(each, str))}
         return {key: _plain(each) for key, each in kept.items()}
@@ -86,9 +86,10 @@ def tool_grammar(
     reasoning: str | None = None,
     prompt: str = "",
 ) -> Grammar:
-    """A grammar of answers that call one of the tools (`only`: the one of that name), or several if `parallel`.
+    """Return a grammar of answers that call one of the tools (`only`: the one of that name), or several if `parallel`.
 
-    `prompt` is the end of the rendered prompt: with `reasoning` thoughts may come first, unless it has closed them.
+    `prompt` is the end of the rendered prompt: with `reasoning`, reasoning may come first unless the prompt has closed
+    it.
     """
     named = _checked(tools, only)
     rules = _Rules(token_of)
@@ -102,7 +103,7 @@ def tool_grammar(
 
 def _checked(tools: Sequence[Tool], only: str | None) -> dict[str, Mapping[str, Any]]:
     if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools has {len(tools)} entries, more than {MAX_TOOLS}")
+        raise RequestError(f"tools has {len(tools)} entries; the limit is {MAX_TOOLS}")
     named = {str(function_of(tool).get("name")): parameters_of(tool) for tool in tools}
     for place, schema in enumerate(named.values()):
         checked_schema(json.dumps(schema), f"tools[{place}].function.parameters")
@@ -111,16 +112,16 @@ def _checked(tools: Sequence[Tool], only: str | None) -> dict[str, Mapping[str, 
             raise RequestError(f"tool_choice names {only!r}, which is not one of the tools")
         named = {only: named[only]}
     if not named:
-        raise RequestError("tool_choice asks for a call, but there are no tools")
+        raise RequestError("tool_choice forces a tool call, but the request has no tools")
     closed = {"type": "object", "additionalProperties": False}
     return {name: {**(closed if "properties" in schema else _ANY), **schema} for name, schema in named.items()}
 
 
-# notations ------------------------------------------------------------------------------------------------------------
+# formats --------------------------------------------------------------------------------------------------------------
 
 
 def _notation(form: str, rules: _Rules) -> tuple[str, Write, str, str]:
-    """What comes before all calls, a call, what stands between two (nothing: there may be only one), the end."""
+    """Return what precedes all calls, the writer of a call, the separator (empty: only one call), and the end."""
     if form == "qwen3_coder":
         return "", _tagged, "\n", ""
     if form == "lfm2":
@@ -180,7 +181,7 @@ def _tagged(rules: _Rules, name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _pythonic(rules: _Rules, name: str, schema: Mapping[str, Any]) -> str:
-    """Keywords: those that are needed, then any of the others in their order."""
+    """Return a call with keyword arguments: required ones, then any of the others in order."""
     found = list(_parameters(schema))
     comma = rules.literal(", ")
     needed, others = (
@@ -200,7 +201,7 @@ def _pythonic(rules: _Rules, name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _parameters(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
-    """Name, schema (with the definitions that it may refer to) and whether it is required, of each parameter."""
+    """Yield the name, schema (with the definitions that it may refer to) and required flag of each parameter."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     properties, stated = schema.get("properties"), schema.get("required")
     # A set: both lists may be long.
@@ -210,7 +211,7 @@ def _parameters(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, A
 
 
 def _unquoted(rules: _Rules, schema: Mapping[str, Any]) -> str:
-    """A value where texts stand without quotes."""
+    """Return a value in a format without quotes around strings."""
     options = schema.get("enum")
     if isinstance(options, Sequence) and options and all(isinstance(each, str) for each in options):
         return "(" + " | ".join(map(json.dumps, options)) + ")"
@@ -223,11 +224,11 @@ def _python_value(rules: _Rules, schema: Mapping[str, Any]) -> str:
     return rules.schema(schema)
 
 
-# thoughts -------------------------------------------------------------------------------------------------------------
+# reasoning ------------------------------------------------------------------------------------------------------------
 
 
 def _thoughts(rules: _Rules, reasoning: str | None, prompt: str) -> str:
-    """Thoughts that come first: the rest of those that the prompt opened, or some if the model wishes."""
+    """Return the reasoning before an answer: the rest of what the prompt opened, or an optional block."""
     if reasoning not in STYLES:
         return ""
     start, end = STYLES[reasoning].starts[0], STYLES[reasoning].ends[0]
@@ -244,7 +245,7 @@ def _harmony_thoughts(rules: _Rules) -> str:
 
 
 def after_thoughts(grammar: Grammar, reasoning: str, prompt: str, token_of: TokenOf = no_specials) -> Grammar:
-    """The same grammar for a model that thinks first: it holds for what follows the thoughts."""
+    """Return the grammar for a model that reasons first: it applies to what follows the reasoning."""
     rules = _Rules(token_of)
     if reasoning == "harmony":
         before = f"{_harmony_thoughts(rules)} {rules.literal('<|channel|>', 'final', '<|message|>')}"

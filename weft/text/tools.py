@@ -1,4 +1,4 @@
-"""Tells calls of tools from the rest of an answer, in the notation of the model's family."""
+"""Separates tool calls from the rest of an answer, in the format of the model's family."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FORMATS = {
     "harmony": ToolFormat(lambda reader, tools: harmony.harmony(reader), harmony.MARKERS),
 }
 
-# What stands in a family's chat template when its models write calls in a format; the first that is found counts.
+# Text in a family's chat template that identifies its tool-call format; the first match counts.
 _SIGNS = (
     ("<|channel|>", "harmony"),
     ("<function=", "qwen3_coder"),
@@ -88,7 +88,7 @@ _FAMILIES = (
 
 
 def parser_for(name: str, tools: Sequence[Tool] = ()) -> TextParser:
-    """A parser by the name of its format. `tools` are those of the request, as the API spells them."""
+    """Return a parser by the name of its format. `tools` are the request's, as in the API."""
     if name not in FORMATS:
         raise OptionError(f"tool_parser must be one of {', '.join(FORMATS)}, got {name!r}")
     form = FORMATS[name]
@@ -97,7 +97,7 @@ def parser_for(name: str, tools: Sequence[Tool] = ()) -> TextParser:
 
 
 def detect_tools(family: str, template: str | None) -> str | None:
-    """The format of a model's calls, by its chat template, or else by its `model_type` or architecture."""
+    """Return the format of a model's tool calls, by its chat template, or by its `model_type` or architecture."""
     if template is not None:
         for sign, name in _SIGNS:
             if sign in template:
@@ -109,7 +109,7 @@ def detect_tools(family: str, template: str | None) -> str | None:
 
 
 def function_of(tool: Tool) -> Mapping[str, Any]:
-    """A tool's name and parameters, whether they stand in `function` or not."""
+    """Return a tool's name and parameters, with or without a `function` around them."""
     inner = tool.get("function")
     return inner if isinstance(inner, Mapping) else tool
 
@@ -120,11 +120,11 @@ def parameters_of(tool: Tool) -> Mapping[str, Any]:
 
 
 def schemas_of(tools: Sequence[Tool]) -> dict[str, Mapping[str, Any]]:
-    """By tool: the schemas of its parameters."""
+    """Return the parameter schemas of each tool."""
     found = {str(function_of(tool).get("name")): parameters_of(tool).get("properties") for tool in tools}
     return {name: each if isinstance(each, Mapping) else {} for name, each in found.items()}
 
 
 def positions_of(tools: Sequence[Tool]) -> dict[str, list[str]]:
-    """By tool: the names of its parameters in their order."""
+    """Return the parameter names of each tool, in order."""
     return {name: list(parameters) for name, parameters in schemas_of(tools).items()}

@@ -1,1 +1,1 @@
-"""`weft bench`: requests of a chosen shape against an OpenAI-compatible server, and what came of them in numbers."""
+"""`weft bench`: sends a chosen load to an OpenAI-compatible server and reports throughput and latency."""

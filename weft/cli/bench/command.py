@@ -1,4 +1,4 @@
-"""`weft bench`: from options to a report. Starts no server."""
+"""`weft bench`: turns options into a report. Starts no server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft.cli.bench.workloads import Session
     from weft.cli.client import Client
 
-ABOUT = "measure any OpenAI-compatible server under a chosen load"
+ABOUT = "benchmark any OpenAI-compatible server under a chosen load"
 
 
 def run(options: BenchOptions) -> int:
@@ -29,7 +29,7 @@ def run(options: BenchOptions) -> int:
 
     sessions = list(WORKLOADS[options.workload](options))
     if not sessions:
-        raise OptionError("the workload holds no request")
+        raise OptionError("the workload has no requests; check --prompts and --trace")
     found = asyncio.run(measure(sessions, options))
     print(report(found))
     if options.json is not None:
@@ -66,16 +66,16 @@ async def warm_up(client: Client, model: str, options: BenchOptions) -> None:
 
 
 def write(options: BenchOptions, found: dict[str, Any]) -> None:
-    # A key is nobody's business.
+    # Never write the key to a file.
     asked = {name: value for name, value in asdict(options).items() if name != "api_key"}
     try:
         Path(str(options.json)).write_text(json.dumps({"options": asked, **found}, indent=2) + "\n")
     except OSError as error:
-        raise OptionError(f"json {options.json} cannot be written: {error.strerror}") from None
+        raise OptionError(f"cannot write json {options.json}: {error.strerror}") from None
 
 
 class Bar:
-    """Requests done, tokens a second and failures, on a terminal."""
+    """Progress bar on a terminal: requests done, tokens per second, failures."""
 
     def __init__(self, total: int, shown: bool) -> None:
         from tqdm import tqdm

@@ -1,4 +1,4 @@
-"""Sends sessions to a server, at a rate or with a bound on how many are under way, and takes the times."""
+"""Sends sessions to a server, at a given rate or with bounded concurrency, and measures times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tell = Callable[[Outcome], None]
 async def send_all(
     client: Client, model: str, sessions: Sequence[Session], options: BenchOptions, tell: Tell
 ) -> tuple[list[Outcome], float]:
-    """All outcomes, and how long it took from the first arrival to the last chunk."""
+    """Return the results of all requests, and the time from the first arrival to the last chunk."""
     gate = asyncio.Semaphore(options.concurrency) if options.concurrency else nullcontext()
     outcomes: list[Outcome] = []
     started = time.perf_counter()
@@ -44,7 +44,7 @@ async def arrivals(
     now: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[Session]:
-    """Every session when it is due. Who was held up does not hold up those after it."""
+    """Yield every session when it is due; a delayed session does not delay the ones after it."""
     started = now()
     for session, due in zip(sessions, due_times(sessions, options)):
         await sleep(max(0.0, started + due - now()))
@@ -52,7 +52,7 @@ async def arrivals(
 
 
 def due_times(sessions: Sequence[Session], options: BenchOptions) -> Iterator[float]:
-    """Seconds from the beginning: by chance at the rate asked for, by the trace's clock, or at once."""
+    """Yield start times in seconds: Poisson arrivals at the given rate, the trace's clock, or all at once."""
     chance, due = random.Random(options.seed), 0.0
     for session in sessions:
         if options.request_rate:
@@ -63,7 +63,7 @@ def due_times(sessions: Sequence[Session], options: BenchOptions) -> Iterator[fl
 
 
 async def converse(client: Client, model: str, session: Session, options: BenchOptions) -> AsyncIterator[Outcome]:
-    """The turns of a session; after a failure nothing follows that would build upon it."""
+    """Yield the results of a session's turns; a failure ends the session, because later turns build on it."""
     said: list[dict[str, str]] = []
     for turn in session.turns:
         outcome = await ask(client, PATHS[options.shape], body_of(model, said, turn, options))
@@ -99,7 +99,7 @@ async def ask(client: Client, path: str, body: dict[str, Any]) -> Outcome:
             async for event in events:
                 _take(outcome, event, time.perf_counter())
         if not outcome.chunks:
-            outcome.error = "the answer holds no choice"
+            outcome.error = "the response has no choices"
     except ServerError as error:
         outcome.error = str(error)
     outcome.ended = outcome.chunks[-1] if outcome.chunks else time.perf_counter()
@@ -111,7 +111,7 @@ def _take(outcome: Outcome, event: dict[str, Any], now: float) -> None:
     for choice in event.get("choices") or ():
         spoken = choice.get("delta", {}) if "delta" in choice else {"content": choice.get("text")}
         text = spoken.get("content") or spoken.get("reasoning_content") or ""
-        # The first chunk of a chat may only name the role, and the last one only say why it is the last.
+        # The first chunk of a chat may contain only the role, and the last one only the finish reason.
         silent = "role" in spoken or (choice.get("finish_reason") and outcome.chunks)
         if text or not silent:
             outcome.chunks.append(now)

@@ -1,7 +1,8 @@
-"""From the times of requests to the numbers that everybody prints. Pure; knows no server.
+"""Computes the usual metrics from request times. Pure; knows no server.
 
-Definitions, as other benchmarks have them: TTFT from sending a request to the first chunk with a token; ITL between
-chunks; TPOT the time after the first token divided by the tokens after it; E2E from sending to the last chunk.
+Definitions follow other benchmarks: TTFT runs from sending a request to the first chunk with a token; ITL is the time
+between chunks; TPOT is the time after the first token divided by the tokens after it; E2E runs from sending to the last
+chunk.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Any
 
 @dataclass(slots=True)
 class Outcome:
-    """One request: when it was sent, when its chunks came (seconds), what the server counted; or why it failed."""
+    """One request: when it was sent, when its chunks arrived (seconds), what the server counted, or why it failed."""
 
     sent: float
     chunks: list[float] = field(default_factory=list)
     ended: float = 0.0
     prompt_tokens: int = 0
     tokens: int = 0
-    cached_tokens: int | None = None  # a server may not tell
+    cached_tokens: int | None = None  # not every server reports it
     text: str = ""
     error: str | None = None
 
@@ -40,7 +41,7 @@ class Outcome:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Linear between neighbours.
+    """Return a quantile, interpolated linearly between neighbours.
 
     >>> quantile([1.0, 2.0, 3.0, 4.0], 0.5), quantile([5.0], 0.99)
     (2.5, 5.0)
@@ -53,7 +54,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def summary(outcomes: Sequence[Outcome], duration: float) -> dict[str, Any]:
-    """Named as in the result files of other benchmarks, so that their tools can read it."""
+    """Return all metrics, named as in the result files of other benchmarks so that their tools can read them."""
     good = [each for each in outcomes if each.error is None]
     prompt, tokens = sum(each.prompt_tokens for each in good), sum(each.tokens for each in good)
     told = [each for each in good if each.cached_tokens is not None]
@@ -116,7 +117,7 @@ TIMES = (
 
 
 def report(found: dict[str, Any]) -> str:
-    """The numbers for people."""
+    """Return the metrics as a table for people."""
     lines = [_row(label, found[name], form) for label, name, form in ROWS]
     for title, short, name in TIMES:
         lines.append(f"-- {title}")
@@ -127,4 +128,4 @@ def report(found: dict[str, Any]) -> str:
 
 
 def _row(label: str, value: float | None, form: str) -> str:
-    return f"{label + ':':<36}{'not told' if value is None else format(value, form):>14}"
+    return f"{label + ':':<36}{'n/a' if value is None else format(value, form):>14}"

@@ -1,4 +1,4 @@
-"""The options of `weft bench`."""
+"""Options of `weft bench`."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ FORMS = ("auto", "tokens", "text", "chat")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What to send, to whom and how fast."""
+    """What to send, to which server, and at what rate."""
 
-    url: str = option("http://127.0.0.1:8000", "the server, any that speaks OpenAI's API; unix:PATH for a Unix socket")
-    api_key: str | None = option(None, "key of the server; also from WEFT_API_KEY")
-    model: str | None = option(None, "name of the model there; without, the first that the server lists")
-    workload: str = option("random", "what is sent", KINDS)
+    url: str = option("http://127.0.0.1:8000", "URL of any OpenAI-compatible server; unix:PATH for a Unix socket")
+    api_key: str | None = option(None, "API key of the server; default: WEFT_API_KEY")
+    model: str | None = option(None, "the server's name of the model; default: the first one that it lists")
+    workload: str = option("random", "kind of traffic to send", KINDS)
     form: str = option("auto", "prompts as token ids, text or messages; auto: chat for multi-turn, else tokens", FORMS)
-    prompts: int = option(100, "how many requests, or conversations; of a trace, at most so many")
-    input_length: int = option(256, "tokens of a prompt, of a question or of a turn")
+    prompts: int = option(100, "number of requests or conversations; for a trace, the maximum")
+    input_length: int = option(256, "tokens of a prompt, question or turn")
     output_length: int = option(64, "tokens of an answer")
-    spread: float = option(0.0, "lengths vary by this share up and down, 0 to 1")
-    groups: int = option(8, "how many different prefixes or documents")
-    prefix_length: int = option(1024, "tokens that the prompts of a group share")
+    spread: float = option(0.0, "vary lengths up and down by this share, 0 to 1")
+    groups: int = option(8, "number of different prefixes or documents")
+    prefix_length: int = option(1024, "tokens shared by the prompts of a group")
     document_length: int = option(8192, "tokens of a document")
     turns: int = option(4, "questions in a conversation")
-    trace: str | None = option(None, "a trace file in Mooncake's format")
-    trace_speed: float = option(1.0, "play the trace's arrivals so many times faster")
-    trace_scale: float = option(1.0, "multiply all lengths of the trace by this")
-    vocabulary: int = option(256, "token ids are drawn below this")
-    request_rate: float = option(0.0, "arrivals a second, at random (Poisson); 0: all at once, or as the trace says")
-    concurrency: int = option(0, "requests under way at most; 0: no bound")
-    ignore_eos: bool = option(True, "ask for answers of full length, where the server can")
-    temperature: float = option(0.0, "0 takes the likeliest token; higher is more varied")
-    warmup: int = option(1, "requests before the clock starts, that share nothing with the others")
-    timeout_seconds: float = option(3600.0, "give a request up after this time")
+    trace: str | None = option(None, "trace file in Mooncake's format")
+    trace_speed: float = option(1.0, "speed-up factor of the trace's arrivals")
+    trace_scale: float = option(1.0, "factor applied to all lengths of the trace")
+    vocabulary: int = option(256, "draw token ids below this number")
+    request_rate: float = option(0.0, "requests per second (Poisson arrivals); 0: all at once, or the trace's arrivals")
+    concurrency: int = option(0, "maximum concurrent requests; 0: unlimited")
+    ignore_eos: bool = option(True, "request answers of full length, if the server supports it")
+    temperature: float = option(0.0, "0 is greedy, higher is more varied")
+    warmup: int = option(1, "requests sent before measuring; they share no prefix with the others")
+    timeout_seconds: float = option(3600.0, "seconds after which a request counts as failed")
     seed: int = option(0, "seed of prompts and arrivals")
-    json: str | None = option(None, "also write everything measured to this file")
+    json: str | None = option(None, "also write all results to this file")
     progress: bool = option(True, "show a progress bar on a terminal")
 
     def __post_init__(self) -> None:
@@ -58,9 +58,9 @@ class BenchOptions:
         if not 0 <= self.spread <= 1:
             raise OptionError(f"spread must be from 0 to 1, got {self.spread}")
         if self.workload == "multi-turn" and self.form == "tokens":
-            raise OptionError("form tokens cannot carry the answers of multi-turn; choose chat or text")
+            raise OptionError("form must be chat or text for multi-turn: token ids cannot carry the server's answers")
         if (self.workload == "trace") != (self.trace is not None):
-            raise OptionError("trace needs --workload trace, and that workload a trace file")
+            raise OptionError("trace and --workload trace must be given together")
 
     def _at_least(self, name: str, low: int) -> None:
         if not getattr(self, name) >= low:
@@ -68,7 +68,7 @@ class BenchOptions:
 
     @property
     def shape(self) -> str:
-        """The form of the prompts, decided."""
+        """The resolved form of the prompts."""
         if self.form != "auto":
             return self.form
         return "chat" if self.workload == "multi-turn" else "tokens"

@@ -1,7 +1,7 @@
-"""What `weft bench` sends: sessions of one or more turns, made from a seed alone.
+"""The traffic of `weft bench`: sessions of one or more turns, made from a seed alone.
 
-A session's turns follow each other; sessions are independent. Text is never read from anywhere: prompts are drawn token
-by token (ids, or common short words), so that the same options always send the same bytes.
+A session's turns follow each other; sessions are independent. No text is read from files: prompts are drawn token by
+token (ids, or common short words), so that the same options always send the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from weft.base.errors import OptionError
 from weft.cli.bench.options import BenchOptions
 
-# Each is one token for nearly every tokenizer, together with the space before it.
+# Each word, with the space before it, is one token in nearly every tokenizer.
 TEXT = """
 the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one you
 were all her she there would their we him been has when who will no more if out so up said what its about than into them
@@ -28,7 +28,7 @@ WORDS = TEXT.split()
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What is said next: numbers that become ids or words, how many tokens are asked for."""
+    """One turn: numbers that become ids or words, and the number of tokens to generate."""
 
     drawn: tuple[int, ...]
     max_tokens: int
@@ -36,14 +36,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns that build upon each other, and when the first is due in seconds; None: by rate or at once."""
+    """Turns that build on each other. `due` is the start of the first in seconds; None: by rate, or at once."""
 
     turns: tuple[Turn, ...]
     due: float | None = None
 
 
 def draw(name: str, length: int, below: int) -> tuple[int, ...]:
-    """Numbers that belong to a name: the same wherever it is drawn.
+    """Return the numbers that belong to a name; the same name always gives the same numbers.
 
     >>> draw("a", 3, 256) == draw("a", 4, 256)[:3]
     True
@@ -57,12 +57,12 @@ def words(drawn: Sequence[int]) -> str:
 
 
 def _spread(options: BenchOptions, length: int, chance: random.Random) -> int:
-    """A length around the one asked for, evenly between it times (1 - spread) and (1 + spread)."""
+    """Return a random length, uniform between `length` times (1 - spread) and (1 + spread)."""
     return max(1, round(length * chance.uniform(1 - options.spread, 1 + options.spread)))
 
 
 def random_prompts(options: BenchOptions) -> Iterator[Session]:
-    """Prompts that share nothing."""
+    """Yield prompts that share nothing."""
     chance = random.Random(options.seed)
     for number in range(options.prompts):
         length, answer = (_spread(options, each, chance) for each in (options.input_length, options.output_length))
@@ -70,12 +70,12 @@ def random_prompts(options: BenchOptions) -> Iterator[Session]:
 
 
 def shared_prefixes(options: BenchOptions) -> Iterator[Session]:
-    """Groups of prompts that begin alike, in mixed order: system prompts with a question each."""
+    """Yield prompts in groups with a common prefix, shuffled: system prompts with a question each."""
     return _prefixed(options, "prefix", options.groups, options.prefix_length)
 
 
 def long_documents(options: BenchOptions) -> Iterator[Session]:
-    """Several questions about each of some long documents, in mixed order."""
+    """Yield several questions about each of a few long documents, shuffled."""
     return _prefixed(options, "document", options.groups, options.document_length)
 
 
@@ -91,7 +91,7 @@ def _prefixed(options: BenchOptions, kind: str, groups: int, length: int) -> Ite
 
 
 def multi_turn(options: BenchOptions) -> Iterator[Session]:
-    """Conversations: every turn sends what was said so far, with the answers."""
+    """Yield conversations: every turn sends the messages so far, with the server's answers."""
     chance = random.Random(options.seed)
     for number in range(options.prompts):
         turns = []
@@ -102,10 +102,10 @@ def multi_turn(options: BenchOptions) -> Iterator[Session]:
 
 
 def traced(options: BenchOptions) -> Iterator[Session]:
-    """Requests of a trace file in Mooncake's format: one JSON object a line with timestamp (ms), input_length,
-    output_length and hash_ids, each of which stands for a block of 512 tokens. Equal ids become equal tokens."""
+    """Yield the requests of a trace in Mooncake's format: one JSON object per line with timestamp (ms), input_length,
+    output_length and hash_ids, each standing for a block of 512 tokens. Equal ids become equal tokens."""
     if options.trace is None:
-        raise OptionError("workload trace needs --trace FILE")
+        raise OptionError("workload trace needs a file; pass --trace FILE")
     block = max(1, round(512 * options.trace_scale))
     for number, line in enumerate(_lines(options.trace, options.prompts), start=1):
         try:
@@ -127,7 +127,7 @@ def _lines(path: str, count: int) -> Iterator[str]:
             for line, _ in zip((line for line in file if line.strip()), range(count)):
                 yield line
     except OSError as error:
-        raise OptionError(f"trace {path} cannot be read: {error.strerror}") from None
+        raise OptionError(f"cannot read trace {path}: {error.strerror}") from None
 
 
 WORKLOADS: dict[str, Callable[[BenchOptions], Iterator[Session]]] = {

@@ -142,7 +142,7 @@ def warm(shapes: Iterable[Shape], device: torch.device | str = "cuda") -> None:
 
 @cache
 def _say_it_is_missing() -> None:
-    log.warning("FlashInfer is not installed: attention over prompts uses Triton, which is slower there.")
+    log.warning("FlashInfer is not installed: attention over prompts uses Triton, which is slower")
 
 
 def choose_backend(shape: Shape, capability: tuple[int, int], is_installed: bool) -> Backend:

@@ -82,7 +82,7 @@ def warm(shapes: Iterable[Shape], backend: str, device: torch.device) -> None:
             _modules[shape.module] = backend if error is None else None
             if error is not None:
                 log.warning(
-                    "FlashInfer cannot serve heads of %d (%s): prompts use Triton, which is slower. Why: %s",
+                    "FlashInfer does not support heads of %d (%s): prompts use Triton, which is slower. Reason: %s",
                     shape.head_dim, shape.dtype, str(error).strip().splitlines()[-1] if str(error) else repr(error),
                 )  # fmt: skip
     for shape in shapes:

@@ -55,7 +55,7 @@ def library() -> ctypes.CDLL | None:
     if isinstance(found, ctypes.CDLL):
         return found
     if os.environ.get(SWITCH) != "0":
-        warnings.warn(f"no native kernels, so one stream is slower on the CPU: {found}", stacklevel=2)
+        warnings.warn(f"no native kernels, so single streams are slower on the CPU: {found}", stacklevel=2)
     return None
 
 
@@ -122,7 +122,7 @@ def _open_kept(path: Path) -> ctypes.CDLL | None:
             raise Unavailable(f"{path} is damaged: its content does not match the checksum in its name")
         return _open(path)
     except (Unavailable, OSError) as reason:
-        log.warning("compiling the kernels again: %s", reason)
+        log.warning("recompiling the kernels: %s", reason)
         return None
 
 
@@ -140,7 +140,7 @@ def _open(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise Unavailable(f"{path} cannot be loaded: {error}") from error
+        raise Unavailable(f"cannot load {path}: {error}") from error
 
 
 def find_compiler() -> str:
@@ -149,11 +149,11 @@ def find_compiler() -> str:
         found = shutil.which(name)
         if found:
             return found
-    raise Unavailable(f"there is no C++ compiler here (looked for {wanted or ', '.join(COMPILERS)})")
+    raise Unavailable(f"no C++ compiler found (looked for {wanted or ', '.join(COMPILERS)})")
 
 
 def compile_library(compiler: str, sources: list[Path], target: Path) -> None:
-    log.info("compiling kernels for this processor, once")
+    log.info("compiling kernels for this processor")
     objects = [target.with_name(source.stem + ".o") for source in sources]
 
     def compile_one(source: Path, result: Path) -> None:

@@ -1,7 +1,7 @@
 """The tensors behind the ledger: one flat buffer, and a view of it for every layer.
 
 All layers of a page, state or tail lie side by side, so moving one is one copy. Unit `i` of a kind starts at byte
-`i * unit_bytes[kind]`, whatever slab it is in; which indices are in use is the arena's business, not ours.
+`i * unit_bytes[kind]`, whatever slab it is in; the arena decides which indices are in use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RecurrentView:
 
     state[name]: [slots, *shape]    tail[name]: [tails, ring, *shape], position p at index p % ring
 
-    Tails may be strided: how their tokens lie in memory is the part's own choice.
+    Tails may be strided: each part chooses how its tokens lie in memory.
     """
 
     state: dict[str, torch.Tensor]
@@ -46,8 +46,8 @@ View = AttentionView | RecurrentView
 class Store:
     """Owns the buffer. `views[i]` belongs to `spec.memories[i]`.
 
-    With `scratch` there is a unit of each kind behind the budget, which the arena does not know: nobody's, for rows
-    that only fill up a step of fixed size.
+    With `scratch`, one unit of each kind lies behind the budget, unknown to the arena and never owned, for rows that
+    only pad a step of fixed size.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Store:
     ) -> None:
         self.spec = spec
         self.unit_bytes = unit_bytes(spec)
-        # Units are aligned, so an odd rest could not be used anyway.
+        # Units are aligned, so an odd remainder could not be used anyway.
         size = budget_bytes // ALIGNMENT * ALIGNMENT
         self.scratch: dict[Kind, int] = {}
         if scratch:
@@ -66,18 +66,18 @@ class Store:
         self.views = self._carve()
 
     def poison(self, kind: str, index: int) -> None:
-        """Fill a freed unit with NaN (paranoid mode): whoever reads it shows it."""
+        """Fill a freed unit with NaN (paranoid mode), so that reading it shows."""
         size = self.unit_bytes[Kind(kind)]
         # A run of 0xff bytes is a NaN in every floating type that we store.
         self.buffer[index * size : (index + 1) * size].fill_(0xFF)
 
     def unit(self, kind: Kind, index: int) -> torch.Tensor:
-        """The bytes of one unit: what travels to other tiers and machines."""
+        """Return the bytes of one unit, which can travel to other tiers and machines."""
         size = self.unit_bytes[kind]
         return self.buffer[index * size : (index + 1) * size]
 
     def _strided(self, kind: Kind, offset_bytes: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        """All units of a kind as [units, *shape], each `offset_bytes` into its unit."""
+        """Return all units of a kind as [units, *shape], each `offset_bytes` into its unit."""
         typed = self.buffer.view(DTYPES[dtype])
         item = typed.element_size()
         units = len(self.buffer) // self.unit_bytes[kind]

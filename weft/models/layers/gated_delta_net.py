@@ -38,7 +38,7 @@ class GatedDeltaShape:
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
             raise ModelError(
-                f"config.json: linear_num_value_heads {self.value_heads} is not a multiple of "
+                f"config.json: linear_num_value_heads {self.value_heads} must be a multiple of "
                 f"linear_num_key_heads {self.key_heads}"
             )
 

@@ -41,7 +41,7 @@ class Mamba2Shape:
 
     def __post_init__(self) -> None:
         if self.heads % self.groups:
-            raise ModelError(f"config.json: the {self.heads} heads cannot share {self.groups} groups equally")
+            raise ModelError(f"config.json: the {self.heads} heads must be a multiple of the {self.groups} groups")
 
     @property
     def inner(self) -> int:
@@ -59,7 +59,7 @@ class Mamba2Shape:
 
 def head_dim_of(inner: int, heads: int) -> int:
     if inner % heads:
-        raise ModelError(f"config.json: Mamba2's inner size {inner} is not a multiple of its {heads} heads")
+        raise ModelError(f"config.json: Mamba2's inner size {inner} must be a multiple of its {heads} heads")
     return inner // heads
 
 
@@ -72,9 +72,9 @@ def time_step_limit(limit: list[Any]) -> tuple[float, float]:
     try:
         low, high = (float(bound["__float__"] if isinstance(bound, dict) else bound) for bound in limit)
     except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ModelError(f"config.json: time_step_limit must hold two numbers, got {shown(limit)}") from error
+        raise ModelError(f"config.json: time_step_limit must be two numbers, got {shown(limit)}") from error
     if not 0 <= low <= high:
-        raise ModelError(f"config.json: time_step_limit must hold two rising numbers from 0 on, got {shown(limit)}")
+        raise ModelError(f"config.json: time_step_limit must be two increasing numbers from 0, got {shown(limit)}")
     return low, high
 
 

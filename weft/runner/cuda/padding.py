@@ -192,6 +192,6 @@ class StepInputs:
         pinned = torch.empty(used, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         host = pinned.numpy()
         for name, array in arrays.items():
-            assert len(array) <= self.lengths[name], f"{name}: {len(array)} numbers, room for {self.lengths[name]}"
+            assert len(array) <= self.lengths[name], f"{name}: {len(array)} values exceed {self.lengths[name]}"
             host[self.first[name] : self.first[name] + len(array)] = array
         self.buffer[:used].copy_(pinned, non_blocking=True)

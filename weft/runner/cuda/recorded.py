@@ -127,7 +127,7 @@ class RecordedSteps:
         ]
         steps += [(rows, lambda rows=rows: self._decode(rows)) for rows in self.rows[::-1]]
         pool = torch.cuda.graph_pool_handle()
-        for size, step in tqdm(steps, desc="recording steps", unit="step", disable=not progress):
+        for size, step in tqdm(steps, desc="capturing CUDA graphs", unit="step", disable=not progress):
             # Kernels are compiled and libraries choose their algorithms here, not while recording.
             step()
             torch.cuda.synchronize()

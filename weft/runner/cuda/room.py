@@ -30,7 +30,7 @@ class Room:
 
     def __str__(self) -> str:
         left, total, weights, work = (f"{n / 2**30:.1f}" for n in (self.arena, self.total, self.weights, self.work))
-        return f"{left} GiB: of {total} GiB on the GPU, {weights} are taken by weights and others, {work} by steps"
+        return f"{left} GiB: the GPU has {total} GiB; weights and other processes take {weights}, steps {work}"
 
 
 def find_room(

@@ -47,7 +47,7 @@ class CudaRunner(Runner):
         self.board = torch.zeros(seats + 1, dtype=torch.int64, device=self.device)
         if self.device.type == "cuda":
             # A library that compiles for a size of heads takes a minute the first time on a machine.
-            for mixer in tqdm(model.mixers(), desc="warming kernels", unit="layer", disable=not progress):
+            for mixer in tqdm(model.mixers(), desc="compiling kernels", unit="layer", disable=not progress):
                 mixer.warm(self.operations)
         cells = -(-max_length // spec.cell)
         where = (cells, spec, self.store.scratch, self.device, self.operations)

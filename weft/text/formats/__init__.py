@@ -1,1 +1,1 @@
-"""How models write calls of tools: one file per kind of notation, each a reader of text that arrives in pieces."""
+"""Formats of tool calls: one file per kind, each a reader of text that arrives in pieces."""

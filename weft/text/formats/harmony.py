@@ -1,5 +1,5 @@
-"""gpt-oss's answers: messages on channels. Analysis is reasoning, what is addressed to a function is a call of it, the
-rest is content.
+"""gpt-oss's answers: messages on channels. Analysis is reasoning, messages to a function are tool calls, the rest is
+content.
 
     <|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json
     <|message|>{"x": 1}<|call|>
@@ -20,7 +20,7 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def harmony(reader: Reader) -> Reading:
-    """The prompt ends where a header begins, so an answer begins inside of one."""
+    """Read an answer. The prompt ends where a header begins, so the answer begins inside one."""
     while (yield from reader.peek()):
         header: list[str] = []
         if (yield from reader.sees(*_BEGINNINGS)):
@@ -33,7 +33,7 @@ def harmony(reader: Reader) -> Reading:
 
 
 def _shown_as(reader: Reader, header: str) -> Callable[[str], None]:
-    """What a message's text is, by its header."""
+    """Return what a message's text is, by its header."""
     channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
     if recipient is not None:
         try:

@@ -1,4 +1,4 @@
-"""Calls written as JSON objects with a name and arguments, alone or in a list. Arguments are passed on as they come."""
+"""Tool calls as JSON objects with a name and arguments, alone or in a list. Arguments are streamed as they arrive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BESIDE = ("type", "id", "index", "function")
 
 
 def marked(reader: Reader, starts: tuple[str, ...], ends: tuple[str, ...]) -> Reading:
-    """Content, and JSON calls between markers. An end that is missing is forgiven."""
+    """Read content, and JSON calls between markers. A missing end marker is tolerated."""
     while marker := (yield from reader.skip_to(starts, reader.content)):
         yield from reader.attempt(marker, _marked_calls(reader, ends))
 
@@ -27,7 +27,7 @@ def _marked_calls(reader: Reader, ends: tuple[str, ...]) -> Reading:
 
 
 def bare(reader: Reader, tag: str, known: Collection[str] | None) -> Reading:
-    """Calls after a tag, or an answer that is nothing but calls of known tools from its first character on."""
+    """Read calls after a tag, or an answer that consists only of calls of known tools from its first character on."""
     if (yield from reader.skip(SPACE, reader.content)) == "{":
         yield from reader.attempt("", json_calls(reader, known, strict=True))
     while marker := (yield from reader.skip_to((tag,), reader.content)):
@@ -35,7 +35,7 @@ def bare(reader: Reader, tag: str, known: Collection[str] | None) -> Reading:
 
 
 def named(reader: Reader, tag: str) -> Reading:
-    """Mistral's: a tag, then a list of calls, or a name, maybe an id, and arguments."""
+    """Read Mistral's format: a tag, then a list of calls, or a name, an optional id, and arguments."""
     while marker := (yield from reader.skip_to((tag,), reader.content)):
         yield from reader.attempt(marker, _named_call(reader))
 
@@ -59,9 +59,9 @@ def _named_call(reader: Reader) -> Reading:
 
 
 def json_calls(reader: Reader, known: Collection[str] | None = None, strict: bool = False) -> Reading:
-    """One call, several with commas, semicolons or nothing between them, or a list of calls.
+    """Read one call, several with commas, semicolons or nothing between them, or a list of calls.
 
-    `strict`: an object with anything else in it, or with a name that is not `known`, is no call.
+    `strict`: an object with other members, or with a name that is not `known`, is not a call.
     """
     listed = (yield from reader.skip(SPACE)) == "["
     reader.place += listed
@@ -74,7 +74,7 @@ def json_calls(reader: Reader, known: Collection[str] | None = None, strict: boo
 
 
 def _json_call(reader: Reader, known: Collection[str] | None, strict: bool, wrapped: bool = False) -> Reading:
-    """One call. `wrapped`: it stands in another's `function`, and none may stand in its own."""
+    """Read one call. `wrapped`: it is the `function` of another object, and may not have a `function` itself."""
     reader.place += 1
     calls, name, held = reader.calls, None, "{}"
     while (yield from reader.skip(SPACE)) != "}":
@@ -109,7 +109,7 @@ def _json_call(reader: Reader, known: Collection[str] | None, strict: bool, wrap
 
 
 def _object(text: str) -> str:
-    """Arguments that came before their name, as no object, or as an object in a string."""
+    """Return the JSON object of arguments that came before their name, or inside a string."""
     try:
         value = json.loads(text)
         if isinstance(value, str):

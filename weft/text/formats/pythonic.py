@@ -1,4 +1,4 @@
-"""Calls written as Python: `[name(key="value", other=[1, 2])]`. Read literal by literal; nothing is ever evaluated."""
+"""Tool calls as Python: `[name(key="value", other=[1, 2])]`. Parsed literal by literal; nothing is ever evaluated."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ MAX_DEPTH = 32
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
 _ESCAPES |= {character: character for character in "\\'\"/"}
-# Escapes by number, and how many digits they have.
+# Numeric escapes, and their number of digits.
 _CODES = {"x": 2, "u": 4, "U": 8}
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
-# Longer words are neither a name nor a number.
+# Longer words are neither names nor numbers.
 _MAX_WORD = 400
 
 Positions = Mapping[str, Sequence[str]]
 
 
 def between(reader: Reader, start: str, end: str, positions: Positions) -> Reading:
-    """Content, and lists of calls between two markers."""
+    """Read content, and lists of calls between two markers."""
     while marker := (yield from reader.skip_to((start,), reader.content)):
         yield from reader.attempt(marker, _marked_calls(reader, end, positions))
 
@@ -36,7 +36,7 @@ def _marked_calls(reader: Reader, end: str, positions: Positions) -> Reading:
 
 
 def fenced(reader: Reader, positions: Positions) -> Reading:
-    """Gemma's: calls in a block of code of their own, as Python or as JSON."""
+    """Read Gemma's format: calls in a code block of their own, as Python or as JSON."""
     fences = ("```tool_code", "```tool_call", "```json")
     while marker := (yield from reader.skip_to(fences, reader.content)):
         yield from reader.attempt(marker, _fenced_calls(reader, positions))
@@ -61,7 +61,7 @@ def python_or_json(reader: Reader, positions: Positions, strict: bool = False) -
 
 
 def _python_calls(reader: Reader, positions: Positions, printed: bool = False) -> Reading:
-    """Calls in a row. `printed`: they are the arguments of `print`, which none of them may be."""
+    """Read consecutive calls. `printed`: they are arguments of `print`, which may not be nested."""
     while _NAME.match((yield from reader.skip(SPACE)) or " "):
         name = yield from _word(reader)
         yield from reader.skip(SPACE)
@@ -84,7 +84,7 @@ def _python_calls(reader: Reader, positions: Positions, printed: bool = False) -
 
 
 def _arguments(reader: Reader, order: Sequence[str]) -> Generator[None, None, dict[str, Any]]:
-    """Up to the closing bracket. Arguments without a keyword are named by the tool's own order."""
+    """Read up to the closing bracket. Positional arguments are named by the tool's order."""
     found: dict[str, Any] = {}
     while (first := (yield from reader.skip(SPACE))) != ")":
         value = yield from _value(reader, 0) if not _NAME.match(first or " ") else _word_or_key(reader)
@@ -162,7 +162,7 @@ def _comma_or(reader: Reader, end: str) -> Reading:
 
 
 def _word(reader: Reader) -> Generator[None, None, str]:
-    """A name or a number, up to the first character that cannot belong to either."""
+    """Read a name or a number, up to the first character that cannot belong to either."""
     found: list[str] = []
     while (character := (yield from reader.peek())) and (character.isalnum() or character in "_.-+"):
         found.append(character)
@@ -186,7 +186,7 @@ def _constant(word: str) -> Any:
 
 
 def _string(reader: Reader, quote: str) -> Generator[None, None, str]:
-    """A string in single, double or triple quotes. Models break lines in any of them."""
+    """Read a string in single, double or triple quotes. Models break lines in any of them."""
     quotes = (yield from reader.sees(quote * 3)) or quote
     reader.place += len(quotes)
     pieces: list[str] = []
@@ -197,12 +197,12 @@ def _string(reader: Reader, quote: str) -> Generator[None, None, str]:
         reader.place += 1
         pieces.append((yield from _escape(reader)) if character == "\\" else character)
     reader.place += len(quotes)
-    # Two halves of a character may have been escaped apart.
+    # Two halves of a character may have been escaped separately.
     return "".join(pieces).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _escape(reader: Reader) -> Generator[None, None, str]:
-    """What follows a backslash. An escape that nobody knows stands for itself, as in Python."""
+    """Read an escape after its backslash. An unknown escape stands for itself, as in Python."""
     character = yield from reader.peek()
     reader.place += len(character)
     if character in _ESCAPES:

@@ -1,6 +1,6 @@
-"""Calls written with tags, as Qwen3-Coder does: `<function=name><parameter=key>value</parameter></function>`.
+"""Tool calls in tags, as in Qwen3-Coder: `<function=name><parameter=key>value</parameter></function>`.
 
-A value stands there without quotes, so the tool's schema tells whether `5` is a number or a text.
+Values have no quotes, so the tool's schema decides whether `5` is a number or a string.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from weft.text.formats.json_calls import SPACE
 from weft.text.parts import as_json
 from weft.text.reader import Malformed, Reader, Reading
 
-# By tool and parameter: its JSON schema.
+# JSON schemas by tool and parameter.
 Schemas = Mapping[str, Mapping[str, Any]]
 
 _FUNCTION = "<function="
@@ -23,7 +23,7 @@ _VALUE_ENDS = ("</parameter>", "</function>\n</tool_call>", "</function></tool_c
 
 
 def tagged(reader: Reader, schemas: Schemas) -> Reading:
-    """Content, and calls in tags. Models forget the outer ones now and then."""
+    """Read content, and calls in tags. Models sometimes omit the outer tags."""
     while marker := (yield from reader.skip_to(("<tool_call>", _FUNCTION), reader.content)):
         yield from reader.attempt(marker, _calls(reader, marker == _FUNCTION, schemas))
 
@@ -38,7 +38,7 @@ def _calls(reader: Reader, begun: bool, schemas: Schemas) -> Reading:
 
 
 def _parameters(reader: Reader, schemas: Mapping[str, Any]) -> Reading:
-    """The arguments of one call, each as soon as it is whole. An answer cut short leaves them open."""
+    """Read the arguments of one call, each as soon as it is complete. A truncated answer leaves them open."""
     before, ended = "{", False
     while not ended and (yield from _reads(reader, _PARAMETER)):
         key = (yield from _up_to(reader, ">")).strip()
@@ -54,7 +54,7 @@ def _parameters(reader: Reader, schemas: Mapping[str, Any]) -> Reading:
 
 
 def _reads(reader: Reader, wanted: str) -> Generator[None, None, bool]:
-    """Read over space and this text, if it is there."""
+    """Skip whitespace and this text, if it comes next; return whether it does."""
     yield from reader.skip(SPACE)
     found = yield from reader.sees(wanted)
     reader.place += len(found)
@@ -73,7 +73,7 @@ def _up_to(reader: Reader, end: str) -> Generator[None, None, str]:
 
 
 def typed(text: str, schema: Any) -> str:
-    """A value as JSON, by its schema: a text stays one; others are JSON already if they can be, or Python's words.
+    """Return a value as JSON, by its schema: a string stays one; others are JSON already, or Python literals.
 
     >>> typed("5", {"type": "string"}), typed("5", {"type": "integer"}), typed("None", None), typed("[1", None)
     ('"5"', '5', 'null', '"[1"')

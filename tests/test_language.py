@@ -1,0 +1,152 @@
+"""The project's prose: words that made earlier versions hard to read stay out of documents, messages and docstrings.
+
+A list of words cannot make a text good. It keeps the worst habits from coming back.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fences import ROOT, module_of, project_files, within
+
+# What to write instead.
+BANNED = {
+    "nobody": "name the component",
+    "whoever": "name the component",
+    "somebody": "name the component",
+    "anybody": "name the component",
+    "told": "logged, reported, returned or warned",
+    "outcome": "output or result",
+    "so many": "up to `n`",
+    "calls of tools": "tool calls",
+    "is not there": "does not exist, or is missing",
+}
+# Docstrings that begin so are fragments: begin with a verb, or name the object.
+FRAGMENTS = ("Of ", "The same", "As ", "Both ", "For whom", "To be ")
+
+# The lab book quotes its time.
+EXEMPT_DOCUMENTS = {"log.md"}
+# Still in their old words: a rewritten page or package leaves these lists.
+DOCUMENTS_TO_REWRITE = {"design.md", "gpu.md", "tour.md"}
+PACKAGES_TO_REWRITE = ("weft.kernels", "weft.models", "weft.runner", "weft.loading")
+
+# What the built-in model has said is quoted as it is.
+SAMPLES = re.compile(r"<!-- samples -->.*?<!-- /samples -->", re.DOTALL)
+WIDTH = 120
+
+
+def documents() -> dict[str, str]:
+    found = [path for path in project_files(".md") if path.parent in (ROOT, ROOT / "docs")]
+    found += list(project_files(".json", ".yml", ".conf", ".service", under="deploy"))
+    left_out = EXEMPT_DOCUMENTS | DOCUMENTS_TO_REWRITE
+    return {path.name: SAMPLES.sub("", path.read_text()) for path in found if path.name not in left_out}
+
+
+def banned_words(text: str) -> list[str]:
+    """Return the banned words of a text, however its lines are wrapped. Identifiers do not count."""
+    flat = " ".join(re.sub(r"^\s*#+", "", text, flags=re.MULTILINE).split())
+    return [word for word in BANNED if re.search(rf"\b{word}s?\b", flat, re.IGNORECASE)]
+
+
+def docstrings(source: str) -> Iterator[ast.Constant]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            value = first.value if isinstance(first, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value
+
+
+def messages(source: str) -> str:
+    """Return all string literals that are not docstrings: errors, log lines, help texts."""
+    apart = {(each.lineno, each.col_offset) for each in docstrings(source)}
+    found = [
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if (node.lineno, node.col_offset) not in apart
+    ]
+    return "\n\n".join(found)
+
+
+def comments(source: str) -> str:
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return "\n".join(token.string for token in tokens if token.type == tokenize.COMMENT)
+
+
+def prose(source: str) -> str:
+    return "\n\n".join([comments(source), *(str(each.value) for each in docstrings(source))])
+
+
+def sources(rewritten_only: bool) -> list[Path]:
+    return [
+        path
+        for path in project_files(".py", under="weft")
+        if not (rewritten_only and any(within(module_of(path), package) for package in PACKAGES_TO_REWRITE))
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(documents()))
+def test_documents_use_plain_words(name):
+    assert banned_words(documents()[name]) == []
+
+
+def test_messages_use_plain_words():
+    found = {module_of(path): banned_words(messages(path.read_text())) for path in sources(rewritten_only=False)}
+    assert {module: words for module, words in found.items() if words} == {}
+
+
+def test_docstrings_and_comments_use_plain_words():
+    found = {module_of(path): banned_words(prose(path.read_text())) for path in sources(rewritten_only=True)}
+    assert {module: words for module, words in found.items() if words} == {}
+
+
+def test_docstrings_begin_with_a_verb_or_an_object():
+    found = [
+        f"{module_of(path)}:{each.lineno}: {str(each.value)[:40]}"
+        for path in sources(rewritten_only=True)
+        for each in docstrings(path.read_text())
+        if str(each.value).strip().startswith(FRAGMENTS)
+    ]
+    assert found == []
+
+
+def test_banned_words_are_seen_wherever_they_stand():
+    for word in BANNED:
+        assert banned_words(f"This line is wrapped inside of {word.replace(' ', chr(10))} by chance.") == [word]
+    assert banned_words("`an_expert_takes_only_so_many_tokens`, untold, a nobody_knows") == []
+    source = '"""Nobody."""\n# Whoever reads\nraise ValueError(f"{x} is told")\n'
+    assert banned_words(messages(source)) == ["told"]
+    assert banned_words(prose(source)) == ["nobody", "whoever"]
+    assert banned_words(comments("# that is\n# so\n# many\n")) == ["so many"]
+
+
+def test_pages_and_packages_to_rewrite_exist():
+    """A renamed page or package must not leave the fence by its old name."""
+    assert {name for name in EXEMPT_DOCUMENTS | DOCUMENTS_TO_REWRITE if not (ROOT / "docs" / name).exists()} == set()
+    modules = {module_of(path) for path in project_files(".py", under="weft")}
+    assert [package for package in PACKAGES_TO_REWRITE if package not in modules] == []
+
+
+def too_wide(text: str) -> list[str]:
+    """Return the lines of prose beyond the width. Tables, code and generated samples are not wrapped."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in text.splitlines() if len(line) > WIDTH]
+    return [line for line in lines if not line.startswith(("|", "    ", "!["))]
+
+
+@pytest.mark.parametrize("name", sorted(name for name in documents() if name.endswith(".md")))
+def test_prose_of_documents_is_wrapped(name):
+    assert too_wide(documents()[name]) == []
+
+
+def test_a_line_that_is_too_wide_is_seen():
+    assert too_wide("word " * 30) != []
+    assert too_wide("| " + "cell " * 30 + "\n```\n" + "code " * 30 + "\n```\n") == []
