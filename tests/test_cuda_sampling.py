@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.compiled import assert_compiles
-from tests.operations import CPU, GPU
+from tests.operations import CPU, GPU, PLAIN
 from tests.test_sampler import Row, choices_of, ints, is_borderline, is_right, numbers, plan_of
 from weft.kernels.cuda import sampling, sampling_scores
 from weft.kernels.sampling import Draws
@@ -23,14 +23,14 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCAB = 40
 
 
-def on_device(rows: list[Row]) -> list[int]:
+def on_device(rows: list[Row], draw=sampling.draw) -> list[int]:
     """What the kernels draw."""
     logits = torch.from_numpy(np.stack([row.logits for row in rows]).astype(np.float32)).to(DEVICE)
     draws = choices_of(plan_of(rows), logits.shape[-1]).draws
     wishes = {
         name: getattr(draws, name).to(DEVICE) for name in ("temperature", "log_min_p", "uniform", "top_k", "top_p")
     }
-    return sampling.draw(logits, replace(draws, **wishes)).tolist()
+    return draw(logits, replace(draws, **wishes)).tolist()
 
 
 @st.composite
@@ -59,9 +59,11 @@ def reference(row: Row, shift: float) -> int:
 @settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @given(st.lists(rows(), min_size=1, max_size=4))
 def test_the_draw_equals_the_reference(batch):
-    for row, token in zip(batch, on_device(batch)):
+    for row, token, plain in zip(batch, on_device(batch), on_device(batch, PLAIN.draw)):
         if not is_borderline(row):
-            assert reference(row, -1e-5) <= token <= reference(row, 1e-5)
+            low, high = reference(row, -1e-5), reference(row, 1e-5)
+            assert low <= token <= high
+            assert low <= plain <= high
 
 
 @settings(max_examples=4, deadline=None, derandomize=True, database=None)
@@ -148,11 +150,12 @@ def test_scores_equal_the_reference(vocab):
     logits[2, : vocab - 12] = -torch.inf
     chosen = torch.tensor([0, 3, vocab - 1, 11])
     for top in (0, 12):
-        ours = sampling_scores.score(logits.to(DEVICE), chosen.to(DEVICE), top)
         own, likely, values = CPU.score(logits, chosen, top)
-        assert ours[1].tolist() == likely.tolist()
-        torch.testing.assert_close(ours[0].cpu(), own, rtol=0, atol=1e-5)
-        torch.testing.assert_close(ours[2].cpu(), values, rtol=0, atol=1e-5)
+        for score in (sampling_scores.score, PLAIN.score):
+            ours = score(logits.to(DEVICE), chosen.to(DEVICE), top)
+            assert ours[1].tolist() == likely.tolist()
+            torch.testing.assert_close(ours[0].cpu(), own, rtol=0, atol=1e-5)
+            torch.testing.assert_close(ours[2].cpu(), values, rtol=0, atol=1e-5)
 
 
 def test_indices_of_32_bits_ban_penalise_and_bias_as_well():

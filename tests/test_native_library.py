@@ -13,8 +13,9 @@ import torch
 from tests import tiny_model
 from tests.operations import gated_delta_memory, ssd_memory
 from weft import LLM, SamplingParams
+from weft.kernels.choosing import DECODES
 from weft.kernels.native import library
-from weft.kernels.native.limits import fits
+from weft.kernels.native.limits import declines
 from weft.kernels.recurrent import short_conv_memory
 from weft.memory.spec import AttentionMemory, MemorySpec
 
@@ -215,20 +216,21 @@ def test_dtypes_without_kernels_are_told():
 
 
 def test_models_that_the_kernels_have_no_room_for_are_left_to_torch():
-    def spec(*memories):
-        return MemorySpec(memories)
+    def declined(*memories, cell=64):
+        spec = MemorySpec(memories, cell=cell)
+        return {group for group in DECODES if declines(group, spec) is not None}
 
-    assert fits(spec(AttentionMemory(2, 256, "float32"), ssd_memory(4, 64, 256, 2, 99999, 4, "float32")))
-    assert fits(spec(gated_delta_memory(2, 128, 4, 512, 64, 8, "bfloat16"), short_conv_memory(4096, 3, "float32")))
+    assert not declined(AttentionMemory(2, 256, "float32"), ssd_memory(4, 64, 256, 2, 99999, 4, "float32"))
+    assert not declined(gated_delta_memory(2, 128, 4, 512, 64, 8, "bfloat16"), short_conv_memory(4096, 3, "float32"))
+    assert declined(AttentionMemory(2, 513, "float32")) == {"attention"}
+    assert declined(short_conv_memory(64, 9, "float32")) == {"causal_conv"}
     for large in (
-        AttentionMemory(2, 513, "float32"),
         ssd_memory(4, 64, 513, 2, 64, 4, "float32"),
         ssd_memory(4, 513, 64, 2, 64, 4, "float32"),
         gated_delta_memory(2, 128, 4, 513, 64, 4, "float32"),
-        short_conv_memory(64, 9, "float32"),
     ):
-        assert not fits(spec(large))
-    assert not fits(MemorySpec((), cell=512))
+        assert declined(large) == {"ssd", "gated_delta"}
+    assert declined(cell=512) == set(DECODES)
 
 
 @needs_compiler

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from weft.base.errors import ModelError, OptionError
 from weft.base.options import Facts, Options, count, resolve
 from weft.base.sampling import SamplingParams
 from weft.kernels.choosing import Chosen, choose
+from weft.kernels.devices import choose_device, device_name, free_bytes
 from weft.kernels.interface import Operations
 from weft.memory.alone import least_bytes, longest_alone
 from weft.memory.spec import MemorySpec
@@ -54,10 +54,10 @@ class Loaded:
 
     def runner(self, threads: int = 0, progress: bool = False) -> Runner:
         """What executes the engine's plans. `threads` of a CPU, 0: all that there are."""
-        free = free_bytes() if self.device == "cpu" else torch.cuda.mem_get_info()[0]
+        free = free_bytes(self.device)
         try:
             return self._runner(threads, progress)
-        except (MemoryError, torch.cuda.OutOfMemoryError) as error:
+        except (MemoryError, torch.OutOfMemoryError) as error:
             asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))
             raise OptionError(
                 f"cannot allocate memory of {asked}: {free_gib} are free; pass a smaller --memory"
@@ -88,7 +88,7 @@ def load(options: Options, progress: bool = True) -> Loaded:
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
     try:
         model, config = load_model(folder, dtype, device, progress, options.weights, options.seed, free_bytes())
-    except torch.cuda.OutOfMemoryError as error:
+    except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
     chosen = choose(device, dtype, model.memories)
     room = None
@@ -121,35 +121,28 @@ def tell_once(notice: str) -> None:
         print(notice, file=sys.stderr)
 
 
-def choose_device(asked: str) -> str:
-    there = torch.cuda.is_available()
-    if asked == "cuda" and not there:
-        raise ModelError("device: no CUDA device is usable; install a driver and a CUDA build of torch, or pass cpu")
-    return "cuda" if there and asked != "cpu" else "cpu"
-
-
 def measure(model: CausalModel, operations: Operations, options: Options) -> Room | str:
     """Find the room on the GPU by running the largest steps; where kernels fail in them, return why."""
     spec = MemorySpec(model.memories(operations))
     tokens, rows = (count(n, getattr(options, n), "cuda") for n in ("max_tokens_per_step", "max_sequences"))
     try:
         return find_room(model, spec, operations, max(tokens, rows), rows, options.memory_fraction)
-    except torch.cuda.OutOfMemoryError as error:
+    except torch.OutOfMemoryError as error:
         raise ModelError(
             f"a step of {tokens} tokens does not fit beside the weights; lower max_tokens_per_step ({error})"
         ) from error
     except Exception as error:  # whatever a compiler or a driver may raise
         log.debug("GPU kernels failed", exc_info=True)
-        return f"the kernels for GPUs fail on {torch.cuda.get_device_name()}: {_root(error)}"
+        return f"the kernels for GPUs fail on {device_name('cuda')}: {_root(error)}"
 
 
 def report_choices(device: str, chosen: Chosen) -> None:
     """Log who computes what, and warn where a GPU is left to plain PyTorch."""
-    for choice in chosen.choices:
-        log.info("operations: %s", choice)
+    for line in chosen.summary():
+        log.info("operations: %s", line)
     plain = [choice for choice in chosen.choices if choice.package == "plain"]
     if device == "cuda" and plain:
-        tell_once(f"warning: {plain[0].reason}, so the GPU runs plain PyTorch operations, many times slower")
+        tell_once(f"warning: {plain[0].reason}; the GPU runs plain PyTorch operations, which are many times slower")
 
 
 def _root(error: BaseException) -> str:
@@ -184,7 +177,8 @@ def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTem
 
 
 def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: Room | None) -> Facts:
-    free = free_bytes() if device == "cpu" else torch.cuda.mem_get_info()[0] // 2
+    # A model that leaves a GPU to plain PyTorch has not been measured, so half of what is free is for its steps.
+    free = free_bytes(device) // (1 if device == "cpu" else 2)
     return Facts(
         device=device,
         room="half of the free GPU memory" if room is None else str(room),
@@ -193,18 +187,3 @@ def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: Room |
         longest=partial(longest_alone, spec),
         least_bytes=least_bytes(spec),
     )
-
-
-def free_bytes() -> int:
-    """Memory that could be had now: the kernel's estimate, cut by the container's limit."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    return max(0, min(free, limit))

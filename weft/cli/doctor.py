@@ -73,7 +73,7 @@ def libraries() -> Iterator[tuple[str, str]]:
 
 
 def machine() -> dict[str, str]:
-    from weft.loading import free_bytes
+    from weft.kernels.devices import free_bytes
 
     model, flags = processor()
     return {
@@ -128,6 +128,7 @@ def examine(options: DoctorOptions) -> list[str]:
     dtype = heard.said.get("dtype", options.dtype).partition(",")[0]
     with llm:
         show("model", about_model(llm, options, dtype))
+        show("operations", {choice.group: choice for choice in llm.chosen.choices})
         show("decisions", decisions(options, heard.said))
         return self_test(llm, dtype) if options.self_test else []
 

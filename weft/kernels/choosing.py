@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import torch
 
+from weft.kernels.devices import device_name
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.native import library
-from weft.kernels.native.limits import fits
+from weft.kernels.native.limits import declines as declines_decodes
 from weft.memory.spec import Memory, MemorySpec
 
 # The operations of each group; a package has a module for each group, of the same name.
@@ -40,7 +41,9 @@ DECODES = {
     "gated_delta": ("gated_delta",),
     "together": (),
 }
-# What `weft doctor` calls the packages.
+# Operations that have a C++ kernel for few rows, of any step.
+FEW_ROWS = ("embedding", "linear", "norm", "activation", "rotary")
+# The packages in words, for `weft doctor` and the log.
 TITLES = {
     "plain": "plain PyTorch",
     "cpu": "PyTorch, tuned for processors",
@@ -59,7 +62,7 @@ class Choice:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.group}: {TITLES[self.package]} ({self.reason})"
+        return f"{TITLES[self.package]} ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,13 @@ class Chosen:
 
     operations: Operations
     choices: tuple[Choice, ...]
+
+    def summary(self) -> list[str]:
+        """Return a line for each package that was chosen, with its groups and the reason."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for choice in self.choices:
+            groups.setdefault((choice.package, choice.reason), []).append(choice.group)
+        return [f"{TITLES[name]} ({why}): {', '.join(found)}" for (name, why), found in groups.items()]
 
     def all_by(self, package: str) -> bool:
         """Return whether one package computes everything."""
@@ -131,17 +141,27 @@ def choose(
 
 
 def choose_for_cpu(dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]]) -> Chosen:
-    reason = library.why_not(dtype)
-    if reason is None and not fits(MemorySpec(memories(everywhere("cpu")))):
-        reason = "some layer is larger than the C++ kernels have room for"
-    if reason is not None:
-        return chosen_everywhere("cpu", f"no C++: {reason}")
-    packages = {group: "native" if group in DECODES else "cpu" for group in GROUPS}
-    why = f"compiled by {library.find_compiler()}"
-    choices = tuple(
-        Choice(group, package, why if package == "native" else "cpu") for group, package in packages.items()
-    )
-    return Chosen(assemble(packages), choices)
+    spec = MemorySpec(memories(everywhere("cpu")))
+    missing = library.why_not(dtype)
+    choices = []
+    for group in GROUPS:
+        if group not in DECODES:
+            choices.append(Choice(group, "cpu", reason_on_cpu(group, missing)))
+            continue
+        reason = missing or declines_decodes(group, spec)
+        choices.append(
+            Choice(group, "native", f"compiled by {library.find_compiler()}")
+            if reason is None
+            else Choice(group, "cpu", f"no C++: {reason}")
+        )
+    return Chosen(assemble({choice.group: choice.package for choice in choices}), tuple(choices))
+
+
+def reason_on_cpu(group: str, missing: str | None) -> str:
+    """Return the reason for an operation that is not decided by the kind of a step. `missing`: why there is no C++."""
+    if group not in FEW_ROWS:
+        return "the device is a CPU"
+    return "C++ for few rows" if missing is None else f"no C++: {missing}"
 
 
 def chosen_everywhere(package: str, reason: str) -> Chosen:
@@ -160,7 +180,3 @@ def declines(device: str) -> str | None:
     if capability < LEAST_CAPABILITY:
         return f"the Triton kernels need compute capability {LEAST_CAPABILITY}, {device_name(device)} has {capability}"
     return None
-
-
-def device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else device

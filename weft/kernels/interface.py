@@ -256,7 +256,7 @@ class Operations(Protocol):
         """
 
     def experts(
-        self, x: Normed, routing: Routing, weights: ExpertWeights, shared: Shared | None = None
+        self, x: Normed, routing: Routing, layer: ExpertWeights, shared: Shared | None = None
     ) -> Float[Tensor, "tokens hidden"]:
         """Return the weighted sum of the chosen experts, and of a shared one if there is one."""
 

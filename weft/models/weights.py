@@ -132,7 +132,7 @@ def build(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device | 
     try:
         with defaults(dtype, device):
             model = family(config, dtype)
-    except (ModelError, torch.cuda.OutOfMemoryError):
+    except (ModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # sizes that are fine one by one and impossible together
         raise ModelError(f"config.json does not describe a {family.__name__}: {first_line(error)}") from error

@@ -67,6 +67,7 @@ class LLM:
         self.end_tokens = loaded.end_tokens
         self.suggested = loaded.suggested
         self.vocab_size = loaded.model.vocab_size
+        self.chosen = loaded.chosen
         runner = loaded.runner(options.threads, progress)
         self.engine = Engine(loaded.spec, runner, self.config, loaded.grammars(warm=False))
         self._stopped: str | None = None

@@ -21,10 +21,10 @@ __all__ = ["experts", "route_sigmoid", "route_softmax", "route_top"]
 
 
 def experts(
-    x: Normed, routing: Routing, weights: ExpertWeights, shared: Shared | None = None
+    x: Normed, routing: Routing, layer: ExpertWeights, shared: Shared | None = None
 ) -> Float[Tensor, "tokens hidden"]:
     assert isinstance(x, Tensor)
-    routed = routed_sum(x, routing, weights)
+    routed = routed_sum(x, routing, layer)
     if shared is None:
         return routed
     alone = linear(gated_product(shared.gate, shared.up, F.silu), shared.second)

@@ -1,20 +1,30 @@
-"""Sizes that the kernels' buffers have room for (C++ has the same), and which models keep to them."""
+"""Sizes that the kernels' buffers have room for (C++ has the same), and which layers keep to them."""
 
 from __future__ import annotations
 
-from weft.memory.spec import AttentionMemory, Memory, MemorySpec
+from weft.memory.spec import AttentionMemory, MemorySpec, RecurrentMemory
 
 # Of a cell; of a head's keys, values and states; taps of a convolution.
 MOST_TOKENS, MOST_SIZE, MOST_WIDTH = 256, 512, 8
 
 
-def fits(spec: MemorySpec) -> bool:
-    return spec.cell <= MOST_TOKENS and all(map(_fits, spec.memories))
+def declines(group: str, spec: MemorySpec) -> str | None:
+    """Return why a group of operations has no C++ kernels for a model with this memory; None if it has."""
+    if spec.cell > MOST_TOKENS:
+        return f"cells of {spec.cell} tokens, at most {MOST_TOKENS} are supported"
+    if group == "attention":
+        sizes = [memory.head_dim for memory in spec.memories if isinstance(memory, AttentionMemory)]
+        return too_large("attention heads", sizes, MOST_SIZE)
+    recurrent = [memory for memory in spec.memories if isinstance(memory, RecurrentMemory)]
+    if group == "causal_conv":
+        return too_large("convolutions", [memory.conv_width for memory in recurrent], MOST_WIDTH)
+    if group in ("ssd", "gated_delta"):
+        # What lies head by head in tails.
+        sizes = [part.shape[-1] for memory in recurrent for part in memory.tail if len(part.shape) == 2]
+        return too_large("heads or states of recurrent layers", sizes, MOST_SIZE)
+    return None
 
 
-def _fits(memory: Memory) -> bool:
-    if isinstance(memory, AttentionMemory):
-        return memory.head_dim <= MOST_SIZE
-    # What lies head by head in tails; a convolution may have any number of channels.
-    sizes = [part.shape[-1] for part in memory.tail if len(part.shape) == 2]
-    return memory.conv_width <= MOST_WIDTH and max(sizes, default=0) <= MOST_SIZE
+def too_large(what: str, sizes: list[int], most: int) -> str | None:
+    largest = max(sizes, default=0)
+    return f"{what} of {largest}, at most {most} are supported" if largest > most else None

@@ -42,7 +42,7 @@ def unpack_bits(packed: UInt8[Tensor, "masked bytes"], count: int) -> Bool[Tenso
 def draw(logits: Float[Tensor, "draws vocab"], draws: Draws) -> Int[Tensor, " draws"]:
     """Draw by the inverse of the cumulative distribution, from what min-p, then top-k, then top-p keep."""
     scaled = (logits - logits.amax(-1, keepdim=True)) / draws.temperature[:, None]
-    falling = scaled.sort(-1, descending=True).values
+    falling = scaled.sort(dim=-1, descending=True).values
     mass = falling.softmax(-1).cumsum(-1, dtype=torch.float64)
     # Each of the three keeps a beginning of the vocabulary in falling order, so one count says what all of them keep.
     count = torch.minimum(draws.top_k[:, None], (falling >= draws.log_min_p[:, None]).sum(-1, keepdim=True))
@@ -64,5 +64,5 @@ def score(
 ) -> tuple[Float[Tensor, " n"], Int[Tensor, "n top"], Float[Tensor, "n top"]]:
     logprobs = logits.float().log_softmax(-1)
     # A stable sort: of equals the first comes first, so that the answer does not depend on `top`.
-    likely = logprobs.sort(-1, descending=True, stable=True).indices[:, :top]
+    likely = logprobs.sort(dim=-1, descending=True, stable=True).indices[:, :top]
     return logprobs.gather(-1, chosen[:, None].long()).squeeze(-1), likely, logprobs.gather(-1, likely)
