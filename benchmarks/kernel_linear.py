@@ -24,8 +24,9 @@ from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
 from weft.kernels.cuda.activation import activate
+from weft.kernels.cuda.gpus import gpu_of
 from weft.kernels.cuda.linear import product, suits
-from weft.kernels.cuda.linear_few import Cut, cut, few_rows, is_roomy, rows_compiled
+from weft.kernels.cuda.linear_few import Cut, cut, few_rows, rows_compiled
 from weft.kernels.cuda.linear_one import blocks, one_row
 from weft.kernels.cuda.vectors import LOADS, Vectors
 
@@ -145,7 +146,7 @@ def try_cuts(name: str, layer: Layer, weights: Sequence[Tensor], rows: int) -> N
     if rows == 1:
         usual, others = blocks(layer.outputs // layer.parts, layer.inputs, layer.parts), vectors(layer)
     else:
-        usual = cut(rows, layer.outputs, layer.inputs, is_roomy(x.device))
+        usual = cut(rows, layer.outputs, layer.inputs, gpu_of(x.device))
         others = cuts(rows, layer.outputs, layer.inputs)
     ways: dict[Cut | Vectors | str, Callable[..., Any]] = {"cuBLAS": layer.multiply_by_cublas}
     ways |= {by: partial(layer.multiply_by, by) for by in (usual, *others)}

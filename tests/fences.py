@@ -119,8 +119,17 @@ def heavy_imports(modules: dict[str, str]) -> list[str]:
 
 
 # What only the packages behind the boundary may ask: where a tensor lies, and who could compute with it.
-DEVICE_QUESTIONS = {"is_cuda", "is_cpu", "is_mkldnn", "device", "lanes", "native", "available", "get_default_device"}
-BACKENDS = ("weft.kernels.cuda", "weft.kernels.native")
+DEVICE_QUESTIONS = {
+    "is_cuda",
+    "is_cpu",
+    "is_mkldnn",
+    "device",
+    "cuda",
+    "available",
+    "is_available",
+    "get_default_device",
+}
+BACKENDS = ("weft.kernels.cuda", "weft.kernels.native", "weft.kernels.cpu", "weft.kernels.plain")
 
 
 def device_questions(modules: dict[str, str]) -> list[str]:
@@ -136,6 +145,43 @@ def device_questions(modules: dict[str, str]) -> list[str]:
             if asked in DEVICE_QUESTIONS and ast.unparse(node) != "torch.device":
                 complaints.append(f"{module}:{node.lineno} asks {ast.unparse(node)}")
     return complaints
+
+
+def import_circles(modules: dict[str, str]) -> list[list[str]]:
+    """Modules that import each other, directly or through others, wherever in them they do. Each circle once."""
+    known = set(modules)
+    graph = {name: sorted(imports(text) & known - {name}) for name, text in modules.items()}
+    # A package's own __init__ is imported with each of its modules, and says nothing of direction.
+    for name, found in graph.items():
+        graph[name] = [other for other in found if not name.startswith(other + ".")]
+    return [sorted(circle) for circle in strongly_connected(graph) if len(circle) > 1]
+
+
+def strongly_connected(graph: dict[str, list[str]]) -> list[list[str]]:
+    """Tarjan's algorithm."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in graph[node]:
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            component = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            found.append(component)
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found
 
 
 def words_away_from_home(modules: dict[str, str]) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,12 +12,15 @@ import torch.nn.functional as F
 from tests.compiled import assert_compiles
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cuda import linear_some
+from weft.kernels.cuda.gpus import H200, described, gpu_of
 from weft.kernels.cuda.linear import product, suits
 from weft.kernels.cuda.linear_few import Cut, counters, cut, few_rows
 from weft.kernels.cuda.linear_one import USUAL_LOADS, blocks, one_row
 from weft.kernels.cuda.linear_some import are_some, can_describe, some_rows
 from weft.kernels.cuda.vectors import LOADS, Vectors
 
+# A GPU without the shared memory of a Hopper one.
+SMALL = replace(H200, shared_memory=100 << 10)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -106,7 +112,7 @@ def test_products_are_cut_so_that_the_memory_is_kept_busy():
         for rows in (2, 32):
             chosen = cut(rows, outputs, 4096)
             assert -(-outputs // chosen.width) * chosen.shares >= min(88, -(-outputs // 64) * 8)
-            assert cut(rows, outputs, 4096, roomy=False).width == 64
+            assert cut(rows, outputs, 4096, SMALL).width == 64
 
 
 def test_wide_programs_give_the_plain_product():
@@ -231,7 +237,7 @@ def test_some_rows_suit_where_most_multiprocessors_have_a_program(monkeypatch):
     shifted = torch.zeros(128 * 64 + 1, dtype=torch.bfloat16)[1:].view(128, 64)
     assert not are_some(shifted, weight), "the first line does not begin where it should"
     assert not are_some(torch.zeros(64, 128, dtype=torch.bfloat16).t(), weight), "lines lie across"
-    monkeypatch.setattr(linear_some, "is_roomy", lambda device: False)
+    monkeypatch.setattr(linear_some, "gpu_of", lambda device: SMALL)
     assert not are_some(x, weight)
 
 
@@ -280,3 +286,16 @@ def launch_some_rows() -> None:
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_few_rows)
     assert_compiles(launch_one_row, launch_some_rows, in_registers=True)
+
+
+# GPUs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_was_never_measured_is_what_it_says_of_itself():
+    older = described(SimpleNamespace(major=8, minor=9, multi_processor_count=76, shared_memory_per_block_optin=101376))
+    assert (older.multiprocessors, older.is_roomy, older.starts_early) == (76, False, False)
+    newer = described(
+        SimpleNamespace(major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=232448)
+    )
+    assert newer == H200
+    assert gpu_of(torch.device("cpu")).multiprocessors == H200.multiprocessors

@@ -168,7 +168,8 @@ def test_indices_of_32_bits_ban_penalise_and_bias_as_well():
     chosen = []
     for widen in (True, False):
         choices = draft.finish(upload(dict(draft.arrays()), DEVICE, widen))
-        chosen.append(sampler.sample(logits.to(DEVICE), choices, torch.tensor([4, 4, 4]).to(DEVICE)).tolist())
+        found = sampler.sample(logits.to(DEVICE), choices, torch.tensor([4, 4, 4]).to(DEVICE), GPU)
+        chosen.append(found.tolist())
     assert chosen[0] == chosen[1]
     assert chosen[0][1] in (0, 2)
 

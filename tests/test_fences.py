@@ -79,13 +79,27 @@ def test_words_of_recurrent_layers_stay_home():
 
 
 # Each with its reason; everything else that a model says holds on any device.
-MAY_ASK_FOR_DEVICES = {"weft.models.dummy": "random weights are drawn where they lie"}
+# Where hardware is at home: operations, the memory of a device, and the runner that records steps of a GPU.
+HARDWARE = ("weft.kernels", "weft.memory.device", "weft.runner.cuda")
+# What else reads a name that looks like a question to a device, and why it is none.
+NO_QUESTIONS = {
+    "weft.base.options": "the name of a device, by which defaults are looked up",
+    "weft.loading": "the name of a device, which is handed on",
+    "weft.models.dummy": "random weights are drawn where they lie",
+    "weft.runner.runner": "where a step is uploaded to",
+}
 
 
-def test_models_say_what_is_computed_and_never_where():
-    models = {module: text for module, text in WEFT.items() if fences.within(module, "weft.models")}
-    asking = {complaint.split(":")[0] for complaint in fences.device_questions(models)}
-    assert asking == set(MAY_ASK_FOR_DEVICES)
+def test_only_hardwares_home_asks_which_device_it_is_on():
+    others = {m: text for m, text in WEFT.items() if not any(fences.within(m, home) for home in HARDWARE)}
+    asking = {complaint.split(":")[0].split(" ")[0] for complaint in fences.device_questions(others)}
+    assert asking == set(NO_QUESTIONS)
+
+
+def test_no_module_imports_itself_by_a_detour():
+    assert fences.import_circles(WEFT) == []
+    one, other = "from weft.memory.b import x", "import weft.memory.a"
+    assert fences.import_circles({"weft.memory.a": one, "weft.memory.b": other}) == [["weft.memory.a", "weft.memory.b"]]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +107,7 @@ def test_models_say_what_is_computed_and_never_where():
     [
         "if x.is_cuda: pass",
         "y = x.to(weight.device)",
-        "if batch.lanes is not None: pass",
+        "free = torch.cuda.mem_get_info()[0]",
         "def late():\n    from weft.kernels.cuda import moe",
         "from weft.kernels.native import library",
         "if library.available(): pass",

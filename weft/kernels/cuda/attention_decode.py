@@ -9,7 +9,6 @@ Neither writes pages.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.cuda.gpus import INTERPRETED, gpu_of
 from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.interface import Batch, PageList
@@ -58,10 +58,10 @@ def share_out(multiprocessors: int, kv_heads: int) -> Sharing:
     return Sharing(max(1, multiprocessors * AT_ONCE // kv_heads), 1)
 
 
-@cache
 def multiprocessors_of(device: torch.device) -> int:
-    """The interpreter works as if it had a few."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+    """Return how many programs run side by side; the interpreter works as if it had a few."""
+    gpu = gpu_of(device)
+    return 3 if gpu is INTERPRETED else gpu.multiprocessors
 
 
 def attend_decodes(

@@ -16,7 +16,8 @@ from torch import Tensor
 from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
 from weft.kernels.cuda.gated_delta_walk import walk_cells
-from weft.kernels.cuda.launching import MULTIPROCESSORS, power_of_two
+from weft.kernels.cuda.gpus import gpu_of
+from weft.kernels.cuda.launching import power_of_two
 from weft.kernels.cuda.overlap import early
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import DeltaInputs, DeltaShape, conv_parts, delta_state
@@ -143,7 +144,7 @@ def extend_choices(inputs: DeltaInputs, batch: Batch) -> tuple[Choice, Choice]:
     programs = (batch.rows - batch.decodes) * heads * -(-value_dim // WALK.values)
     # Three loads of wider keys do not fit into the shared memory of a multiprocessor.
     is_wide = inputs.k.shape[2] > WIDE_KEYS
-    return SOLVE, WALK if is_wide or programs > MULTIPROCESSORS else WALK_FEW
+    return SOLVE, WALK if is_wide or programs > gpu_of(inputs.v.device).multiprocessors else WALK_FEW
 
 
 def launch_extend(

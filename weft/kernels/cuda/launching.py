@@ -22,8 +22,6 @@ KNOWN = ("3.6.", "3.7.")
 # Marks in a key. Triton asks whether addresses and integers are multiples of 16, and whether an integer is 1.
 UNALIGNED, ONE, MULTIPLE, OTHER = "unaligned", "one", "multiple", "other"
 LEAST, MOST = -(1 << 31), (1 << 31) - 1
-# Of an H200, for which launches are cut.
-MULTIPROCESSORS = 132
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:

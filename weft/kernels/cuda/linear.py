@@ -12,7 +12,8 @@ from torch import Tensor
 
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cuda.activation import activate, gated_product
-from weft.kernels.cuda.linear_few import MOST_ROWS, are_few, few_rows, is_roomy
+from weft.kernels.cuda.gpus import gpu_of
+from weft.kernels.cuda.linear_few import MOST_ROWS, are_few, few_rows
 from weft.kernels.cuda.linear_one import one_row
 from weft.kernels.cuda.linear_some import are_some, some_rows
 from weft.kernels.cuda.stream import LazyNorm
@@ -81,7 +82,7 @@ def suits(
         return activated and are_some(x, weight)
     if len(x) == 1:
         return len(weight) <= MANY_OF_ONE
-    return len(weight) <= (MANY_OUTPUTS if len(x) <= 16 or is_roomy(x.device) else MANY_ELSEWHERE)
+    return len(weight) <= (MANY_OUTPUTS if len(x) <= 16 or gpu_of(x.device).is_roomy else MANY_ELSEWHERE)
 
 
 def product(

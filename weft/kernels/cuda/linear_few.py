@@ -15,21 +15,20 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.launching import MULTIPROCESSORS, jit
+from weft.kernels.cuda.gpus import H200, Gpu, gpu_of
+from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, on_branch, wait
 
 # Measured on an H200: up to so many rows faster than the library.
 MOST_ROWS = 32
-# Of a program, in bytes: what the cuts for a Hopper GPU need.
-SHARED_MEMORY = 208 << 10
 OUTPUTS = 64
 INPUTS = 128
 # Programs that keep the memory busy, by rows up to so many.
 PROGRAMS = {16: 128, 32: 88}
 # Of so many outputs, with more than 16 rows, programs that take twice as many, and so read the inputs half as often,
 # are hardly fewer than there are multiprocessors.
-WIDE = range(100 * 128, MULTIPROCESSORS * 128 + 1)
+WIDE, LEAST_WIDE = 128, 100 * 128
 # More outputs than any layer has, by blocks.
 COUNTERS = 1 << 16
 
@@ -44,7 +43,7 @@ class Cut(NamedTuple):
     stages: int
 
 
-def cut(rows: int, outputs: int, inputs: int, roomy: bool = True) -> Cut:
+def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
     """What was fastest in whole steps; products alone, one after another, would choose otherwise.
 
     >>> cut(2, 8728, 3072), cut(2, 24576, 3072)
@@ -54,22 +53,22 @@ def cut(rows: int, outputs: int, inputs: int, roomy: bool = True) -> Cut:
     >>> cut(32, 15680, 4480)
     Cut(width=128, shares=1, inputs=128, warps=8, stages=4)
     """
-    if is_wide(rows, outputs, roomy):
+    if is_wide(rows, outputs, gpu):
         return Cut(2 * OUTPUTS, 1, INPUTS, 8, 4)
     compiled, blocks = rows_compiled(rows), -(-outputs // OUTPUTS)
     shares = shares_of(blocks, inputs, PROGRAMS[compiled])
     programs = blocks * shares
-    if not roomy:
+    if not gpu.is_roomy:
         return Cut(OUTPUTS, shares, INPUTS // 2, 4, 3)
     if compiled == 16:
         # Fewer programs have to read further ahead.
         return Cut(OUTPUTS, shares, INPUTS, 4, 4 if programs <= 256 else 3)
     # A program for each multiprocessor, or three with half the shared memory.
-    return Cut(OUTPUTS, shares, INPUTS if programs <= MULTIPROCESSORS else INPUTS // 2, 4, 5)
+    return Cut(OUTPUTS, shares, INPUTS if programs <= gpu.multiprocessors else INPUTS // 2, 4, 5)
 
 
-def is_wide(rows: int, outputs: int, roomy: bool) -> bool:
-    return roomy and rows_compiled(rows) > 16 and outputs in WIDE
+def is_wide(rows: int, outputs: int, gpu: Gpu) -> bool:
+    return gpu.is_roomy and rows_compiled(rows) > 16 and LEAST_WIDE <= outputs <= gpu.multiprocessors * WIDE
 
 
 def are_few(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
@@ -94,7 +93,7 @@ def few_rows(
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
-    width, shares, step, warps, stages = by or cut(rows, outputs, inputs, is_roomy(x.device))
+    width, shares, step, warps, stages = by or cut(rows, outputs, inputs, gpu_of(x.device))
     blocks = -(-results // (width // parts))
     share = -(-inputs // (shares * step)) * step
     summed = summed or shares == 1
@@ -109,14 +108,6 @@ def few_rows(
     result = y if summed else found
     assert result is not None
     return result
-
-
-@lru_cache
-def is_roomy(device: torch.device) -> bool:
-    """Whether it has the shared memory of a Hopper GPU; the interpreter works as if it had."""
-    if device.type == "cpu":
-        return True
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= SHARED_MEMORY
 
 
 def rows_compiled(rows: int) -> int:

@@ -13,8 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from weft.kernels.cuda.launching import MULTIPROCESSORS
-from weft.kernels.cuda.linear_few import is_roomy
+from weft.kernels.cuda.gpus import gpu_of
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, is_able, wait
 
@@ -22,7 +21,7 @@ from weft.kernels.cuda.overlap import early, is_able, wait
 # outputs, and most multiprocessors one program.
 ROWS = range(33, 129)
 WIDTH = 128
-OUTPUTS = range(100 * WIDTH, MULTIPROCESSORS * WIDTH + 1)
+LEAST_OUTPUTS = 100 * WIDTH
 # That a program multiplies at a time, and how many such steps ahead it reads.
 INPUTS = 64
 STAGES = 5
@@ -33,8 +32,9 @@ ALIGNMENT = 16
 def are_some(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
     """Whether `some_rows` is the faster way. Known without asking the device."""
     half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
-    some = x.ndim == 2 and len(x) in ROWS and len(weight) in OUTPUTS
-    able = is_able(x.device) and is_roomy(x.device)
+    gpu = gpu_of(x.device)
+    some = x.ndim == 2 and len(x) in ROWS and LEAST_OUTPUTS <= len(weight) <= gpu.multiprocessors * WIDTH
+    able = is_able(x.device) and gpu.is_roomy
     return half and some and able and can_describe(x, weight)
 
 

@@ -20,14 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-HOPPER = (9, 0)
+from weft.kernels.cuda.gpus import gpu_of
+
 EARLY = {"EARLY": True, "launch_pdl": True}
 NOT_EARLY = {"EARLY": False}
 
 
-@cache
 def is_able(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER
+    return gpu_of(device).starts_early
 
 
 def early(x: Tensor, wanted: bool = True) -> dict[str, Any]:
