@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, matrix_rate, recorded, seconds_of
+from tests.operations import GPU
 from tests.plans import Row, make_plan
 from weft.kernels.cuda import attention, flashinfer
 from weft.kernels.cuda.attention_decode import Launch, attend_decodes
@@ -55,7 +56,7 @@ class Scene:
         ]
         spec = MemorySpec((AttentionMemory(self.kv_heads, self.head_dim, "bfloat16", self.window),))
         board = torch.zeros(1, dtype=torch.int64, device="cuda")
-        self.batch: Batch = build_batch(make_plan(rows), spec, board, "cuda", lanes=True)
+        self.batch: Batch = build_batch(make_plan(rows), spec, board, "cuda", GPU)
         shape = (sum(counts), 2 * self.layers, CELL, self.kv_heads, self.head_dim)
         self.store = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
         tokens = sum(end - start for start, end in self.rows)
@@ -67,7 +68,7 @@ class Scene:
 
     @property
     def listed(self) -> PageList:
-        return self.batch.lanes.full if self.window is None else self.batch.lanes.windowed
+        return self.batch.pages(self.window)
 
     def view(self, layer: int = 0) -> AttentionView:
         return AttentionView(self.store[:, 2 * layer], self.store[:, 2 * layer + 1], self.window)
@@ -77,7 +78,7 @@ class Scene:
 
     def attend_with_triton(self) -> Tensor:
         out = torch.empty_like(self.q)
-        attend_pieces(self.q, out, self.batch.lanes, self.listed, self.view(), self.scale, None, None)
+        attend_pieces(self.q, out, self.batch, self.listed, self.view(), self.scale, None, None)
         return out
 
     @property
@@ -168,9 +169,9 @@ def cases() -> Iterator[tuple[str, Call, float, dict[str, Call]]]:
 def tune_decode(scene: Scene, launches: list[Launch]) -> list[tuple[float, Launch]]:
     """Seconds of each, best first; those that do not compile are left out."""
     found = []
-    out, lanes, listed, view = torch.empty_like(scene.q), scene.batch.lanes, scene.listed, scene.view()
+    out, batch, listed, view = torch.empty_like(scene.q), scene.batch, scene.listed, scene.view()
     for launch in launches:
-        call = partial(attend_decodes, scene.q, out, lanes, listed, view, scene.scale, None, None, launch=launch)
+        call = partial(attend_decodes, scene.q, out, batch, listed, view, scene.scale, None, None, launch=launch)
         try:
             found.append((seconds_of(recorded(call), repeats=9), launch))
         except Exception as error:  # too much shared memory, mostly
@@ -180,9 +181,9 @@ def tune_decode(scene: Scene, launches: list[Launch]) -> list[tuple[float, Launc
 
 def tune_prefill(scene: Scene, launches: list[BlockLaunch]) -> list[tuple[float, BlockLaunch]]:
     found = []
-    out, lanes, listed, view = torch.empty_like(scene.q), scene.batch.lanes, scene.listed, scene.view()
+    out, batch, listed, view = torch.empty_like(scene.q), scene.batch, scene.listed, scene.view()
     for launch in launches:
-        call = partial(attend_pieces, scene.q, out, lanes, listed, view, scene.scale, None, None, launch=launch)
+        call = partial(attend_pieces, scene.q, out, batch, listed, view, scene.scale, None, None, launch=launch)
         try:
             found.append((seconds_of(recorded(call), repeats=7), launch))
         except Exception as error:  # too much shared memory, mostly

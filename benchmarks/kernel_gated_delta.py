@@ -21,10 +21,11 @@ import triton.language as tl
 from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
-from tests.operations import gated_delta_memory, projected_gated_delta
+from tests.operations import GPU, gated_delta_memory, projected_gated_delta
 from tests.plans import Capture, Row, make_plan
-from weft.kernels.cuda.gated_delta import SOLVE, WALK, Choice, Inputs, launch_decode, launch_extend
+from weft.kernels.cuda.gated_delta import SOLVE, WALK, Choice, launch_decode, launch_extend
 from weft.kernels.interface import Batch
+from weft.kernels.recurrent import DeltaInputs
 from weft.memory.device.store import RecurrentView, Store
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch
@@ -44,7 +45,7 @@ class Layer:
 
     def __init__(self, rows: Sequence[Row], captures: Sequence[Capture] = ()) -> None:
         torch.manual_seed(0)
-        memory = gated_delta_memory(KEY_HEADS, DIM, VALUE_HEADS, DIM, 2 * KEYS + VALUES, 4, "bfloat16", lanes=True)
+        memory = gated_delta_memory(KEY_HEADS, DIM, VALUE_HEADS, DIM, 2 * KEYS + VALUES, 4, "bfloat16", by=GPU)
         spec = MemorySpec((memory,))
         slots = 1 + max(*(row.read_slot for row in rows), *(capture.slot for capture in captures), 0)
         states, tails = Store(spec, slots * spec.state_bytes, "cuda"), Store(spec, len(rows) * spec.tail_bytes, "cuda")
@@ -55,12 +56,12 @@ class Layer:
         self.view.tail["decay"].copy_(-torch.arange(64, device="cuda")[:, None] * 0.1)
         board = torch.zeros(1, dtype=torch.int64, device="cuda")
         self.rows = rows
-        self.batch: Batch = build_batch(make_plan(rows, captures), spec, board, "cuda", lanes=True)
+        self.batch: Batch = build_batch(make_plan(rows, captures), spec, board, "cuda", GPU)
         tokens = self.batch.tokens
         mixed = torch.randn(tokens, 2 * KEYS + VALUES, device="cuda", dtype=torch.bfloat16)
         query, key, value = mixed.split_with_sizes([KEYS, KEYS, VALUES], -1)
         gates = torch.randn(tokens, 2 * VALUE_HEADS, device="cuda", dtype=torch.bfloat16)
-        self.inputs = Inputs(
+        self.inputs = DeltaInputs(
             query.view(tokens, KEY_HEADS, DIM),
             key.view(tokens, KEY_HEADS, DIM),
             value.view(tokens, VALUE_HEADS, DIM),
@@ -102,7 +103,7 @@ def cases() -> Iterator[Case]:
         yield f"decode, {rows} rows, {LAYERS} layers", one_after_another(layers), LAYERS * rows * STATE_BYTES, peers
     for lengths in ((5461, 6000, 4923), (8192,), (16384,)):
         layer = prefill_layer(lengths)
-        states = len(lengths) + int((layer.batch.lanes.piece_slot >= 0).sum())
+        states = len(lengths) + int((layer.batch.piece_slot >= 0).sum())
         floor = sum(lengths) * TOKEN_BYTES + states * STATE_BYTES
         fla = flash_linear_attention(layer)
         name = "prefill, " + " + ".join(map(str, lengths)) + " tokens"
@@ -139,13 +140,13 @@ IN_PLACE = (64, 4)
 
 def in_place(layer: Layer, choice: tuple[int, int] = IN_PLACE) -> Callable[[], Tensor]:
     """A decode as engines with mutable states do it, on states of its own that lie side by side."""
-    inputs, lanes, (columns, warps) = layer.inputs, layer.batch.lanes, choice
-    state = torch.randn(lanes.rows, VALUE_HEADS, DIM, DIM, device="cuda") * 0.1
-    slots = torch.randperm(lanes.rows, device="cuda").int()
+    inputs, batch, (columns, warps) = layer.inputs, layer.batch, choice
+    state = torch.randn(batch.rows, VALUE_HEADS, DIM, DIM, device="cuda") * 0.1
+    slots = torch.randperm(batch.rows, device="cuda").int()
 
     def call() -> Tensor:
         y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device="cuda")
-        update_in_place[(DIM // columns, VALUE_HEADS, lanes.rows)](
+        update_in_place[(DIM // columns, VALUE_HEADS, batch.rows)](
             inputs.q, inputs.k, inputs.q.stride(0), inputs.v, inputs.v.stride(0), inputs.step, inputs.strength,
             inputs.step.stride(0), inputs.rates, inputs.bias, y, state, slots,
             HEADS=VALUE_HEADS, SHARED=VALUE_HEADS // KEY_HEADS, DIM=DIM, COLUMNS=columns, num_warps=warps,
@@ -163,7 +164,7 @@ def flash_linear_attention(layer: Layer) -> Callable[[], Any] | None:
         return None
     inputs = layer.inputs
     packed = [x.contiguous()[None] for x in (inputs.q, inputs.k, inputs.v, inputs.step, inputs.strength)]
-    bounds = layer.batch.lanes.host_first.long()
+    bounds = layer.batch.host_first.long()
     bounds_here = bounds.cuda()
     state = layer.view.state["delta"][: len(layer.rows)].contiguous()
     logarithm = (-inputs.rates).log()
@@ -210,7 +211,7 @@ def flashinfer(layer: Layer) -> dict[str, Callable[[], Any]]:
         return {}
     if not gen_gdn_prefill_sm90_module().is_compiled:
         return {}
-    inputs, bounds = layer.inputs, layer.batch.lanes.host_first.long().cuda()
+    inputs, bounds = layer.inputs, layer.batch.host_first.long().cuda()
     values, tokens = inputs.v.contiguous(), len(inputs.v)
     unit_q, unit_k = torch.empty(2, *inputs.k.shape, dtype=values.dtype, device="cuda")
     alpha, beta = torch.empty(2, tokens, VALUE_HEADS, device="cuda")
@@ -254,7 +255,7 @@ def tune_decode(choices: Sequence[Choice], batches: Sequence[int]) -> None:
         floor = rows * STATE_BYTES / copy_bandwidth() * 1e6
         show(
             f"decode, {rows} rows, floor {floor:.1f}",
-            {c: timed(partial(launch_decode, layer.inputs, layer.batch.lanes, layer.view, y, c)) for c in choices},
+            {c: timed(partial(launch_decode, layer.inputs, layer.batch, layer.view, y, c)) for c in choices},
         )
         show("  in place", {c: timed(in_place(layer, c)) for c in itertools.product((32, 64, 128), (2, 4, 8))})
 
@@ -264,7 +265,7 @@ def tune_prefill(choices: Sequence[tuple[Choice, Choice]], lengths: Sequence[int
     y = torch.empty(layer.inputs.v.shape, dtype=torch.bfloat16, device="cuda")
     show(
         f"prefill, rows of {tuple(lengths)}: solve, walk",
-        {c: timed(partial(launch_extend, layer.inputs, layer.batch.lanes, layer.view, y, *c)) for c in choices},
+        {c: timed(partial(launch_extend, layer.inputs, layer.batch, layer.view, y, *c)) for c in choices},
     )
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, recorded, seconds_of
-from weft.kernels.cpu.moe import experts, route_top
+from tests.operations import GPU, experts
 from weft.kernels.cuda.moe_choices import WHOLE_TOKENS, Tiles, tiles, vectors
 from weft.kernels.cuda.moe_few import few_experts
 from weft.kernels.cuda.moe_some import some_experts
@@ -63,12 +63,12 @@ class Mixture:
     k: int
 
     def inputs(self) -> tuple[Any, ...]:
-        routing = route_top(self.logits, self.k)
+        routing = GPU.route_top(self.logits, self.k)
         return self.x, *routing, self.first, self.second, self.activation, *self.biases
 
     def floor_bytes(self, sizes: Sizes) -> float:
         """The weights of every chosen expert once, the rows in and out."""
-        chosen = len(route_top(self.logits, self.k)[1].unique())
+        chosen = len(GPU.route_top(self.logits, self.k)[1].unique())
         return chosen * sizes.expert_bytes + 2 * self.x.nbytes
 
 
@@ -78,7 +78,7 @@ def cases() -> Iterator[Case]:
         for tokens in TOKENS:
             mixture = mixture_of(sizes, tokens, *weights)
             peers = {"torch grouped": lambda mixture=mixture: sorted_by_torch(mixture)}
-            call = lambda mixture=mixture: experts(*mixture.inputs())  # noqa: E731
+            call = lambda mixture=mixture: experts(*mixture.inputs(), by=GPU)  # noqa: E731
             yield f"{name}, {tokens} tokens, routing too", call, mixture.floor_bytes(sizes), peers
 
 

@@ -16,12 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, recorded, seconds_of
-from tests.operations import causal_conv, gated_short_conv
-from weft.kernels.cpu.norm import gated_rms_norm, rms_norm_heads
-from weft.kernels.cpu.norm import join as add_and_norm
-from weft.kernels.cpu.rotary import rotate
+from tests.operations import GPU, causal_conv, gated_short_conv
 from weft.kernels.interface import Batch, PageList
-from weft.kernels.interface import Batch as Lanes
+from weft.kernels.plain.norm import rms_norm as rms_norm_heads
+from weft.kernels.plain.rotary import rotate
 from weft.kernels.recurrent import short_conv_memory
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Change
@@ -68,17 +66,15 @@ def batch_of(tokens: int) -> Batch:
     positions = torch.full_like(every[1:], start) if decode else start + every[:-1]
     pages = every[:-1] if decode else every[:-1] // CELL
     listed = PageList(pages, first, first, pages, first.cpu(), first.cpu())
-    lanes = Lanes(
-        rows=rows, decodes=rows if decode else 0, pieces=pieces, most_pieces=pieces, longest=tokens // rows,
-        farthest=start + tokens // rows, start=torch.full((rows,), start, dtype=torch.int32, device=DEVICE),
+    return Batch(
+        operations=GPU, tokens=tokens, rows=rows, decodes=rows if decode else 0, pieces=pieces, most_pieces=pieces,
+        longest=tokens // rows, farthest=start + tokens // rows, cell=CELL, token_ids=positions, positions=positions,
+        start=torch.full((rows,), start, dtype=torch.int32, device=DEVICE),
         first=first, slot=every[:rows], tail=every[:rows], closing=torch.full_like(every[:rows], -1),
         piece_row=torch.zeros_like(every[:pieces]), piece_position=start + every[:pieces] * CELL,
         piece_slot=torch.full_like(every[:pieces], -1), first_piece=ints(0, pieces), full=listed, windowed=None,
-        host_start=first.cpu(), host_first=first.cpu(),
+        host_start=first.cpu(), host_first=first.cpu(), host=None,
     )  # fmt: skip
-    nothing = dict.fromkeys(("start", "end", "full", "windowed", "decodes", "convolution"))
-    empty = dict.fromkeys(("host_start", "host_end", "host_first", "groups"), ())
-    return Batch(tokens, rows, lanes.decodes, positions, positions, lanes=lanes, **nothing, **empty)  # type: ignore
 
 
 def conv(tokens: int, channels: int, width: int, gated: bool) -> Case:
@@ -111,12 +107,14 @@ def conv(tokens: int, channels: int, width: int, gated: bool) -> Case:
 
 
 def norm(tokens: int, size: int) -> Case:
+    from weft.kernels.cuda.norm import join
+
     x, change, weight = random(tokens, size), random(tokens, size), random(size)
 
     def plain() -> Tensor:
         return F.rms_norm(x + change, (size,), weight, EPS)
 
-    call: Call = lambda: add_and_norm(x, [Change(change)], weight, EPS)  # noqa: E731
+    call: Call = lambda: join(x, [Change(change)], weight, EPS)  # noqa: E731
     return f"addition and norm, {tokens} x {size}", call, 4 * tokens * size * ITEM, {"torch": plain}
 
 
@@ -131,7 +129,7 @@ def gated_norm(tokens: int, shape: tuple[int, ...], groups: int, gate_first: boo
         y = F.rms_norm(parts, parts.shape[-1:], None, EPS).flatten(-2) * weight
         return y if gate_first else y * F.silu(gate)
 
-    call: Call = lambda: gated_rms_norm(x, gate, weight, EPS, groups, gate_first)  # noqa: E731
+    call: Call = lambda: GPU.gated_rms_norm(x, gate, weight, EPS, groups, gate_first, None)  # noqa: E731
     name = f"gated norm, {tokens} x {' x '.join(map(str, shape))}"
     return name, call, 3 * x.numel() * ITEM, {"torch": plain}
 
@@ -152,7 +150,7 @@ def rotation(tokens: int, heads: int, kv_heads: int, head_dim: int, normed: bool
     def plain() -> Tensor:
         both = projected[:, : heads + kv_heads]
         both = rotate(both if weight is None else rms_norm_heads(both, weight, EPS), turn)
-        page = batch.lanes.full.write_page  # type: ignore[union-attr]
+        page = batch.pages(None).write_page
         view.keys[page, place] = both[:, heads:]
         view.values[page, place] = projected[:, heads + kv_heads :]
         return both[:, :heads]
@@ -163,19 +161,17 @@ def rotation(tokens: int, heads: int, kv_heads: int, head_dim: int, normed: bool
 
 
 def activation(tokens: int, size: int) -> Case:
-    from weft.kernels.cpu.activation import gated_product
-
     gate, up = random(tokens, 2 * size).chunk(2, -1)
-    call: Call = lambda: gated_product(gate, up, F.silu)  # noqa: E731
+    call: Call = lambda: GPU.gated_product(gate, up, F.silu)  # noqa: E731
     return f"SiLU of a gate, {tokens} x {size}", call, 3 * tokens * size * ITEM, {"torch": lambda: F.silu(gate) * up}
 
 
 def squares(tokens: int, size: int) -> Case:
     from weft.kernels.activations import squared_relu
-    from weft.kernels.cuda.activation import activate as activated
+    from weft.kernels.cuda.activation import activate
 
     x = random(tokens, size)
-    call: Call = lambda: activated(x, squared_relu)  # noqa: E731
+    call: Call = lambda: activate("relu2", x)  # noqa: E731
     return f"squared ReLU, {tokens} x {size}", call, 2 * x.numel() * ITEM, {"torch": lambda: squared_relu(x)}
 
 

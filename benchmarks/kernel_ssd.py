@@ -20,11 +20,11 @@ import triton
 import triton.language as tl
 
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
-from tests.operations import ssd, ssd_memory
+from tests.operations import GPU, ssd, ssd_memory
 from tests.plans import NOWHERE, Capture, Row, make_plan
 from weft.kernels.cuda.ssd import decode, extend
 from weft.kernels.cuda.ssd_choices import CellsChoice, DecodeChoice
-from weft.kernels.recurrent import UNLIMITED
+from weft.kernels.recurrent import UNLIMITED, SsdInputs
 from weft.memory.device.store import RecurrentView, Store
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch
@@ -71,7 +71,7 @@ class Layer:
         torch.manual_seed(0)
         self.sizes, self.rows, self.captures = sizes, rows, captures
         memory = ssd_memory(
-            sizes.heads, sizes.head_dim, sizes.state, sizes.groups, 8, 2, "bfloat16", lanes=True
+            sizes.heads, sizes.head_dim, sizes.state, sizes.groups, 8, 2, "bfloat16", by=GPU
         )  # fmt: skip
         spec = MemorySpec((memory,))
         slots = [row.read_slot for row in rows if row.read_slot != NOWHERE] + [capture.slot for capture in captures]
@@ -80,7 +80,7 @@ class Layer:
         self.view = RecurrentView(states.views[0].state, tails.views[0].tail)
         self.fill_memory()
         board = torch.zeros(1, dtype=torch.int64, device="cuda")
-        self.batch = build_batch(make_plan(rows, captures), spec, board, "cuda", lanes=True)
+        self.batch = build_batch(make_plan(rows, captures), spec, board, "cuda", GPU)
         self.inputs = self.make_inputs(self.batch.tokens)
 
     def fill_memory(self) -> None:
@@ -107,17 +107,22 @@ class Layer:
         B, C = (keys.view(-1, sizes.groups, sizes.state) for keys in (B, C))
         return x, dt, A, B, C, D, bias
 
+    @property
+    def group(self) -> SsdInputs:
+        x, dt, A, B, C, D, bias = self.inputs
+        return SsdInputs(x, dt, A, B, C, D, bias)
+
     def run(self) -> torch.Tensor:
         x, dt, A, B, C, D, bias = self.inputs
         return ssd(x, dt, A, B, C, D, self.batch, self.view, bias, UNLIMITED)
 
     def decode_by(self, choice: DecodeChoice) -> None:
         y = torch.empty(self.inputs[0].shape, dtype=torch.bfloat16, device="cuda")
-        decode(*self.inputs, y, UNLIMITED, self.batch.lanes, self.view, choice)
+        decode(self.group, self.batch, self.view, y, choice)
 
     def extend_by(self, choice: CellsChoice) -> None:
         y = torch.empty(self.inputs[0].shape, dtype=torch.bfloat16, device="cuda")
-        extend(*self.inputs, y, UNLIMITED, self.batch.lanes, self.view, choice)
+        extend(self.group, self.batch, self.view, y, choice)
 
     def update_in_place(self, block: int = 64, warps: int = 4) -> None:
         x, dt, A, B, C, D, bias = self.inputs
@@ -125,7 +130,7 @@ class Layer:
         y = torch.empty(x.shape, dtype=torch.bfloat16, device="cuda")
         width = sizes.inner // sizes.groups
         in_place_kernel[(sizes.groups * triton.cdiv(width, block), len(x))](
-            x, dt, A, B, C, D, bias, y, state, self.batch.lanes.slot,
+            x, dt, A, B, C, D, bias, y, state, self.batch.slot,
             x.stride(0), dt.stride(0), B.stride(0), state.stride(0),
             GROUPS=sizes.groups, WIDTH=width, HEAD_DIM=sizes.head_dim, STATE=sizes.state, BLOCK=block, num_warps=warps,
         )  # fmt: skip

@@ -109,7 +109,7 @@ def gated_short_conv(
     projected: Tensor, weight: Tensor, bias: Tensor | None, batch: Batch, view: RecurrentView
 ) -> Tensor:
     """The convolution of what a projection has left."""
-    if batch.operations is GPU_ROWS:
+    if batch.operations in (GPU_ROWS, GPU):
         from weft.kernels.cuda.causal_conv import Gates
         from weft.kernels.cuda.causal_conv import causal_conv as convolve
 

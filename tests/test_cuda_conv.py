@@ -1,4 +1,4 @@
-"""Causal convolution on lanes, in Triton, against a loop over tokens."""
+"""Causal convolution in Triton, against a loop over tokens."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from tests.test_ssd import by_group, naive_ssd
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cpu.ssd import time_step
 from weft.kernels.cuda.activation import activate
-from weft.kernels.plain.activation import gated_product
 from weft.kernels.recurrent import UNLIMITED
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
@@ -163,7 +162,7 @@ def compare_with_gating_afterwards(rig: Rig, lengths: Sequence[int]) -> None:
         flat = y.flatten(1)
         wide = torch.randn(len(y), flat.shape[1] + 7, generator=generator) * 4
         gate = wide.to(y.device, y.dtype)[:, 3:-4]
-        gated = activate("silu", gate, flat) if rig.operations is GPU_ROWS else gated_product(gate, flat, F.silu)
+        gated = activate("silu", gate, flat) if rig.operations is GPU_ROWS else CPU.gated_product(gate, flat, F.silu)
         [found] = plain(inputs, batch, view, gate)
         assert torch.equal(found, gated.view_as(y))
         assert all(map(torch.equal, buffers, after))
@@ -180,13 +179,6 @@ def test_a_gate_inside_gives_the_bits_of_one_afterwards(lengths, dtype):
         rig = make_rig([33, 20, 7], heads=3, head_dim=head_dim, groups=1, dtype=dtype, cell=16, operations=operations)
         rig.tolerance = 2e-5 if dtype == torch.float32 else 5e-2
         compare_with_gating_afterwards(rig, lengths)
-
-
-def test_the_reference_can_use_the_memory_of_a_gpu():
-    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 3e-2)):
-        rig = make_rig([50, 33, 16, 7, 1], dtype=dtype, operations=CPU, room=3)
-        rig.tolerance = tolerance
-        rig.run([1, 1, 2, 5, 17])
 
 
 @pytest.mark.gpu

@@ -106,12 +106,12 @@ class Scene:
         projected = self.random(len(self.starts), turning + self.kv_heads + heads + 1, self.head_dim)[:, :-1]
         weight = None if norm is None else (1 + 0.2 * self.random(turning, self.head_dim)).to(norm)
         sink = self.random(heads) if sinks else None
-        plain, lanes = self.batch(False), self.batch(True)
+        plain, batch = self.batch(False), self.batch(True)
         rotation = None
         if rotary is not None:
             rotation = make_rotation(plain.positions, frequencies(RotaryKind(rotary)), 1.1, self.dtype)
         ours = self.store.clone()
-        reading = (lanes, self.view(ours), SCALE, softcap, sink)
+        reading = (batch, self.view(ours), SCALE, softcap, sink)
         found = native.mix(projected, heads, weight, EPS, rotation, *reading, gated=gated)
 
         together = projected[:, :turning]
