@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.kernels.cuda import sampling, sampling_scores
+from weft.kernels.sampling import Draws
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
 
@@ -54,8 +55,10 @@ def drawn(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     def every(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.full((len(logits),), value, dtype=dtype, device=DEVICE)
 
-    wishes = (every(1.0), every(-torch.inf), every(0.37), every(top_k, torch.int64), every(top_p))
-    return sampling.draw(logits, *wishes, ordered=top_k < VOCAB or top_p < 1)
+    ordered = (top_k < VOCAB or top_p < 1,) * len(logits)
+    rows = torch.arange(len(logits), device=DEVICE)
+    wishes = (every(1.0), every(-torch.inf), every(0.37), ordered, ordered, every(top_k, torch.int64), every(top_p))
+    return sampling.draw(logits, Draws(rows, *wishes))
 
 
 def drawn_by_sorting(logits: Tensor) -> Tensor:
