@@ -152,7 +152,7 @@ class Sketch:
         for layer in self.model.modules():
             if hasattr(layer, "route") and isinstance(getattr(layer, "experts", None), nn.Module):
                 experts = layer.experts
-                count, chosen = experts.first.shape[0], layer.route.keywords["k"]
+                count, chosen = experts.first.shape[0], layer.route.options["k"]
                 used = 1 - (1 - chosen / count) ** rows
                 total -= (1 - used) * sum(measure(p) for p in experts.parameters())
         return total
@@ -184,11 +184,11 @@ class Sketch:
     def prefill_operations(self, tokens: int, start: int = 0) -> float:
         """Of matrix products and attention for tokens [start, start + tokens); those of scans are not counted."""
         total = 2 * self.active_parameters() * tokens
-        for layer in self.model.mixers():
-            if isinstance(layer.memory, AttentionMemory):
-                window = layer.memory.window or start + tokens
+        for layer, memory in zip(self.model.mixers(), self.spec.memories, strict=True):
+            if isinstance(memory, AttentionMemory):
+                window = memory.window or start + tokens
                 pairs = sum(min(p + 1, window) for p in range(start, start + tokens))
-                total += 4 * layer.shape.heads * layer.memory.head_dim * pairs
+                total += 4 * layer.shape.heads * memory.head_dim * pairs
         return total
 
 

@@ -159,8 +159,8 @@ class DirectRunner:
         ordered = sorted(work, key=lambda item: item[1] != 1)
         plan = self._plan(ordered)
         with torch.inference_mode():
-            batch = build_batch(plan, self.spec, torch.zeros(self.seats, dtype=torch.int64), "cpu")
-            logits = self.model.logits(self.model(batch, self.store.views)).float()
+            batch = build_batch(plan, self.spec, torch.zeros(self.seats, dtype=torch.int64), "cpu", CPU)
+            logits = self.model.logits(self.model(batch, self.store.views), batch).float()
         for (sequence, count), part in zip(ordered, logits.split([count for _, count in ordered])):
             sequence.logits.append(part)
             self._leave_behind(sequence, sequence.computed + count)
