@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.engines import TINY, Ask, dummy_model, greedy, model_of, seeded, serve, spec_of, tokens
-from tests.operations import GPU_ROWS, ssd_memory
+from tests.operations import GPU_ROWS
 from tests.plans import Capture, Row, make_plan
 from weft.base.config import EngineConfig
 from weft.engine.loop import Engine
@@ -222,8 +222,6 @@ def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family, is_recorded, 
 
 def test_a_state_that_is_no_power_of_two_runs_in_the_kernels_of_a_gpu(monkeypatch):
     monkeypatch.setattr(recorded, "PROMPT_TOKENS", ())
-    # In the layout that a model on a GPU has for its tails.
-    monkeypatch.setattr(mamba2, "ssd_memory", lambda *sizes: ssd_memory(*sizes, by=GPU_ROWS))
     family, asks = "falcon_h1, state of 24", [Ask(tokens(67, seed=1), greedy(2)), Ask(tokens(3, seed=3), greedy(3))]
     found, wanted = (
         serve(cuda_engine(dummy_model(TINY[family]), max_sequences=2), asks),
