@@ -75,7 +75,7 @@ def create_app(
     pool: TextPool | None = None,
     keys: Keys | None = None,
     connections: Connections | None = None,
-) -> ASGIApp:
+) -> Access:
     """The app for a backend that the caller has started and will stop.
 
     `suggested` are the sampling parameters of requests that name none; `pool` reads large bodies. `keys` are those of
