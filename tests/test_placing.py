@@ -146,7 +146,7 @@ def test_attention_writes_into_its_place(mix, lanes):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_attention_writes_into_its_place_on_the_device(head_dim, monkeypatch):
     rows = test_cuda_attention.REAL
     scene = test_cuda_attention.Scene(rows, None, 12, 2, head_dim, cell=64, dtype=torch.bfloat16)
