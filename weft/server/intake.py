@@ -1,4 +1,4 @@
-"""The one place that decides where client text is read: a small body in this process, a large one in a worker process.
+"""The one place that decides where client text is read: a small body in this process, others in a worker process.
 
 Reading a body means decoding its JSON, checking it, rendering its conversation and tokenizing its prompts. For eight
 megabytes that takes seconds and holds the interpreter lock for parts of one at a time, in which no stream of another
@@ -17,15 +17,21 @@ import numpy as np
 from weft.base.errors import RequestError
 from weft.server.limits import decode
 from weft.server.prompter import Prompt, Prompter
-from weft.server.settings import Limits
 
 B = TypeVar("B", bound=msgspec.Struct)
 # Reading so many bytes takes a few milliseconds: less than to hand them to another process when that is busy.
 SMALL_BYTES = 1 << 14
 
 
-def is_small(body: bytes, limits: Limits) -> bool:
-    """Return whether a body may be read in this process. Each place that it declares costs another rendering."""
+def is_quick(body: bytes, prompter: Prompter) -> bool:
+    """Return whether a body may be read in this process.
+
+    Each place that it declares costs another rendering. With a tokenizer whose patterns are not known, a text of any
+    length may take long.
+    """
+    limits, tokenizer = prompter.limits, prompter.tokenizer
+    if tokenizer is not None and not tokenizer.is_linear:
+        return False
     return len(body) * (1 + min(body.count(b"cache_control"), limits.cache_points)) <= SMALL_BYTES
 
 
