@@ -18,6 +18,9 @@ collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "te
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the native kernels once, before the first test and not in each of the processes at the same time."""
+    from tests.gpu_memory import completed
+
+    config.option.markexpr = completed(config.option.markexpr)
     if not hasattr(config, "workerinput"):
         from weft.kernels.native import library
 
@@ -26,18 +29,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give all tests of a model on a GPU to one process: loading it takes memory, and longer than most of its tests."""
-    if config.option.markexpr != "gpu":
-        return None
-    from xdist.scheduler import LoadScopeScheduling
+    """Give tests of a model on a GPU to few processes: loading it takes memory, and longer than most of its tests."""
+    from tests.gpu_memory import scheduler
 
-    from tests.gpu_memory import group_of
-
-    class ByModel(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid) or nodeid
-
-    return ByModel(config, log)
+    return scheduler(config, log) if config.option.markexpr.startswith("gpu") else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

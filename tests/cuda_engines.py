@@ -2,7 +2,7 @@
 
 Loading compiles and records, so each model is loaded once and held until another one is asked for; every engine made
 of it remembers nothing, but works in memory that earlier ones have used. Tests of one model are a group (`for_each`),
-which runs in one process.
+which few processes share.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -32,6 +33,8 @@ from weft.runner.runner import Runner
 
 MEMORY_BYTES = 64 << 20
 SETTINGS = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640}
+# Nothing that these settings allow is long enough for FlashInfer, which compiles for a minute for each kind of layer.
+LONGEST_WORK = SETTINGS["max_tokens_per_step"] * SETTINGS["max_length"]
 
 
 _held: dict[str, LLM] = {}
@@ -70,7 +73,8 @@ def load(config: dict[str, Any], dtype: str, memory: int, **options: Any) -> LLM
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         file.write_text(json.dumps(config))
-        llm = LLM(str(file), progress=False, weights="dummy", device="cuda", dtype=dtype, **SETTINGS | options)
+        with mock.patch("weft.kernels.cuda.flashinfer.warm"):
+            llm = LLM(str(file), progress=False, weights="dummy", device="cuda", dtype=dtype, **SETTINGS | options)
     assert type(llm.engine._device) is not Runner, "the kernels for GPUs cannot be used; what was printed says why"
     return llm
 

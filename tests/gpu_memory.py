@@ -1,7 +1,8 @@
 """How much of a GPU each test may take, so that PROCESSES of them fit beside each other on an H200.
 
-A process holds one model at a time (`cuda_engines.held`), and the tests of a model share a process (`group_of`). So
-what a process takes is the sum for its test:
+A process holds one model at a time (`cuda_engines.held`). The tests of a published shape share a process, so its
+weights are never on the GPU twice; those of a tiny model are cut into batches (`Batches`), since they are many and
+their weights nothing. So what a process takes is the sum for its test:
 
     a published shape   weights of its few layers (0.6 to 9.6 GiB) + ARENA 2 + WORK 2 + CONTEXT 0.6 GiB
     a tiny model        TINY 1 (weights below 1 MiB, an arena of 64 MiB, work) + CONTEXT
@@ -15,8 +16,9 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pytest
@@ -36,6 +38,10 @@ KERNEL_BYTES = 8 * GIB
 
 # At the end of a parameter's id, behind the name of its group.
 GROUP = "@gpu"
+# Tests of a tiny model that one process runs one after the other: most models have nine.
+BATCH = 5
+# A mark alone leaves out the tests that have the other one too.
+ALONE = {"gpu": "gpu and not slow", "slow": "slow and not gpu"}
 
 
 def group_of(nodeid: str) -> str | None:
@@ -46,6 +52,44 @@ def group_of(nodeid: str) -> str | None:
     """
     found = re.search(rf"\[(.*){GROUP}", nodeid)
     return found[1] if found else None
+
+
+def completed(markexpr: str) -> str:
+    """Return what `-m` means: `pytest -m gpu` takes minutes, `pytest -m slow` needs no GPU."""
+    return ALONE.get(markexpr, markexpr)
+
+
+class Batches:
+    """Cuts the tests of each tiny model into batches, in the order in which they are first asked for."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, str] = {}
+        self._tests: Counter[str] = Counter()
+
+    def of(self, nodeid: str) -> str:
+        """Return the batch of a test, the same every time; a test that needs no model is one of its own."""
+        if nodeid not in self._found:
+            self._found[nodeid] = self._next(group_of(nodeid)) or nodeid
+        return self._found[nodeid]
+
+    def _next(self, group: str | None) -> str | None:
+        if group is None or not group.startswith("tiny "):
+            return group
+        self._tests[group] += 1
+        return f"{group}, batch {(self._tests[group] - 1) // BATCH}"
+
+
+def scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return a scheduler of xdist that gives a batch as a whole to the next process that is free."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    batches = Batches()
+
+    class ByBatch(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return batches.of(nodeid)
+
+    return ByBatch(config, log)
 
 
 def allocation_of(group: str | None) -> int:

@@ -254,9 +254,17 @@ def test_real_sizes_in_float32(head_dim):
     assert_equal(scene, 1e-5, sinks=True)
 
 
+# FlashInfer compiles a module for each head size, with and without a window, with and without a softcap: a minute each.
+QUICK_VARIANTS = ((None, "plain"), (100, "softcap and sinks"))
+VARIANTS = [
+    pytest.param(window, options, marks=[] if (window, options) in QUICK_VARIANTS else [pytest.mark.slow])
+    for window in (None, 100)
+    for options in OPTIONS
+]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("window", "options"), VARIANTS)
 def test_flashinfer_equals_the_reference(window, options, monkeypatch):
     pytest.importorskip("flashinfer")
     scene = Scene(REAL, window, 32, 8, 128, cell=64, dtype=torch.bfloat16, scale=128**-0.5)

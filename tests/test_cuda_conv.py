@@ -78,11 +78,11 @@ def test_windows_may_reach_behind_the_cell():
     rig.run([1, 2, 3])
 
 
-@pytest.mark.parametrize("width", [4, 6])
-def test_cells_of_64_and_more_channels_than_a_program_takes_equal_the_loop(width):
-    rig = make_rig([130, 64], width, cell=64, channels=300)
-    rig.step([(0, 70), (1, 63)])
-    rig.step([(1, 1), (0, 60)])
+@pytest.mark.parametrize(("width", "cell"), [(4, 64), (6, 32)])
+def test_long_cells_and_more_channels_than_a_program_takes_equal_the_loop(width, cell):
+    rig = make_rig([2 * cell + 2, cell], width, cell=cell, channels=300)
+    rig.step([(0, cell + 6), (1, cell - 1)])
+    rig.step([(1, 1), (0, cell - 4)])
 
 
 def test_first_row_of_a_sequence_sees_no_earlier_tenant():

@@ -99,7 +99,7 @@ def test_cells_of_32_equal_the_loop():
 @pytest.mark.parametrize("room", [0, 3])
 def test_tails_weighed_some_tokens_at_a_time_equal_the_loop(monkeypatch, room):
     monkeypatch.setattr("weft.kernels.cuda.gated_delta.FEW_ROWS", 0)
-    rig = make_rig([140, 70, 3], (1, 16, 3, 16), cell=64, decay=0.05, room=room)
+    rig = make_rig([100, 20, 3], (1, 16, 2, 16), cell=64, decay=0.05, room=room)
     rig.step([(0, 60), (1, 15), (2, 1)])
     rig.run([1, 1, 1, 16, 40])
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engines import TINY, Ask, dummy_model, greedy, model_of, seeded, serve, spec_of, tokens
+from tests.engines import TINY, Ask, dummy_model, greedy, seeded, serve, tokens
 from tests.operations import GPU_ROWS
 from tests.plans import Capture, Row, make_plan
 from weft.base.config import EngineConfig
@@ -183,60 +183,75 @@ def test_prompts_take_the_smallest_size_that_holds_them(most, monkeypatch):
     assert not wide.holds(0, 4, 9)
 
 
+# The interpreter takes its time for every token and layer: cells are short, and there is one layer of each kind.
+SHORT_CELL = 16
+FEW_LAYERS = {
+    "lfm2": TINY["lfm2"].variant(num_hidden_layers=2, layer_types=["conv", "full_attention"]),
+    "qwen3_5": TINY["qwen3_5"].variant(
+        num_hidden_layers=2,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+    ),
+    "gemma3": TINY["gemma3"].variant(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]),
+    "falcon_h1": TINY["falcon_h1, state of 24"].variant(num_hidden_layers=1),
+}
+
+
 def cuda_engine(model: CausalModel, operations: Operations = GPU_ROWS, **settings) -> Engine:
-    memory, spec = 8 << 20, MemorySpec(model.memories(operations))
+    memory, spec = 8 << 20, MemorySpec(model.memories(operations), SHORT_CELL)
     options = {"max_sequences": 4, "max_tokens_per_step": 200, "max_length": 256, "paranoid": True, "depth": 1}
     config = EngineConfig(memory_bytes=memory, **(options | settings))
     runner = CudaRunner(model, spec, memory, config.max_sequences, config.max_length, "cpu", operations=operations)
     return Engine(spec, runner, config)
 
 
-def cpu_engine(family: str) -> Engine:
-    memory, spec = 8 << 20, spec_of(family)
+def cpu_engine(model: CausalModel) -> Engine:
+    memory, spec = 8 << 20, MemorySpec(model.memories(CPU), SHORT_CELL)
     config = EngineConfig(memory_bytes=memory, max_sequences=4, max_tokens_per_step=200, max_length=256, cache=False)
-    return Engine(spec, Runner(model_of(family), spec, memory, 4, threads=1), config)
+    return Engine(spec, Runner(model, spec, memory, 4, threads=1), config)
 
 
 @pytest.mark.parametrize(
     ("family", "is_recorded"), [("lfm2", False), ("lfm2", True), ("qwen3_5", True), ("gemma3", True)]
 )
 def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family, is_recorded, monkeypatch):
-    monkeypatch.setattr(recorded, "PROMPT_TOKENS", (16, 80) if is_recorded else ())
+    monkeypatch.setattr(recorded, "PROMPT_TOKENS", (16, 32) if is_recorded else ())
     replayed, run = [], RecordedSteps.run
     monkeypatch.setattr(RecordedSteps, "run", lambda *call: replayed.append(run(*call)) or replayed[-1])
-    shared = tokens(66, seed=1)
+    shared = tokens(18, seed=1)
     asks = [
         Ask([*shared, *tokens(2, seed=2)], greedy(2)),
-        Ask(tokens(3, seed=3), seeded(4, seed=7)),
-        # A hit on what the first one left, beside decodes.
-        Ask([*shared, *tokens(3, seed=4)], greedy(2), step=2),
+        Ask(tokens(3, seed=3), seeded(3, seed=7)),
+        # A hit on what the first one left, beside a decode.
+        Ask([*shared, *tokens(3, seed=4)], greedy(1), step=2),
     ]
-    found, wanted = serve(cuda_engine(model_of(family)), asks), serve(cpu_engine(family), asks)
+    model = dummy_model(FEW_LAYERS[family])
+    found, wanted = serve(cuda_engine(model, max_sequences=3), asks), serve(cpu_engine(model), asks)
     assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
     for mine, theirs in zip(found, wanted):
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=2e-4)
-    assert found[2].report.cached_tokens >= 64
+    assert found[2].report.cached_tokens >= SHORT_CELL
     # Two prompts, a decode of both, a prompt beside a decode, and the rest.
     assert [outcome is not None for outcome in replayed[:3]] == [is_recorded, True, is_recorded]
 
 
 def test_a_state_that_is_no_power_of_two_runs_in_the_kernels_of_a_gpu(monkeypatch):
     monkeypatch.setattr(recorded, "PROMPT_TOKENS", ())
-    family, asks = "falcon_h1, state of 24", [Ask(tokens(67, seed=1), greedy(2)), Ask(tokens(3, seed=3), greedy(3))]
-    found, wanted = (
-        serve(cuda_engine(dummy_model(TINY[family]), max_sequences=2), asks),
-        serve(cpu_engine(family), asks),
-    )
+    tiny, asks = FEW_LAYERS["falcon_h1"], [Ask(tokens(19, seed=1), greedy(2)), Ask(tokens(3, seed=3), greedy(3))]
+    wanted = serve(cpu_engine(dummy_model(tiny)), asks)
+    found = serve(cuda_engine(dummy_model(tiny), max_sequences=2), asks)
     assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
     for mine, theirs in zip(found, wanted):
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=2e-4)
 
 
 def test_the_trial_of_a_step_runs_on_units_that_nobody_owns():
-    spec = spec_of("lfm2")
-    runner = CudaRunner(model_of("lfm2"), spec, 1 << 16, 4, 256, device="cpu", operations=GPU_ROWS)
+    model = dummy_model(FEW_LAYERS["lfm2"])
+    spec = MemorySpec(model.memories(GPU_ROWS), SHORT_CELL)
+    runner = CudaRunner(model, spec, 1 << 16, 4, 256, device="cpu", operations=GPU_ROWS)
     before = runner.store.buffer[: 1 << 16].clone()
-    for start, end in (([0], [70]), ([0, 0], [1, 1])):
+    for start, end in (([0], [20]), ([0, 0], [1, 1])):
         plan = trial(np.array(start, np.int32), np.array(end, np.int32), spec, runner.store.scratch)
         runner.run(plan)
     assert torch.equal(runner.store.buffer[: 1 << 16], before)

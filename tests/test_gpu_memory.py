@@ -22,6 +22,66 @@ def test_the_largest_tests_fit_on_one_gpu_side_by_side():
     assert sum(sorted(taken)[-PROCESSES:]) <= DEVICE_BYTES
 
 
+def test_a_tiny_model_is_loaded_by_several_processes_and_a_published_shape_by_one():
+    names = [f"tests/x.py::test_{number}[{group}@gpu]" for group in ("tiny a", "tiny b", "big") for number in range(11)]
+    kernels = [f"tests/y.py::test_kernel[{number}]" for number in range(5)]
+    sent = work_of([*names, *kernels])
+    groups = [sorted({gpu_memory.group_of(name) or "kernel" for name in unit}) for unit in sent]
+    assert all(len(found) == 1 for found in groups)
+    sizes = sorted((found[0], len(unit)) for found, unit in zip(groups, sent))
+    tiny = [("tiny a", 1), ("tiny a", 5), ("tiny a", 5), ("tiny b", 1), ("tiny b", 5), ("tiny b", 5)]
+    assert sizes == [("big", 11), *[("kernel", 1)] * 5, *tiny]
+    assert sorted(name for unit in sent for name in unit) == sorted([*names, *kernels])
+
+
+class Process:
+    """What xdist's scheduler sees of a test process."""
+
+    shutting_down = False
+
+    def __init__(self, number: int) -> None:
+        self.gateway = SimpleNamespace(id=f"gw{number}")
+        self.sent: list[list[int]] = []
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.sent.append(indices)
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def work_of(collection: list[str]) -> list[list[str]]:
+    """Return what the scheduler gives to processes at a time, until all tests have run."""
+    processes = [Process(number) for number in range(3)]
+    options = SimpleNamespace(loadscopereorder=True, maxfail=0)
+    spec = [f"{len(processes)}*popen"]
+    config = SimpleNamespace(option=options, getvalue=lambda name: spec, getoption=lambda *_: 0)
+    schedule = gpu_memory.scheduler(config, None)
+    for process in processes:
+        schedule.add_node(process)
+        schedule.add_node_collection(process, collection)
+    schedule.schedule()
+    done = set()
+    while running := [(p, n) for p in processes for unit in p.sent for n in unit if n not in done]:
+        process, index = running[0]
+        schedule.mark_test_complete(process, index)
+        done.add(index)
+    return [[collection[index] for index in unit] for process in processes for unit in process.sent]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("gpu", "gpu and not slow"), ("slow", "slow and not gpu"), ("gpu and slow", "gpu and slow"), ("", "")],
+)
+def test_a_mark_alone_leaves_out_the_tests_that_have_the_other_one_too(given, meant):
+    assert gpu_memory.completed(given) == meant
+
+
+def test_no_step_of_whole_models_is_long_enough_for_flashinfer():
+    attention = pytest.importorskip("weft.kernels.cuda.attention")
+    assert cuda_engines.LONGEST_WORK < attention.FLASHINFER_WORK
+
+
 def test_a_test_without_a_size_of_memory_is_refused():
     with pytest.raises(AssertionError, match="must state its memory"):
         cuda_engines.load({}, "bfloat16", "auto")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import threading
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests import tiny_model
 from tests.http_server import serving
+from weft import builtin
 from weft.base.errors import ModelError, RequestError
+from weft.server.front import Front
+from weft.text.patterns import LINEAR
 from weft.text.tokenizer import Tokenizer, load_tokenizer
 
 # Fails on a run of b that no b ends, which no probe has.
@@ -96,5 +103,53 @@ def test_a_server_answers_400_and_goes_on(late, monkeypatch):
             message = served.post(path, body, status=400)["error"]["message"]
             assert "tokenizer.json fails on" in message, path
             assert served.complete("Hello", max_tokens=1)
-        # A long text is tokenized elsewhere.
         assert "tokenizer.json" in served.complete("Hello " * 100 + TEXT, status=400)["error"]["message"]
+
+
+# Takes quadratic time on runs of a.
+SLOW = "a*b|a"
+ASKED = [
+    ("/v1/completions", {"prompt": "aaaa", "max_tokens": 2}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "aaaa"}], "max_tokens": 2}),
+    ("/v1/responses", {"input": "aaaa", "max_output_tokens": 16}),
+    ("/generate", {"text": "aaaa", "sampling_params": {"max_new_tokens": 2}}),
+    ("/tokenize", {"prompt": "aaaa"}),
+]
+
+
+@pytest.mark.parametrize(("pattern", "elsewhere"), [(SLOW, True), (LINEAR["qwen2"], False)])
+def test_texts_for_a_pattern_that_is_not_known_never_hold_up_the_loop(tmp_path, monkeypatch, pattern, elsewhere):
+    found = load_tokenizer(folder_with(tmp_path / "model", pre_tokenizer=split(pattern)))
+    monkeypatch.setattr(tiny_model, "tokenizer", lambda: found)
+    on_the_loop: list[str] = []
+    encode_all = Tokenizer.encode_all
+
+    def watched(tokenizer: Tokenizer, texts: Any, special: bool = True) -> list[list[int]]:
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
+            on_the_loop.extend(texts)
+        return encode_all(tokenizer, texts, special)
+
+    monkeypatch.setattr(Tokenizer, "encode_all", watched)
+    with serving() as served:
+        for path, body in ASKED:
+            on_the_loop.clear()
+            served.post(path, body)
+            assert bool(on_the_loop) != elsewhere, path
+
+
+@pytest.mark.parametrize(("linear", "elsewhere"), [(True, False), (False, True)])
+def test_tokens_of_an_answer_are_counted_beside_the_loop_if_that_may_take_long(linear, elsewhere):
+    front: Any = SimpleNamespace(tokenizer=SimpleNamespace(is_linear=linear))
+    here = threading.get_ident()
+    assert (asyncio.run(Front.beside(front, 1, threading.get_ident)) != here) == elsewhere
+
+
+def test_patterns_of_every_part_of_a_tokenizer_count(tmp_path):
+    for number, parts in enumerate(({"pre_tokenizer": split(SLOW)}, {"normalizer": replace(SLOW)})):
+        found = load_tokenizer(folder_with(tmp_path / str(number), **parts))
+        assert found is not None
+        assert not found.is_linear
+    for known in (tiny_model.tokenizer(), load_tokenizer(builtin.FOLDER)):
+        assert known is not None
+        assert known.is_linear

@@ -260,6 +260,15 @@ def test_running_streams_go_on_without_their_key_and_the_next_request_is_refused
     asyncio.run(ask())
 
 
+@pytest.fixture
+def _hangups_as_ever():
+    """The default for SIGHUP, also where the tests were started so that they outlive their terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_hangups_as_ever")
 def test_a_hangup_reads_the_keys_again_only_where_there_is_a_file():
     # Tests that run in the background may have been started with the signal ignored.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -267,17 +276,16 @@ def test_a_hangup_reads_the_keys_again_only_where_there_is_a_file():
     async def hang_up() -> None:
         heard = asyncio.Event()
         Orders().on_hangup(heard.set)
-        assert signal.getsignal(signal.SIGHUP) != before, "the signal would end the tests"
+        assert signal.getsignal(signal.SIGHUP) != signal.SIG_DFL, "the signal would end the tests"
         os.kill(os.getpid(), signal.SIGHUP)
         await heard.wait()
 
-    before = signal.getsignal(signal.SIGHUP)
     asyncio.run(hang_up())
-    assert signal.getsignal(signal.SIGHUP) == before
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
 
     async def installed() -> None:
         Orders()
-        assert signal.getsignal(signal.SIGHUP) == before
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
 
     asyncio.run(installed())
 

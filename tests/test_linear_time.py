@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
 from tests import tiny_model
 from weft import builtin
@@ -36,6 +38,7 @@ from weft.text.grammar import as_lark, source_of, terminal_depth
 from weft.text.nesting import nesting
 from weft.text.parsing import TextParser
 from weft.text.parts import Part, joined
+from weft.text.patterns import LINEAR
 from weft.text.reader import Reader
 from weft.text.reasoning import REASONING, reasoning_for
 from weft.text.stops import StopStrings
@@ -76,6 +79,10 @@ def parsed(make: Callable[[], TextParser]) -> Work:
         parser.finish()
 
     return work
+
+
+def split_by(pattern: str) -> Work:
+    return Split(Regex(pattern), "isolated").pre_tokenize_str
 
 
 def rendered(template: str) -> Work:
@@ -184,6 +191,12 @@ for _name, _piece in {
 for _piece in ("%(", "%", "%0", "%(a)", "(", "{", "{:", "{:1", "{}", ":", "%1.", "1"):
     TABLE[f"format: {_piece}"] = rendered("{{ messages[0].content % 1 }}"), repeated(_piece, "{%(%")
     TABLE[f"braces: {_piece}"] = rendered("{{ messages[0].content.format(1) }}"), repeated(_piece, "{:")
+# Runs that alternatives of a pattern begin to match and give up; each of them ends with what fits none.
+RUNS = ("a", "A", "Aa", "aA", "1", "1a", "!", "/", " /", "'", "'s", "é", "e\u0301", "ʰ", "\u0301")
+RUNS += (" ", "\n", " \n", "\n ", "\t", "\r\n")
+for _name, _pattern in LINEAR.items():
+    for _piece in RUNS:
+        TABLE[f"pattern of {_name}: {_piece!r}"] = split_by(_pattern), repeated(_piece, "", "\x00")
 HOSTILE = {"spaces": " ", "newlines": "\n", "brackets": "[", "braces": "{", "quotes": '"', "words": "a ", "less": "<"}
 MARKERS = {form: (FORMATS[form].markers or ("```tool_code",))[0] for form in FORMATS}
 for _form, _marker in MARKERS.items():
@@ -253,3 +266,4 @@ def test_quadratic_time_would_be_seen():
 
     strings = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
     assert growth(lambda body: sum(1 for _ in strings.finditer(body)), sent('\\"', BODY + '"'), 8000) > 10
+    assert growth(split_by("a*b|a"), repeated("a"), 8000) > 10

@@ -20,24 +20,42 @@ from weft.kernels.recurrent import short_conv_memory
 from weft.memory.spec import AttentionMemory, MemorySpec
 
 
+def forget() -> None:
+    for function in (library.library, library.attempt):
+        function.cache_clear()
+
+
 @pytest.fixture
-def fresh(monkeypatch, tmp_path):
-    """Nothing compiled yet and nothing remembered of earlier attempts; what a test finds is forgotten after it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def restarted(monkeypatch):
+    """Nothing remembered of earlier attempts; what a test finds is forgotten after it."""
     monkeypatch.delenv(library.SWITCH, raising=False)
-    remembered = (library.library, library.attempt)
-    for function in remembered:
-        function.cache_clear()
-    yield tmp_path / "weft" / "native"
-    for function in remembered:
-        function.cache_clear()
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def fresh(restarted, monkeypatch, tmp_path):
+    """Nothing compiled yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "weft" / "native"
+
+
+@pytest.fixture
+def one_source(monkeypatch, tmp_path):
+    """Compile a source that takes no time; those of the kernels are compiled before the first test."""
+    source, compile_library = tmp_path / "one.cpp", library.compile_library
+    source.write_text("int one() { return 1; }")
+    monkeypatch.setattr(
+        library, "compile_library", lambda compiler, _, target: compile_library(compiler, [source], target)
+    )
 
 
 needs_compiler = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
 
 
 @needs_compiler
-def test_a_second_start_finds_what_the_first_compiled(fresh, monkeypatch):
+def test_a_second_start_finds_what_the_first_compiled(fresh, one_source, monkeypatch):
     assert isinstance(library.load(), ctypes.CDLL)
     kept = list(fresh.iterdir())
     assert len(kept) == 1, "objects and scratch folders are gone"
@@ -70,13 +88,8 @@ def emptied(content):
 
 
 @pytest.fixture
-def kept(fresh, monkeypatch, tmp_path):
-    """A library in the cache folder, of a source that compiles in no time."""
-    source, compile_library = tmp_path / "one.cpp", library.compile_library
-    source.write_text("int one() { return 1; }")
-    monkeypatch.setattr(
-        library, "compile_library", lambda compiler, _, target: compile_library(compiler, [source], target)
-    )
+def kept(fresh, one_source):
+    """A library in the cache folder."""
     library.load()
     (path,) = fresh.iterdir()
     return path
@@ -185,13 +198,12 @@ def test_without_a_library_one_warning_says_why_and_torch_computes(fresh, monkey
 
 
 @needs_compiler
-def test_answers_are_the_same_without_native_kernels(fresh, monkeypatch):
+def test_answers_are_the_same_without_native_kernels(restarted, monkeypatch):
     asked = SamplingParams(max_tokens=24, temperature=0.0, logprobs=1)
     answers = []
     for switch in ("1", "0"):
         monkeypatch.setenv(library.SWITCH, switch)
-        for function in (library.library, library.attempt):
-            function.cache_clear()
+        forget()
         llm = LLM(**tiny_model.OPTIONS, memory="32MiB")
         assert library.available() == (switch == "1")
         answers.append(llm.generate([[5, 6, 7], list(range(3, 90))], asked, progress=False))

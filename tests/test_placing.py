@@ -51,11 +51,12 @@ class Place:
         assert (self.whole == NOBODYS).all(), "something was written beside the place"
 
 
-def compare(compute: Callable[[Tensor | None], Tensor]) -> None:
-    """With a place and without."""
+def compare(compute: Callable[[Tensor | None], Tensor]) -> Tensor:
+    """Compute with a place and without; return the outcome."""
     wanted = compute(None)
     place = Place(wanted)
     place.check(compute(place.out), wanted)
+    return wanted
 
 
 @pytest.mark.parametrize("shift", [(0, -1), (0, 1), (-1, 0), (1, 0)])
@@ -84,11 +85,11 @@ def test_what_lies_side_by_side_lives_as_long_as_a_recording_and_is_one_matrix()
 # state space ----------------------------------------------------------------------------------------------------------
 
 
-def compare_scans(rig, lengths) -> None:
-    """Every step three times: as ever, and with a place, without and with a gate; what is left is the same."""
+def compare_scans(rig) -> None:
+    """Make every step run as ever and with a place, without and with a gate; what is left is the same."""
     plain, buffers = rig.call, (rig.states.buffer, rig.tails.buffer)
 
-    def thrice(inputs, batch, view):
+    def repeated(inputs, batch, view):
         before = [buffer.clone() for buffer in buffers]
         answers = []
         gate = torch.randn(len(inputs[0]), rig.sequences[0].outputs[0][0].numel(), dtype=inputs[0].dtype)
@@ -99,19 +100,20 @@ def compare_scans(rig, lengths) -> None:
                     buffer.copy_(kept)
                 return plain(inputs, batch, view, gates, out)[0]
 
-            compare(compute)
-            answers.append(compute(None))
+            answers.append(compare(compute))
         return (answers[0],)
 
-    rig.call = thrice
-    rig.run(lengths)
+    rig.call = repeated
 
 
 @pytest.mark.parametrize("operations", [GPU_ROWS, CPU])
 @pytest.mark.parametrize(("head_dim", "groups"), [(5, 1), (24, 2)])
 def test_a_scan_writes_into_its_place(operations, head_dim, groups):
-    rig = test_cuda_ssd.make_rig([33, 20, 7], head_dim=head_dim, groups=groups, cell=16, operations=operations)
-    compare_scans(rig, [1, 1, 2, 17])
+    lengths = test_cuda_ssd.SHORT_LENGTHS
+    rig = test_cuda_ssd.make_rig(lengths, 2, head_dim, groups=groups, cell=16, operations=operations)
+    compare_scans(rig)
+    for rows in test_cuda_ssd.SHORT_STEPS:
+        rig.step(rows)
 
 
 @pytest.mark.gpu
@@ -119,7 +121,8 @@ def test_a_scan_writes_into_its_place(operations, head_dim, groups):
 def test_a_scan_writes_into_its_place_on_the_device(sizes):
     rig = test_cuda_ssd.make_rig([200, 150, 64, 33, 1], *sizes, dtype=torch.bfloat16, device="cuda", cell=64, raw=True)
     rig.tolerance = 5e-2
-    compare_scans(rig, [1, 1, 2, 7, 64, 65, 128])
+    compare_scans(rig)
+    rig.run([1, 1, 2, 7, 64, 65, 128])
 
 
 # attention ------------------------------------------------------------------------------------------------------------
@@ -144,7 +147,7 @@ def test_attention_writes_into_its_place(mix, operations):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_attention_writes_into_its_place_on_the_device(head_dim, monkeypatch):
     rows = test_cuda_attention.REAL
     scene = test_cuda_attention.Scene(rows, None, 12, 2, head_dim, cell=64, dtype=torch.bfloat16)

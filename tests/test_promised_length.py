@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
 
 from tests.engines import FAMILIES, greedy, make_engine, spec_of, tokens
+from tests.rolling import rolling_spec
+from tests.workloads import Workload, make_arrivals, run_and_check
+from weft.base.config import EngineConfig
 from weft.base.errors import OptionError
 from weft.base.options import Facts, Options, resolve
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.memory.alone import PAGE_BYTES, least_bytes, longest_alone
+from weft.memory.alone import PAGE_BYTES, least_bytes, longest_alone, slabs_alone
+from weft.memory.arena import choose_slab_bytes
+from weft.memory.kinds import unit_bytes
 from weft.memory.ledger import Ledger
 
 # Shares of the least memory, which differs by a factor of a hundred between families.
@@ -106,3 +113,32 @@ def test_more_memory_never_promises_nothing(family):
     least = least_bytes(spec)
     for size in range(least, 40 * least, max(PAGE_BYTES, least // 16)):
         assert longest_alone(spec, size) >= spec.cell, size
+
+
+def lone_workload(seed: int) -> Workload:
+    """Requests of exactly the promised length, one at a time, without a slab to spare."""
+    random = Random(seed)
+    window = random.choice([None, 2, 3, 4, 5, 8, 9, 13, 30])
+    recurrent = window is None or random.random() < 0.5
+    spec = rolling_spec(random.random() < 0.7 or not recurrent, window, recurrent, heavy=random.random() < 0.5)
+    length, slab_bytes = random.randint(2, 40), choose_slab_bytes(unit_bytes(spec), 0)
+    memory = slabs_alone(spec, slab_bytes, length) * slab_bytes
+    arrivals = []
+    for prompt in make_arrivals(random, spec, random.randint(1, 4), length):
+        read = prompt.prompt[: random.randint(1, length - 1)]
+        arrivals.append(replace(prompt, prompt=read, count=length - len(read), salt=b"", snapshots=()))
+    config = EngineConfig(
+        memory_bytes=memory,
+        max_sequences=1,
+        max_tokens_per_step=random.choice([1, 3, 5, 8, 64]),
+        max_length=length,
+        depth=random.randint(0, 1),
+        capture_every=random.choice([0, 4, 8]),
+        paranoid=True,
+    )
+    return Workload(spec, arrivals, config)
+
+
+def test_whatever_a_model_remembers_the_promised_length_runs():
+    for seed in range(150):
+        run_and_check(lone_workload(seed))

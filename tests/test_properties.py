@@ -1,7 +1,8 @@
 """Whatever arrives, is shared, chunked, evicted, preempted, aborted or undone: the answers are the oracle's.
 
 Thousands of random workloads on the rolling-hash device, with an audit after every step. `WEFT_EXAMPLES` sets how many
-per part (there are eight); with `WEFT_EXAMPLES=100000` this becomes a soak test.
+per part; with `WEFT_EXAMPLES=100000` this becomes a soak test. Parts beyond the first are more of the same with other
+seeds, and those marked slow run with `pytest -m slow`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,19 @@ from weft.memory.ledger import Ledger
 
 PARTS = 8
 EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "1280"))
-thorough = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+def thorough(examples: int) -> settings:
+    return settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+
+
+def parts(quick: int, count: int) -> list[object]:
+    return [pytest.param(part, marks=[pytest.mark.slow] if part >= quick else []) for part in range(count)]
+
+
+@pytest.mark.parametrize("part", parts(3, PARTS))
 def test_every_answer_is_the_oracles(part: int) -> None:
-    @thorough
+    @thorough(EXAMPLES)
     @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 10))
     def check(seed: int, count: int) -> None:
         run_and_check(random_workload(seed * PARTS + part, count))
@@ -39,7 +47,7 @@ def test_every_answer_is_the_oracles(part: int) -> None:
     check()
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@thorough(EXAMPLES // 8)
 @given(seed=st.integers(0, 1 << 40))
 def test_two_ranks_given_the_same_requests_make_the_same_plans(seed: int) -> None:
     plans = []
@@ -145,9 +153,17 @@ class Speculator:
         return token
 
 
-@settings(max_examples=1500, deadline=None, derandomize=True, database=None)
-@given(seed=st.integers(0, 1 << 40))
-def test_rejected_drafts_leave_no_trace(seed: int) -> None:
+@pytest.mark.parametrize("part", parts(1, 3))
+def test_rejected_drafts_leave_no_trace(part: int) -> None:
+    @thorough(EXAMPLES // 3)
+    @given(seed=st.integers(0, 1 << 40))
+    def check(seed: int) -> None:
+        check_drafts(seed * PARTS + part)
+
+    check()
+
+
+def check_drafts(seed: int) -> None:
     random = Random(seed)
     driver = Speculator(random, room=random.randint(1, 6))
     stem = [random.randrange(VOCABULARY) for _ in range(random.randint(1, 20))]

@@ -23,7 +23,10 @@ LONGEST = 230  # of prompt and answer together
 
 @cache
 def asks() -> tuple[Ask, ...]:
-    """Prompts that share beginnings of several lengths, on and off the grid, one that is another's second turn."""
+    """Prompts that share beginnings of several lengths, on and off the grid, one that is another's second turn.
+
+    All answers but the third last's decode past the end of a cell.
+    """
     prompts = [
         STEM[:130] + tokens(20, 1),
         STEM[:129] + tokens(70, 2),
@@ -36,7 +39,7 @@ def asks() -> tuple[Ask, ...]:
     ]
     return tuple(
         Ask(prompt, greedy(count) if index % 2 else seeded(count, seed=index), step=index // 2)
-        for index, (prompt, count) in enumerate(zip(prompts, [75, 30, 140, 80, 66, 10, 130, 14], strict=True))
+        for index, (prompt, count) in enumerate(zip(prompts, [50, 30, 60, 45, 66, 10, 68, 14], strict=True))
     )
 
 
@@ -85,7 +88,9 @@ def admit_everything(engine: Engine) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_the_same_where_memory_evicts_and_preempts(family: str) -> None:
     evicted = preempted = 0
-    for depth, eviction, slack in ((0, "value", 1.0), (1, "lru", 1.3), (1, "flops", 1.6)):
+    # A policy sees no layers, so each of the other two meets every second family.
+    other = ("lru", "flops")[list(FAMILIES).index(family) % 2]
+    for depth, eviction, slack in ((0, "value", 1.0), (1, other, 1.3)):
         memory = int(slack * smallest_memory(family, LONGEST))
         engine = make_engine(family, memory, depth=depth, eviction=eviction, max_tokens_per_step=100)
         admit_everything(engine)

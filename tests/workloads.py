@@ -9,13 +9,13 @@ import numpy as np
 
 from tests.rolling import VOCABULARY, RollingDevice, oracle, rolling_spec
 from weft.base.config import EngineConfig
-from weft.base.errors import OptionError
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
+from weft.memory.alone import slabs_alone
+from weft.memory.arena import choose_slab_bytes
 from weft.memory.kinds import unit_bytes
-from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 
 
@@ -86,10 +86,8 @@ def tight_memory(spec: MemorySpec, arrivals: list[Arrival], slack: float) -> int
 
 
 def _fits(spec: MemorySpec, memory_bytes: int, length: int) -> bool:
-    try:
-        return Ledger(spec, memory_bytes, 1, length).fits_alone(length)
-    except OptionError:
-        return False
+    slab_bytes = choose_slab_bytes(unit_bytes(spec), memory_bytes)
+    return slabs_alone(spec, slab_bytes, length) <= memory_bytes // slab_bytes
 
 
 def random_workload(seed: int, count: int = 8, **overrides: object) -> Workload:

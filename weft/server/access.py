@@ -1,6 +1,7 @@
 """The outermost layer: gives every request an id, and logs one line when its response is complete.
 
-Routes and inner layers record what they know in the request's `Record`; nothing here runs per token.
+Routes and inner layers record what they know in the request's `Record`; nothing here runs per token. A connection that
+answers by itself, because it received no valid request or received it too late, reports that to `Access.refused`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -25,6 +27,8 @@ from weft.server.sse import DIRECT, DISCONNECT, ERROR
 log = logging.getLogger("weft.access")
 
 REQUEST_ID = b"x-request-id"
+# In a scope's state: the status that the client of a running request gets from its connection.
+REFUSED = "refused"
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -110,26 +114,54 @@ class Access:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "http":
+            await self._answer(self._app, scope, receive, send)
+        else:
             await self._app(scope, receive, send)
-            return
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """Return another application with the same ids, counts and log around it."""
+        return partial(self._answer, app)
+
+    async def _answer(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         record = Record(scope, self._clock())
-        scope.setdefault("state", {})["record"] = record
+        state = scope.setdefault("state", {})
+        state["record"] = record
 
         async def begin(message: Message) -> None:
             if message["type"] == "http.response.start":
-                record.status = message["status"]
-                self._metrics.answered(record.method, self._route(record.path), message["status"])
+                self._count(record, state.get(REFUSED, message["status"]))
                 message = {**message, "headers": [*message["headers"], *record.headers()]}
             await send(message)
 
         # Streams of thousands of tokens per second send directly, past all layers that saw them begin.
         scope[DIRECT] = send
         try:
-            await self._app(scope, receive, begin)
+            await app(scope, receive, begin)
         finally:
-            if self._logs:
-                log_fields(log, "request", record.fields(self._route(record.path), self._clock()))
+            if record.status is None and REFUSED in state:
+                self._count(record, state[REFUSED])
+            self._log(record)
+
+    def refused(self, scope: Scope, status: int, seconds: float) -> list[tuple[bytes, bytes]]:
+        """Count and log a connection's own answer after this time; return the headers that it must carry.
+
+        A request that the application was called for keeps its id, and its only line.
+        """
+        record: Record | None = scope["state"].get("record")
+        if record is None:
+            record = Record(scope, self._clock() - seconds)
+            self._count(record, status)
+            self._log(record)
+        return record.headers()
+
+    def _count(self, record: Record, status: int) -> None:
+        record.status = status
+        self._metrics.answered(record.method, self._route(record.path), status)
+
+    def _log(self, record: Record) -> None:
+        if self._logs:
+            log_fields(log, "request", record.fields(self._route(record.path), self._clock()))
 
 
 class RouteNames:

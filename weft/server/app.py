@@ -75,7 +75,7 @@ def create_app(
     pool: TextPool | None = None,
     keys: Keys | None = None,
     connections: Connections | None = None,
-) -> ASGIApp:
+) -> Access:
     """Return the app for a backend that the caller starts and stops.
 
     `suggested` are the sampling parameters of requests that set none; `pool` reads large bodies. `keys` defaults to

@@ -23,7 +23,7 @@ from weft.server.auth import Tenant
 from weft.server.backend import Backend
 from weft.server.errors import FieldError, json_response
 from weft.server.grammars import Form, with_source
-from weft.server.intake import Intake, is_small
+from weft.server.intake import Intake, is_quick
 from weft.server.limits import check_count, read_body
 from weft.server.metrics import Metrics
 from weft.server.prompter import Facts, Prompt, Prompter
@@ -120,9 +120,9 @@ class Front:
     # prompts --------------------------------------------------------------------------------------------------------
 
     async def take(self, request: HttpRequest, intake: Intake[B]) -> tuple[B, list[Prompt]]:
-        """Return a request's body without its texts, and its prompts. A worker process reads large bodies."""
+        """Return a request's body without its texts, and its prompts. A worker process reads what may take long."""
         data = await read_body(request, self.limits)
-        if is_small(data, self.limits):
+        if is_quick(data, self.prompter):
             return intake.read(self.prompter, data)
         with self.counted(1):
             return intake.unpacked(await self.worked(request, intake.name, data))
@@ -158,8 +158,9 @@ class Front:
         return form.within(msgspec.msgpack.decode(found, type=Grammar))
 
     async def beside(self, size: int, work: Callable[[], T]) -> T:
-        """Run long work in a thread, so that it does not delay other streams."""
-        return await asyncio.to_thread(work) if size > LONG_TEXT else work()
+        """Run work that may tokenize an answer; long work goes to a thread, so that it does not delay other streams."""
+        quick = self.tokenizer is None or self.tokenizer.is_linear
+        return work() if quick and size <= LONG_TEXT else await asyncio.to_thread(work)
 
     async def shaped(self, run: Run, make: Callable[[], Any]) -> Response:
         """Return an answer as JSON. Encoding a long one, or the scores of a long text, is long work."""

@@ -19,9 +19,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Scope
+from starlette.types import Scope
 from uvicorn.server import ServerState
 
+from weft.server.access import REFUSED, Access
 from weft.server.addresses import TrustedProxies, share_of
 from weft.server.connections import Connections
 from weft.server.errors import response
@@ -52,11 +53,20 @@ class State(Enum):
 class Shared:
     """What all connections of a server share."""
 
-    app: ASGIApp
+    app: Access
     limits: Limits
     connections: Connections
     proxies: TrustedProxies
     server: ServerState
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer that the connection gives by itself. `scope` holds what is known of the request."""
+
+    status: int
+    message: str
+    scope: Scope
 
 
 class HttpConnection(asyncio.Protocol):
@@ -93,7 +103,9 @@ class HttpConnection(asyncio.Protocol):
         self._newest: Any = None
         self._queue: deque[HttpExchange] = deque()
         # Sent after the responses to earlier requests.
-        self._refusal: tuple[int, str] | None = None
+        self._refusal: Refusal | None = None
+        # On the loop's clock: when the newest head began, or the connection.
+        self._begun = self._loop.time()
 
     # states -----------------------------------------------------------------------------------------------------------
 
@@ -194,29 +206,32 @@ class HttpConnection(asyncio.Protocol):
 
     def refuse(self, status: int, message: str) -> None:
         """Answer nothing on this connection but a refusal; call it before the connection is made."""
-        self._refusal = status, message
+        self._refusal = Refusal(status, message, self._blank_scope())
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str, scope: Scope | None = None) -> None:
         """Ignore further input; answer earlier requests, then send the refusal."""
         self._reader = None
         if self.state is State.DISCARDING:
             # This request already has its response.
             self._close()
             return
-        self._refusal = status, message
         if self._body_open:
+            scope = self._newest.scope
+            scope["state"][REFUSED] = status
             self._newest.leave()
             if self._newest is not self._current:
                 self._queue.pop()
+        self._refusal = Refusal(status, message, scope or self._blank_scope())
         if self._current is None:
             self._send_refusal()
 
     def _send_refusal(self) -> None:
         assert self._refusal is not None
-        status, message = self._refusal
-        sent = response(HTTPException(status, message))
-        lines = b"".join(name + b": " + value + b"\r\n" for name, value in sent.raw_headers)
-        self.write(status_line(status) + lines + b"connection: close\r\n\r\n" + bytes(sent.body))
+        refusal = self._refusal
+        sent = response(HTTPException(refusal.status, refusal.message))
+        more = self._shared.app.refused(refusal.scope, refusal.status, self._loop.time() - self._begun)
+        lines = b"".join(name + b": " + value + b"\r\n" for name, value in (*sent.raw_headers, *more))
+        self.write(status_line(refusal.status) + lines + b"connection: close\r\n\r\n" + bytes(sent.body))
         self._linger()
 
     # input ------------------------------------------------------------------------------------------------------------
@@ -240,6 +255,7 @@ class HttpConnection(asyncio.Protocol):
     def _take(self, event: Event) -> None:
         if event is Mark.HEAD_BEGUN:
             self._head_begun = True
+            self._begun = self._loop.time()
             if self._current is None and self.state is not State.HEAD:
                 self._enter(State.HEAD)
         elif isinstance(event, Head):
@@ -255,7 +271,8 @@ class HttpConnection(asyncio.Protocol):
     def _take_head(self, head: Head) -> None:
         self._head_begun = False
         if len(self._queue) == MAX_PIPELINED:
-            self._refuse(400, f"at most {MAX_PIPELINED} requests may be pipelined")
+            message = f"at most {MAX_PIPELINED} requests may be pipelined"
+            self._refuse(400, message, self._scope(head))
             return
         self._newest = HttpExchange(self, self._scope(head), self._shared.app, head.keep_alive, head.expects_continue)
         self._body_open = True
@@ -283,6 +300,10 @@ class HttpConnection(asyncio.Protocol):
             "state": {},
         }
 
+    def _blank_scope(self) -> Scope:
+        """Return the scope of a request whose head is not known."""
+        return {"type": "http", "client": self._client, "method": "", "path": "", "headers": [], "state": {}}
+
     # requests, one after the other ------------------------------------------------------------------------------------
 
     def _start(self, exchange: HttpExchange) -> None:
@@ -293,7 +314,7 @@ class HttpConnection(asyncio.Protocol):
             self.share = share_of(exchange.scope["client"][0])
             refusal = self._shared.connections.join(self)
             if refusal is not None:
-                exchange.app = response(HTTPException(*refusal))
+                exchange.app = self._shared.app.around(response(HTTPException(*refusal)))
         task = self._loop.create_task(exchange.run())
         self._shared.server.tasks.add(task)
         task.add_done_callback(self._shared.server.tasks.discard)

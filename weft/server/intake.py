@@ -1,4 +1,4 @@
-"""Decides where client text is read: a small body in this process, a large one in a worker process.
+"""Decides where client text is read: a small body in this process, others in a worker process.
 
 Reading a body means decoding its JSON, checking it, rendering its conversation and tokenizing its prompts. For eight
 megabytes that takes seconds and holds the interpreter lock for fractions of a second at a time, during which no other
@@ -17,15 +17,20 @@ import numpy as np
 from weft.base.errors import RequestError
 from weft.server.limits import decode
 from weft.server.prompter import Prompt, Prompter
-from weft.server.settings import Limits
 
 B = TypeVar("B", bound=msgspec.Struct)
 # Reading this many bytes takes a few milliseconds: less than handing them to a busy process.
 SMALL_BYTES = 1 << 14
 
 
-def is_small(body: bytes, limits: Limits) -> bool:
-    """Return whether a body may be read in this process. Each declared point costs another rendering."""
+def is_quick(body: bytes, prompter: Prompter) -> bool:
+    """Return whether a body may be read in this process. Each declared point costs another rendering.
+
+    With a tokenizer whose patterns are not known to be linear, a text of any length may take long.
+    """
+    limits, tokenizer = prompter.limits, prompter.tokenizer
+    if tokenizer is not None and not tokenizer.is_linear:
+        return False
     return len(body) * (1 + min(body.count(b"cache_control"), limits.cache_points)) <= SMALL_BYTES
 
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import uvicorn
-from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
 from weft import builtin
@@ -31,6 +30,7 @@ from weft.base.errors import ModelError, OptionError
 from weft.base.heap import keep_heap
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
+from weft.server.access import Access
 from weft.server.addresses import TrustedProxies
 from weft.server.app import create_app
 from weft.server.auth import Keys, reread
@@ -272,7 +272,7 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        app: ASGIApp,
+        app: Access,
         settings: ServerSettings,
         drain: Callable[[], Awaitable[None]],
         ready: Callable[[Address], None],

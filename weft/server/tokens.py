@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from weft.server.errors import FieldError
 from weft.server.front import Front
-from weft.server.intake import is_small
+from weft.server.intake import is_quick
 from weft.server.limits import decode, read_body
 from weft.server.openai_messages import ChatMessage, Tool
 from weft.server.openai_shapes import token_text
@@ -61,7 +61,7 @@ async def answered(front: Front, request: Request, name: str, answer: Callable[[
     """Respond with the result for a body. It counts as an open request, and ends with its client."""
     body = await read_body(request, front.limits)
     with front.counted(1):
-        if is_small(body, front.limits):
+        if is_quick(body, front.prompter):
             found = answer(front.prompter, body)
         else:
             found = await front.worked(request, name, body)

@@ -7,8 +7,6 @@ special tokens around a prompt are those that tokenizer.json's own post-processo
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import tokenizers
 
 from weft.base.errors import ModelError, RequestError
 from weft.text.detokenizer import Detokenizer, Vocabulary
+from weft.text.patterns import are_linear, check_pattern, patterns_of
 
 FILES = (
     "tokenizer.json",
@@ -29,18 +28,18 @@ FILES = (
 )
 # How much shorter normalisation may make a text, by combining letters with their marks.
 NORMALISED = 4
-# Far beyond any published vocabulary or pattern.
+# Far beyond any published vocabulary.
 MAX_FILE_BYTES = 512 << 20
-MAX_PATTERN_CHARACTERS = 16 << 10
-MAX_REPEATED = 4096
-_COUNTS = re.compile(r"\{(?:\d*,)?(\d+)\}")
 # Texts that make bad patterns fail: many kinds of near matches.
 PROBES = ("a" * 30 + "!", " " * 30 + "x", "1" * 30 + "!", "\n" * 30 + "x", "Aa1 ,.é\n" * 8)
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
-    """Encodes prompts, decodes answers. `specials` are the named special tokens (bos_token, ...) for templates."""
+    """Encodes prompts, decodes answers. `specials` are the named special tokens (bos_token, ...) for templates.
+
+    `is_linear` is whether encoding is known to take linear time. If it is not, a short text may take minutes.
+    """
 
     def __init__(
         self, backend: tokenizers.Tokenizer, specials: Mapping[str, str] | None = None, end_tokens: Iterable[int] = ()
@@ -53,6 +52,7 @@ class Tokenizer:
         # No token has more characters. Text that is normalised first may have been longer.
         longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
         self.characters_per_token = longest * (1 if backend.normalizer is None else NORMALISED)
+        self.is_linear = are_linear(patterns_of(backend))
         self.end_tokens = frozenset(end_tokens) | self._own_end()
 
     def _own_end(self) -> frozenset[int]:
@@ -125,9 +125,8 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
         raise ModelError(f"{path} must have at most {MAX_FILE_BYTES} bytes")
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-        for part in (backend.normalizer, backend.pre_tokenizer, backend.decoder):
-            # Only this part of the file as JSON; the whole would include the vocabulary.
-            check_patterns(path, json.loads("null" if part is None else part.__getstate__()))
+        for pattern in patterns_of(backend):
+            check_pattern(path, pattern)
         found = Tokenizer(backend, special_tokens(folder), end_tokens(folder))
         found.encode_all(PROBES)
     except ModelError:
@@ -137,23 +136,6 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
             raise
         raise ModelError(f"cannot use {path} as a tokenizer: {_first_line(error)}") from None
     return found
-
-
-def check_patterns(path: Path, part: Any) -> None:
-    """Refuse regular expressions that are long, or whose counted repetitions multiply and take minutes."""
-    if isinstance(part, Mapping):
-        pattern = part.get("Regex")
-        if isinstance(pattern, str):
-            repeated = math.prod(max(1, int(most[-9:])) for most in _COUNTS.findall(pattern))
-            if len(pattern) > MAX_PATTERN_CHARACTERS or repeated > MAX_REPEATED:
-                raise ModelError(
-                    f"{path}: a regular expression must have at most {MAX_PATTERN_CHARACTERS} characters and repeat "
-                    f"at most {MAX_REPEATED} times, got {pattern!r:.80}"
-                )
-        part = list(part.values())
-    if isinstance(part, list):
-        for inner in part:
-            check_patterns(path, inner)
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
