@@ -74,7 +74,7 @@ class Scene:
         return AttentionView(self.store[:, 2 * layer], self.store[:, 2 * layer + 1], self.window)
 
     def attend(self, layer: int = 0) -> Tensor:
-        return attention.attend(self.q, self.batch, self.view(layer), self.scale)
+        return attention.read_pages(self.q, self.batch, self.view(layer), self.scale)
 
     def attend_with_triton(self) -> Tensor:
         out = torch.empty_like(self.q)

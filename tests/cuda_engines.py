@@ -96,7 +96,7 @@ def load_tiny(family: str, dtype: str) -> LLM:
 
 
 # Weights once more, in the form that a device is fastest with.
-AGAIN = (".head", ".stored")
+AGAIN = (".head",)
 
 
 def copy_weights(source: nn.Module, target: nn.Module) -> None:

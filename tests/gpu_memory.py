@@ -6,7 +6,7 @@ their weights nothing. So what a process takes is the sum for its test:
 
     a published shape   weights of its few layers (0.6 to 9.6 GiB) + ARENA 2 + WORK 2 + CONTEXT 0.6 GiB
     a tiny model        TINY 1 (weights below 1 MiB, an arena of 64 MiB, work) + CONTEXT
-    a kernel            NAMES 8 (the largest: experts of gpt-oss-20b, 1.6 GiB and as much again while drawn) + CONTEXT
+    a kernel            KERNELS 8 (the largest: experts of gpt-oss-20b, 1.6 GiB and as much again while drawn) + CONTEXT
 
 `claim` makes the sum a limit before each test: a test that takes more, as one with `memory="auto"` would, fails by
 itself instead of taking the memory of others. `tests/test_gpu_memory.py` adds the sums up.

@@ -78,6 +78,31 @@ def test_a_device_without_kernels_of_its_own_gets_the_plain_package_and_a_reason
     assert "Triton is not installed" in choose("cuda", torch.float32, lambda operations: ()).choices[0].reason
 
 
+def test_kernels_that_cannot_be_imported_are_a_reason_and_no_end(monkeypatch):
+    monkeypatch.setattr(choosing, "declines", lambda device: None)
+    monkeypatch.setattr(choosing, "device_name", lambda device: "a GPU")
+    assert choose("cuda:0", torch.float32, lambda operations: ()).all_by("cuda")
+    load = choosing.import_module
+
+    def broken(name: str):
+        if ".cuda." in name:
+            raise ImportError("cannot import name 'knobs' from 'triton'")
+        return load(name)
+
+    monkeypatch.setattr(choosing, "import_module", broken)
+    chosen = choose("cuda", torch.float32, lambda operations: ())
+    assert chosen.all_by("plain")
+    assert "knobs" in chosen.choices[0].reason
+
+
+def test_operations_of_a_cpu_are_refused_on_other_devices():
+    for operations in (CPU, NATIVE):
+        choosing.check_device(operations, "cpu")
+        with pytest.raises(ValueError, match="cannot run on cuda:0"):
+            choosing.check_device(operations, "cuda:0")
+    choosing.check_device(PLAIN, "cuda")
+
+
 def test_kernels_that_failed_are_not_chosen_again():
     chosen = choose("cuda", torch.bfloat16, lambda operations: (), refused="the driver said no")
     assert chosen.all_by("plain")

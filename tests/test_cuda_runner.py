@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.engines import TINY, Ask, dummy_model, greedy, seeded, serve, tokens
-from tests.operations import GPU_ROWS
+from tests.operations import CPU, GPU_ROWS
 from tests.plans import Capture, Row, make_plan
 from weft.base.config import EngineConfig
 from weft.engine.loop import Engine

@@ -26,7 +26,7 @@ from weft.models.config import Config, read_config, shown, text_part
 from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
 from weft.runner.cuda.room import Room, find_room
-from weft.runner.runner import Runner
+from weft.runner.runner import Runner, available_cores
 from weft.text.grammar import Grammars
 from weft.text.suggestions import suggested_params
 from weft.text.template import ChatTemplate, load_template
@@ -67,7 +67,8 @@ class Loaded:
         config = self.config
         parts, operations = (self.model, self.spec, config.memory_bytes, config.max_sequences), self.chosen.operations
         if not self.chosen.all_by("cuda"):
-            return Runner(*parts, self.device, threads or None, operations)
+            threads = threads or available_cores()
+            return Runner(*parts, self.device, threads if self.device == "cpu" else None, operations)
         from weft.runner.cuda.runner import CudaRunner
 
         return CudaRunner(*parts, config.max_length, progress=progress, operations=operations)
@@ -177,12 +178,12 @@ def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTem
 
 
 def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: Room | None) -> Facts:
-    # A model that leaves a GPU to plain PyTorch has not been measured, so half of what is free is for its steps.
-    free = free_bytes(device) // (1 if device == "cpu" else 2)
+    # Steps of plain PyTorch on a GPU are not measured, and take more memory for each token.
+    kind = "plain" if device != "cpu" and room is None else device
     return Facts(
-        device=device,
-        room="half of the free GPU memory" if room is None else str(room),
-        free_bytes=free if room is None else room.arena,
+        device=kind,
+        room="" if room is None else str(room),
+        free_bytes=free_bytes(device) if room is None else room.arena,
         model_length=Config(config).integer("max_position_embeddings", default=None),
         longest=partial(longest_alone, spec),
         least_bytes=least_bytes(spec),

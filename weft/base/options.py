@@ -23,11 +23,12 @@ PAGE_BYTES = 4096
 MOST_BYTES = 1 << 60
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-# The meaning of "auto" by device. A GPU step carries more tokens and is planned while the previous step runs.
+# The meaning of "auto" by device. A GPU step carries more tokens and is planned while the previous step runs. On a GPU
+# without kernels of its own ("plain") a step keeps all scores and states of its tokens, so it has few.
 AUTO_COUNTS = {
-    "max_sequences": {"cpu": 64, "cuda": 256},
-    "max_tokens_per_step": {"cpu": 2048, "cuda": 8192},
-    "depth": {"cpu": 0, "cuda": 1},
+    "max_sequences": {"cpu": 64, "cuda": 256, "plain": 16},
+    "max_tokens_per_step": {"cpu": 2048, "cuda": 8192, "plain": 256},
+    "depth": {"cpu": 0, "cuda": 1, "plain": 1},
 }
 WEIGHTS = ("checkpoint", "dummy")
 ORDERS = ("fcfs", "prefix")

@@ -107,7 +107,8 @@ def assemble(packages: Mapping[str, str]) -> Operations:
             functions |= {name: by_step(getattr(decodes, name), functions[name]) for name in DECODES[group]}
     if all(packages[group] == "native" for group in DECODES):
         functions["record_decodes"] = import_module("weft.kernels.cpu.decodes").record_decodes
-    return cast(Operations, Table(functions))
+    for_cpu = any(package in ("cpu", "native") for package in packages.values())
+    return cast(Operations, Table({**functions, "for_cpu": for_cpu}))
 
 
 def by_step(for_decodes: Callable[..., Any], for_others: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,6 +119,12 @@ def by_step(for_decodes: Callable[..., Any], for_others: Callable[..., Any]) -> 
         return (for_decodes if batch.only_decodes else for_others)(*inputs, **more)
 
     return operation
+
+
+def check_device(operations: Operations, device: str) -> None:
+    """Raise if operations were made for processors and the device is none: C++ would follow pointers into a GPU."""
+    if getattr(operations, "for_cpu", False) and torch.device(device).type != "cpu":
+        raise ValueError(f"these operations are for a CPU and cannot run on {device}")
 
 
 def everywhere(package: str) -> Operations:
@@ -132,12 +139,20 @@ def choose(
 
     `refused`: why the kernels of a GPU cannot be used, where that was found out by trying.
     """
-    if device == "cpu":
+    kind = torch.device(device).type
+    if kind == "cpu":
         return choose_for_cpu(dtype, memories)
-    reason = refused or declines(device)
+    reason = refused or declines(kind)
     if reason is not None:
         return chosen_everywhere("plain", reason)
-    return chosen_everywhere("cuda", device_name(device))
+    try:
+        return chosen_everywhere("cuda", device_name(kind))
+    except Exception as error:  # whatever a broken or unknown version of a library may raise
+        return chosen_everywhere("plain", f"the kernels for GPUs cannot be imported: {first_line(error)}")
+
+
+def first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}" if str(error).strip() else repr(error)
 
 
 def choose_for_cpu(dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]]) -> Chosen:

@@ -185,8 +185,7 @@ class SparseSquaredMLP(Layer):
     def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         x = batch.operations.rows_of(x)
         routing = self.route(batch.operations, self.gate(x), bias=self.gate.e_score_correction_bias)
-        shared = self.shared_experts(x, batch)
         if self.fc1_latent_proj is None:
-            return self.experts(x, routing, batch).add_(shared)
+            return self.experts(x, routing, batch).add_(self.shared_experts(x, batch))
         latent = self.experts(self.fc1_latent_proj(x, batch), routing, batch)
-        return self.fc2_latent_proj(latent, batch).add_(shared)
+        return self.fc2_latent_proj(latent, batch).add_(self.shared_experts(x, batch))

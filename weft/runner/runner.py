@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.base.plan import Landing, Plan, Scores
-from weft.kernels.choosing import choose
+from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
 from weft.kernels.interface import Batch, Operations
 from weft.memory.device.store import Store
@@ -63,17 +63,19 @@ class Runner:
         threads: int | None = None,
         operations: Operations | None = None,
     ) -> None:
-        """`operations` default to those that are chosen for the device; `threads`, of a CPU, to its cores."""
+        """`operations` default to those that are chosen for the device; `threads` of a CPU to those of the process."""
         self.model = model
         self.spec = spec
         self.device = device
         if operations is None:
             operations = choose(str(device), model_dtype(model), lambda _: spec.memories).operations
+        check_device(operations, str(device))
         self.operations = operations
         self.store = Store(spec, budget_bytes, device)
         self.board = torch.zeros(seats, dtype=torch.int64, device=device)
         self.compute = operations.record_decodes(self.forward)
-        torch.set_num_threads(threads or available_cores())
+        if threads is not None:
+            torch.set_num_threads(threads)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RunnerFlight:

@@ -1,4 +1,4 @@
-"""Causal depthwise convolution on batch, with its bias, its SiLU and the gates around a short one: one kernel each for
+"""Causal depthwise convolution, with its bias, its SiLU and the gates around a short one: one kernel each for
 decodes and for longer rows. (Few decodes of a short one have one with the product before it, in `short_conv.py`.)
 
 A row's earlier inputs come from its tail, from the checkpoint before its cell, or are zeros before position 0; only

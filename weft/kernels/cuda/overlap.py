@@ -3,7 +3,7 @@
 Until it calls `wait`, such a kernel may only load what is older than the kernel before it: weights, a step's rows,
 tails. `wait` returns when all that came before is complete, and lets the next kernel start in its turn.
 
-Work that is given to a branch (`weft.kernels.beside`) begins with a kernel that does not start early: whole steps of a
+Work that is given to a branch (`together.py`) begins with a kernel that does not start early: whole steps of a
 7B model on an H200 are 2 % faster so.
 """
 

@@ -1,7 +1,7 @@
 """Matrices times a vector, for kernels that read every weight once: all loads of a program are under way together.
 
 A program takes some rows of a matrix. Threads lie along the columns, so nobody passes the vector on, and what they have
-found is added up across them once, at the end. The vector may be a norm that is still to be computed (`norm.LazyNorm`):
+found is added up across them once, at the end. The vector may be a norm that is still to be computed (`LazyNorm`):
 then every program does that for itself, while its weights are on their way.
 """
 

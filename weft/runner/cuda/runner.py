@@ -6,7 +6,7 @@ import torch
 from tqdm import tqdm
 
 from weft.base.plan import Plan
-from weft.kernels.choosing import everywhere
+from weft.kernels.choosing import check_device, everywhere
 from weft.kernels.draft import Draft
 from weft.kernels.interface import Operations
 from weft.kernels.upload import upload
@@ -41,6 +41,7 @@ class CudaRunner(Runner):
     ) -> None:
         self.model, self.spec, self.device = model, spec, torch.device(device)
         self.operations = everywhere("cuda") if operations is None else operations
+        check_device(self.operations, str(device))
         self.store = Store(spec, budget_bytes, self.device, scratch=True)
         self.compute = self.forward
         # One line more than seats: that of padding.
