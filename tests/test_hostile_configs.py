@@ -148,8 +148,10 @@ def cases_of(family: str) -> list[tuple[tuple[str, ...], Any]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_field_that_makes_no_sense_is_one_line(tmp_path, modest, family):
+    """Every field once with a number that is far too large, and a few of the rest."""
     cases = cases_of(family)
-    check(tmp_path, family, random.Random(family).sample(cases, 40))
+    check(tmp_path, family, [case for case in cases if case[1] == 10**12])
+    check(tmp_path, family, random.Random(family).sample(cases, 15))
 
 
 @pytest.mark.slow
