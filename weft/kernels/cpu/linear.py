@@ -17,7 +17,7 @@ from weft.kernels.native.linear import few_rows
 from weft.kernels.stream import Addend, Normed
 from weft.kernels.weight import Weight
 
-# Up to this number of rows our own kernel is the fastest: tile units are of no use to it.
+# Up to this number of rows our own kernel is the fastest: it cannot use units that multiply whole tiles.
 FEW_ROWS = {torch.float32: 16, torch.bfloat16: 4}
 # Up to this number of rows a CPU multiplies faster in bfloat16 if the weights come first: it then reads them in place
 # instead of copying them into another layout at every matmul.

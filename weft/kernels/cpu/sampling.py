@@ -70,7 +70,7 @@ def _draw_chunk(logits: Float[Tensor, "n vocab"], draws: Draws, low: int, high: 
         least = draws.log_min_p[low:high, None]
         if any(draws.ordered[low:high]):
             floor = least_likely_kept(scaled, least, draws.top_k[low:high], draws.top_p[low:high])
-            # Rows without top-k and top-p keep their set: an unlimited row's floor may round tokens away.
+            # Rows without top-k and top-p keep all that min-p keeps: an unlimited row's floor may round tokens away.
             free = (draws.top_k[low:high] == logits.shape[-1]) & (draws.top_p[low:high] == 1)
             least = torch.where(free[:, None], least, floor)
         scaled.masked_fill_(scaled < least, -torch.inf)
