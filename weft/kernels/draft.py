@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A `kind` under construction. Its fields are arrays, nested drafts (or tuples of them), or values passed through."""
+    """A `kind` under construction. Its fields are arrays, nested drafts (or tuples of them), or values kept as is."""
 
     kind: type
     fields: dict[str, Any]

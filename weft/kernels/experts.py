@@ -58,7 +58,7 @@ def plain(function: Callable[[Tensor], Tensor]) -> Activation:
 
 
 def gated(function: Callable[[Tensor], Tensor]) -> Activation:
-    """Return the activation of experts whose first matmul holds gate and up parts, side by side: function(gate) * up."""
+    """Return the activation of experts whose first matmul holds gate and up, side by side: function(gate) * up."""
 
     def apply(x: Tensor) -> Tensor:
         gate, up = x.chunk(2, -1)

@@ -57,7 +57,7 @@ class PageList:
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """The step on the host. A recorded step has none: it is replayed for rows that were unknown when it was recorded."""
+    """The step on the host. A recorded step has none: it is replayed for rows that were unknown at recording."""
 
     plan: Plan
     rows: Rows

@@ -25,7 +25,7 @@ LEAST, MOST = -(1 << 31), (1 << 31) - 1
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Decorate like `triton.jit`, for kernels whose first parameter is a tensor and whose last ones are the constants."""
+    """Decorate like `triton.jit`, for kernels whose first parameter is a tensor and whose last ones are constants."""
     if function is None:
         return lambda decorated: jit(decorated, **options)
     if knobs.runtime.interpret or not triton.__version__.startswith(KNOWN):

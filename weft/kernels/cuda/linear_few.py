@@ -184,7 +184,7 @@ def summed_products(
     x, weight, output, is_output, row, is_row, begin, end, inputs, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Return the dot product of each output with each row, over inputs `begin` to `end`. Wait for the previous kernels."""
+    """Return the dot product of each output with each row, over inputs `begin` to `end`. Wait for earlier kernels."""
     column = begin + tl.arange(0, INPUTS)
     weights = weight + output[:, None].to(tl.int64) * inputs + column[None, :]
     values = x + row[None, :] * x_stride + column[:, None]

@@ -103,7 +103,7 @@ def few_second_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, ONCE: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute the weighted sum over one token's choices, ROWS rows of it. AT_ONCE pieces of matrices are read at once."""
+    """Compute the weighted sum over one token's choices, ROWS rows of it. AT_ONCE pieces of matrices load at once."""
     token = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real_row = row < HIDDEN

@@ -112,7 +112,7 @@ def rotate_kernel(
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
     SIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Process a token's heads, some at a time. A head is two halves, rotated together, and a rest that passes through."""
+    """Process a token's heads, some at a time. A head is two halves, rotated together, and a rest that is copied."""
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * SIDE + tl.arange(0, SIDE))[:, None]
     turning = head < heads + kv_heads

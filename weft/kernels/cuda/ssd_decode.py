@@ -29,7 +29,7 @@ def weigh_kernel(
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, STATE: tl.constexpr, BLOCK_STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Weigh the open cell's tokens, and append the new one to the tail. Scales are of the state and of the new x."""
+    """Weigh the open cell's tokens, and append the new one to the tail. Scales are of the state and, with D, of x."""
     HEADS: tl.constexpr = GROUPS * GROUP_HEADS
     CHUNKS: tl.constexpr = (GROUP_HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
     row = tl.program_id(1).to(tl.int64)

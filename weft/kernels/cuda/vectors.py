@@ -46,7 +46,7 @@ class Vectors:
 
 
 def operands(x: Tensor | LazyNorm) -> tuple[Any, ...]:
-    """Return kernel arguments: x and, for `normed`, its scale, eps, change and factor, and the buffers of sum and norm."""
+    """Return kernel arguments: x and, for `normed`, its scale, eps, change and factor, and buffers for sum and norm."""
     if not isinstance(x, LazyNorm):
         return x, None, 0.0, None, 0.0, None, None
     assert x.x.stride(1) == 1
