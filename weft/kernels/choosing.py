@@ -111,7 +111,7 @@ def assemble(packages: Mapping[str, str]) -> Operations:
 
 
 def by_step(for_decodes: Callable[..., Any], for_others: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operation that calls one function in decode-only steps (one new token per row) and another in others."""
+    """Return an operation that calls one function in decode-only steps (one new token per row), another in others."""
 
     def operation(*inputs: Any, **more: Any) -> Any:
         batch = next(value for value in inputs if isinstance(value, Batch))

@@ -93,7 +93,7 @@ def product(
     parts: int = 1,
     summed: bool = True,
 ) -> Float[Tensor, "*shares rows results"]:
-    """Return the matmul; with an activation, by name, activation(matmul) or, of two parts, activation(first) * second.
+    """Return the matmul; with a named activation, activation(matmul) or, of two parts, activation(first) * second.
 
     Without `summed`, it may come in parts that are still to be added up.
     """

@@ -87,7 +87,7 @@ def few_rows(
     summed: bool = True,
     by: Cut | None = None,
 ) -> Float[Tensor, "*shares rows results"]:
-    """Return the matmul; with an activation, by name, activation(matmul) or, of two parts, activation(first) * second.
+    """Return the matmul; with a named activation, activation(matmul) or, of two parts, activation(first) * second.
 
     Without `summed`, and if several programs share an output, return each program's float32 partial sum. `by`
     overrides the usual cut.

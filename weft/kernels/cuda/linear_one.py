@@ -48,7 +48,7 @@ def one_row(
     parts: int = 1,
     by: Vectors | None = None,
 ) -> Float[Tensor, "1 results"]:
-    """Return the matmul; with an activation, by name, activation(matmul) or, of two parts, activation(first) * other."""
+    """Return the matmul; with a named activation, activation(matmul) or, of two parts, activation(first) * second."""
     inputs, results = weight.shape[1], len(weight) // parts
     x, *norm = operands(x)
     y = torch.empty(1, results, dtype=x.dtype, device=x.device)

@@ -31,7 +31,7 @@ def is_able(device: torch.device) -> bool:
 
 
 def early(x: Tensor, wanted: bool = True) -> dict[str, Any]:
-    """Return launch settings for a kernel that has a constant EARLY and calls `wait(EARLY)`; `x` is one of its inputs."""
+    """Return launch settings for a kernel with a constant EARLY that calls `wait(EARLY)`; `x` is one of its inputs."""
     late, _branch.is_fresh = _branch.is_fresh, False
     return EARLY if wanted and not late and is_able(x.device) else NOT_EARLY
 

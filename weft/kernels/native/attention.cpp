@@ -1,11 +1,9 @@
 // Attention of rows of one token each: from the QKV projection to the mix of values.
 //
 // One team of threads makes three passes. First, heads are normed and rotated, and new keys and values go to their
-// pages.
-// Then every task takes one key head, a stretch of positions and a block of rows, cell by cell, so that a page shared
-// by
-// rows is in the cache for the second of them. Finally the stretches of every row are merged. Stretches lie at fixed
-// positions, so a row's sums do not depend on the threads or on what else is in the step.
+// pages. Then every task takes one key head, a stretch of positions and a block of rows, cell by cell, so that a page
+// shared by rows is in the cache for the second of them. Finally the stretches of every row are merged. Stretches lie
+// at fixed positions, so a row's sums do not depend on the threads or on what else is in the step.
 
 #include <algorithm>
 

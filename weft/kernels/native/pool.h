@@ -2,9 +2,8 @@
 //
 // Threads take pieces in turn. The caller takes part and never waits for a thread that has not begun: if other programs
 // keep a core busy, the other cores do the work. (OpenMP waits for every thread at the end of a loop, and a step of
-// some
-// hundred loops then takes a second.) Threads poll for work for a while before they sleep, because the next kernel of a
-// step is only microseconds away.
+// some hundred loops then takes a second.) Threads poll for work for a while before they sleep, because the next kernel
+// of a step is only microseconds away.
 #pragma once
 
 #include <atomic>
