@@ -114,7 +114,7 @@ def attention_shape(config: Config, dtype: torch.dtype, **more: Any) -> Attentio
 
 
 def mamba2_shape(config: Config, dtype: torch.dtype, inner: int, out_bias: bool) -> Mamba2Shape:
-    """Return the sizes of a Mamba2 layer by the names of Falcon-H1 and Granite; `inner` are the channels of the scan."""
+    """Return the sizes of a Mamba2 layer by the names of Falcon-H1 and Granite; `inner` is the scan's channels."""
     heads = config.integer("mamba_n_heads")
     return Mamba2Shape(
         hidden=config.integer("hidden_size"),

@@ -48,7 +48,9 @@ class FalconH1(DecoderModel):
 
 
 class ParallelBlock(Layer):
-    """Block with parallel mixers. Checkpoint names: input_layernorm, mamba, self_attn, pre_ff_layernorm, feed_forward."""
+    """Parallel mixers, then an MLP. Checkpoint names: input_layernorm, mamba, self_attn, pre_ff_layernorm,
+    feed_forward.
+    """
 
     def __init__(self, config: Config, dtype: torch.dtype) -> None:
         super().__init__()

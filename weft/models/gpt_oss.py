@@ -1,4 +1,4 @@
-"""gpt-oss: alternating windowed and full attention, with sinks; experts with biases and a clamped gate in every block."""
+"""gpt-oss: alternating windowed and full attention, with sinks; experts with biases and a clamped gate."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from weft.models.model import Layer
 LAYER_TYPES = {"linear_attention": "delta", "full_attention": "attention"}
 # Published checkpoints store the convolution over queries, keys and values as three.
 CONVOLUTIONS = ("q_conv1d", "k_conv1d", "v_conv1d")
-# Of the norm after the delta rule, independent of the configuration's other norms.
+# Epsilon of the norm after the delta rule, independent of the configuration's other norms.
 DELTA_NORM_EPS = 1e-5
 
 

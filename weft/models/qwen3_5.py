@@ -1,4 +1,4 @@
-"""Qwen3.5, dense or with experts: Qwen3-Next with separate projections. Multimodal checkpoints use the text part only."""
+"""Qwen3.5, dense or with experts: Qwen3-Next with separate projections. Only the text part of multimodal checkpoints."""
 
 from __future__ import annotations
 

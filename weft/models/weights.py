@@ -141,7 +141,7 @@ def build(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device | 
 
 
 def check_size(model: CausalModel, device: torch.device | str) -> None:
-    """Raise if the machine has less memory than the weights take. A CPU's memory is not touched until they are filled."""
+    """Raise if the machine has less memory than the weights take. A CPU's memory is not touched before the fill."""
     if torch.device(device).type != "cpu":
         return
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
@@ -152,7 +152,7 @@ def check_size(model: CausalModel, device: torch.device | str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's first line, for a message of one line."""
+    """Return the type and first line of an error, for a message of one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
