@@ -180,7 +180,7 @@ class Config:
         )
 
     def _rotary_settings(self, layer_type: str | None) -> dict[str, Any]:
-        """Return one dictionary from the new spelling (`rope_parameters`) or the old one (`rope_scaling` and others)."""
+        """Return one dictionary from the new spelling (`rope_parameters`) or the old one (`rope_scaling` etc.)."""
         new, scaling = (self.fields.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
         if not isinstance(scaling, Mapping) or not isinstance(new, Mapping):
             raise ModelError("config.json: rope_parameters and rope_scaling must be objects")

@@ -1,4 +1,4 @@
-"""Qwen3.5, dense or with experts: Qwen3-Next with separate projections. Only the text part of multimodal checkpoints."""
+"""Qwen3.5, dense or with experts: Qwen3-Next with separate projections. Text part of multimodal checkpoints only."""
 
 from __future__ import annotations
 
