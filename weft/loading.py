@@ -1,4 +1,4 @@
-"""From options to what runs: the model, its tokenizer and chat template, the engine's configuration."""
+"""From options to running objects: the model, its tokenizer and chat template, the engine's configuration."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Loaded:
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     end_tokens: frozenset[int]
-    suggested: SamplingParams  # how to draw if a caller says nothing
+    suggested: SamplingParams  # sampling defaults of the model, for requests that set none
     device: str
-    chosen: Chosen  # who computes what
+    chosen: Chosen  # packages that compute its operations
 
     def runner(self, threads: int = 0, progress: bool = False) -> Runner:
-        """What executes the engine's plans. `threads` of a CPU, 0: all that there are."""
+        """Return the device that executes the engine's plans. `threads` are a CPU's; 0: all available."""
         free = free_bytes(self.device)
         try:
             return self._runner(threads, progress)
@@ -74,12 +74,12 @@ class Loaded:
         return CudaRunner(*parts, config.max_length, progress=progress, operations=operations)
 
     def grammars(self, warm: bool = True) -> Grammars | None:
-        """What an engine needs for answers that follow a grammar. `warm`: ready before the first one comes."""
+        """Return the engine's support for structured outputs. `warm`: be ready before the first request."""
         if self.tokenizer is None:
             return None
         grammars = Grammars(self.tokenizer, self.model.vocab_size)
         if warm:
-            # A large vocabulary takes a second, which no running answer should have to wait.
+            # A large vocabulary takes a second, which no running request should have to wait.
             threading.Thread(target=grammars.warm, name="weft-grammars", daemon=True).start()
         return grammars
 
@@ -123,7 +123,7 @@ def tell_once(notice: str) -> None:
 
 
 def measure(model: CausalModel, operations: Operations, options: Options) -> Room | str:
-    """Find the room on the GPU by running the largest steps; where kernels fail in them, return why."""
+    """Find the room on the GPU by running the largest steps; if kernels fail in them, return the reason."""
     spec = MemorySpec(model.memories(operations))
     tokens, rows = (count(n, getattr(options, n), "cuda") for n in ("max_tokens_per_step", "max_sequences"))
     try:
@@ -132,13 +132,13 @@ def measure(model: CausalModel, operations: Operations, options: Options) -> Roo
         raise ModelError(
             f"a step of {tokens} tokens does not fit beside the weights; lower max_tokens_per_step ({error})"
         ) from error
-    except Exception as error:  # whatever a compiler or a driver may raise
+    except Exception as error:  # a compiler or a driver may raise anything
         log.debug("GPU kernels failed", exc_info=True)
         return f"the kernels for GPUs fail on {device_name('cuda')}: {_root(error)}"
 
 
 def report_choices(device: str, chosen: Chosen) -> None:
-    """Log who computes what, and warn where a GPU is left to plain PyTorch."""
+    """Log the chosen packages, and warn if a GPU runs plain PyTorch."""
     for line in chosen.summary():
         log.info("operations: %s", line)
     plain = [choice for choice in chosen.choices if choice.package == "plain"]
@@ -147,7 +147,7 @@ def report_choices(device: str, chosen: Chosen) -> None:
 
 
 def _root(error: BaseException) -> str:
-    """What was behind an error, in one line."""
+    """Return the root cause of an error, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -155,7 +155,7 @@ def _root(error: BaseException) -> str:
 
 
 def choose_dtype(asked: str, folder: Path) -> torch.dtype:
-    """As asked, or as the checkpoint says, or float32."""
+    """Return the requested dtype, or the checkpoint's, or float32."""
     if asked != "auto":
         return DTYPES[asked]
     config = read_config(folder if folder.is_file() else folder / "config.json")

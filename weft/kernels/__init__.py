@@ -1,1 +1,1 @@
-"""Operations on packed batches, and the one place that knows about hardware. `interface.py` is where to begin."""
+"""Operations on packed batches, the only code that knows about hardware. Start with `interface.py`."""

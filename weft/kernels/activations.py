@@ -1,4 +1,4 @@
-"""Activation functions, and the names by which compiled kernels know them."""
+"""Activation functions, and their names in compiled kernels."""
 
 from __future__ import annotations
 

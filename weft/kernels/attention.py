@@ -1,4 +1,4 @@
-"""What an attention layer is, whoever computes it."""
+"""Constants of an attention layer, shared by all backends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """The constants of an attention layer."""
+    """Constants of an attention layer."""
 
     heads: int
     kv_heads: int
@@ -15,5 +15,5 @@ class AttentionForm:
     scale: float  # of the scores
     window: int | None = None
     softcap: float | None = None
-    norm_eps: float = 0.0  # of the norms of queries and keys, where the layer has them
+    norm_eps: float = 0.0  # of the query and key norms, if the layer has them
     gated: bool = False  # gates follow the values in the projection; their sigmoid multiplies the output

@@ -1,4 +1,4 @@
-"""Who computes what: a package for each group of operations, chosen once, when a model is loaded."""
+"""Choice of a package for each group of operations, made once, when a model is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.kernels.native import library
 from weft.kernels.native.limits import declines as declines_decodes
 from weft.memory.spec import Memory, MemorySpec
 
-# The operations of each group; a package has a module for each group, of the same name.
+# The operations of each group. A package has one module per group, with the group's name.
 GROUPS: dict[str, tuple[str, ...]] = {
     "embedding": ("look_up",),
     "linear": ("prepare", "linear", "linear_into_stream", "activated_linear"),
@@ -31,9 +31,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "together": ("run_together", "side_by_side", "record_decodes"),
     "sampling": ("for_sampling", "likeliest", "take_likeliest", "read_board", "unpack_bits", "draw", "score"),
 }
-# Where a package has the group in a module of another name.
+# Groups whose module has a different name in a package.
 ELSEWHERE = {("cuda", "norm"): "stream", ("cuda", "causal_conv"): "short_conv"}
-# Operations that have a C++ kernel for steps in which every row has one new token, by group.
+# Operations with a C++ kernel for decode-only steps (one new token per row), by group.
 DECODES = {
     "attention": ("attend",),
     "causal_conv": ("causal_conv", "short_conv"),
@@ -41,9 +41,9 @@ DECODES = {
     "gated_delta": ("gated_delta",),
     "together": (),
 }
-# Operations that have a C++ kernel for few rows, of any step.
+# Operations with a C++ kernel for few rows, in any step.
 FEW_ROWS = ("embedding", "linear", "norm", "activation", "rotary")
-# The packages in words, for `weft doctor` and the log.
+# Descriptions of the packages for `weft doctor` and the log.
 TITLES = {
     "plain": "plain PyTorch",
     "cpu": "PyTorch, tuned for processors",
@@ -55,7 +55,7 @@ LEAST_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which package computes a group of operations, and why."""
+    """The package that computes a group of operations, and the reason."""
 
     group: str
     package: str
@@ -73,7 +73,7 @@ class Chosen:
     choices: tuple[Choice, ...]
 
     def summary(self) -> list[str]:
-        """Return a line for each package that was chosen, with its groups and the reason."""
+        """Return a line for each chosen package, with its groups and the reason."""
         groups: dict[tuple[str, str], list[str]] = {}
         for choice in self.choices:
             groups.setdefault((choice.package, choice.reason), []).append(choice.group)
@@ -85,7 +85,7 @@ class Chosen:
 
 
 class Table:
-    """Operations by name. As quick to call as functions of a module."""
+    """Operations by name, as fast to call as module functions."""
 
     def __init__(self, members: Mapping[str, Any]) -> None:
         vars(self).update(members)
@@ -95,7 +95,7 @@ class Table:
 
 
 def assemble(packages: Mapping[str, str]) -> Operations:
-    """Return the operations of each group by the package that is named for it."""
+    """Return the operations of each group from the package named for it."""
     functions: dict[str, Callable[..., Any]] = {}
     for group, names in GROUPS.items():
         package = packages[group]
@@ -112,7 +112,7 @@ def assemble(packages: Mapping[str, str]) -> Operations:
 
 
 def by_step(for_decodes: Callable[..., Any], for_others: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operation that goes one way in steps in which every row has one new token, and another in others."""
+    """Return an operation that calls one function in decode-only steps (one new token per row), another in others."""
 
     def operation(*inputs: Any, **more: Any) -> Any:
         batch = next(value for value in inputs if isinstance(value, Batch))
@@ -135,9 +135,9 @@ def everywhere(package: str) -> Operations:
 def choose(
     device: str, dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]], refused: str | None = None
 ) -> Chosen:
-    """Choose for a model in `dtype` on a device; `memories` returns what its mixers remember with given operations.
+    """Choose operations for a model in `dtype` on a device; `memories` returns its mixers' memory for given operations.
 
-    `refused`: why the kernels of a GPU cannot be used, where that was found out by trying.
+    `refused` is the reason why the GPU kernels cannot be used, if trying them has failed.
     """
     kind = torch.device(device).type
     if kind == "cpu":
@@ -173,7 +173,7 @@ def choose_for_cpu(dtype: torch.dtype, memories: Callable[[Operations], tuple[Me
 
 
 def reason_on_cpu(group: str, missing: str | None) -> str:
-    """Return the reason for an operation that is not decided by the kind of a step. `missing`: why there is no C++."""
+    """Return the reason for an operation that does not depend on the kind of step. `missing`: why there is no C++."""
     if group not in FEW_ROWS:
         return "the device is a CPU"
     return "C++ for few rows" if missing is None else f"no C++: {missing}"
@@ -184,7 +184,7 @@ def chosen_everywhere(package: str, reason: str) -> Chosen:
 
 
 def declines(device: str) -> str | None:
-    """Return why the kernels for GPUs cannot run on this device, before any is tried."""
+    """Return why the GPU kernels cannot run on this device, before any is tried."""
     if device != "cuda":
         return f"the kernels for GPUs need CUDA, this is {device}"
     if find_spec("triton") is None:

@@ -1,4 +1,4 @@
-"""The devices of this machine: which one to use, what it is called, how much memory it has free."""
+"""Devices of this machine: which one to use, its name and its free memory."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def device_name(device: str) -> str:
 
 
 def free_bytes(device: str = "cpu") -> int:
-    """Return the bytes of a device that could be had now."""
+    """Return the bytes available on a device now."""
     return free_memory() if device == "cpu" else torch.cuda.mem_get_info()[0]
 
 
 def free_memory() -> int:
-    """Memory that could be had now: the kernel's estimate, cut by the container's limit."""
+    """Return the memory available now: the OS kernel's estimate, capped by the container's limit."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))

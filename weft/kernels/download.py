@@ -1,4 +1,4 @@
-"""Results on their way from the device to the host: one copy, begun with the step, waited for when it is needed."""
+"""Results on their way from the device to the host: one asynchronous copy, waited for when the results are needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Download:
-    """Tensors of 32 bits (integers are narrowed) that come home together."""
+    """32-bit tensors (integers are narrowed) that are copied to the host together."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self._tensors = [t if t.is_floating_point() else t.int() for t in tensors]
@@ -26,7 +26,7 @@ class Download:
             self._landed.record()
 
     def arrays(self) -> Iterator[NDArray[Any]]:
-        """The tensors as NumPy arrays, in their order. Waits until they are there."""
+        """Wait for the copy and return the tensors as NumPy arrays, in order."""
         if self._landed is None:
             yield from (t.numpy() for t in self._tensors)
             return

@@ -1,4 +1,4 @@
-"""Values of a batch before their arrays are on the device, so that all of them can travel in one upload."""
+"""Batch values whose arrays are not on the device yet, so that one upload can carry all of them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A `kind` to be. Its fields are arrays, further drafts (or tuples of them), or values that stay as they are."""
+    """A `kind` under construction. Its fields are arrays, nested drafts (or tuples of them), or values kept as is."""
 
     kind: type
     fields: dict[str, Any]
 
     def arrays(self, path: str = "") -> dict[str, NDArray]:
-        """Every array below this draft, by its path."""
+        """Return every array below this draft, by path."""
         found: dict[str, NDArray] = {}
         for name, value in self.fields.items():
-            # Comparing types, as there are no subclasses here and this is done for every field of every step.
+            # `type()` instead of `isinstance`: there are no subclasses, and this runs for every field of every step.
             kind = type(value)
             if kind is np.ndarray:
                 found[path + name] = value
@@ -34,7 +34,7 @@ class Draft:
         return found
 
     def finish(self, tensors: Mapping[str, Tensor], path: str = "") -> Any:
-        """The value itself, with `tensors` in the places of the arrays."""
+        """Return the finished value, with `tensors` in place of the arrays."""
         done = self.fields.copy()
         for name, value in self.fields.items():
             kind = type(value)

@@ -1,4 +1,4 @@
-"""What layers of experts hand to their operations."""
+"""Inputs of the mixture-of-experts operations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 from weft.kernels.activations import NAMES
 from weft.kernels.weight import Weight
 
-# The weights of the chosen experts and their numbers, both [tokens, k].
+# Weights and indices of the chosen experts, both [tokens, k].
 Routing: TypeAlias = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """The matrices of all experts of a layer: second(activation(first(x)))."""
+    """Matrices of all experts of a layer: second(activation(first(x)))."""
 
     first: Float[Tensor, "experts outer hidden"]
     second: Float[Tensor, "experts hidden inner"]
@@ -31,21 +31,21 @@ class ExpertWeights:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """An expert that sees every token, as far as its first product: the second may be done along with the others'."""
+    """A shared expert, which sees every token, after its first matmul. The second may run with the other experts'."""
 
     gate: Float[Tensor, "tokens inner"]
     up: Float[Tensor, "tokens inner"]
     second: Weight
-    opening: Float[Tensor, "tokens 1"] | None  # what its weight is the sigmoid of; none: its weight is 1
+    opening: Float[Tensor, "tokens 1"] | None  # its weight is the sigmoid of this; None: its weight is 1
 
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """What stands between an expert's two products."""
+    """The function between an expert's two matmuls."""
 
-    name: str  # what a kernel calls it
-    function: Callable[[Tensor], Tensor]  # of the first product's outcome
-    parts: int  # 2: that outcome holds gates and what they gate, side by side
+    name: str  # its name in kernels
+    function: Callable[[Tensor], Tensor]  # of the first matmul's output
+    parts: int  # 2: that output holds gates and gated values, side by side
     alpha: float = 0.0
     limit: float = 0.0
 
@@ -58,7 +58,7 @@ def plain(function: Callable[[Tensor], Tensor]) -> Activation:
 
 
 def gated(function: Callable[[Tensor], Tensor]) -> Activation:
-    """For experts whose first product holds a gate and an up part, side by side."""
+    """Return the activation of experts whose first matmul holds gate and up, side by side: function(gate) * up."""
 
     def apply(x: Tensor) -> Tensor:
         gate, up = x.chunk(2, -1)
@@ -68,7 +68,7 @@ def gated(function: Callable[[Tensor], Tensor]) -> Activation:
 
 
 def clamped(alpha: float = 1.702, limit: float = 7.0) -> Activation:
-    """gpt-oss: a gate that saturates, and an up part that is centred at one."""
+    """Return gpt-oss's activation: a gate that saturates, and an up part centred at one."""
     return Activation("clamped_swiglu", partial(clamped_swiglu, alpha=alpha, limit=limit), 2, alpha, limit)
 
 

@@ -1,12 +1,12 @@
-"""The boundary between models and hardware: a step as layers see it, and the operations that they compute it with.
+"""The boundary between models and hardware: a step as layers see it, and the operations that compute it.
 
-Models call operations and ask nothing about devices. Three packages implement them: `plain` (a few readable lines of
-PyTorch each, on any device), `cpu` (PyTorch and C++, tuned for processors) and `cuda` (Triton and FlashInfer).
+Models call operations and never ask about devices. Three packages implement them: `plain` (a few readable lines of
+PyTorch each, on any device), `cpu` (PyTorch and C++, tuned for CPUs) and `cuda` (Triton and FlashInfer).
 `choosing.py` picks a package for each group of operations when a model is loaded.
 
-A step has one encoding, a few small int32 tensors. A compiled kernel computes its indices from where a row starts, so a
-recorded step can be replayed for other rows with the same pointers. A backend that wants indices spelled out derives
-them from `Batch.host` once and keeps them in `Batch.derived` for the step's other layers.
+A step has one encoding, a few small int32 tensors. A compiled kernel computes its indices from where a row starts,
+so a recorded step can be replayed for other rows with the same pointers. A backend that wants explicit indices
+derives them from `Batch.host` once and caches them in `Batch.derived` for the step's other layers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from weft.kernels.weight import Weight
 from weft.memory.device.store import AttentionView, RecurrentView
 from weft.memory.spec import MemorySpec, RecurrentMemory
 
-# Where no state is to be written.
+# Slot value for a state that is not written.
 NO_SLOT = -1
 
 
@@ -40,24 +40,24 @@ NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True)
 class PageList:
-    """Where keys and values go and where they are read, for full or for windowed attention.
+    """Where keys and values are written and read, for full or windowed attention.
 
-    Row r reads `pages[bounds[r] : bounds[r + 1]]`, consecutive cells from position `first_position[r]` on. A token at
-    position p lies at index p % cell of its page.
+    Row r reads `pages[bounds[r] : bounds[r + 1]]`, consecutive cells starting at position `first_position[r]`. A
+    token at position p is at index p % cell of its page.
     """
 
     write_page: Tensor  # [tokens]
     first_position: Tensor  # [rows] a multiple of the cell; 0 for full attention
     bounds: Tensor  # [rows + 1]
     pages: Tensor  # [all]
-    # The same on the host, for libraries that plan there.
+    # Host copies, for libraries that plan there.
     host_bounds: Tensor  # [rows + 1]
     host_first_position: Tensor  # [rows]
 
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """The step on the host. A recorded step has none: it is replayed for rows that were not known when it was made."""
+    """The step on the host. A recorded step has none: it is replayed for rows that were unknown at recording."""
 
     plan: Plan
     rows: Rows
@@ -66,10 +66,10 @@ class HostStep:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Everything that layers need to know of a step, and the operations that compute it.
+    """Everything that layers need to know about a step, and the operations that compute it.
 
-    Tensors are int32. The leading `decodes` rows are one token each. The others are cut at the grid into *pieces*, the
-    tokens of one row in one cell, which lie in order.
+    Tensors are int32. The leading `decodes` rows have one token each. The others are cut at the grid into *pieces*:
+    the tokens of one row in one cell, in order.
     """
 
     operations: Operations
@@ -77,37 +77,37 @@ class Batch:
     rows: int
     decodes: int
     pieces: int
-    most_pieces: int  # of one row
+    most_pieces: int  # maximum of any row
     longest: int  # tokens of the longest row
-    farthest: int  # the greatest end of any row
+    farthest: int  # greatest end of any row
     cell: int
     token_ids: Tensor  # [tokens]
     positions: Tensor  # [tokens]
     start: Tensor  # [rows] position of the first new token
-    first: Tensor  # [rows + 1] packed index of the first new token of every row, and the number of all
-    slot: Tensor  # [rows] checkpoint at the start of the row's cell; to be looked at only if start >= cell
+    first: Tensor  # [rows + 1] packed index of each row's first new token, then the total
+    slot: Tensor  # [rows] checkpoint at the start of the row's cell; valid only if start >= cell
     tail: Tensor  # [rows]
-    closing: Tensor  # [rows] of a decode whose token closes its cell: the slot for the state there, or NO_SLOT
+    closing: Tensor  # [rows] slot for the state if the row is a decode whose token closes its cell, or NO_SLOT
     piece_row: Tensor  # [pieces]
     piece_position: Tensor  # [pieces] where the piece's cell starts, a multiple of the cell
     piece_slot: Tensor  # [pieces] slot for the state at the end of the piece's cell, or NO_SLOT
-    first_piece: Tensor  # [rows - decodes + 1] of row decodes + i: its first piece
+    first_piece: Tensor  # [rows - decodes + 1] first piece of row decodes + i
     full: PageList | None
     windowed: PageList | None
     # On the host.
     host_start: Tensor  # [rows]
     host_first: Tensor  # [rows + 1]
     host: HostStep | None
-    # What kernels derive from a step once and share among its layers, each under a key of its own.
+    # Values that kernels derive from a step once and share among its layers, each under its own key.
     derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def only_decodes(self) -> bool:
-        """Whether every row has one new token."""
+        """Return whether every row has one new token."""
         return self.decodes == self.rows
 
     def pages(self, window: int | None) -> PageList:
-        """Return the pages of layers with this window."""
+        """Return the pages for layers with this window."""
         listed = self.full if window is None else self.windowed
         assert listed is not None
         return listed
@@ -118,10 +118,10 @@ class Batch:
 
 @runtime_checkable
 class Operations(Protocol):
-    """What models and samplers compute with.
+    """Operations that models and samplers compute with.
 
-    Where an operation takes `out`, that is filled and returned if it is given; its rows may lie apart, as slices of a
-    wider matrix do. Inputs may be such slices too. Operations wait for no device.
+    An operation that takes `out` fills and returns it, if given. Rows of `out` need not be adjacent: it may be a
+    slice of a wider matrix. So may inputs. Operations never wait for a device.
     """
 
     # embedding
@@ -132,24 +132,24 @@ class Operations(Protocol):
     # linear
 
     def prepare(self, weight: Weight, twice: bool) -> Weight:
-        """Return loaded weights in the layout that matmuls are fastest with; `twice`: in a second one for few rows."""
+        """Return loaded weights in the fastest layout for matmuls; `twice`: also in a second one for few rows."""
 
     def linear(self, x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]: ...
 
     def linear_into_stream(self, x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
-        """Multiply for the residual stream, which adds up parts at no cost: the result may come in such."""
+        """Multiply for the residual stream, which sums partial results for free: the result may come as such parts."""
 
     def activated_linear(
         self, x: Normed, weight: Weight, activation: Function, parts: int
     ) -> Float[Tensor, "n results"]:
-        """Return the activation of a matmul; with two parts side by side, that of the first times the second."""
+        """Return the activation of a matmul; with two parts side by side, activation(first) * second."""
 
     # norm
 
     def residual(self, x: Float[Tensor, "tokens hidden"]) -> Residual: ...
 
     def rows_of(self, x: Normed) -> Float[Tensor, "n size"]:
-        """Return the rows of what a block reads, for what is not an operation of this list."""
+        """Return a block's input as plain rows, for code outside these operations."""
 
     def rms_norm(self, x: Float[Tensor, "*n size"], weight: Float[Tensor, " size"], eps: float) -> Tensor: ...
 
@@ -165,7 +165,7 @@ class Operations(Protocol):
     ) -> Float[Tensor, "*n size"]:
         """Return norm(x) * silu(gate), or norm(x * silu(gate)) if the gate comes first, in the dtype of the gate.
 
-        Each of `groups` equal parts of a row is normed for itself.
+        Each of `groups` equal parts of a row is normed separately.
         """
 
     # activation
@@ -192,15 +192,15 @@ class Operations(Protocol):
         view: AttentionView,
         out: Tensor | None = None,
     ) -> Float[Tensor, "tokens inner"]:
-        """Norm heads, rotate, write pages, attend, gate: all that lies between the two projections of a layer.
+        """Norm heads, rotate, write pages, attend and gate: everything between a layer's two projections.
 
         `projected` holds queries, keys, values and, if the layer is gated, gates, side by side. `norm` holds the
-        weights of the norms of queries and then of keys, a line for each head. A sink takes part in the sum of its
-        head's softmax and brings no value.
+        weights of the query norms, then of the key norms, one line per head. A sink adds to its head's softmax
+        denominator and contributes no value.
         """
 
     def warm_attention(self, forms: Sequence[AttentionForm], dtype: torch.dtype) -> None:
-        """Compile what layers of these forms need, so that no step waits for it."""
+        """Compile what layers of these forms need, so that no step waits for compilation."""
 
     # convolution
 
@@ -216,7 +216,7 @@ class Operations(Protocol):
     # ssd
 
     def ssd_memory(self, shape: SsdShape, dtype: str) -> RecurrentMemory:
-        """Return what a Mamba2 layer remembers, laid out as `ssd` reads it."""
+        """Return a Mamba2 layer's memory, in the layout that `ssd` reads."""
 
     def ssd(
         self, inputs: SsdInputs, batch: Batch, view: RecurrentView, out: Tensor | None = None
@@ -225,7 +225,7 @@ class Operations(Protocol):
     # gated delta
 
     def gated_delta_memory(self, shape: DeltaShape, dtype: str) -> RecurrentMemory:
-        """Return what a gated delta layer remembers, laid out as `gated_delta` reads it."""
+        """Return a gated delta layer's memory, in the layout that `gated_delta` reads."""
 
     def gated_delta(
         self, inputs: DeltaInputs, batch: Batch, view: RecurrentView
@@ -234,10 +234,10 @@ class Operations(Protocol):
     # experts
 
     def route_softmax(self, logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:
-        """Choose the k likeliest experts; their probabilities are made to sum to 1 again if asked (Qwen)."""
+        """Choose the k most likely experts; on request, renormalize their probabilities to sum to 1 (Qwen)."""
 
     def route_top(self, logits: Float[Tensor, "tokens experts"], k: int) -> Routing:
-        """Choose the k best; probabilities are over those only (gpt-oss, Granite)."""
+        """Choose the k best experts; probabilities are over those only (gpt-oss, Granite)."""
 
     def route_sigmoid(
         self,
@@ -250,29 +250,29 @@ class Operations(Protocol):
         scaling: float = 1.0,
         eps: float = 1e-20,
     ) -> Routing:
-        """Choose by independent scores; `bias` counts in the choice, not in the weights (LFM2-MoE, Nemotron-H).
+        """Choose by independent scores; `bias` affects the choice, not the weights (LFM2-MoE, Nemotron-H).
 
-        With several groups only experts of the `kept_groups` groups whose best two score highest can be chosen.
+        With several groups, only experts of the `kept_groups` groups whose best two score highest can be chosen.
         """
 
     def experts(
         self, x: Normed, routing: Routing, layer: ExpertWeights, shared: Shared | None = None
     ) -> Float[Tensor, "tokens hidden"]:
-        """Return the weighted sum of the chosen experts, and of a shared one if there is one."""
+        """Return the weighted sum of the chosen experts, plus the shared expert's output if there is one."""
 
     # together
 
     def run_together(self, x: Tensor, one: Callable[[], object], *others: Callable[[], object]) -> None:
-        """Do pieces of work that do not need each other; at the same time where that is faster. `x` has the rows.
+        """Run independent pieces of work, concurrently where that is faster. `x` has the rows.
 
-        The caller holds whatever several of them read until this returns.
+        The caller keeps inputs shared by several of them alive until this returns.
         """
 
     def side_by_side(self, like: Float[Tensor, "rows any"], sizes: Sequence[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return new rows for outputs that lie side by side, and the columns of each."""
+        """Allocate rows for outputs that lie side by side, and return them with each output's columns."""
 
     def record_decodes(self, compute: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
-        """Return a way to compute steps that may record those of decodes, and make their calls again without Python.
+        """Return a `compute` that may record decode-only steps and replay their calls without Python.
 
         `compute` returns the final hidden states of a step, always of the same model on the same memory.
         """
@@ -280,15 +280,15 @@ class Operations(Protocol):
     # sampling
 
     def for_sampling(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-        """Return logits in the dtype that the operations below are given."""
+        """Return logits in the dtype that the operations below expect."""
 
     def likeliest(self, logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
-        """Return the token of the greatest logit, the first of equals."""
+        """Return the token with the greatest logit, the first among equals."""
 
     def take_likeliest(
         self, logits: Float[Tensor, "rows vocab"], board: Int[Tensor, " seats"], seat: Int[Tensor, " rows"]
     ) -> Int[Tensor, " rows"]:
-        """Return the likeliest tokens in 32 bits, and write them to their rows' seats on the board."""
+        """Return the most likely tokens as 32-bit integers, and write them to their rows' seats on the board."""
 
     def read_board(
         self,
@@ -297,15 +297,17 @@ class Operations(Protocol):
         from_board: Int[Tensor, " rows"],
         known: Int[Tensor, " rows"],
     ) -> Int[Tensor, " rows"]:
-        """Return the token at a row's seat where `from_board` is not 0, the known one elsewhere."""
+        """Return the token at a row's seat where `from_board` is not 0, and the known token elsewhere."""
 
     def unpack_bits(self, packed: UInt8[Tensor, "masked bytes"], count: int) -> Tensor:
-        """Return the first `count` bits of every line as booleans, the lowest bit of a byte first."""
+        """Return the first `count` bits of every line as booleans, lowest bit of each byte first."""
 
     def draw(self, logits: Float[Tensor, "draws vocab"], draws: Any) -> Int[Tensor, " draws"]:
-        """Return a random token for each row, from the likely ones."""
+        """Return a random token for each row, drawn from those that the filters keep."""
 
     def score(
         self, logits: Float[Tensor, "n vocab"], chosen: Int[Tensor, " n"], top: int
     ) -> tuple[Float[Tensor, " n"], Int[Tensor, "n top"], Float[Tensor, "n top"]]:
-        """Return log-probabilities of the chosen tokens, and the `top` likeliest with theirs (at temperature 1)."""
+        """Return log-probabilities of the chosen tokens, and the `top` most likely tokens with theirs (at temperature
+        1).
+        """

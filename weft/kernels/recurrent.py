@@ -1,4 +1,4 @@
-"""What recurrent layers hand to their operations, and the part of their memory that does not depend on a backend."""
+"""Inputs of the recurrent operations, and the part of their memory that does not depend on a backend."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torch import Tensor
 
 from weft.memory.spec import Part, RecurrentMemory
 
-# Bounds of a time step that has none.
+# Bounds of an unlimited time step.
 UNLIMITED = (0.0, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionWeights:
-    """A causal depthwise convolution: one filter per channel, the oldest tap first, then SiLU if `activation`."""
+    """Causal depthwise convolution: one filter per channel, oldest tap first, then SiLU if `activation`."""
 
-    taps: Float[Tensor, "channels width"]  # fastest where it is the transpose of a contiguous [width, channels]
+    taps: Float[Tensor, "channels width"]  # fastest as the transpose of a contiguous [width, channels]
     bias: Float[Tensor, " channels"] | None = None
     activation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SsdInputs:
-    """What a Mamba2 layer brings to its scan.
+    """Inputs of a Mamba2 layer's scan.
 
-    `A` is negative. With `dt_bias`, the time step is softplus(dt + dt_bias) within `limit`; without, it is `dt`, which
-    is positive. With `gate`, the output is silu(gate) * y.
+    `A` is negative. With `dt_bias`, the time step is softplus(dt + dt_bias) within `limit`; without, it is `dt`,
+    which is positive. With `gate`, the output is silu(gate) * y.
     """
 
     x: Float[Tensor, "tokens heads head_dim"]
@@ -44,7 +44,7 @@ class SsdInputs:
 
 @dataclass(frozen=True, slots=True)
 class SsdShape:
-    """The sizes of a Mamba2 layer that its memory depends on."""
+    """Sizes of a Mamba2 layer that determine its memory."""
 
     heads: int
     head_dim: int
@@ -56,10 +56,10 @@ class SsdShape:
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """What a gated delta layer brings: q and k as projected, and the decay and strength of each token.
+    """Inputs of a gated delta layer: q and k as projected, and the decay and strength of each token.
 
-    With `rates` and `bias`, the log decay is rates * softplus(step + bias) and the rate of correction is
-    `most` * sigmoid(strength). Without them, `step` is the log decay (not positive) and `strength` the rate.
+    With `rates` and `bias`, the log decay is rates * softplus(step + bias) and the rate of correction is `most` *
+    sigmoid(strength). Without them, `step` is the log decay (not positive) and `strength` the rate.
     """
 
     q: Float[Tensor, "tokens key_heads key_dim"]
@@ -74,7 +74,7 @@ class DeltaInputs:
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """The sizes of a gated delta layer that its memory depends on."""
+    """Sizes of a gated delta layer that determine its memory."""
 
     key_heads: int
     key_dim: int
@@ -85,12 +85,12 @@ class DeltaShape:
 
 
 def conv_parts(channels: int, width: int, dtype: str) -> tuple[Part, Part]:
-    """Return what a convolution remembers: in a state the width - 1 inputs before it, in a tail each token's input."""
+    """Return a convolution's memory: a state holds the width - 1 inputs before it, a tail each token's input."""
     return Part("conv", (width - 1, channels), dtype), Part("conv", (channels,), dtype)
 
 
 def short_conv_memory(channels: int, width: int, dtype: str) -> RecurrentMemory:
-    """Return the memory of a layer that has nothing but a convolution."""
+    """Return the memory of a layer that is only a convolution."""
     state, tail = conv_parts(channels, width, dtype)
     return RecurrentMemory((state,), (tail,), width)
 

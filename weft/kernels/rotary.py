@@ -1,7 +1,7 @@
 """Rotary position embeddings: frequencies of every published variant.
 
-Frequencies depend on a configuration, angles on a step, so cosines and sines are made once per step and configuration
-and shared by all layers. Pairs are (i, i + half), the layout of published checkpoints.
+Frequencies depend on the configuration, angles on the step. So cosines and sines are computed once per step and
+configuration and shared by all layers. Pairs are (i, i + half), the layout of published checkpoints.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ VARIANTS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class RotaryKind:
-    """All that angles depend on, beside the position.
+    """Everything that angles depend on, besides the position.
 
-    `dynamic` scaling changes nothing within the trained context, which is as far as sequences go here, so it equals
+    `dynamic` scaling changes nothing within the trained context, which Weft's sequences never exceed, so it equals
     `default`. Fields that a variant does not use keep their defaults.
     """
 
-    size: int  # how many of a head's dimensions turn
+    size: int  # number of rotated dimensions per head
     theta: float = 10000.0
     variant: str = "default"
     factor: float = 1.0
@@ -50,7 +50,7 @@ class Rotation:
 
 
 def frequencies(kind: RotaryKind) -> Float[Tensor, " half"]:
-    """Radians per token of each pair of dimensions."""
+    """Return the radians per token of each pair of dimensions."""
     turns = kind.theta ** (torch.arange(0, kind.size, 2, dtype=torch.float32) / kind.size)
     plain = 1.0 / turns
     if kind.variant == "linear":
@@ -63,7 +63,7 @@ def frequencies(kind: RotaryKind) -> Float[Tensor, " half"]:
 
 
 def amplitude(kind: RotaryKind) -> float:
-    """What cosines and sines are multiplied by: not 1 only for yarn."""
+    """Return the factor of cosines and sines: 1, except for yarn."""
     if kind.variant != "yarn":
         return 1.0
     if kind.attention_factor is not None:
@@ -76,7 +76,7 @@ def yarn_scale(factor: float, weight: float = 1.0) -> float:
 
 
 def _llama3(kind: RotaryKind, plain: Tensor) -> Tensor:
-    """Slow pairs are stretched by `factor`, fast ones stay, those between are blended."""
+    """Stretch slow pairs by `factor`, keep fast ones, and blend those between."""
     turns_in_context = kind.original_context * plain / (2 * math.pi)
     blend = (turns_in_context - kind.low_frequency) / (kind.high_frequency - kind.low_frequency)
     blend = blend.clamp(0, 1)
@@ -84,10 +84,10 @@ def _llama3(kind: RotaryKind, plain: Tensor) -> Tensor:
 
 
 def _yarn(kind: RotaryKind, plain: Tensor) -> Tensor:
-    """Like llama3, but the ramp is linear in the index of the pair."""
+    """Stretch pairs like llama3, but with a ramp linear in the index of the pair."""
 
     def index_of(turns: float) -> float:
-        """The (fractional) pair that turns so often in the original context."""
+        """Return the (fractional) pair that makes this number of turns in the original context."""
         return kind.size * math.log(kind.original_context / (turns * 2 * math.pi)) / (2 * math.log(kind.theta))
 
     low, high = index_of(kind.fast), index_of(kind.slow)

@@ -1,4 +1,4 @@
-"""The rows of a plan in numbers wide enough to be indices. Host only: no tensor is touched."""
+"""Rows of a plan as 64-bit integers, usable as indices. Host only: no tensor is touched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Longs = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where the rows of a plan lie, in their sequences and in the pack."""
+    """Positions of a plan's rows, in their sequences and in the pack."""
 
     decodes: int  # leading rows of one token
     start: Longs
@@ -22,14 +22,14 @@ class Rows:
     length: Longs
     first: Longs  # packed index of each row's first token
     cell_start: Longs  # grid position at or before `start`
-    slots: Ints  # checkpoint there; 0 where there is none
+    slots: Ints  # checkpoint there; 0 if there is none
 
     @classmethod
     def of(cls, plan: Plan, cell: int) -> Rows:
         start, end = plan.start.astype(np.int64), plan.end.astype(np.int64)
         length = end - start
         cell_start = start - start % cell
-        # Where there is no checkpoint, any index may stand in the plan, even one that does not exist.
+        # Rows without a checkpoint may have any index in the plan, even an invalid one.
         slots = np.where(cell_start > 0, plan.read_slot, 0)
         return cls(plan.decode_rows, start, end, length, np.cumsum(length) - length, cell_start, slots)
 

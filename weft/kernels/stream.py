@@ -1,8 +1,8 @@
 """The residual stream: blocks read it through norms and add to it.
 
-Nothing is added or normed before it is needed: what blocks add waits until the stream is next read, where one kernel
-adds and norms. A backend may wait longer and leave the norm to the first matmul that reads it. Models therefore see two
-opaque values: `Normed`, which operations take as it is, and `Addend`, which only the stream takes.
+Addition and norm are deferred: what blocks add waits until the stream is next read, where one kernel adds and norms.
+A backend may defer further and leave the norm to the first matmul that reads it. Models therefore see two opaque
+values: `Normed`, which operations accept, and `Addend`, which only the stream accepts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Norm(Protocol):
-    """The weights of a norm, as layers hold them."""
+    """Weights of a norm, as layers hold them."""
 
     weight: Tensor
     eps: float
@@ -25,9 +25,9 @@ class Norm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to be added to a residual stream, times `factor`; with weights, after a norm of its own.
+    """A value to add to a residual stream, times `factor`; with weights, after its own norm.
 
-    A value in float32 parts is the sum of them, as `Operations.linear_into_stream` may leave it.
+    A value in float32 parts stands for their sum, as returned by `Operations.linear_into_stream`.
     """
 
     value: Float[Tensor, "*parts n size"]
@@ -38,20 +38,20 @@ class Change:
 
 @runtime_checkable
 class UnreadNorm(Protocol):
-    """A norm that is still to be computed."""
+    """A norm that is not computed yet."""
 
     def computed(self) -> Float[Tensor, "n size"]: ...
 
 
-# What a block reads: rows, or a norm that is still to be computed. `Operations.rows_of` makes rows of it.
+# Input of a block: rows, or a norm that is not computed yet. `Operations.rows_of` converts it to rows.
 Normed: TypeAlias = Tensor | UnreadNorm
-# What a block adds, [*parts, rows, size]: the last projection may leave a sum in parts, which the stream adds up.
+# Output of a block, [*parts, rows, size]: the last projection may leave a sum in parts for the stream to add up.
 Addend: TypeAlias = Tensor
 
 
 @runtime_checkable
 class Joining(Protocol):
-    """Add changes to a stream and norm the sum; both are returned."""
+    """Add changes to a stream and norm the sum; return both."""
 
     def __call__(
         self, x: Float[Tensor, "n size"], changes: list[Change], weight: Float[Tensor, " size"], eps: float
@@ -59,7 +59,7 @@ class Joining(Protocol):
 
 
 class Residual:
-    """The sum of the embedding and of everything that blocks have added."""
+    """Sum of the embedding and everything that blocks have added."""
 
     def __init__(
         self, x: Float[Tensor, "tokens hidden"], join: Joining, add: Callable[[Tensor, Change], Tensor]
@@ -74,19 +74,19 @@ class Residual:
         return self.finish(norm)
 
     def total(self) -> Float[Tensor, "tokens hidden"]:
-        """Return the stream itself, for blocks that norm what they add instead of what they read."""
+        """Return the stream itself, for blocks that norm their output instead of their input."""
         for change in self.pending:
             self.x = self._add(self.x, change)
         self.pending = []
         return self.x
 
     def finish(self, norm: Norm) -> Float[Tensor, "tokens hidden"]:
-        """Return the norm of the stream behind the last block."""
+        """Return the norm of the stream after the last block."""
         self.x, normed = self._join(self.x, self.pending, norm.weight, norm.eps)
         self.pending = []
         return normed
 
     def add(self, addend: Addend, factor: float = 1.0, norm: Norm | None = None) -> None:
-        """Add `factor` times the addend, or times its norm if it has a norm of its own."""
+        """Add `factor` times the addend, or times its norm if it has its own."""
         own = Change(addend, factor) if norm is None else Change(addend, factor, norm.weight, norm.eps)
         self.pending.append(own)

@@ -1,4 +1,4 @@
-"""Many small host arrays to the device in one copy. What they mean is the caller's business."""
+"""Upload of many small host arrays in one copy. The caller gives them meaning."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Every array begins at a multiple of so many bytes: kernels load faster from there, and are compiled for it.
+# Every array starts at a multiple of this number of bytes: kernels are compiled for it and load faster.
 ALIGNMENT_BYTES = 16
-# Kinds of arrays, what they become, and how many elements begin at such places.
+# Kinds of arrays, their tensor dtypes, and the alignment in elements.
 KINDS = {
     "i8": (np.int64, torch.int64, ALIGNMENT_BYTES // 8),
     "i4": (np.int32, torch.int32, ALIGNMENT_BYTES // 4),
@@ -24,7 +24,7 @@ _FILLING = np.zeros(ALIGNMENT_BYTES, np.bool_)
 
 
 def upload(arrays: Mapping[str, NDArray], device: torch.device | str, widen: bool = True) -> dict[str, Tensor]:
-    """The arrays as tensors under the same names: views of one uploaded buffer.
+    """Return the arrays as tensors under the same names: views of one uploaded buffer.
 
     With `widen` all integers become int64, so that no layer on a CPU converts an index.
 
@@ -48,7 +48,7 @@ def upload(arrays: Mapping[str, NDArray], device: torch.device | str, widen: boo
 
 
 def _pack(arrays: list[NDArray], kind: str) -> NDArray[np.uint8]:
-    """The bytes of arrays that become one kind, each filled up to where the next begins."""
+    """Return the bytes of arrays of one kind, each padded to the start of the next."""
     dtype, _, step = KINDS[kind]
     pieces = [piece for array in arrays for piece in (array.ravel(), _FILLING[: -array.size % step])]
     return np.concatenate(pieces, dtype=dtype, casting="same_kind").view(np.uint8)
@@ -57,7 +57,7 @@ def _pack(arrays: list[NDArray], kind: str) -> NDArray[np.uint8]:
 def to_device(packed: NDArray[np.uint8], device: torch.device) -> Tensor:
     if device.type == "cpu":
         return torch.from_numpy(packed)
-    # From pinned memory the copy runs by itself; the allocator keeps the buffer until it is done.
+    # From pinned memory the copy is asynchronous; the allocator keeps the buffer until it is done.
     pinned = torch.empty(len(packed), dtype=torch.uint8, pin_memory=True)
     pinned.numpy()[:] = packed
     return pinned.to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""The weights of a matmul, as layers hand them to operations."""
+"""Weights of a matmul, as layers pass them to operations."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 class Weight:
     """A matrix and its bias, in the forms that a backend reads.
 
-    `Operations.prepare` chooses the forms once the numbers are loaded. Only the backend that prepared a weight knows
-    its layout, so layers ask for its sizes and multiply with it, and look no further.
+    `Operations.prepare` chooses the forms after the numbers are loaded. Only the backend that prepared a weight
+    knows its layout: layers ask for its sizes and multiply with it, and nothing else.
     """
 
     matrix: Float[Tensor, "outputs inputs"]
     bias: Float[Tensor, " outputs"] | None = None
-    # The same numbers once more, as a few rows read them fastest; None: as `matrix` has them.
+    # A second copy in the fastest layout for few rows; None: `matrix` serves those too.
     few: Float[Tensor, "outputs inputs"] | None = None
 
     @property

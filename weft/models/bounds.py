@@ -1,7 +1,7 @@
-"""The range of every number that a config.json may hold, by field: far beyond what was ever published.
+"""Range of every number that a config.json may hold, by field: far beyond anything published.
 
-A checkpoint comes from outside. Sizes are allocated and layers are built before its weights say otherwise, so a field
-is refused here, by name, before anything is computed with it. Fields that are not in these tables cannot be read.
+A checkpoint is untrusted. Its sizes are allocated and its layers built before its weights can contradict them, so a
+field is refused here, by name, before it is used. Fields that are not in these tables cannot be read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INNER = 1 << 20
 EXPERTS = 4096
 POSITIONS = 1 << 30
 
-# The least is 1 unless the family says otherwise.
+# The minimum is 1 unless the family overrides it.
 INTEGERS: dict[str, int] = {
     "num_hidden_layers": LAYERS,
     "max_window_layers": LAYERS,
@@ -57,7 +57,7 @@ INTEGERS: dict[str, int] = {
     "mamba_d_head": HEAD_DIM,
     "mamba_d_state": HEAD_DIM,
     "ssm_state_size": HEAD_DIM,
-    # A cell must be longer than what a convolution looks back at.
+    # A cell must be longer than a convolution's history.
     "mamba_d_conv": 32,
     "conv_kernel": 32,
     "linear_conv_kernel_dim": 32,

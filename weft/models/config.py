@@ -1,6 +1,6 @@
-"""Reading a checkpoint's config.json: field by field, with errors that name the field.
+"""Reader of a checkpoint's config.json: field by field, with errors that name the field.
 
-Knows how configurations are spelled (old and new), not what any family does with them.
+It knows how configurations are spelled (old and new), not how families use them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from weft.models.bounds import CONFIG_BYTES, INTEGERS, LAYERS, MOST_ENTRIES, MOS
 
 
 class Required:
-    """Marks a field without a default."""
+    """Marker of a field without a default."""
 
 
 REQUIRED = Required()
-# Facts of the whole checkpoint that multimodal configurations keep outside of their text part.
+# Facts of the whole checkpoint that multimodal configurations keep outside their text part.
 OUTER = ("architectures", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "quantization_config")
 
 
@@ -43,7 +43,7 @@ def read_config(path: Path, most_bytes: int = CONFIG_BYTES) -> dict[str, Any]:
 
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The language model's own configuration; multimodal checkpoints nest it in `text_config`."""
+    """Return the language model's own configuration; multimodal checkpoints nest it in `text_config`."""
     if not isinstance(config.get("text_config"), Mapping):
         return dict(config)
     outer = {name: config[name] for name in OUTER if config.get(name) is not None}
@@ -53,14 +53,14 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
 class Config:
     """Typed access to the fields of a configuration. Several names are spellings of one field, tried in order.
 
-    `defaults` stand for fields that are absent, not for those that are null.
+    `defaults` apply to fields that are absent, not to those that are null.
     """
 
     def __init__(self, fields: Mapping[str, Any], **defaults: Any) -> None:
         self.fields = {**defaults, **fields}
 
     def _find(self, names: tuple[str, ...], default: object) -> tuple[str, Any]:
-        """The spelling that is there and its value, or the first one and the default."""
+        """Return the spelling that exists and its value, or the first spelling and the default."""
         for name in names:
             if self.fields.get(name) is not None:
                 return name, self.fields[name]
@@ -108,7 +108,7 @@ class Config:
         return list(value)
 
     def kinds(self, name: str, given: Sequence[Any], known: Mapping[str, str]) -> list[str]:
-        """The kinds of layers that a field lists, in our own words: `known` maps spellings to them."""
+        """Return the kinds of layers that a field lists, in our own words: `known` maps spellings to them."""
         if len(given) > LAYERS:
             raise ModelError(f"config.json: {name} must have at most {LAYERS} entries, got {len(given)}")
         for spelling in given:
@@ -117,7 +117,7 @@ class Config:
         return [known[spelling] for spelling in given]
 
     def experts_per_token(self, count: int) -> int:
-        """How many of `count` experts a token goes to."""
+        """Return how many of `count` experts a token goes to."""
         chosen = self.integer("num_experts_per_tok", "experts_per_token")
         if chosen > count:
             raise ModelError(f"config.json: num_experts_per_tok must be at most num_experts {count}, got {chosen}")
@@ -125,7 +125,7 @@ class Config:
 
     @property
     def head_dim(self) -> int:
-        """Given, or the hidden size shared among the heads."""
+        """Return the given head size, or the hidden size divided by the number of heads."""
         hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
         if self.fields.get("head_dim") is None and hidden % heads:
             raise ModelError(f"config.json: hidden_size {hidden} must be a multiple of num_attention_heads {heads}")
@@ -142,13 +142,13 @@ class Config:
         return kv_heads
 
     def layer_types(self, known: Mapping[str, str], default: list[str] | None = None) -> list[str]:
-        """`layer_types` in our own words: `known` maps spellings to them."""
+        """Return `layer_types` in our own words: `known` maps spellings to them."""
         count = self.integer("num_hidden_layers")
         types = self.listing("layer_types", length=count, default=default if default is not None else REQUIRED)
         return self.kinds("layer_types", types, known)
 
     def rotary(self, layer_type: str | None = None, theta: float = 10000.0, partial: float = 1.0) -> RotaryKind:
-        """The rotary embedding of (a type of) layers; `theta` and `partial` are the family's defaults."""
+        """Return the rotary embedding of (a type of) layers; `theta` and `partial` are the family's defaults."""
         settings = self._rotary_settings(layer_type)
         scope = Config(settings)
         variant = settings.get("rope_type", settings.get("type")) or "default"
@@ -180,7 +180,7 @@ class Config:
         )
 
     def _rotary_settings(self, layer_type: str | None) -> dict[str, Any]:
-        """One dictionary out of the new spelling (`rope_parameters`) or the old one (`rope_scaling` and friends)."""
+        """Return one dictionary from the new spelling (`rope_parameters`) or the old one (`rope_scaling` etc.)."""
         new, scaling = (self.fields.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
         if not isinstance(scaling, Mapping) or not isinstance(new, Mapping):
             raise ModelError("config.json: rope_parameters and rope_scaling must be objects")
@@ -192,7 +192,7 @@ class Config:
 
 
 def turned_dimensions(head_dim: int, share: float = 1.0) -> int:
-    """How many dimensions of a head a rotary embedding turns: pairs of them."""
+    """Return how many dimensions of a head a rotary embedding rotates: an even number."""
     size = int(head_dim * share)
     if size < 2 or size % 2:
         raise ModelError(
@@ -211,7 +211,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def shown(value: Any) -> str:
-    """A value from a file for one line of a message, however long or deep it is."""
+    """Return a value from a file for one line of a message, however long or deep it is."""
     return _short.repr(value)[:MOST_SHOWN]
 
 

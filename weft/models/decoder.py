@@ -1,6 +1,6 @@
-"""The frame that families share: embedding, blocks, final norm, head.
+"""Frame that families share: embedding, blocks, final norm, head.
 
-Families decide what a block is; this file only strings blocks together.
+Families define the blocks; this file connects them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from weft.models.model import CausalModel, Layer
 
 
 class Block(Layer):
-    """x + mixer(norm(x)), then x + mlp(norm(x)), under the names of most checkpoints.
+    """Standard block: x + mixer(norm(x)), then x + mlp(norm(x)), under the names of most checkpoints.
 
-    What is added is multiplied by `factor` (Granite).
+    `factor` multiplies what is added (Granite).
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Block(Layer):
 
 
 class Decoder(Layer):
-    """Checkpoint names: embed_tokens, layers.N, norm."""
+    """Stack of blocks. Checkpoint names: embed_tokens, layers.N, norm."""
 
     def __init__(self, embedding: Embedding, layers: list[nn.Module], norm: RMSNorm, rotary: Rotary | None) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class DecoderModel(CausalModel):
 
 
 def attention_shape(config: Config, dtype: torch.dtype, **more: Any) -> AttentionShape:
-    """The sizes that every configuration has, and what a family adds to them."""
+    """Return the attention sizes that every configuration has, with a family's additions."""
     return AttentionShape(
         hidden=config.integer("hidden_size"),
         heads=config.integer("num_attention_heads"),
@@ -114,7 +114,7 @@ def attention_shape(config: Config, dtype: torch.dtype, **more: Any) -> Attentio
 
 
 def mamba2_shape(config: Config, dtype: torch.dtype, inner: int, out_bias: bool) -> Mamba2Shape:
-    """The sizes of a Mamba2 layer by the names of Falcon-H1 and Granite; `inner` are the channels of the scan."""
+    """Return the sizes of a Mamba2 layer by the names of Falcon-H1 and Granite; `inner` is the scan's channels."""
     heads = config.integer("mamba_n_heads")
     return Mamba2Shape(
         hidden=config.integer("hidden_size"),
@@ -144,7 +144,7 @@ def frame(
     zero_centred: bool = False,
     eps: float = 1e-6,
 ) -> Decoder:
-    """A decoder around `layers`, by the usual names of a configuration's fields."""
+    """Return a decoder around `layers`, by the usual names of a configuration's fields."""
     hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=eps)
     embedding = Embedding(config.integer("vocab_size"), hidden, scale)
     return Decoder(embedding, layers, RMSNorm(hidden, eps, zero_centred), rotary)

@@ -1,7 +1,7 @@
 """Random weights from a configuration alone, scaled so that every layer, state and position matters.
 
-Matrices have a standard deviation of 1 / sqrt(inputs). A module whose parameters mean something else (decays, time
-steps, norms per head, embeddings) says so in `initialise(generator)`.
+Matrices have a standard deviation of 1 / sqrt(inputs). A module whose parameters have another meaning (decays, time
+steps, norms per head, embeddings) defines `initialise(generator)`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 def fill_randomly(model: nn.Module, seed: int) -> None:
-    """Every module draws from a generator of its own, so a layer's weights do not depend on its neighbours."""
+    """Fill every module from its own generator, so that a layer's weights do not depend on its neighbours."""
     with torch.no_grad():
         for path, module in model.named_modules():
             parameters = dict(module.named_parameters(recurse=False))

@@ -1,7 +1,7 @@
-"""Falcon-H1: in every block Mamba2 and full attention side by side, then a gated MLP, with factors everywhere.
+"""Falcon-H1: in every block Mamba2 and full attention in parallel, then a gated MLP, with factors everywhere.
 
-Factors of mixers and gates are folded into weights when they are loaded; that of an MLP's output is applied when the
-stream adds it.
+Factors of mixers and gates are folded into weights at load; the factor of an MLP's output is applied when the stream
+adds it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class FalconH1(DecoderModel):
 
 
 class ParallelBlock(Layer):
-    """Checkpoint names: input_layernorm, mamba, self_attn, pre_ff_layernorm, feed_forward."""
+    """Parallel mixers, then an MLP. Checkpoint names: input_layernorm, mamba, self_attn, pre_ff_layernorm,
+    feed_forward.
+    """
 
     def __init__(self, config: Config, dtype: torch.dtype) -> None:
         super().__init__()
@@ -86,15 +88,15 @@ class ParallelBlock(Layer):
 
 
 def scaled(stored: Tensor, factor: float | list[float]) -> Tensor:
-    """One factor for all, or one for each row."""
+    """Return weights times one factor for all, or one for each row."""
     factors = torch.tensor(factor, dtype=torch.float32)
     return stored.float() * factors.view(-1, *[1] * (stored.ndim - 1))
 
 
 def folded_factors(config: Config, shape: Mamba2Shape, gate: float) -> dict[str, float | list[float]]:
-    """Return what the weights of a block are multiplied by. A factor of a projection's input spares its bias."""
+    """Return the factors of a block's weights. A factor of a projection's input does not apply to its bias."""
     key, attention, mamba = (multiplier(config, name) for name in ("key", "attention_in", "ssm_in"))
-    # Gate, x, B, C and dt have factors of their own.
+    # Gate, x, B, C and dt have their own factors.
     width = shape.groups * shape.state
     sizes = [shape.inner, shape.inner, width, width, shape.heads]
     factors = config.numbers("ssm_multipliers", length=5, default=[1.0] * 5)

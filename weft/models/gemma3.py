@@ -1,4 +1,4 @@
-"""Gemma 3 (the text part): five windowed layers to a full one, each kind with a rotation of its own; sandwich norms."""
+"""Gemma 3 (the text part): five windowed layers per full one, each kind with its own rotation; sandwich norms."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class Gemma3(DecoderModel):
 
 
 def local_rotary(config: Config) -> RotaryKind:
-    """Of the windowed layers: never scaled in the old spelling, where it is a number beside the global one."""
+    """Return the rotation of windowed layers: never scaled in the old spelling, a number beside the global one."""
     if isinstance(config.fields.get("rope_parameters"), Mapping):
         return config.rotary("sliding_attention")
     return RotaryKind(turned_dimensions(config.head_dim), config.number("rope_local_base_freq", default=10000.0))
 
 
 class SandwichBlock(Layer):
-    """Norms before and after both halves."""
+    """Block with norms before and after both halves."""
 
     def __init__(self, config: Config, dtype: torch.dtype, kind: str) -> None:
         super().__init__()

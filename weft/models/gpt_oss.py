@@ -1,4 +1,4 @@
-"""gpt-oss: windowed and full attention in turns, with sinks; experts with biases and a clamped gate in every block."""
+"""gpt-oss: alternating windowed and full attention, with sinks; experts with biases and a clamped gate."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class GptOss(DecoderModel):
 
 
 class ClampedExperts(Layer):
-    """Filled from [experts, inputs, outputs], or from MXFP4 as [experts, outputs, inputs].
+    """Experts, filled from [experts, inputs, outputs], or from MXFP4 as [experts, outputs, inputs].
 
-    Both have the outputs of gate and up in turns; here all gates come first.
+    Both formats interleave the outputs of gate and up; here all gates come first.
     """
 
     def __init__(self, config: Config, count: int) -> None:
@@ -85,7 +85,7 @@ class ClampedExperts(Layer):
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         count, outer, hidden = self.first.shape
         inner = outer // 2
-        # [experts, gate or up, inner, hidden] -> outputs in turns
+        # [experts, gate or up, inner, hidden] -> interleaved outputs
         turns = self.first.unflatten(1, (2, inner)).transpose(1, 2)
         yield Source(prefix + "gate_up_proj", turns.permute(0, 3, 1, 2), shape=(count, hidden, outer))
         bias_turns = self.first_bias.unflatten(1, (2, inner)).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Granite 4 hybrid: Mamba2, some attention (mostly without positions), a shared MLP and, if any, experts."""
+"""Granite 4 hybrid: Mamba2, some attention (mostly without positions), a shared MLP and optional experts."""
 
 from __future__ import annotations
 

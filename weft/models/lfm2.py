@@ -66,14 +66,14 @@ class Lfm2(DecoderModel):
 
 
 def default_layer_types(config: Config) -> list[str]:
-    """Older configurations list the layers with attention; without a list, all have it."""
+    """Return the layer types. Older configurations list the layers with attention; without a list, all have it."""
     count = config.integer("num_hidden_layers")
     chosen = config.listing("full_attn_idxs", default=list(range(count)))
     return ["full_attention" if number in chosen else "conv" for number in range(count)]
 
 
 def feed_forward_size(config: Config) -> int:
-    """As given, or two thirds of it times a factor, rounded up to a multiple."""
+    """Return the given size, or two thirds of it times a factor, rounded up to a multiple."""
     size = config.integer("block_ff_dim", "intermediate_size")
     if not config.flag("block_auto_adjust_ff_dim", default=True):
         return size

@@ -1,4 +1,4 @@
-"""LFM2-MoE: LFM2 whose deeper blocks choose among experts instead of one MLP."""
+"""LFM2-MoE: LFM2 with experts instead of one MLP in its deeper blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Lfm2Moe(Lfm2):
 
 
 class BiasedSparseMLP(Layer):
-    """Checkpoint names: gate, expert_bias (which experts are chosen, not how much they weigh), experts."""
+    """Sparse MLP. Checkpoint names: gate, expert_bias (affects the choice of experts, not their weights), experts."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

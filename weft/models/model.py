@@ -1,6 +1,6 @@
-"""What every family has in common: the parts of a network and how its checkpoint names map to them.
+"""Base of all families: the parts of a network, and the mapping of checkpoint names to them.
 
-A family builds modules out of `layers/`, lists its mixers in order, and each mixer declares what it must remember.
+A family builds modules from `layers/` and lists its mixers in order. Each mixer declares its memory.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from weft.memory.spec import Memory
 class Source:
     """A tensor of the checkpoint and the part of a parameter that it fills (a view, possibly transposed).
 
-    `transform` makes the target's values of the checkpoint's tensor (and of its `companions`, if it has any): a factor
-    folded into a weight, rows in another order, a decay rate out of its logarithm. `shape` is the checkpoint's where it
-    is not the target's; what comes is then reshaped or, if it is smaller, repeated.
+    `transform` computes the target's values from the checkpoint's tensor (and its `companions`, if any): a factor
+    folded into a weight, rows in another order, a decay rate from its logarithm. `shape` is the checkpoint's if it
+    differs from the target's; the tensor is then reshaped or, if it is smaller, repeated.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Source:
     transform: Callable[..., Tensor] | None = None
     shape: tuple[int, ...] | None = None
     companions: tuple[str, ...] = ()
-    # The tensor and its companions are concatenated; where they are cut is the checkpoint's affair.
+    # The tensor and its companions are concatenated; the checkpoint decides where they are cut.
     concatenated: bool = False
 
     @property
@@ -49,25 +49,25 @@ class Layer(nn.Module):
 
 
 class Mixer(Layer):
-    """A layer that looks at earlier tokens, and therefore remembers. `index` is its place among the model's mixers."""
+    """A layer that reads earlier tokens, and therefore has memory. `index` is its place among the model's mixers."""
 
     index: int
 
     def memory(self, operations: Operations) -> Memory:
-        """Return what the layer remembers, laid out as these operations read it."""
+        """Return the layer's memory, in the layout that these operations read."""
         raise NotImplementedError
 
     def forward(self, x: Normed, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> Addend:
         raise NotImplementedError
 
     def warm(self, operations: Operations) -> None:
-        """Prepare, before the first step, whatever would make a step wait."""
+        """Prepare, before the first step, anything that would make a step wait."""
 
 
 class ProjectedMixer(Mixer):
     """A mixer between two projections, which `Parallel` may join with those of others.
 
-    `projections` names them: that of the input, and that into the stream.
+    `projections` names them: the input projection, and the projection into the stream.
     """
 
     projections: ClassVar[tuple[str, str]] = ("in_proj", "out_proj")
@@ -89,10 +89,10 @@ class ProjectedMixer(Mixer):
 
 
 class CausalModel(Layer):
-    """Tokens in, final hidden states out; `logits` turns some of those into scores over the vocabulary.
+    """Language model: tokens in, final hidden states out; `logits` turns some of those into scores over the vocabulary.
 
-    A family is constructed from its configuration and the dtype of its activations, inside `weights.build`, which sets
-    torch's default dtype and device: parameters are born with them unless they name their own.
+    A family is constructed from its configuration and the dtype of its activations, inside `weights.build`, which
+    sets torch's default dtype and device: parameters use them unless they name their own.
     """
 
     vocab_size: int
@@ -104,22 +104,22 @@ class CausalModel(Layer):
 
     @property
     def tied(self) -> bool:
-        """Whether the embedding is the head too."""
+        """Return whether the embedding is also the head."""
         raise NotImplementedError
 
     def untie(self) -> None:
-        """Give a tied model a head of its own, to be filled."""
+        """Give a tied model its own head, to be filled."""
         raise NotImplementedError
 
     def mixers(self) -> list[Mixer]:
-        """All mixers in order of construction; numbered on the way."""
+        """Return all mixers in order of construction, after numbering them."""
         found = [m for m in self.modules() if isinstance(m, Mixer)]
         for index, mixer in enumerate(found):
             mixer.index = index
         return found
 
     def memories(self, operations: Operations) -> tuple[Memory, ...]:
-        """Return what all mixers remember, laid out as these operations read it."""
+        """Return the memory of all mixers, in the layout that these operations read."""
         return tuple(mixer.memory(operations) for mixer in self.mixers())
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
@@ -130,16 +130,16 @@ class CausalModel(Layer):
 
 
 def pin(model: nn.Module) -> None:
-    """Once filled: parameters and parts as plain attributes, which nn.Module otherwise finds by a detour each time."""
+    """Make a filled model's parameters and parts plain attributes, which avoids nn.Module's slow lookup."""
     for module in model.modules():
         vars(module).update(module._parameters | module._modules)
 
 
 def sources(module: nn.Module, prefix: str = "") -> Iterator[Source]:
-    """Every checkpoint tensor that `module` can be filled from.
+    """Return every checkpoint tensor that `module` can be filled from.
 
-    A module whose parameters are stored under other names, or in pieces, says so in `checkpoint_sources(prefix)`, where
-    `prefix` is its own path with a trailing dot. The same element may be offered under alternative names.
+    A module whose parameters are stored under other names, or in pieces, defines `checkpoint_sources(prefix)`, where
+    `prefix` is its own path with a trailing dot. Alternative names may offer the same element.
     """
     own = getattr(module, "checkpoint_sources", None)
     if own is not None:

@@ -60,7 +60,7 @@ class NemotronH(DecoderModel):
 
 
 class SingleBlock(Layer):
-    """x + mixer(norm(x)): what other families put into one block takes two of these."""
+    """Block with a single part: x + mixer(norm(x)). A block of other families takes two of these."""
 
     def __init__(self, mixer: nn.Module, hidden: int, eps: float) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class SingleBlock(Layer):
 
 
 def block_types(config: Config) -> list[str]:
-    """From a list of words or, in older configurations, a string with a letter per block."""
+    """Return block types from a list of words or, in older configurations, a string with a letter per block."""
     words = config.listing("layers_block_type", "layer_types", default=[])
     if words:
         return config.kinds("layers_block_type", words, WORDS)
@@ -134,7 +134,7 @@ def mlp(config: Config, dtype: torch.dtype, size: str = "intermediate_size", int
 
 
 class Router(Layer):
-    """Scores of experts, in float32; the bias has a say in who is chosen. Checkpoint names as below."""
+    """Scores of experts, in float32; the bias affects their choice. Checkpoint names as below."""
 
     def __init__(self, hidden: int, experts: int) -> None:
         super().__init__()

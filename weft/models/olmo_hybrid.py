@@ -1,4 +1,4 @@
-"""OLMo-Hybrid: Gated DeltaNet with norms before its parts; every few layers attention with norms behind its parts."""
+"""OLMo-Hybrid: Gated DeltaNet with norms before its parts; every few layers attention with norms after its parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from weft.models.model import Layer
 LAYER_TYPES = {"linear_attention": "delta", "full_attention": "attention"}
 # Published checkpoints store the convolution over queries, keys and values as three.
 CONVOLUTIONS = ("q_conv1d", "k_conv1d", "v_conv1d")
-# Of the norm behind the delta rule, whatever the configuration says of the others.
+# Epsilon of the norm after the delta rule, independent of the configuration's other norms.
 DELTA_NORM_EPS = 1e-5
 
 
@@ -57,7 +57,7 @@ class OlmoHybrid(DecoderModel):
 
 
 class PostNormBlock(Layer):
-    """x + norm(mixer(x)), then x + norm(mlp(x)): what is added is normed, not what is read."""
+    """Block x + norm(mixer(x)), then x + norm(mlp(x)): it norms what it adds, not what it reads."""
 
     def __init__(self, mixer: nn.Module, mlp: nn.Module, hidden: int, eps: float) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def delta(config: Config, dtype: torch.dtype) -> GatedDeltaNet:
         conv_width=config.integer("linear_conv_kernel_dim", default=4, minimum=2),
         eps=DELTA_NORM_EPS,
         dtype=dtype,
-        # Rates of correction beyond one turn a key's content around: eigenvalues below zero.
+        # Rates of correction above one flip a key's content: eigenvalues below zero.
         most_correction=2.0 if config.flag("linear_allow_neg_eigval", default=True) else 1.0,
     )
     sizes = [shape.keys, shape.keys, shape.values, shape.values, shape.value_heads, shape.value_heads]
@@ -93,7 +93,7 @@ def delta(config: Config, dtype: torch.dtype) -> GatedDeltaNet:
 
 
 def rotates(config: Config) -> bool:
-    """Return whether positions are rotated into queries and keys: published checkpoints set no `rope_theta`."""
+    """Return whether queries and keys are rotated by position: published checkpoints set no `rope_theta`."""
     parameters = config.fields.get("rope_parameters")
     given = parameters.get("rope_theta") if isinstance(parameters, Mapping) else config.fields.get("rope_theta")
     return given is not None

@@ -29,7 +29,7 @@ class Qwen3(DecoderModel):
 
 
 def windows(config: Config) -> list[int | None]:
-    """The window of each layer; without `layer_types`, all from `max_window_layers` on have one."""
+    """Return the window of each layer; without `layer_types`, all from `max_window_layers` on have one."""
     window = (
         config.integer("sliding_window", default=None) if config.flag("use_sliding_window", default=False) else None
     )

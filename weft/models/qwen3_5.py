@@ -1,4 +1,4 @@
-"""Qwen3.5, dense or with experts: Qwen3-Next with its projections apart. Of multimodal checkpoints, the text part."""
+"""Qwen3.5, dense or with experts: Qwen3-Next with separate projections. Text part of multimodal checkpoints only."""
 
 from __future__ import annotations
 

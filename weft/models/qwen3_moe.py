@@ -34,7 +34,7 @@ class Qwen3Moe(DecoderModel):
 
 
 def sparse_layers(config: Config) -> list[bool]:
-    """Which layers have experts: every `decoder_sparse_step`-th, those of `mlp_only_layers` excepted."""
+    """Return the layers with experts: every `decoder_sparse_step`-th, except those in `mlp_only_layers`."""
     step, dense = config.integer("decoder_sparse_step", default=1), config.listing("mlp_only_layers", default=[])
     return [index not in dense and (index + 1) % step == 0 for index in range(config.integer("num_hidden_layers"))]
 

@@ -95,7 +95,7 @@ def attention(config: Config, dtype: torch.dtype) -> Mixer:
 
 
 def mlp(config: Config, number: int) -> nn.Module:
-    """Experts, unless the model has none or keeps this layer dense."""
+    """Return experts, unless the model has none or keeps this layer dense."""
     hidden, experts = config.integer("hidden_size"), config.integer("num_experts", default=0, minimum=0)
     dense = number in config.listing("mlp_only_layers", default=[])
     if not experts or dense or (number + 1) % config.integer("decoder_sparse_step", default=1):

@@ -1,4 +1,4 @@
-"""Which family serves which architecture. Families are imported when they are asked for."""
+"""Map from architectures to families. Families are imported on first use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAMILIES = {
 
 
 def family_of(config: Mapping[str, Any]) -> type[CausalModel]:
-    """The class that serves a configuration's architecture."""
+    """Return the class that serves a configuration's architecture."""
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelError(f"config.json: architectures must be a list of names, got {shown(names)}")

@@ -1,4 +1,4 @@
-"""A model in numbers, from its configuration alone: no weights are made or read."""
+"""A model in numbers, from its configuration alone: no weights are created or read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.models.weights import build
 class Shape:
     memories: tuple[Memory, ...]
     parameters: int
-    active_parameters: int  # that a token meets: of experts, those chosen
+    active_parameters: int  # used by one token: of the experts, only the chosen ones
     attention_width: int  # query heads times their size, summed over attention layers
 
 

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model: finds the files, checks every name and shape, then streams tensor by tensor.
+"""Loading of checkpoints: find the files, check every name and shape, then stream tensor by tensor.
 
 Only safetensors are read; nothing is ever unpickled.
 """
@@ -39,7 +39,7 @@ SHOWN = 10
 # Our own names of the two matrices that a checkpoint may tie.
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
-# How often a model must fit into what is free for its weights to be kept twice: caches need room as well.
+# Number of times a model must fit into free memory for a second copy of its weights: caches need room as well.
 COPIES = 4
 
 
@@ -52,12 +52,12 @@ def load_model(
     seed: int = 0,
     spare_bytes: int = 0,
 ) -> tuple[CausalModel, dict[str, Any]]:
-    """The model of a folder or hub id, and the configuration of its text part.
+    """Load the model of a folder or hub id; return it with the configuration of its text part.
 
     With ample `spare_bytes` weights may be kept twice, for few rows and for many.
 
-    With `weights="dummy"` only the configuration is read (a folder with config.json, the file itself, or the name of a
-    packaged one), and the weights are random, the same for the same seed.
+    With `weights="dummy"` only the configuration is read (a folder with config.json, the file itself, or the name of
+    a packaged one), and the weights are random, the same for the same seed.
     """
     folder = find_checkpoint(path, with_weights=weights != "dummy")
     config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
@@ -74,7 +74,7 @@ def load_model(
 
 
 def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> None:
-    """Lay all weights of matmuls out as these operations are fastest, twice if there is ample memory."""
+    """Convert all matmul weights to the fastest layout of these operations, twice if there is ample memory."""
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     twice = COPIES * size <= spare_bytes
     for module in model.modules():
@@ -85,7 +85,7 @@ def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> Non
 
 
 def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
-    """A folder, or without weights the file of a configuration; downloaded if it is a hub id."""
+    """Return a folder, or without weights the file of a configuration; download a hub id."""
     local = Path(path).expanduser()
     if local.is_dir() or (local.is_file() and local.suffix == ".json" and not with_weights):
         return local
@@ -106,7 +106,7 @@ def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
 
 
 def _hint(path: str | Path) -> str:
-    """What somebody who gave a bare name may have meant."""
+    """Suggest what a bare name may have meant."""
     if configurations.find(str(path)) is not None:
         return "; it is a packaged configuration without weights: add --weights dummy for random ones"
     if "/" in str(path):
@@ -116,7 +116,7 @@ def _hint(path: str | Path) -> str:
 
 @contextmanager
 def defaults(dtype: torch.dtype, device: torch.device | str) -> Iterator[None]:
-    """Parameters made inside have this dtype and device unless they name their own."""
+    """Give parameters created inside this dtype and device unless they name their own."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -127,21 +127,21 @@ def defaults(dtype: torch.dtype, device: torch.device | str) -> Iterator[None]:
 
 
 def build(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device | str = "cpu") -> CausalModel:
-    """The model of a configuration, its parameters not yet filled."""
+    """Return the model of a configuration, its parameters not filled yet."""
     family = family_of(config)
     try:
         with defaults(dtype, device):
             model = family(config, dtype)
     except (ModelError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # sizes that are fine one by one and impossible together
+    except Exception as error:  # sizes that are valid one by one and impossible together
         raise ModelError(f"config.json does not describe a {family.__name__}: {first_line(error)}") from error
     check_size(model, device)
     return model.eval()
 
 
 def check_size(model: CausalModel, device: torch.device | str) -> None:
-    """Raise if the machine has less memory than the weights take. A CPU's are not touched before they are filled."""
+    """Raise if the machine has less memory than the weights take. A CPU's memory is not touched before the fill."""
     if torch.device(device).type != "cpu":
         return
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
@@ -152,14 +152,14 @@ def check_size(model: CausalModel, device: torch.device | str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, for one line of a message."""
+    """Return the type and first line of an error, for a message of one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a tensor of a checkpoint lies, under which name, and its shape."""
+    """File, name and shape of a tensor in a checkpoint."""
 
     file: Path
     name: str
@@ -184,9 +184,9 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def indexed_names(index: Path) -> list[str]:
-    """The files that an index names, all below the index's own folder.
+    """Return the files that an index names, all below the index's own folder.
 
-    Names are checked, not where they lead: files of the hub's cache are links to another folder.
+    Names are checked, not link targets: files of the hub's cache are links to another folder.
     """
     weight_map = read_config(index, INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, Mapping):
@@ -209,7 +209,7 @@ def _stays_inside(name: str) -> bool:
 
 
 def catalogue(files: list[Path], model: CausalModel) -> dict[str, Stored]:
-    """Every tensor that is not ignored, under the model's own name for it."""
+    """Return every tensor that is not ignored, under the model's own name for it."""
     found: dict[str, Stored] = {}
     for file in files:
         try:
@@ -256,7 +256,7 @@ def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progr
             readers[entry.file] = safe_open(entry.file, framework="pt")
         return readers[entry.file].get_tensor(entry.name)
 
-    # Small ones are there before anybody has looked.
+    # Small models load before the bar appears.
     bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=not progress, delay=1.0)
     with bar:
         for group in by_file.values():
@@ -266,9 +266,9 @@ def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progr
 
 
 def settle_head(model: CausalModel, stored: dict[str, Stored]) -> None:
-    """Decide about a head that is stored although the configuration ties it: the embedding's equal, or one of its own.
+    """Decide about a head that is stored although the configuration ties it: drop an equal one, use a different one.
 
-    Transformers does the same: weights that differ are both used, whatever the configuration says.
+    Transformers does the same: if the weights differ, both are used despite the configuration.
     """
     head, embedding = stored[HEAD], stored.get(EMBEDDING)
     if embedding is not None and torch.equal(read_tensor(head), read_tensor(embedding)):
@@ -322,14 +322,15 @@ def shapes(source: Source, stored: Mapping[str, Stored]) -> list[tuple[str, tupl
         rows, others = zip(*((stored[name].shape[:1], stored[name].shape[1:]) for name in names))
         even = len(set(others)) == 1 and all(rows)
         return [(" and ".join(names), (sum(count for [count] in rows), *others[0]) if even else stored[names[0]].shape)]
-    # Companions of what is stored in a shape of its own have theirs.
+    # Companions of a tensor stored in its own shape have their own shapes.
     return [(name, stored[name].shape) for name in (names if source.shape is None else names[:1])]
 
 
 def missing(wanted: list[Source], filling: list[Source], stored: Container[str]) -> list[str]:
-    """Names of what stays unfilled, given that a part of a parameter may be offered whole or in pieces.
+    """Return the names of unfilled parts, given that a part of a parameter may be offered whole or in pieces.
 
-    Told as intervals of memory: a source is not needed if a filled one covers it, or filled ones inside add up to it.
+    The check is on intervals of memory: a source is not needed if a filled one covers it, or filled ones inside add
+    up to it.
     """
     filled: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for source in filling:
@@ -350,7 +351,7 @@ def missing(wanted: list[Source], filling: list[Source], stored: Container[str])
 
 
 def _outermost(group: list[tuple[int, int, bool, str]]) -> list[str]:
-    """Of alternatives that are all missing, the one to name: the whole if none of its pieces came, else the pieces."""
+    """Return which of the missing alternatives to name: the whole if none of its pieces exists, else the pieces."""
 
     def told(entry: tuple[int, int, bool, str]) -> bool:
         low, high, begun, _ = entry
@@ -366,7 +367,7 @@ def _storage(source: Source) -> int:
 
 
 def _interval(target: Tensor) -> tuple[int, int]:
-    """The elements of its storage that a view spans."""
+    """Return the elements of its storage that a view spans."""
     low = target.storage_offset()
     return low, low + sum((size - 1) * stride for size, stride in zip(target.shape, target.stride())) + 1
 

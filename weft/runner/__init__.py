@@ -1,1 +1,1 @@
-"""Plans into tensors, one forward, and the choice of tokens. Executes; decides nothing."""
+"""Execution of plans: upload, forward pass, sampling. It decides nothing."""

@@ -1,6 +1,6 @@
-"""A plan into the batch that kernels see: index arithmetic on the host, then one upload.
+"""Conversion of a plan into the batch that kernels see: index arithmetic on the host, then one upload.
 
-Decides nothing and waits for nothing: a first token that is still on the device is taken from the board there.
+It decides nothing and waits for nothing: a first token that is still on the device is read from the board there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.memory.spec import AttentionMemory, MemorySpec
 def build_batch(
     plan: Plan, spec: MemorySpec, board: Int[Tensor, " seats"], device: torch.device | str, operations: Operations
 ) -> Batch:
-    """Return what layers need to know of `plan`. `board` holds the token last sampled for every seat."""
+    """Return the batch of `plan`. `board` holds the token last sampled for every seat."""
     return build_step(plan, spec, board, device, operations, Draft(dict, {}))[0]
 
 
@@ -35,7 +35,7 @@ def build_step(
     operations: Operations,
     beside: Draft,
 ) -> tuple[Batch, Any]:
-    """Return the batch of `plan`, and in the same upload whatever else the step needs."""
+    """Return the batch of `plan`, and the step's other arrays from the same upload."""
     rows = Rows.of(plan, spec.cell)
     draft = draft_batch(plan, rows, spec, operations)
     arrays = draft.arrays()
@@ -52,7 +52,7 @@ def build_step(
 
 
 def draft_batch(plan: Plan, rows: Rows, spec: MemorySpec, operations: Operations) -> Draft:
-    """Return a `Batch` to be. What stays on the host is a tensor already."""
+    """Draft the `Batch`. Values that stay on the host are tensors already."""
     count, decodes, cell = plan.rows, rows.decodes, spec.cell
     positions, _ = ranges(rows.start, rows.length)
     long = slice(decodes, None)

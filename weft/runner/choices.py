@@ -1,7 +1,7 @@
-"""The sampling part of a plan as the sampler sees it: tensors, and what the host knows of them.
+"""Sampling part of a plan for the sampler: tensors, and host-side facts about them.
 
-Rows are sorted out here, on the host: which are penalised, which draw at all, which of those need their vocabulary
-ordered. So the device never asks.
+The host sorts rows here: which have penalties, which draw at all, which of those need a sorted vocabulary. So
+nothing has to be read from the device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.kernels.sampling import Draws
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Rows that are penalised for tokens seen before, and those tokens. Lines count the penalised rows."""
+    """Rows with penalties for tokens seen before, and those tokens. Lines count these rows."""
 
     row: Tensor  # [lines] sampled row
     repetition: Tensor  # [lines]
@@ -26,15 +26,15 @@ class Penalties:
     frequency: Tensor  # [lines]
     line: Tensor  # [history]
     token: Tensor  # [history]
-    generated: Tensor  # [history] float: 1 if the token is part of the answer, 0 if of the prompt
-    # Rows whose input token only the board knows: it belongs to their history too.
+    generated: Tensor  # [history] float: 1 if the token was generated, 0 if it is of the prompt
+    # Rows whose input token is only on the board: it belongs to their history too.
     board_line: Tensor  # [from board]
     board_seat: Tensor  # [from board]
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Rows that may choose only some tokens: those whose bit is set, the lowest bit of a byte first."""
+    """Rows restricted to some tokens: those whose bit is set, lowest bit of each byte first."""
 
     row: Tensor  # [masked] sampled row
     allowed: Tensor  # [masked, bytes]
@@ -49,21 +49,21 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How all sampled rows of a step choose. None: no row needs it."""
+    """Sampling of all sampled rows of a step. None: no row needs it."""
 
     index: Tensor  # [sampled] packed index of each row's last token
-    seat: Tensor  # [sampled] where its choice goes on the token board
+    seat: Tensor  # [sampled] seat of its token on the board
     masks: Masks | None
     penalties: Penalties | None
     biases: Biases | None
     draws: Draws | None
-    top: int | None  # how many likely tokens to report; None: no log-probabilities at all
+    top: int | None  # number of most likely tokens to return; None: no log-probabilities at all
     score_index: Tensor  # [scores] packed index of prompt tokens' logits
     score_token: Tensor  # [scores]
 
 
 def draft_choices(plan: Plan, vocab_size: int) -> Draft:
-    """Sort out the rows of a plan: `Choices` to be, once their arrays are on the device."""
+    """Sort the rows of a plan into a draft of `Choices`."""
     sampling = plan.sampling
     last = np.cumsum(plan.end - plan.start) - 1
     simple = sampling.all_greedy
@@ -119,7 +119,7 @@ def _biases(sampling: Sampling) -> Draft | None:
 
 
 def _draws(sampling: Sampling, vocab_size: int) -> Draft | None:
-    # The likeliest of one token is that token: no draw, and no ties to think about.
+    # The most likely of one token is that token: no draw, and no ties.
     row = np.flatnonzero((sampling.temperature > 0) & (sampling.top_k != 1))
     if not len(row):
         return None

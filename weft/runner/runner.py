@@ -1,7 +1,7 @@
-"""Executes plans: one packed upload, one forward, sampling on the device, one download. Decides nothing.
+"""Execution of plans: one packed upload, one forward pass, sampling on the device, one download. It decides nothing.
 
 Between steps it keeps the store (pages, states, tails) and the token board: the token last sampled for every seat,
-where the next step finds it without asking the host.
+which the next step reads without the host.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from weft.runner.batching import build_step
 from weft.runner.choices import Choices, draft_choices
 from weft.runner.sampler import sample
 
-# Logits of prompt tokens are computed for up to this many numbers at a time, 16 MiB: the allocator of a CPU keeps the
-# largest step's temporaries for good.
+# Limit on the logits of prompt tokens computed at a time, 16 MiB: a CPU's allocator never frees the largest step's
+# temporaries.
 SCORE_ELEMENTS = 1 << 22
 
 
@@ -41,7 +41,7 @@ class DeviceScores:
 
 @dataclass(frozen=True, slots=True)
 class RunnerFlight:
-    """A launched plan: what is on its way home, and which parts it has."""
+    """A launched plan: its downloads, and the parts that it has."""
 
     download: Download
     sampled_scores: bool
@@ -63,7 +63,7 @@ class Runner:
         threads: int | None = None,
         operations: Operations | None = None,
     ) -> None:
-        """`operations` default to those that are chosen for the device; `threads` of a CPU to those of the process."""
+        """Create a runner. `operations` default to those chosen for the device; `threads` to those of the process."""
         self.model = model
         self.spec = spec
         self.device = device
@@ -91,7 +91,7 @@ class Runner:
         prompt_scores = self._score_prompt(hidden, batch, choices, plan.score_top) if len(plan.score_index) else None
         if not len(plan.sampled):
             return fly(choices.seat, None, prompt_scores)
-        # A step of decodes alone wants the logits of every token: no need to pick.
+        # A decode-only step needs the logits of every token: no selection.
         last = hidden if len(plan.sampled) == len(plan.tokens) else hidden[choices.index]
         return self.choose(self.model.logits(last, batch), choices, prompt_scores)
 
@@ -102,7 +102,7 @@ class Runner:
     def choose(
         self, logits: Float[Tensor, "rows vocab"], choices: Choices, prompt_scores: DeviceScores | None = None
     ) -> RunnerFlight:
-        """A token for every sampled row, to the board and home."""
+        """Choose a token for every sampled row; write it to the board and download it."""
         logits = self.operations.for_sampling(logits)
         tokens = sample(logits, choices, self.board, self.operations)
         self.board[choices.seat] = tokens
@@ -137,12 +137,12 @@ def fly(tokens: Tensor, sampled: DeviceScores | None, prompt: DeviceScores | Non
 
 
 def model_dtype(model: CausalModel) -> torch.dtype:
-    """Of its activations: what its embedding has."""
+    """Return the dtype of a model's activations, which is its embedding's."""
     return next(model.parameters()).dtype
 
 
 def available_cores() -> int:
-    """The cores that this process may use: its affinity, cut by the container's quota and OMP_NUM_THREADS.
+    """Return the cores that this process may use: its affinity, capped by the container's quota and OMP_NUM_THREADS.
 
     More threads than cores make every step 10 to 20 times slower.
     """
@@ -154,7 +154,7 @@ def available_cores() -> int:
 
 
 def _quota_cores(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
-    """Whole cores of a control group's quota, if it has one."""
+    """Return the whole cores of a control group's quota, if it has one."""
     try:
         quota, period = path.read_text().split()
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""The choice of the next token, for all sampled rows of a step at once.
+"""Sampling of the next token, for all sampled rows of a step at once.
 
-Order: masks, penalties and bias, then greedy rows take the likeliest token; the others go through temperature, min-p,
-top-k, top-p and draw at the row's own random number. A row's result is a function of its logits and its parameters
-alone, whatever stands beside it.
+Order: masks, penalties and bias, then greedy rows take the most likely token; the others go through temperature,
+min-p, top-k, top-p and draw with the row's own random number. A row's result depends only on its logits and its
+parameters, not on other rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.runner.choices import Biases, Choices, Masks, Penalties
 def sample(
     logits: Float[Tensor, "rows vocab"], choices: Choices, board: Int[Tensor, " seats"], operations: Operations
 ) -> Int[Tensor, " rows"]:
-    """Return one token per row. The logits stay as they are."""
+    """Return one token per row. The logits are not modified."""
     if choices.masks or choices.penalties or choices.biases:
         logits = logits.float()
     if choices.masks is not None:
@@ -32,13 +32,13 @@ def sample(
         return operations.likeliest(logits)
     if len(draws.row) == len(logits):
         return operations.draw(logits, draws)
-    # Rows that draw overwrite what they would have taken.
+    # Rows that draw overwrite their greedy token.
     chosen = operations.draw(logits[draws.row], draws)
     return operations.likeliest(logits).index_copy_(0, draws.row, chosen)
 
 
 def ban(logits: Float[Tensor, "rows vocab"], masks: Masks, operations: Operations) -> Float[Tensor, "rows vocab"]:
-    """Return minus infinity for every token that a row's mask does not allow."""
+    """Return logits with minus infinity for every token that a row's mask does not allow."""
     allowed = operations.unpack_bits(masks.allowed, logits.shape[-1])
     if len(masks.row) == len(logits):
         return torch.where(allowed, logits, -torch.inf)
@@ -49,7 +49,7 @@ def ban(logits: Float[Tensor, "rows vocab"], masks: Masks, operations: Operation
 def penalise(
     logits: Float[Tensor, "rows vocab"], penalties: Penalties, board: Int[Tensor, " seats"]
 ) -> Float[Tensor, "rows vocab"]:
-    """Repetition looks at prompt and answer; presence and frequency look at the answer alone."""
+    """Apply penalties. Repetition counts prompt and generated tokens; presence and frequency only generated ones."""
     line, token, generated = penalties.line, penalties.token, penalties.generated
     if len(penalties.board_line):
         line = torch.cat([line, penalties.board_line])

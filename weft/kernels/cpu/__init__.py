@@ -1,1 +1,1 @@
-"""Operations for processors: PyTorch, tuned for caches and few calls, and C++ for a few rows and for decodes."""
+"""Operations for CPUs: PyTorch, tuned for caches and few calls, and C++ for few rows and for decodes."""

@@ -1,4 +1,4 @@
-"""Activation functions on a gate that is then multiplied with what it gates."""
+"""Activation of a gate, multiplied by the gated values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gated_product(
 
 
 def are_few(gate: Tensor, x: Tensor) -> bool:
-    """Return whether the C++ kernel is to multiply them."""
+    """Return whether to use the C++ kernel."""
     return (
         x.ndim == 2
         and 0 < x.shape[0] <= native.FEW_ROWS

@@ -1,8 +1,8 @@
-"""Paged attention: new keys and values go to their pages first, then everything is read back through the table.
+"""Paged attention: write new keys and values to their pages, then read everything back through the page table.
 
-Causal by global position, with an optional sliding window, grouped heads, softcap and sinks. What a row cannot see may
-hold anything, NaN included: it is cut off or zeroed, never multiplied by a zero weight. Who reads what is decided in
-`paged_reads.py`, once per step; here it is done, once per layer.
+Attention is causal by global position, with an optional sliding window, grouped heads, softcap and sinks. Memory
+that a row cannot see may hold anything, NaN included: it is cut off or zeroed, never multiplied by a zero weight.
+`paged_reads.py` plans the reads once per step; this module executes them once per layer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from weft.kernels.placing import placed
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 
-# Values and, where somebody needs it, the logarithm of the sum that they were divided by, [tokens, heads].
+# Values and, if needed, the logarithm of the sum that they were divided by, [tokens, heads].
 Mixed = tuple[Float[Tensor, "tokens heads head_dim"], Float[Tensor, "tokens heads"] | None]
 
 
@@ -67,7 +67,7 @@ def attention(
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """Attend with queries and keys that are normed and rotated."""
+    """Attend with queries and keys that are already normed and rotated."""
     assert batch.host is not None
     paging = indices(batch).paging(view.window)
     if paging.lone is not None:
@@ -108,7 +108,7 @@ def _mix(q: Tensor, view: AttentionView, read: Read, scale: float, softcap: floa
 def _mix_row(
     q: Tensor, view: AttentionView, read: RowRead, scale: float, softcap: float | None, with_total: bool
 ) -> Mixed:
-    """One row: heads of a group are a dimension of their own, over which keys are shared without a copy."""
+    """Attend for one row. Heads of a group have their own dimension, over which keys broadcast without a copy."""
     count, heads, head_dim = q.shape
     kv_heads = view.keys.shape[2]
     group = heads // kv_heads
@@ -117,7 +117,7 @@ def _mix_row(
         for pages in (view.keys, view.values)
     )
     if count == 1:
-        # The heads of a lone query take the place of queries.
+        # With a single query, the heads take the place of queries.
         queries = q.view(kv_heads, 1, group, head_dim)
         mixed, total = _softmax_mix(queries, keys, values, None, False, scale, softcap, with_total)
         return mixed.reshape(1, heads, head_dim), None if total is None else total.reshape(1, heads)
@@ -130,7 +130,7 @@ def _mix_row(
 def _mix_padded(
     q: Tensor, view: AttentionView, read: PaddedRead, scale: float, softcap: float | None, with_total: bool
 ) -> Mixed:
-    """Rows of one query each, read side by side."""
+    """Attend for rows of one query each, in one padded pass."""
     rows, kv_heads = q.shape[0], view.keys.shape[2]
 
     def gather(pages: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def _mix_padded(
 
 
 def _mix_shared(q: Tensor, view: AttentionView, read: SharedRead, scale: float, softcap: float | None) -> Mixed:
-    """The common beginning is read once for all rows; each row's own rest is merged with it by their sums."""
+    """Read the common prefix once for all rows, and merge each row's own remainder with it by their log-sums."""
     kv_heads = view.keys.shape[2]
     mine = q[read.tokens]
     rows, _, head_dim = mine.shape

@@ -1,7 +1,7 @@
 """Causal depthwise convolution over time, in extend form.
 
-A row looks back on the width - 1 inputs before it: in its tail, in the checkpoint before its cell, or zeros before
-position 0. Sums are float32.
+A row reads the width - 1 inputs before it from its tail or from the checkpoint before its cell; they are zeros
+before position 0. Sums are float32.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
 from weft.memory.device.store import RecurrentView
 
-# Tokens at a time, so that a block's inputs and sums stay in a core's cache from tap to tap.
+# Tokens per block, so that its inputs and sums stay in a core's cache from tap to tap.
 BLOCK = 64
 
 
 def causal_conv(
     x: Float[Tensor, "tokens channels"], weights: ConvolutionWeights, batch: Batch, view: RecurrentView
 ) -> Float[Tensor, "tokens channels"]:
-    """Convolve each row with what came before it; remember what later rows will need."""
+    """Convolve each row with its earlier inputs; store the inputs that later rows need."""
     chosen = indices(batch).convolution
     assert chosen is not None
     assert weights.taps.shape[1] == chosen.width
@@ -61,7 +61,7 @@ def decode_one(
     indices: Convolution,
     view: RecurrentView,
 ) -> Float[Tensor, "1 channels"]:
-    """A row of one token whose history is all in its tail: nothing has to be brought together."""
+    """Compute a row of one token whose history is all in its tail: nothing has to be gathered."""
     assert indices.lone is not None
     number, place = indices.lone
     tail = view.tail["conv"][number]
@@ -71,7 +71,7 @@ def decode_one(
 
 
 def read_history(indices: Convolution, view: RecurrentView) -> Float[Tensor, "rows back channels"]:
-    """The width - 1 inputs before each row. Unused memory may hold NaN, so nothing is multiplied away."""
+    """Return the width - 1 inputs before each row. Unused memory may hold NaN, so select, never multiply by zero."""
     tail = view.tail["conv"][indices.tail, indices.tail_ring]
     if indices.all_tail:
         return tail
@@ -85,7 +85,7 @@ def read_history(indices: Convolution, view: RecurrentView) -> Float[Tensor, "ro
 def weighted_sums(
     line: Float[Tensor, "rows line channels"], taps: Float[Tensor, "width channels"]
 ) -> Float[Tensor, "rows n channels"]:
-    """Every window of `width` neighbours along a line, weighted and summed in float32."""
+    """Return the weighted float32 sum of every window of `width` neighbours along a line."""
     count = line.shape[1] - len(taps) + 1
     if len(line) == count == 1:
         return (line * taps).sum(1, keepdim=True)
@@ -112,7 +112,7 @@ def extend(
     history: Float[Tensor, "rows back channels"],
     indices: Convolution,
 ) -> Float[Tensor, "tokens channels"]:
-    """Rows of several tokens: all as if the pack were one line, then the rows' heads once more with their history."""
+    """Compute rows of several tokens: the whole pack as one line, then the rows' heads again with their history."""
     back = indices.width - 1
     y = torch.empty_like(x)
     if indices.body is not None:
@@ -126,7 +126,7 @@ def extend(
 
 
 def keep(x: Float[Tensor, "tokens channels"], indices: Convolution, view: RecurrentView) -> None:
-    """Leave the last inputs of each row in its tail."""
+    """Store the last inputs of each row in its tail."""
     tail = view.tail["conv"]
     if indices.lone is not None:
         tail[indices.lone] = x[0]

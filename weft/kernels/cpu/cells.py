@@ -1,7 +1,7 @@
-"""How recurrent kernels reach what lies in cells: packed tokens, tails and states, by view where one row allows it.
+"""Access of recurrent kernels to cells: packed tokens, tails and states, as views where a single row allows it.
 
-Only moves values; what they mean is the kernels' business. Tails are read before they are written, except by decodes,
-which write their new token first and find it among the cell's.
+This module only moves values; the kernels give them meaning. Tails are read before they are written, except by
+decodes, which write their new token first and then read it with the rest of the cell.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
 
 
 def opened(part: Float[Tensor, "tails ring ..."], cell: OpenCell, length: int) -> Float[Tensor, "length ..."]:
-    """The first `length` tokens of an open cell in a tail; a view, unless the ring's end lies among them."""
+    """Return the first `length` tokens of an open cell in a tail; a view, unless they wrap around the ring's end."""
     own = part[cell.tail]
     beyond = cell.low + length - own.shape[0]
     if beyond <= 0:
@@ -23,7 +23,7 @@ def opened(part: Float[Tensor, "tails ring ..."], cell: OpenCell, length: int) -
 
 
 def append(part: Float[Tensor, "tails ring ..."], cell: OpenCell, value: Tensor) -> Float[Tensor, "n ..."]:
-    """Add one decode's new token to its tail; the open cell, the new token included."""
+    """Add one decode's new token to its tail; return the open cell, including the new token."""
     part[cell.tail, (cell.low + cell.offset) % part.shape[1]] = value
     return opened(part, cell, cell.offset + 1)
 
@@ -31,7 +31,7 @@ def append(part: Float[Tensor, "tails ring ..."], cell: OpenCell, value: Tensor)
 def total_of_one(
     part: Float[Tensor, "tails ring heads"], cell: OpenCell, step: Float[Tensor, " heads"]
 ) -> Float[Tensor, " heads"]:
-    """Log decay since the cell's start, the new token's `step` included."""
+    """Return the log decay since the cell's start, including the new token's `step`."""
     return part[cell.tail, (cell.low + cell.offset - 1) % part.shape[1]] + step if cell.offset else step
 
 
@@ -41,7 +41,9 @@ def append_all(part: Float[Tensor, "tails ring ..."], decodes: Decodes, values: 
 
 
 def open_cells(part: Float[Tensor, "tails ring ..."], decodes: Decodes) -> Float[Tensor, "rows reach ..."]:
-    """Each decode's open cell, its new token included. What follows a shorter cell's last token may be anything."""
+    """Return each decode's open cell, including its new token. Beyond a shorter cell's last token, values are
+    undefined.
+    """
     if decodes.keys is None:
         return part[:, : decodes.reach].index_select(0, decodes.tail)
     return part[decodes.tail.unsqueeze(1), decodes.keys]
@@ -50,30 +52,30 @@ def open_cells(part: Float[Tensor, "tails ring ..."], decodes: Decodes) -> Float
 def totals_of_all(
     part: Float[Tensor, "tails ring heads"], decodes: Decodes, step: Float[Tensor, "rows heads"]
 ) -> Float[Tensor, "rows heads"]:
-    """Log decay since each decode's cell's start, the new tokens' `step` included."""
+    """Return the log decay since the start of each decode's cell, including the new tokens' `step`."""
     before = part[decodes.tail, decodes.previous]
     if decodes.any_opens:
-        # Never a product with zero: what lies in an unused tail may be NaN.
+        # Never multiply by zero: an unused tail may hold NaN.
         before.masked_fill_(decodes.opens.unsqueeze(1), 0.0)
     return before.add_(step)
 
 
 def gather(rank: Rank, packed: Float[Tensor, "tokens ..."]) -> Float[Tensor, "rows reach ..."]:
-    """Packed values on the columns of a rank's cells; of a rank of one row only its new tokens."""
+    """Return packed values on the columns of a rank's cells; for a rank of one row, only its new tokens."""
     if rank.span is not None:
         return packed[rank.span[0] : rank.span[1]].unsqueeze(0)
     return packed.index_select(0, rank.token).view(rank.rows, rank.reach, *packed.shape[1:])
 
 
 def outputs_only(rank: Rank, columns: Float[Tensor, "rows reach ..."]) -> Float[Tensor, "rows outputs ..."]:
-    """What `gather` gave, on the columns where outputs are computed."""
+    """Return the result of `gather` on the columns where outputs are computed."""
     return columns if rank.span is not None else columns[:, rank.first :]
 
 
 def with_tail(
     group: Group, rank: Rank, columns: Float[Tensor, "rows _ ..."], part: Float[Tensor, "tails ring ..."]
 ) -> Float[Tensor, "rows reach ..."]:
-    """What `gather` gave, with the tail on the columns before a row's new tokens."""
+    """Return the result of `gather` with the tail on the columns before a row's new tokens."""
     if not rank.has_tail:
         return columns
     if rank.span is not None:
@@ -85,7 +87,7 @@ def with_tail(
 def tail_columns(
     group: Group, rank: Rank, part: Float[Tensor, "tails ring ..."]
 ) -> tuple[Float[Tensor, "rows first ..."] | None, Float[Tensor, "rows outputs ..."] | None]:
-    """A tail on the columns before all outputs, and on those of the outputs (of use where `is_tail`)."""
+    """Return a tail on the columns before all outputs, and on the output columns (valid where `is_tail`)."""
     if not rank.has_tail:
         return None, None
     if rank.span is not None:
@@ -97,7 +99,7 @@ def tail_columns(
 def totals(
     group: Group, rank: Rank, packed: Float[Tensor, "tokens heads"], part: Float[Tensor, "tails ring heads"]
 ) -> Float[Tensor, "rows reach heads"]:
-    """Log decay since the cell's start on every column, from the packed tokens' own log decays."""
+    """Return the log decay since the cell's start on every column, from the packed tokens' own log decays."""
     steps = gather(rank, packed)
     if not rank.has_tail:
         return steps.cumsum(1)
@@ -110,7 +112,7 @@ def totals(
 
 
 def spread(rank: Rank, outputs: Float[Tensor, "rows outputs ..."], packed: Float[Tensor, "tokens ..."]) -> None:
-    """The inverse of `gather`: what was computed for new tokens goes to their places in the pack."""
+    """Scatter what was computed for new tokens to their places in the pack: the inverse of `gather`."""
     if rank.span is not None:
         packed[rank.span[0] : rank.span[1]] = outputs[0]
     else:
@@ -118,7 +120,7 @@ def spread(rank: Rank, outputs: Float[Tensor, "rows outputs ..."], packed: Float
 
 
 def first_states(group: Group, part: Float[Tensor, "slots ..."]) -> Float[Tensor, "rows ..."] | None:
-    """The states before the rows' first cells, zeros where a sequence begins; None if all do."""
+    """Return the states before the rows' first cells, zeros where a sequence begins; None if all do."""
     slots = [cell.slot for cell in group.cells]
     if group.rows == 1:
         return None if slots[0] is None else part[slots[0]].unsqueeze(0)

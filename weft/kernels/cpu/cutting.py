@@ -1,4 +1,4 @@
-"""The rows of a plan, cut at the grid: the indices that the layers of a step share."""
+"""Rows of a plan, cut at the grid: the indices that the layers of a step share."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from weft.kernels.interface import Batch
 from weft.kernels.rows import Longs, Rows, ranges
 from weft.memory.spec import AttentionMemory, MemorySpec, RecurrentMemory
 
-# Rows of a group: what a rank of so many rows computes at a time should stay in a core's cache.
+# Rows per group: the intermediate values of a rank of this size should fit in a core's cache.
 GROUP_ROWS = 8
 
 
 def indices(batch: Batch) -> Indices:
-    """Return the indices of a step; the first layer that asks has them made."""
+    """Return the indices of a step, derived when the first layer asks."""
     found: Indices | None = batch.derived.get(Indices)
     if found is None:
         assert batch.host is not None, "a recorded step has no rows on the host"
@@ -46,7 +46,7 @@ def widened(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def cut(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
-    """Return `Indices` to be, as far as the model needs them."""
+    """Draft the `Indices` that the model needs."""
     ring = first_ring(spec, convolution=False)
     fields: dict[str, Any] = {"decodes": None, "groups": (), "convolution": None}
     if ring is not None and rows.decodes:
@@ -60,7 +60,7 @@ def cut(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
 
 
 def first_ring(spec: MemorySpec, convolution: bool) -> int | None:
-    """The length of a model's tails; all of its layers agree in this."""
+    """Return the length of a model's tails, which is the same in all of its layers."""
     for memory in spec.memories:
         if isinstance(memory, RecurrentMemory):
             for part in memory.tail:
@@ -105,7 +105,9 @@ def draft_decodes(plan: Plan, rows: Rows, ring: int) -> Draft:
 
 
 def draft_groups(plan: Plan, rows: Rows, spec: MemorySpec, ring: int) -> tuple[Draft, ...]:
-    """The rows that are no decodes, those with equally many pieces side by side, some at a time."""
+    """Draft groups of the rows that are not decodes: rows with equally many pieces together, a limited number at a
+    time.
+    """
     pieces = (rows.end - 1) // spec.cell - rows.start // spec.cell + 1
     order = rows.decodes + np.argsort(-pieces[rows.decodes :], kind="stable")
     some = [order[low : low + GROUP_ROWS] for low in range(0, len(order), GROUP_ROWS)]
@@ -150,7 +152,7 @@ def draft_group(plan: Plan, rows: Rows, chosen: Longs, pieces: Longs, spec: Memo
 def draft_rank(
     rows: Rows, chosen: Longs, spec: MemorySpec, number: int, continuing: int, captures: list[CaptureAt]
 ) -> Draft:
-    """Rank `number` of a group; `chosen` are those of its rows that reach so far."""
+    """Draft rank `number` of a group; `chosen` are those of its rows that reach this rank."""
     cell_start = rows.cell_start[chosen] + number * spec.cell
     low = np.maximum(rows.start[chosen], cell_start)
     high = np.minimum(rows.end[chosen], cell_start + spec.cell)
@@ -176,9 +178,9 @@ def draft_rank(
 
 
 def earliest_kept(rows: Rows, chosen: Longs, spec: MemorySpec) -> Longs:
-    """From which position on a row's tokens stay in its tail.
+    """Return the first position of each row that stays in its tail.
 
-    A later row may start at its end, or up to draft_room tokens before, and reads its cell from the cell's beginning.
+    A later row may start at this row's end, or up to draft_room tokens before, and reads its cell from the start.
     """
     earliest = np.maximum(rows.end[chosen] - spec.draft_room, 0)
     return np.maximum(rows.start[chosen], earliest - earliest % spec.cell)
@@ -219,7 +221,7 @@ def draft_convolution(plan: Plan, rows: Rows, spec: MemorySpec, ring: int) -> Dr
 
 
 def history_sources(rows: Rows, history: Longs, back: int) -> dict[str, Any]:
-    """Where each of the `back` inputs before a row comes from."""
+    """Return the source of each of the `back` inputs before a row."""
     names = ("from_tail", "from_state", "read_slot", "state_index")
     cell_start = rows.cell_start[:, None]
     from_tail = history >= cell_start
@@ -232,7 +234,7 @@ def history_sources(rows: Rows, history: Longs, back: int) -> dict[str, Any]:
 
 
 def heads(rows: Rows, head: int) -> dict[str, Longs]:
-    """The first `head` tokens of each row; a shorter one repeats its last."""
+    """Return the first `head` tokens of each row; a shorter row repeats its last."""
     columns = np.arange(head)
     first_token = rows.first[:, None] + np.minimum(columns, rows.length[:, None] - 1)
     real = columns < rows.length[:, None]
@@ -240,7 +242,7 @@ def heads(rows: Rows, head: int) -> dict[str, Longs]:
 
 
 def window_captures(plan: Plan, rows: Rows, back: int) -> dict[str, NDArray | None]:
-    """Where the `back` inputs before each captured position are: among the row's new ones or its earlier ones."""
+    """Locate the `back` inputs before each captured position: among the row's new inputs or its earlier ones."""
     if not len(plan.captures.row):
         return dict.fromkeys(("capture_slot", "capture_token", "capture_history", "capture_is_new"))
     row = plan.captures.row.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Steps in which every row has one new token: one call of a C++ kernel for each part of a layer."""
+"""Decode-only steps (one new token per row): one call of a C++ kernel for each part of a layer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def short_conv(
 
 
 def record_decodes(compute: Compute) -> Compute:
-    """Return `compute` with steps of decodes recorded once for every number of rows, and made again without Python."""
+    """Return `compute` with decode-only steps recorded once for each number of rows, and replayed without Python."""
     return Replays(compute)
 
 

@@ -4,10 +4,10 @@ For each value head, with keys and queries of unit length shared by the value he
 
     S = exp(g) S        u = beta (v - k S)        S = S + k^T u        y = q S
 
-`u` is the *corrected value*. Once the u of a cell's tokens are known, the state is a plain decayed sum of k^T u: a tail
-keeps them, so that a decode reads its checkpoint once, with k and q together. In a longer row they solve a unit
-triangular system. Whatever the model's dtype, all of it is computed and remembered in float32 here; kernels of a GPU
-multiply in the model's dtype, and keep k and u of a tail in it.
+`u` is the *corrected value*. Once the u of a cell's tokens are known, the state is a plain decayed sum of k^T u. A
+tail stores them, so that a decode reads its checkpoint once, with k and q together. In a longer row they solve a
+unit triangular system. Here everything is computed and stored in float32, in models of any dtype; GPU kernels
+multiply in the model's dtype, and store a tail's k and u in it.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ NORM_EPSILON = 1e-6
 
 
 def gated_delta_memory(shape: DeltaShape, dtype: str) -> RecurrentMemory:
-    """Return what a layer remembers. A token leaves k, u and the log decay since its cell's start, all in float32.
+    """Return a layer's memory. A token leaves k, u and the log decay since its cell's start, all in float32.
 
-    A tail is read head by head, and lies so.
+    A tail is laid out by head, as it is read.
     """
     window, conv_input = conv_parts(shape.conv_channels, shape.conv_width, dtype)
     tail = (
@@ -85,7 +85,7 @@ def gated_delta(
 def unit_keys_and_queries(
     k: Float[Tensor, "tokens key_heads key_dim"], q: Float[Tensor, "tokens key_heads key_dim"]
 ) -> Float[Tensor, "tokens key_heads 2 key_dim"]:
-    """Keys of length one beside queries of length 1 / sqrt(key_dim): they are always used together."""
+    """Return keys of length 1 beside queries of length 1 / sqrt(key_dim): they are always used together."""
     both = torch.stack((k, q), 2).float()
     epsilon, lengths = _constants(both.shape[-1], both.device)
     length = torch.linalg.vector_norm(both, dim=-1, keepdim=True)
@@ -94,7 +94,7 @@ def unit_keys_and_queries(
 
 @lru_cache
 def _constants(key_dim: int, device: torch.device) -> tuple[Tensor, Float[Tensor, "2 1"]]:
-    """What is added under the root, and how long keys and queries are to be."""
+    """Return the epsilon under the root, and the lengths of keys and queries."""
     return torch.tensor(NORM_EPSILON, device=device), torch.tensor([[1.0], [key_dim**-0.5]], device=device)
 
 
@@ -106,7 +106,7 @@ def decode(
     decodes: Decodes,
     view: RecurrentView,
 ) -> Float[Tensor, "rows value_heads value_dim"]:
-    """One token a row: what the decayed state holds for k and for q, then the correction that the token brings."""
+    """Decode one token per row: read the decayed state for k and for q, then apply the token's correction."""
     if decodes.rows == 1:
         y = decode_one(both[0], values[0], steps[0], beta[0], decodes.cells[0], view).unsqueeze(0)
     else:
@@ -127,7 +127,7 @@ def decode_one(
     cell: OpenCell,
     view: RecurrentView,
 ) -> Float[Tensor, "value_heads value_dim"]:
-    """A row by itself needs no index: everything is a view."""
+    """Decode a single row, which needs no index: everything is a view."""
     heads, length = len(values), cell.offset + 1
     total = total_of_one(view.tail["decay"], cell, step)
     since = torch.sub(total, append(view.tail["decay"], cell, total)).exp_()
@@ -155,7 +155,7 @@ def decode_all(
     decodes: Decodes,
     view: RecurrentView,
 ) -> Float[Tensor, "rows value_heads value_dim"]:
-    """Small things for all rows at once, then row by row what would cost more to gather than to read."""
+    """Compute small values for all rows at once, then go row by row where a gather would cost more than the read."""
     rows, heads = steps.shape
     keys = both[:, :, 0]
     total = totals_of_all(view.tail["decay"], decodes, steps)
@@ -181,7 +181,7 @@ def decode_all(
 
 
 def per_value_head(x: Float[Tensor, "rows key_heads ..."], value_heads: int) -> Float[Tensor, "rows value_heads ..."]:
-    """Each key head's values for all the value heads that share it."""
+    """Return each key head's values for all the value heads that share it."""
     return x if x.shape[1] == value_heads else x.repeat_interleave(value_heads // x.shape[1], 1)
 
 
@@ -194,7 +194,7 @@ def extend(
     group: Group,
     view: RecurrentView,
 ) -> None:
-    """Rows of several tokens, a cell at a time; their outputs go to `y`. Inside, heads come before columns."""
+    """Compute rows of several tokens, a cell at a time; write outputs to `y`. Inside, heads come before columns."""
     state = first_states(group, view.state["delta"])
     kept, corrected = torch.empty_like(steps), torch.empty_like(values)
     for rank in group.ranks:
@@ -230,7 +230,7 @@ def look_up(
 ) -> tuple[
     Float[Tensor, "rows value_heads 2 outputs value_dim"] | None, Float[Tensor, "rows value_heads 2 outputs reach"]
 ]:
-    """For each output's key and query: what the state before the cell holds, and the weights of the cell's tokens."""
+    """Return, for each output's key and query, the read of the state before the cell and the cell tokens' weights."""
     rows, key_heads, outputs = both.shape[:3]
     shared = total.shape[1] // key_heads
     lookups = both.transpose(2, 3).flatten(2, 3)
@@ -253,11 +253,11 @@ def correct(
     weights: Float[Tensor, "rows value_heads outputs reach"],
     view: RecurrentView,
 ) -> Float[Tensor, "rows value_heads reach value_dim"]:
-    """The corrected values of a rank's columns: u + rate (weights below the diagonal) u = rate * errors."""
+    """Return the corrected values of a rank's columns: u + rate (weights below the diagonal) u = rate * errors."""
     before, within = tail_columns(group, rank, view.tail["u"])
     right = errors * rate
     if within is not None:
-        # On a tail's column u is known: an equation of its own, u = u.
+        # On a tail's column u is known, so its equation is u = u.
         is_tail = group.is_tail[:, None, rank.first :, None]
         right = torch.where(is_tail, within.transpose(1, 2), right)
         rate = rate.masked_fill(is_tail, 0.0)
@@ -276,7 +276,7 @@ def advance(
     corrected: Float[Tensor, "rows value_heads reach value_dim"],
     total: Float[Tensor, "rows reach value_heads"],
 ) -> Float[Tensor, "rows value_heads key_dim value_dim"]:
-    """The states at the end of a cell: what was before it, decayed all through, and its tokens, each decayed since."""
+    """Return the states at the end of a cell: the decayed earlier state plus the cell's tokens, each decayed since."""
     since = torch.sub(total[:, -1:], total).exp_().transpose(1, 2).unsqueeze(-1)
     added = keys.transpose(2, 3).unsqueeze(2) @ (corrected * since).unflatten(1, (keys.shape[1], -1))
     added = added.flatten(1, 2)

@@ -1,6 +1,6 @@
-"""Matmuls with weights, by the routine of this processor that is fastest for the number of rows.
+"""Matmuls with weights, by the fastest routine of this CPU for the number of rows.
 
-The choice, by what was measured (docs/benchmarks.md), is among those that torch brings and our own for few rows.
+The choice is among torch's routines and our own for few rows, by measurement (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from weft.kernels.native.linear import few_rows
 from weft.kernels.stream import Addend, Normed
 from weft.kernels.weight import Weight
 
-# Rows up to which our own kernel is the fastest: it has no use for units that multiply whole tiles.
+# Up to this number of rows our own kernel is the fastest: it cannot use units that multiply whole tiles.
 FEW_ROWS = {torch.float32: 16, torch.bfloat16: 4}
-# Rows up to which a CPU multiplies faster in bfloat16 if the weights come first: they are then read as they lie, and
-# not copied into another layout at every product.
+# Up to this number of rows a CPU multiplies faster in bfloat16 if the weights come first: it then reads them in place
+# instead of copying them into another layout at every matmul.
 WEIGHTS_FIRST_ROWS = 64
-# Rows of a float32 product for which oneDNN is faster than the library that torch takes, if weights are as stored.
+# Numbers of rows for which oneDNN is faster in float32 than torch's library, with weights as stored.
 HANDFUL = range(4, 33)
 # A packed layout hardly depends on the number of rows that it is made for.
 EXPECTED_ROWS = 64
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-# Without units for 16 bits torch multiplies bfloat16 number by number, hundreds of times slower than float32.
+# Without 16-bit units torch multiplies bfloat16 element by element, hundreds of times slower than float32.
 HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 _onednn = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None
 
@@ -57,7 +57,7 @@ def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
 
 
 def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int = 1) -> Float[Tensor, "n results"]:
-    """Return activation(linear(x)); with two parts side by side, the activation of the first times the second."""
+    """Return activation(linear(x)); with two parts side by side, activation(first) * second."""
     assert isinstance(x, Tensor)
     if activation in NAMES and are_few(x, weight.for_few):
         return few_rows(x, weight.for_few, weight.bias, activation, parts)
@@ -66,7 +66,7 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
 
 
 def are_few(x: Tensor, weight: Tensor) -> bool:
-    """Return whether the C++ kernel is to multiply them."""
+    """Return whether to use the C++ kernel."""
     return (
         x.ndim == 2
         and 0 < x.shape[0] <= FEW_ROWS.get(x.dtype, 0)
@@ -92,9 +92,9 @@ def prepare(weight: Weight, twice: bool) -> Weight:
 
 
 def pack(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
-    """Return the same weights in the layout that many rows are fastest with, which may be the one they have.
+    """Return the weights in the fastest layout for many rows, which may be their present one.
 
-    In bfloat16 blocks for the processor's units of 16 bits; nothing but `linear` can read them.
+    In bfloat16 the layout is blocks for the CPU's 16-bit units; only `linear` can read them.
     """
     if not weight.numel():
         return weight
@@ -104,9 +104,9 @@ def pack(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inpu
 
 
 def for_few_rows(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"] | None:
-    """A second form of plain weights, if few rows are faster with it than with what `pack` gives.
+    """Return a second form of plain weights, if few rows are faster with it than with the result of `pack`.
 
-    Float32 weights of a checkpoint that was stored in 16 bits are the same numbers in half the bytes.
+    Float32 weights of a checkpoint stored in 16 bits are the same numbers in half the bytes.
     """
     if not weight.numel() or not native.available():
         return None

@@ -1,6 +1,6 @@
-"""Mixtures of experts: the router's choice, and the experts' own work.
+"""Mixtures of experts: routing, and the experts' computation.
 
-The experts that were chosen are walked over on the host, where their numbers are already.
+The host loops over the chosen experts; on a CPU their indices are already there.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def routed_sum(x: Tensor, routing: Routing, layer: ExpertWeights) -> Float[Tenso
     weights = weights.to(x.dtype)
     if x.shape[0] == 1:
         return weights @ torch.cat([expert(number, x) for number in chosen[0].tolist()])
-    # Sorted by expert, so that each sees its tokens side by side; put back in their places before they are added up,
-    # always in the order of choice.
+    # Sort by expert, so that each sees its tokens side by side; restore the order before summing, which is always the
+    # order of choice.
     order = chosen.flatten().argsort(stable=True)
     numbers, counts = chosen.flatten()[order].unique_consecutive(return_counts=True)
     parts = x.index_select(0, order // chosen.shape[1]).split(counts.tolist())

@@ -1,6 +1,6 @@
-"""Root-mean-square norms: plain and gated. The arithmetic is float32 whatever the dtype of the inputs.
+"""RMS norms, plain and gated. The arithmetic is float32 for inputs of any dtype.
 
-Weights that a checkpoint stores zero-centred are read as 1 + w when they are loaded, so there is only one form here.
+Weights that a checkpoint stores zero-centred become 1 + w at load, so there is only one form here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def residual(x: Float[Tensor, "tokens hidden"]) -> Residual:
 
 
 def rows_of(x: Normed) -> Float[Tensor, "n size"]:
-    """Return x: norms are computed when they are read here."""
+    """Return x: this package computes norms when the stream is read."""
     assert isinstance(x, Tensor)
     return x
 
@@ -44,7 +44,7 @@ def add(x: Float[Tensor, "n size"], change: Change) -> Float[Tensor, "n size"]:
 def join(
     x: Float[Tensor, "n size"], changes: list[Change], weight: Float[Tensor, " size"], eps: float
 ) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:
-    """Return x with all changes, and the norm of that."""
+    """Return x plus all changes, and the norm of that sum."""
     plain = x.is_contiguous() and all(_is_plain(change, x, weight) for change in changes)
     if changes and plain and are_few(x, weight, x):
         for change in changes:
@@ -61,7 +61,7 @@ def _is_plain(change: Change, x: Tensor, weight: Tensor) -> bool:
 
 
 def are_few(x: Tensor, weight: Tensor, result: Tensor) -> bool:
-    """Whether our own kernels are to norm them. Nothing may be shorter than the result, which has a dtype we know."""
+    """Return whether to use the C++ kernel. No input may be shorter than the result, whose dtype must be supported."""
     kind = result.dtype
     return (
         0 < x.shape[0] <= native.FEW_ROWS
@@ -75,7 +75,7 @@ def are_few(x: Tensor, weight: Tensor, result: Tensor) -> bool:
 def rms_norm_heads(
     x: Float[Tensor, "tokens heads size"], weight: Float[Tensor, "heads size"], eps: float
 ) -> Float[Tensor, "tokens heads size"]:
-    """Every head is normed for itself and has its own weights."""
+    """Norm every head separately, with its own weights."""
     return (x * _inverse(x, eps)).mul_(weight).to(x.dtype)
 
 
@@ -88,10 +88,10 @@ def gated_rms_norm(
     gate_first: bool = False,
     out: Float[Tensor, "*n size"] | None = None,
 ) -> Float[Tensor, "*n size"]:
-    """norm(x) * silu(gate), or norm(x * silu(gate)) if the gate comes first; normed in `groups` equal parts.
+    """Return norm(x) * silu(gate), or norm(x * silu(gate)) if the gate comes first; normed in `groups` equal parts.
 
-    The result has the gate's dtype: x may be the float32 outcome of a scan in a bfloat16 model. `out`, if given, is
-    filled and returned; its rows may lie apart.
+    The result has the gate's dtype: x may be the float32 output of a scan in a bfloat16 model. `out`, if given, is
+    filled and returned; its rows need not be adjacent.
     """
     if are_few(x, weight, gate) and rows_are_lines(x) and rows_are_lines(gate):
         return kernels.gated_norm(x, gate, weight, eps, groups, gate_first, out)
@@ -105,9 +105,9 @@ def gated_rms_norm(
 
 
 def _inverse(x: Float[Tensor, "*n size"], eps: float) -> Float[Tensor, "*n 1"]:
-    """One over the root mean square, in float32: times x it is float32 too.
+    """Return one over the root mean square, in float32, so that its product with x is float32 too.
 
-    By the length of the vector, which is one pass over x; `F.rms_norm` on a CPU makes three and takes twice as long.
+    It uses the vector norm, one pass over x; `F.rms_norm` on a CPU makes three and takes twice as long.
     """
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     return torch.addcmul(_constant(eps, x.device), length, length, value=1 / x.shape[-1]).rsqrt_()

@@ -1,8 +1,8 @@
-"""Who reads which pages in a step, and through which mask: decided once, used by all layers with the same window.
+"""Plan of a step's page reads and masks: made once, used by all layers with the same window.
 
-Rows of several tokens are read in blocks of queries, so that masks stay bounded, each block only what it can see. Rows
-of one token are read side by side where they are short, one by one where they are long; what they have in common at
-their beginning is read once for all of them.
+Rows of several tokens are read in blocks of queries, so that masks stay bounded; each block reads only what it can
+see. Rows of one token are read in one padded pass where they are short, one by one where they are long; a common
+prefix is read once for all of them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor
 from weft.kernels.cpu.indices import Paging
 from weft.kernels.rows import Rows
 
-# Queries of one row that are scored at once: bounds a mask to this times the keys that they can see.
+# Queries of one row scored at once: bounds a mask to this times the keys that they can see.
 QUERY_BLOCK = 512
-# Rows of one token that see at most so many are read in one padded pass.
+# Rows of one token that see at most this number of tokens are read in one padded pass.
 PADDED_TOKENS = 512
-# Pages that must be saved for a common beginning to be worth a pass of its own.
+# Pages that a common prefix must save to be worth its own pass.
 SHARING_PAGES = 8
 
 
@@ -41,17 +41,17 @@ class RowRead:
 
 @dataclass(frozen=True, slots=True)
 class PaddedRead:
-    """Rows of one query each, padded to equally many pages."""
+    """Rows of one query each, padded to the same number of pages."""
 
     tokens: slice | Tensor
     pages: Tensor  # [rows * pages]
-    unseen: Tensor  # [unseen] indices into the rows * keys that are read: padding, and what lies outside the window
+    unseen: Tensor  # [unseen] indices into the rows * keys that are read: padding, and keys outside the window
     mask: Tensor  # [rows, 1, 1, keys] bool
 
 
 @dataclass(frozen=True, slots=True)
 class SharedRead:
-    """Rows of one query each whose sequences begin with the same pages; `own` reads what follows, in the same order."""
+    """Rows of one query each whose sequences start with the same pages; `own` reads the rest, in the same order."""
 
     tokens: slice | Tensor
     pages: Tensor  # [pages]
@@ -62,7 +62,7 @@ Read = RowRead | PaddedRead | SharedRead
 
 
 class Spans(NamedTuple):
-    """The rows of a step as plain integers."""
+    """Rows of a step as plain integers."""
 
     decodes: int
     start: list[int]
@@ -87,7 +87,7 @@ def plan_reads(rows: Rows, paging: Paging, window: int | None, cell: int) -> lis
 
 
 def _by_beginning(spans: Spans, paging: Paging, window: int | None, cell: int) -> list[tuple[list[int], int]]:
-    """The rows of one token, apart by the page they begin with, and how many pages each set has in common."""
+    """Group the rows of one token by their first page, with the number of pages that each group shares."""
     rows = list(range(spans.decodes))
     if window is not None or len(rows) < 2:
         return [(rows, 0)] if rows else []
@@ -97,7 +97,7 @@ def _by_beginning(spans: Spans, paging: Paging, window: int | None, cell: int) -
         sets[int(table[row, 0])].append(row)
     found, alone = [], []
     for members in sets.values():
-        # The open cell is still being written, so it is never in common.
+        # The open cell is still being written, so it is never shared.
         closed = min(spans.start[row] for row in members) // cell
         same = (table[members, :closed] == table[members[0], :closed]).all(0)
         shared = closed if same.all() else int(same.argmin())
@@ -109,21 +109,21 @@ def _by_beginning(spans: Spans, paging: Paging, window: int | None, cell: int) -
 
 
 def _tokens(rows: Sequence[int]) -> slice | Tensor:
-    """The tokens of rows of one token: they lead the pack, so a row's number is its token's."""
+    """Return the tokens of rows of one token: they lead the pack, so a row's index is its token's."""
     if rows[-1] - rows[0] + 1 == len(rows):
         return slice(rows[0], rows[-1] + 1)
     return torch.tensor(rows)
 
 
 def _low(position: int, floor: int, window: int | None) -> int:
-    """The first position from `floor` on that a query at `position` sees."""
+    """Return the first position from `floor` on that a query at `position` sees."""
     return floor if window is None else max(floor, position - window + 1)
 
 
 def _single_reads(
     spans: Spans, paging: Paging, rows: Sequence[int], floor: int, window: int | None, cell: int
 ) -> tuple[RowRead | PaddedRead, ...]:
-    """Reads of rows of one token, from position `floor` on."""
+    """Return the reads of rows of one token, from position `floor` on."""
     longest = max(spans.end[row] - _low(spans.start[row], floor, window) for row in rows)
     if len(rows) > 1 and longest <= PADDED_TOKENS:
         return (_padded_read(spans, paging, rows, floor, window, cell),)
@@ -133,7 +133,7 @@ def _single_reads(
 def _row_read(
     spans: Spans, paging: Paging, row: int, start: int, end: int, floor: int, window: int | None, cell: int
 ) -> RowRead:
-    """Queries at positions [start, end) of a row, which see positions from `floor` on."""
+    """Return the read of queries at positions [start, end) of a row, which see positions from `floor` on."""
     lowest = _low(start, floor, window)
     base = lowest // cell * cell
     cells = torch.arange(lowest // cell, (end - 1) // cell + 1)
@@ -161,7 +161,7 @@ def _padded_read(
     low, end = (torch.tensor(values).unsqueeze(1) for values in (lows, ends))
     first_cell = low // cell
     columns = first_cell - paging.first_position[index].unsqueeze(1) // cell + torch.arange(width)
-    # Columns behind a row's last cell are masked; they only must exist.
+    # Columns beyond a row's last cell are masked; their pages only have to exist.
     pages = paging.table[index].gather(1, columns.clamp(max=paging.table.shape[1] - 1))
     key = first_cell * cell + torch.arange(width * cell)
     seen = (key >= low) & (key < end)

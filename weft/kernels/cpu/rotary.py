@@ -21,7 +21,7 @@ def make_rotation(
 
 
 def rotate(x: Float[Tensor, "tokens heads head_dim"], rotation: Rotation) -> Float[Tensor, "tokens heads head_dim"]:
-    """Turn the first `size` dimensions of every head; the others pass."""
+    """Rotate the first `size` dimensions of every head; the others pass through."""
     size = rotation.cosine.shape[-1]
     turning = x if size == x.shape[-1] else x[..., :size]
     turned = torch.addcmul(turning * rotation.cosine, turning.roll(size // 2, -1), rotation.sine)

@@ -1,8 +1,7 @@
-"""The choice of tokens, and log-probabilities, on a CPU.
+"""Sampling of tokens, and log-probabilities, on a CPU.
 
-Every operation works on each row by itself and in the same way whatever stands beside it (no `sum` over the vocabulary:
-its order of additions depends on the number of rows), so a row's result is a function of its logits and its parameters
-alone.
+Every operation computes each row independently of its neighbours. There is no `sum` over the vocabulary, because its
+order of additions depends on the number of rows. So a row's result depends only on its logits and its parameters.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from weft.kernels.sampling import Draws
 
-# Rows are drawn and scored in chunks whose temporaries stay in the cache.
+# Rows per chunk of sampling and scoring, so that temporaries stay in the cache.
 CHUNK_ELEMENTS = 1 << 18
 
 
@@ -47,13 +46,13 @@ def read_board(
 
 
 def unpack_bits(packed: UInt8[Tensor, "masked bytes"], count: int) -> Bool[Tensor, "masked count"]:
-    # 20 times as fast as with PyTorch.
+    # 20 times as fast as PyTorch.
     bits = np.unpackbits(packed.numpy(), axis=-1, count=count, bitorder="little")
     return torch.from_numpy(bits.view(np.bool_))
 
 
 def draw(logits: Float[Tensor, "draws vocab"], draws: Draws) -> Int[Tensor, " draws"]:
-    """Return a random token for each row, by the inverse of the cumulative distribution at the row's own number."""
+    """Return a random token for each row, by the inverse CDF at the row's own random number."""
     chunks = [_draw_chunk(logits[low:high], draws, low, high) for low, high in _chunks(logits)]
     return torch.cat(chunks) if len(chunks) > 1 else chunks[0]
 
@@ -65,13 +64,13 @@ def _chunks(logits: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def _draw_chunk(logits: Float[Tensor, "n vocab"], draws: Draws, low: int, high: int) -> Int[Tensor, " n"]:
-    # With the greatest at 0 no temperature overflows, and min-p is a threshold that needs no normalisation.
+    # With the maximum at 0 no temperature overflows, and min-p is a threshold that needs no normalisation.
     scaled = (logits - logits.amax(-1, keepdim=True)).div_(draws.temperature[low:high, None])
     if any(draws.filtered[low:high]):
         least = draws.log_min_p[low:high, None]
         if any(draws.ordered[low:high]):
             floor = least_likely_kept(scaled, least, draws.top_k[low:high], draws.top_p[low:high])
-            # Rows without top-k and top-p keep what they had: the floor of an unlimited row may round tokens away.
+            # Rows without top-k and top-p keep all that min-p keeps: an unlimited row's floor may round tokens away.
             free = (draws.top_k[low:high] == logits.shape[-1]) & (draws.top_p[low:high] == 1)
             least = torch.where(free[:, None], least, floor)
         scaled.masked_fill_(scaled < least, -torch.inf)
@@ -79,7 +78,7 @@ def _draw_chunk(logits: Float[Tensor, "n vocab"], draws: Draws, low: int, high: 
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     target = draws.uniform[low:high, None].double() * cumulative[:, -1:]
     token = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
-    # Only where logits are not numbers can the target lie beyond the end; the token must exist all the same.
+    # The target can lie beyond the end only if logits are NaN; the token must still exist.
     return token.clamp_(max=logits.shape[-1] - 1)
 
 
@@ -89,24 +88,24 @@ def least_likely_kept(
     top_k: Int[Tensor, " n"],
     top_p: Float[Tensor, " n"],
 ) -> Float[Tensor, "n 1"]:
-    """The smallest logit that min-p, then top-k, then top-p keep; what equals it is kept too.
+    """Return the smallest logit that min-p, then top-k, then top-p keep; logits equal to it are kept too.
 
-    Each of the three keeps a beginning of the vocabulary in falling order, so one count tells them all.
+    Each filter keeps a prefix of the vocabulary in descending order, so one count describes all three.
     """
     rising = ascending(scaled)
     falling = rising.flip(-1)
     mass = falling.softmax(-1).cumsum(-1, dtype=torch.float64)
     likely = scaled.shape[-1] - torch.searchsorted(rising, log_min_p)
-    # At least one, also where logits are not numbers and no comparison holds.
+    # At least one, even if logits are NaN and no comparison holds.
     count = torch.minimum(top_k[:, None], likely).clamp_(min=1)
-    # top-p is a share of what the others left: the smallest beginning that reaches it.
+    # top-p is a share of what the other filters keep: the smallest prefix that reaches it.
     share = top_p[:, None].double() * mass.gather(-1, count - 1)
     count = torch.minimum(count, torch.searchsorted(mass, share) + 1)
     return falling.gather(-1, count - 1)
 
 
 def ascending(values: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-    # 30 times as fast as PyTorch's sort, which carries indices along.
+    # 30 times as fast as PyTorch's sort, which also moves indices.
     return torch.from_numpy(np.sort(values.numpy(), axis=-1))
 
 
@@ -129,12 +128,12 @@ def _score_chunk(
 
 
 def _ranked(values: Float[Tensor, "n vocab"], top: int) -> Int[Tensor, "n top"]:
-    """The tokens of the greatest values; of equals the first, so that the answer does not depend on `top`."""
+    """Return the tokens of the greatest values, the first among equals, so that the result does not depend on `top`."""
     if top == 0:
         return torch.empty(len(values), 0, dtype=torch.int64)
     top = min(top, values.shape[-1])
     bits = values.view(torch.int32)
-    # Bits of floats rise with their value once those of negative ones are turned around.
+    # The bits of floats sort like their values once those of negative floats are flipped.
     rising = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     place = torch.arange(values.shape[-1])
     return ((rising << 32) - place).topk(top, dim=-1).indices

@@ -4,9 +4,8 @@ For each head, with B and C shared by the heads of a group:
 
     S = exp(dt A) S + dt B x^T        y = C S + D x
 
-and then y may be gated. Whatever the model's dtype, all of the recurrence is computed and remembered in float32. A
-state lies as [groups, state, heads of a group * head_dim], so that reading it is one product of C with contiguous
-memory.
+and then y may be gated. The recurrence is computed and stored in float32, in models of any dtype. A state lies as
+[groups, state, heads of a group * head_dim], so that reading it is one matmul of C with contiguous memory.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ from weft.memory.spec import Part, RecurrentMemory
 
 
 def ssd_memory(shape: SsdShape, dtype: str) -> RecurrentMemory:
-    """Return what a layer remembers. A token leaves its input dt x, B and the log decay since its cell's start.
+    """Return a layer's memory. A token leaves its input dt x, B and the log decay since its cell's start.
 
-    A tail is read head by head, and lies so.
+    A tail is laid out by head, as it is read.
     """
     window, conv_input = conv_parts(shape.conv_channels, shape.conv_width, dtype)
     tail = (
@@ -108,7 +107,7 @@ def decode(
     decodes: Decodes,
     view: RecurrentView,
 ) -> Float[Tensor, "rows heads head_dim"]:
-    """One token a row: y = exp(total) C S + sum over the cell of exp(total - total_j) (C B_j) dt_j x_j."""
+    """Decode one token per row: y = exp(total) C S + sum over the cell of exp(total - total_j) (C B_j) dt_j x_j."""
     if decodes.rows == 1:
         y = decode_one(dtx[0], steps[0], B[0], C[0], decodes.cells[0], view).unsqueeze(0)
     else:
@@ -130,7 +129,7 @@ def decode_one(
     cell: OpenCell,
     view: RecurrentView,
 ) -> Float[Tensor, "heads head_dim"]:
-    """A row by itself needs no index: everything is a view."""
+    """Decode a single row, which needs no index: everything is a view."""
     total = total_of_one(view.tail["decay"], cell, step)
     since = torch.sub(total, append(view.tail["decay"], cell, total)).exp_()
     keys, inputs = append(view.tail["B"], cell, B), append(view.tail["input"], cell, dtx)
@@ -151,7 +150,7 @@ def decode_all(
     decodes: Decodes,
     view: RecurrentView,
 ) -> Float[Tensor, "rows heads head_dim"]:
-    """Small things for all rows at once, then row by row what would cost more to gather than to read."""
+    """Compute small values for all rows at once, then go row by row where a gather would cost more than the read."""
     total = totals_of_all(view.tail["decay"], decodes, steps)
     for name, values in (("input", dtx), ("B", B), ("decay", total)):
         append_all(view.tail[name], decodes, values)
@@ -179,7 +178,7 @@ def extend(
     group: Group,
     view: RecurrentView,
 ) -> None:
-    """Rows of several tokens, a cell at a time; their outputs go to `y`."""
+    """Compute rows of several tokens, a cell at a time; write outputs to `y`."""
     state = first_states(group, view.state["ssm"])
     kept = torch.empty_like(steps)
     for rank in group.ranks:
@@ -206,7 +205,7 @@ def read(
     total: Float[Tensor, "rows reach heads"],
     rank: Rank,
 ) -> Float[Tensor, "rows outputs heads head_dim"]:
-    """Outputs of a rank: from the state before the cell and from the cell's own tokens up to each."""
+    """Return the outputs of a rank: from the state before the cell and from the cell's own tokens up to each."""
     groups = keys.shape[2]
     columns = total.transpose(1, 2).contiguous()
     # Above the diagonal the exponential may overflow; tril_ overwrites, so no infinity is ever multiplied.
@@ -227,7 +226,7 @@ def advance(
     keys: Float[Tensor, "rows reach groups state"],
     total: Float[Tensor, "rows reach heads"],
 ) -> Float[Tensor, "rows groups state width"]:
-    """The states at the end of a cell: what was before it, decayed all through, and its tokens, each decayed since."""
+    """Return the states at the end of a cell: the decayed earlier state plus the cell's tokens, each decayed since."""
     groups = keys.shape[2]
     since = torch.sub(total[:, -1:], total).exp_().unsqueeze(-1)
     decayed = (inputs * since).unflatten(2, (groups, -1)).flatten(3)

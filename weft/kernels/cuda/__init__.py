@@ -1,4 +1,4 @@
-"""Operations for GPUs, in Triton and FlashInfer.
+"""GPU operations, in Triton and FlashInfer.
 
 Imported only where these operations are chosen, so that nothing else needs Triton.
 """

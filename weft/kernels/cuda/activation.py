@@ -1,4 +1,4 @@
-"""Activations in one kernel: of a product alone, or of a gate and times what it gates."""
+"""Activations in one kernel: of a matmul's output alone, or of a gate times the gated values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.placing import placed
 
-# Elements that a program loads, measured on an H200, and its warps.
+# Elements per program and its warps, measured on an H200.
 LOADED = 2048
 WARPS = 4
 
@@ -34,9 +34,9 @@ def activate(
     factor: Float[Tensor, "n size"] | None = None,
     out: Float[Tensor, "n size"] | None = None,
 ) -> Float[Tensor, "n size"]:
-    """activation(x), times `factor` if there is one; rows may be strided. The arithmetic is float32.
+    """Return activation(x), times `factor` if given; rows may be strided. The arithmetic is float32.
 
-    `out`, if given, is filled and returned, and may be one of the others, or strided.
+    `out`, if given, is filled and returned; it may be one of the inputs, or strided.
     """
     rows, size = x.shape
     if out is None:
@@ -69,7 +69,7 @@ def activate_kernel(
     elif NAME == "gelu":
         value = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
     elif NAME == "gelu_tanh":
-        # tanh(z) = 2 * sigmoid(2 z) - 1, so half of one plus it is the sigmoid alone.
+        # tanh(z) = 2 * sigmoid(2 z) - 1, so (1 + tanh(z)) / 2 is sigmoid(2 z).
         value = value * tl.sigmoid(1.5957691216057308 * (value + 0.044715 * value * value * value))
     elif NAME == "relu":
         value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)

@@ -1,4 +1,4 @@
-"""Paged attention on a GPU: who computes what.
+"""Paged attention on a GPU: choice of the kernel for each kind of row.
 
 Keys and values go to their pages (`write_pages`), then everything is read back (`read_pages`): rows of one token by
 `attention_decode`, all others by FlashInfer where it was warmed and pays, by `attention_prefill` otherwise.
@@ -62,7 +62,7 @@ def attend(
     view: AttentionView,
     out: Float[Tensor, "tokens inner"] | None = None,
 ) -> Float[Tensor, "tokens inner"]:
-    """One kernel norms, rotates and writes the pages; others read them; a gate comes last."""
+    """Norm, rotate and write the pages in one kernel; read them in others; gate last."""
     heads = projected.unflatten(-1, (-1, form.head_dim))
     queries = rotate_and_write(heads, form.heads, norm, form.norm_eps, rotation, batch, view)
     by_head = None if out is None or form.gated else out.unflatten(-1, (-1, form.head_dim))
@@ -83,7 +83,7 @@ def attention(
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """Attend with queries and keys that are normed and rotated."""
+    """Attend with queries and keys that are already normed and rotated."""
     write_pages(k, v, batch, view)
     return read_pages(q, batch, view, scale, softcap, sinks)
 
@@ -97,9 +97,9 @@ def read_pages(
     sinks: Float[Tensor, " heads"] | None = None,
     out: Float[Tensor, "tokens heads head_dim"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """Attend where keys and values of this step are in their pages. Features of a head lie side by side.
+    """Attend after this step's keys and values are in their pages. Features of a head must be contiguous.
 
-    `out`, if given, is filled and returned; its tokens may lie apart.
+    `out`, if given, is filled and returned; its tokens need not be adjacent.
     """
     listed = batch.pages(view.window)
     if out is None:
@@ -127,7 +127,7 @@ def warm_attention(forms: Sequence[AttentionForm], dtype: torch.dtype) -> None:
 
 
 def warm(shapes: Iterable[Shape], device: torch.device | str = "cuda") -> None:
-    """Get FlashInfer ready for these layers, or say once what will be slower without it. To be called at start."""
+    """Prepare FlashInfer for these layers, or log once what is slower without it. Call this at start."""
     device = torch.device(device)
     wanted: dict[Backend, list[Shape]] = {}
     for shape in shapes:
@@ -146,13 +146,14 @@ def _say_it_is_missing() -> None:
 
 
 def choose_backend(shape: Shape, capability: tuple[int, int], is_installed: bool) -> Backend:
-    """What reads pages for rows of several tokens.
+    """Return the backend that reads pages for rows of several tokens.
 
     >>> layer = Shape(torch.bfloat16, 32, 8, 128, 64, 0.1, None, None)
-    >>> choose_backend(layer, (9, 0), True), choose_backend(layer, (8, 0), True), choose_backend(layer, (9, 0), False)
+    >>> choose_backend(layer, (9, 0), True), choose_backend(layer, (8, 0), True), choose_backend(layer, (9, 0),
+    False)
     ('fa3', 'fa2', 'triton')
     """
-    # FlashInfer multiplies in half precision only, and is compiled for these heads.
+    # FlashInfer multiplies in half precision only, and is compiled for these head sizes.
     if not is_installed or shape.dtype not in (torch.bfloat16, torch.float16) or shape.head_dim not in (64, 128, 256):
         return "triton"
     if capability[0] < 8:
@@ -166,7 +167,7 @@ def write_pages(
     batch: Batch,
     view: AttentionView,
 ) -> None:
-    """New keys and values to their places: token at position p to index p % cell of its page."""
+    """Write new keys and values to their pages: the token at position p goes to index p % cell of its page."""
     listed = batch.pages(view.window)
     tokens, kv_heads, head_dim = k.shape
     cell = view.keys.shape[1]

@@ -1,10 +1,10 @@
 """Paged attention for rows of one token, in Triton: the cells of all rows, cut into equal shares.
 
-The list of pages is one line of cells, row behind row. A fixed number of programs per head divide it evenly among
-them, wherever rows begin and end, so all finish together whether the rows are many, few, long or of very different
-lengths. Who reads what is found on the device, so a recorded graph may be replayed with other rows. A row that lies
-within one share is finished there; the parts of the others are merged by a second kernel, always in the same order.
-Neither writes pages.
+The list of pages is one line of cells, row after row. A fixed number of programs per head divides it evenly,
+regardless of row boundaries, so all finish together whether the rows are many, few, long or of very different
+lengths. Each program finds its cells on the device, so a CUDA graph can be replayed with other rows. A row that lies
+within one share is finished there; a second kernel merges the parts of the others, always in the same order. Neither
+writes pages.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from weft.kernels.interface import Batch, PageList
 from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Parts of one upload: where each begins differs from step to step, and must not be compiled in.
+# Parts of one upload: their addresses differ from step to step, and must not be compiled in.
 LANES = ("start_ptr", "first_position_ptr", "bounds_ptr", "pages_ptr")
 SHARING = ("rows", "shares", "least_cells")
 
 
 class Launch(NamedTuple):
-    keys: int  # of one cell that are loaded at once
+    keys: int  # keys of one cell loaded at once
     warps: int
     stages: int
 
 
 # By bytes of a head's key, padded to a power of two.
 LAUNCHES = {128: Launch(64, 4, 3), 256: Launch(64, 4, 3), 512: Launch(32, 4, 3)}
-# What is left over: float32 heads too large for several stages in shared memory, and tests' small ones.
+# All other cases: float32 heads too large for several stages in shared memory, and tests' small ones.
 PLAIN_LAUNCH = Launch(64, 4, 1)
-# So many of these programs find room on one multiprocessor.
+# Programs that fit on one multiprocessor.
 AT_ONCE = 3
 
 
 class Sharing(NamedTuple):
-    """Into how many shares the line of cells is cut at the most, and how many cells a share has at the least."""
+    """Maximum number of shares of the line of cells, and minimum number of cells per share."""
 
     shares: int
     least_cells: int
 
 
 def share_out(multiprocessors: int, kv_heads: int) -> Sharing:
-    """As many shares as can be read side by side.
+    """Return as many shares as can be read concurrently.
 
     >>> share_out(multiprocessors=132, kv_heads=8)
     Sharing(shares=49, least_cells=1)
@@ -59,7 +59,7 @@ def share_out(multiprocessors: int, kv_heads: int) -> Sharing:
 
 
 def multiprocessors_of(device: torch.device) -> int:
-    """Return how many programs run side by side; the interpreter works as if it had a few."""
+    """Return how many programs run concurrently; the interpreter reports a few."""
     gpu = gpu_of(device)
     return 3 if gpu is INTERPRETED else gpu.multiprocessors
 
@@ -76,13 +76,14 @@ def attend_decodes(
     sharing: Sharing | None = None,
     launch: Launch | None = None,
 ) -> None:
-    """The leading `batch.decodes` tokens of `q` [tokens, heads, head_dim] into those of `out`."""
+    """Attend for the leading `batch.decodes` tokens of `q` [tokens, heads, head_dim] into those of `out`."""
     rows, heads, head_dim = batch.decodes, q.shape[1], q.shape[2]
     _, cell, kv_heads, _ = view.keys.shape
     block_dim = max(16, power_of_two(head_dim))
     sharing = sharing or share_out(multiprocessors_of(q.device), kv_heads)
     launch = launch or LAUNCHES.get(block_dim * q.element_size(), PLAIN_LAUNCH)
-    # Of every share: the part of a row that begins before it, and the part of one that ends behind it; then their sums.
+    # For every share: the part of a row that starts before it, and the part of a row that ends after it; then their
+    # sums.
     parts = torch.empty(sharing.shares * 2 * heads * (head_dim + 1), dtype=torch.float32, device=q.device)
     common = {
         "HEADS": heads,
@@ -113,7 +114,7 @@ def _size_of_shares(bounds_ptr, rows, shares, least_cells):
 
 @triton.jit
 def _row_of(cell, bounds_ptr, rows):
-    """The row that a cell of the line belongs to: as many rows as end at it or before."""
+    """Return the row of a cell of the line: the number of rows that end at it or before."""
     BLOCK: tl.constexpr = 256
     row = 0
     for first in range(0, rows, BLOCK):
@@ -133,7 +134,7 @@ def _attend_share(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One share of the line, for the heads of one group: row by row."""
+    """Compute one share of the line, for the heads of one group, row by row."""
     kv_head, share = tl.program_id(0), tl.program_id(1)
     size = _size_of_shares(bounds_ptr, rows, shares, least_cells)
     share_begin = share * size
@@ -158,7 +159,7 @@ def _attend_share(
         low = tl.maximum(first_position, position - WINDOW + 1) if WINDOW else first_position
         query_at = tl.cast(row, tl.int64) * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
         q = tl.load(q_ptr + query_at, mask=is_query, other=0.0)
-        # Cells of the line to positions of the row, and back.
+        # Convert cells of the line to positions of the row, and back.
         origin = row_begin - first_position // CELL
         begin, end = tl.maximum(share_begin, row_begin), tl.minimum(share_end, row_end)
         first_block = tl.maximum((begin - origin) * BLOCKS, low // KEYS)
@@ -175,14 +176,14 @@ def _attend_share(
             seen = key_position <= position
             if WINDOW:
                 seen &= key_position >= low
-            # What is not seen may be NaN, so it is not even loaded.
+            # Memory that is not seen may hold NaN, so it is not even loaded.
             loaded = seen[:, None] & is_feature[None, :]
             keys = tl.load(keys_ptr + block_at + in_page, mask=loaded, other=0.0)
             scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
             if SOFTCAP > 0:
                 scores = SOFTCAP * (2 * tl.sigmoid(2 * scores / SOFTCAP) - 1)
             scores = tl.where(seen[None, :], scores * LOG2_E, float("-inf"))
-            # Every block has a key that is seen, so the peak is finite.
+            # Every block has a visible key, so the maximum is finite.
             new_peak = tl.maximum(peak, tl.max(scores, 1))
             weights = tl.exp2(scores - new_peak[:, None])
             fading = tl.exp2(peak - new_peak)
@@ -199,7 +200,7 @@ def _attend_share(
             tl.store(out_ptr + out_at, (mixed * (1 / total)[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
         else:
             which = ((kv_head * shares + share) * 2 + (begin == row_begin).to(tl.int32)) * GROUP + member
-            # Cells of a list that no query sees any more leave nothing to divide.
+            # Cells that no query sees any more leave nothing to divide.
             inverse = tl.where(total > 0, 1 / total, 0.0)
             part_at = which[:, None] * HEAD_DIM + feature[None, :]
             tl.store(parts_ptr + part_at, mixed * inverse[:, None], mask=is_query)
@@ -212,12 +213,12 @@ def _merge_parts(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     HAS_SINKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: its parts, each weighed by the sum that it was divided by."""
+    """Merge the parts of one head of one row, each weighted by the sum that it was divided by."""
     head, row = tl.program_id(0), tl.program_id(1)
     size = _size_of_shares(bounds_ptr, rows, shares, least_cells)
     first_share = tl.load(bounds_ptr + row) // size
     last_share = (tl.load(bounds_ptr + row + 1) - 1) // size
-    # Also where nothing is to be merged: whoever waits for this kernel relies on the one before it too.
+    # Wait even if there is nothing to merge: kernels that wait for this one rely on the one before it too.
     wait(EARLY)
     if first_share == last_share:
         return
@@ -239,7 +240,7 @@ def _merge_parts(
         sums_at = shares * (2 * HEADS * HEAD_DIM) + which
         sums = tl.load(parts_ptr + sums_at, mask=is_share, other=float("-inf"))
         new_peak = tl.maximum(peak, tl.max(sums, 0))
-        # Where nothing was seen yet: any finite number does.
+        # Nothing seen yet: any finite number works.
         reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         weights = tl.exp2(sums - reference)
         fading = tl.exp2(peak - reference)

@@ -1,10 +1,10 @@
 """Paged attention for rows of several tokens, in Triton: a block of queries of one cell over all cells that it sees.
 
-Queries come in the pieces of a batch (tokens of one row in one cell), so a block of them sees every earlier cell whole
-and only its own cell in part: masks are needed there and at a window's edge, nowhere else. All heads of a group share
-a block. Where blocks are too few to occupy the GPU, as with a short prompt behind a long cached one, several programs
-share the cells of a block and the one that comes last merges what all have found, always in the same order. What a
-query's cells are and how they are shared depends on its position alone, never on where its row starts. Writes no pages.
+Queries come in the pieces of a batch (tokens of one row in one cell), so a block of them sees every earlier cell
+whole and only its own cell in part: masks are needed only there and at a window's edge. All heads of a group share a
+block. Where blocks are too few to occupy the GPU, as with a short prompt after a long cached one, several programs
+share the cells of a block, and the last to finish merges all results, always in the same order. A query's cells and
+how they are shared depend on its position alone, never on where its row starts. This kernel writes no pages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.kernels.interface import Batch, PageList
 from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Parts of one upload: where each begins differs from step to step, and must not be compiled in.
+# Parts of one upload: their addresses differ from step to step, and must not be compiled in.
 LANES = (
     "start_ptr", "first_ptr", "piece_row_ptr", "piece_position_ptr", "first_position_ptr", "bounds_ptr", "pages_ptr",
 )  # fmt: skip
@@ -37,12 +37,12 @@ class Launch(NamedTuple):
 
 # By bytes of a head's key, padded to a power of two.
 LAUNCHES = {128: Launch(128, 4, 3), 256: Launch(64, 4, 3), 512: Launch(128, 8, 2)}
-# What is left over: float32 heads too large for several stages in shared memory, and tests' small ones.
+# All other cases: float32 heads too large for several stages in shared memory, and tests' small ones.
 PLAIN_LAUNCH = Launch(16, 4, 1)
 
 
 class Sharing(NamedTuple):
-    """How many programs share a block's cells at the most, and how many cells each has at the least."""
+    """Maximum number of programs that share a block's cells, and minimum number of cells of each."""
 
     shares: int
     least_cells: int
@@ -50,9 +50,9 @@ class Sharing(NamedTuple):
 
 ALONE = Sharing(1, 1)
 SHARED = Sharing(8, 16)
-# Programs on each multiprocessor from which on there are enough without sharing.
+# Programs per multiprocessor that are enough without sharing.
 ENOUGH = 8
-# More programs than share their work.
+# Upper bound on the programs that share work.
 COUNTERS = 1 << 16
 
 
@@ -68,7 +68,7 @@ def attend_pieces(
     launch: Launch | None = None,
     sharing: Sharing | None = None,
 ) -> None:
-    """All tokens of `q` [tokens, heads, head_dim] behind the leading `batch.decodes` into those of `out`."""
+    """Attend for all tokens of `q` [tokens, heads, head_dim] after the leading `batch.decodes` into those of `out`."""
     heads, head_dim = q.shape[1:]
     _, cell, kv_heads, _ = view.keys.shape
     group = heads // kv_heads
@@ -80,7 +80,7 @@ def attend_pieces(
     blocks = -(-cell // queries)
     programs = batch.pieces * blocks * kv_heads
     shares, least_cells = sharing or choose_sharing(programs, view.window, cell, multiprocessors_of(q.device))
-    # Of every share what its queries found, then the logarithms of the sums that this was divided by.
+    # The result of every share's queries, then the logarithms of the sums that it was divided by.
     size = programs * shares * block * (block_dim + 1) if shares > 1 else 0
     parts = torch.empty(size, dtype=torch.float32, device=q.device)
     assert shares == 1 or programs <= COUNTERS
@@ -108,7 +108,7 @@ def choose_sharing(programs: int, window: int | None, cell: int, multiprocessors
 
 @cache
 def counters(device: torch.device) -> Tensor:
-    """How many shares of a block have come. Every call leaves zeros behind."""
+    """Return the counters of finished shares per block. Every launch leaves them at zero."""
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
@@ -117,7 +117,7 @@ def _mix_cell(
     q, peak, total, mixed, keys_ptr, values_ptr, loaded, visible, scale,
     SOFTCAP: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The running softmax of a block of queries, one cell further. A WHOLE cell is seen by all of them."""
+    """Advance the running softmax of a block of queries by one cell. All of them see a WHOLE cell."""
     keys = tl.load(keys_ptr) if loaded is None else tl.load(keys_ptr, mask=loaded, other=0.0)
     scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
     factor = scale * LOG2_E
@@ -127,7 +127,7 @@ def _mix_cell(
     if not WHOLE:
         scores = tl.where(visible, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
-    # A query that has seen nothing yet: any finite number does.
+    # A query that has seen nothing yet: any finite number works.
     reference = new_peak if WHOLE else tl.where(new_peak == float("-inf"), 0.0, new_peak)
     weights = tl.exp2(scores * factor - reference[:, None])
     fading = tl.exp2(peak - reference)
@@ -138,14 +138,14 @@ def _mix_cell(
 
 @triton.jit
 def _merge_shares(parts_ptr, sums_ptr, shares, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    """A block's running softmax over all that its shares have left."""
+    """Merge the results of a block's shares into its running softmax."""
     line, feature = tl.arange(0, BLOCK), tl.arange(0, BLOCK_DIM)
     peak = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     mixed = tl.zeros([BLOCK, BLOCK_DIM], tl.float32)
     for share in range(shares):
         at = share * BLOCK + line
-        # Others have written them: not what this multiprocessor may remember.
+        # Other programs wrote them: bypass this multiprocessor's cache.
         found = tl.load(sums_ptr + at, cache_modifier=".cg")
         part = tl.load(parts_ptr + at[:, None] * BLOCK_DIM + feature[None, :], cache_modifier=".cg")
         new_peak = tl.maximum(peak, found)
@@ -167,8 +167,8 @@ def _attend_block(
     SHARES: tl.constexpr, LEAST_CELLS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Up to QUERIES tokens of one piece, the heads of one group of each: line i is token i // GROUP."""
-    # Later pieces of a row see more: they are begun first, so that no long one is left over at the end.
+    """Attend for up to QUERIES tokens of one piece, the heads of one group of each: line i is token i // GROUP."""
+    # Later pieces of a row see more: start them first, so that no long one is left at the end.
     number, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     piece = number // BLOCKS
     row = tl.load(piece_row_ptr + piece)
@@ -255,7 +255,7 @@ def _attend_block(
         found = mixed * tl.where(total > 0, 1 / total, 0.0)[:, None]
         tl.store(parts_ptr + at[:, None] * BLOCK_DIM + feature[None, :], found)
         tl.store(sums_ptr + at, peak + tl.log2(total))
-        # All threads have stored before the count tells the others.
+        # All threads must store before the counter signals the others.
         tl.debug_barrier()
         if tl.atomic_add(come_ptr + block, 1, sem="acq_rel") < shares - 1:
             return

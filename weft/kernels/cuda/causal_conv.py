@@ -1,10 +1,12 @@
-"""Causal depthwise convolution, with its bias, its SiLU and the gates around a short one: one kernel each for
-decodes and for longer rows. (Few decodes of a short one have one with the product before it, in `short_conv.py`.)
+"""Causal depthwise convolution, with its bias, its SiLU and the gates of a short convolution.
 
-A row's earlier inputs come from its tail, from the checkpoint before its cell, or are zeros before position 0; only
-one program per row and block of channels looks at the tail or writes it. Longer rows are taken in blocks of a cell's
-length that start where the row does, so that only the first of them looks back beyond the row: block i of a row is
-done by the programs of its i-th piece, which also hand out the window at that piece's end.
+There is one kernel for decodes and one for longer rows. (Few decodes of a short convolution use a third, fused with
+the matmul before it, in `short_conv.py`.)
+
+A row's earlier inputs come from its tail or from the checkpoint before its cell, or are zeros before position 0.
+Only one program per row and block of channels reads or writes the tail. Longer rows are processed in blocks of a
+cell's length that start where the row does, so that only the first block reads inputs from before the row. The
+programs of a row's i-th piece compute its block i, and write the captured window at that piece's end.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from weft.kernels.interface import Batch
 from weft.kernels.recurrent import ConvolutionWeights
 from weft.memory.device.store import RecurrentView
 
-# Channels of a program and its warps, measured on an H200: of decodes that are few (numbers in all) or many, and of
-# longer rows. A block of those is split among so many programs.
+# Channels per program and its warps, measured on an H200: for few decodes (total number of values), for many, and for
+# longer rows, where several programs split a block.
 FEW, FEW_CHANNELS, FEW_WARPS = 1 << 17, 128, 1
 MANY_CHANNELS, MANY_WARPS = 256, 1
 CHANNELS, WARPS, SPLITS = 256, 2, 4
-# The widest filter whose inputs longer rows keep in registers: those of published models.
+# The widest filter of published models; up to it, longer rows keep their inputs in registers.
 UNROLLED = tl.constexpr(4)
-# They lie anywhere in a step's upload, and a kernel must not be compiled for every place that they may have.
+# Their addresses in a step's upload vary, and must not be compiled in.
 LANES = (
     "row_start", "row_first", "row_slot", "row_tail", "row_closing", "piece_row", "piece_position", "piece_slot",
     "first_piece",
@@ -38,7 +40,7 @@ LANES = (
 
 
 class Gates(NamedTuple):
-    """Each has the convolution's shape, and the same strides as its input. `before` multiplies it, `after` the sum."""
+    """Gates, each with the convolution's shape and strides. `before` multiplies the input, `after` the sum."""
 
     before: Float[Tensor, "tokens channels"]
     after: Float[Tensor, "tokens channels"]
@@ -69,7 +71,7 @@ def causal_conv(
             WIDTH=width, SILU=activation, CHANNELS=block, num_warps=warps, **early(x),
         )  # fmt: skip
     if batch.pieces:
-        # The first program of a row must see all tokens that look back beyond it.
+        # The first program of a row must hold all tokens that read inputs from before the row.
         splits = SPLITS if batch.cell >= SPLITS * (width - 1) else 1
         pieces = (batch.first, batch.piece_row, batch.piece_position, batch.piece_slot, batch.first_piece)
         extend_kernel[(batch.pieces, -(-channels // CHANNELS), splits)](
@@ -81,7 +83,7 @@ def causal_conv(
 
 @triton.jit
 def load_new(x, before, token, x_stride, channel, mask):
-    """What is convolved, and remembered: rounded to the dtype that it is remembered in, also if a gate multiplies."""
+    """Load the input, rounded to the dtype in which it is stored, even after a gate multiplies it."""
     offset = token.to(tl.int64) * x_stride + channel
     value = tl.load(x + offset, mask=mask, other=0.0)
     if before is not None:
@@ -92,10 +94,10 @@ def load_new(x, before, token, x_stride, channel, mask):
 
 @triton.jit
 def load_earlier(tail, window, position, opening, ring, channel, channels, real, WIDTH: tl.constexpr):
-    """The input at a position before a row. `opening` is where the row's cell starts; `window` ends there."""
+    """Load the input at a position before a row. `opening` is where the row's cell starts; `window` ends there."""
     in_tail = position >= opening
     in_window = (position >= 0) & (position < opening)
-    # A negative remainder would be no place, even if nothing is read there.
+    # A negative remainder would be an invalid index, even if nothing is read there.
     place = tl.maximum(position, 0) % ring
     recent = tl.load(tail + place * channels + channel, mask=real & in_tail, other=0.0)
     older = tl.load(window + (position - opening + WIDTH - 1) * channels + channel, mask=real & in_window, other=0.0)
@@ -111,7 +113,7 @@ def load_taps(weight, tap, channel, weight_channel, weight_tap, real):
 def sum_earlier(
     tail, window, weight, start, opening, ring, weight_channel, weight_tap, channel, channels, real, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """What the inputs before a decode add to its output, the oldest first. Of one row, or of [channels, rows]."""
+    """Sum what the inputs before a decode add to its output, oldest first, for one row or for [channels, rows]."""
     total = tl.zeros(real.shape, tl.float32)
     for tap in tl.static_range(WIDTH - 1):
         position = start - (WIDTH - 1) + tap
@@ -123,7 +125,7 @@ def sum_earlier(
 
 @triton.jit
 def store_window(closed, new, tail, window, start, opening, ring, channel, channels, real, WIDTH: tl.constexpr):
-    """The inputs up to a decode that closes its cell, its new one the last."""
+    """Store the inputs up to a decode that closes its cell, the new one last."""
     for index in tl.static_range(WIDTH - 2):
         position = start + 2 - WIDTH + index
         earlier = load_earlier(tail, window, position, opening, ring, channel, channels, real, WIDTH)
@@ -161,7 +163,7 @@ def decode_kernel(
         tail, window, weight, start, opening, ring, weight_channel, weight_tap, channel, channels, real, WIDTH
     )
     taps = load_taps(weight, WIDTH - 1, channel, weight_channel, weight_tap, real)
-    # All that is older than this step's projection is here; now the projection.
+    # Everything older than this step's projection is loaded; now load the projection.
     wait(EARLY)
     new = load_new(x, before, row, x_stride, channel, real)
     total += new.to(tl.float32) * taps
@@ -170,7 +172,7 @@ def decode_kernel(
     if closing >= 0:
         closed = state + closing.to(tl.int64) * state_stride
         store_window(closed, new, tail, window, start, opening, ring, channel, channels, real, WIDTH)
-    # The ring is no longer than what was just read: the new input takes the place of the oldest.
+    # The ring is no longer than what was just read: the new input replaces the oldest.
     tl.debug_barrier()
     tl.store(tail + (start % ring) * channels + channel, new, mask=real)
 
@@ -179,7 +181,7 @@ def decode_kernel(
 def load_any(
     x, before, tail, window, token, x_stride, start, opening, ring, channel, channels, real, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """The input of a row's token, counted from its start; of negative ones, what came before the row."""
+    """Load the input of a row's token, counted from its start; for negative counts, an input from before the row."""
     value = load_new(x, before, token, x_stride, channel, real & (token >= 0))
     if token < 0:
         value = load_earlier(tail, window, start + token, opening, ring, channel, channels, real, WIDTH)
@@ -191,7 +193,7 @@ def emit(
     a, b, c, d, taps_a, taps_b, taps_c, taps_d, offset, after, y, token, high, x_stride, channel, channels, real,
     WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """The output of the token whose input is d; c, b and a came before it. The oldest is added first, as in decodes."""
+    """Write the output of the token with input d, preceded by c, b and a. Add the oldest first, as decodes do."""
     real = real & (token < high)
     total = tl.zeros_like(taps_d)
     if WIDTH >= 4:
@@ -209,7 +211,7 @@ def convolve_in_registers(
     x, before, after, weight, bias, y, tail, window, low, high, start, opening, ring,
     x_stride, weight_channel, weight_tap, channel, channels, real, WIDTH: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """Four tokens at a time, so that they are loaded together; the inputs before them stay in registers."""
+    """Convolve four tokens at a time, which load together; the inputs before them stay in registers."""
     taps_d = load_taps(weight, WIDTH - 1, channel, weight_channel, weight_tap, real)
     taps_c = load_taps(weight, WIDTH - 2, channel, weight_channel, weight_tap, real)
     taps_b = load_taps(weight, WIDTH - 3, channel, weight_channel, weight_tap, real) if WIDTH >= 3 else taps_c
@@ -245,7 +247,7 @@ def convolve_tap_by_tap(
     x, before, after, weight, bias, y, tail, window, low, high, start, opening, ring,
     x_stride, weight_channel, weight_tap, channel, channels, real, WIDTH: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """As `convolve_in_registers`, for any width: every input is loaded once for each of its taps."""
+    """Convolve with any width: load every input once for each of its taps."""
     offset = tl.load(bias + channel, mask=real, other=0.0).to(tl.float32) if bias is not None else 0.0
     for index in range(high - low):
         token = low + index
@@ -289,7 +291,7 @@ def extend_kernel(
     span = (cell + SPLITS - 1) // SPLITS
     low = block + tl.program_id(2) * span
     high = tl.minimum(tl.minimum(low + span, block + cell), length)
-    # Who is captured at a piece's end has tokens in the block of that number.
+    # A row captured at a piece's end has tokens in the block of the same number.
     if low >= high:
         return
     if WIDTH <= UNROLLED:
@@ -312,7 +314,7 @@ def extend_kernel(
             )
             tl.store(captured + place * channels, value, mask=real)
     if low == 0:
-        # All that is read of this tail was read above, by this program.
+        # This program has already read everything it needs from this tail, above.
         tl.debug_barrier()
         oldest = tl.maximum(length - ring, 0)
         for newer in range(tl.minimum(length, ring)):

@@ -1,4 +1,4 @@
-"""Tokens to their vectors: a library's kernel does it."""
+"""Embedding lookup, by PyTorch's kernel."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """FlashInfer's paged prefill: planned on the host once per step and kind of layer, then run by all layers of the kind.
 
-Only what was warmed is ever used, so nothing is compiled while a request waits; what fails to compile or to run while
-it is warmed is reported once and left to Triton. Plans are made from the host's numbers: nothing waits for the device.
-A sink joins the sum afterwards, by way of the logarithm of the sum that FlashInfer hands out.
+Only warmed modules are used, so nothing compiles while a request waits. A module that fails to compile or run during
+warm-up is reported once and left to Triton. Plans use the host's numbers, so nothing waits for the device. A sink is
+added afterwards, by means of the log-sum that FlashInfer returns.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from weft.memory.device.store import AttentionView
 log = logging.getLogger(__name__)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# FlashInfer's own advice; of the two only fa2 uses it.
+# FlashInfer's recommendation; only fa2 uses it.
 WORKSPACE_BYTES = {"fa2": 128 << 20, "fa3": 1 << 20}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Layers that share a plan."""
+    """Parameters of layers that share a plan."""
 
     dtype: torch.dtype
     heads: int
@@ -45,21 +45,21 @@ class Shape:
 
     @property
     def module(self) -> tuple[object, ...]:
-        """What FlashInfer compiles for."""
+        """Return what FlashInfer compiles for."""
         return self.dtype, self.head_dim, self.window is not None, self.softcap is not None
 
 
 @dataclass(slots=True)
 class Planner:
-    """A FlashInfer wrapper, and the event after which its pinned memory may be written again."""
+    """A FlashInfer wrapper, and the event after which its pinned memory may be overwritten."""
 
     wrapper: Any
     uploaded: torch.cuda.Event
 
 
-# Modules that were warmed, and the backend of each: None where it failed.
+# Warmed modules and their backends; None if warm-up failed.
 _modules: dict[tuple[object, ...], str | None] = {}
-# Planners of a shape on a device, each in use by at most one step at a time.
+# Planners of a shape on a device. At most one step at a time uses each.
 _planners: dict[tuple[Shape, torch.device], list[Planner]] = {}
 
 
@@ -72,8 +72,8 @@ def is_warm(shape: Shape) -> bool:
 
 
 def warm(shapes: Iterable[Shape], backend: str, device: torch.device) -> None:
-    """Compile what `shapes` need, side by side, and try it; takes minutes where FlashInfer has no cache of it."""
-    # With its number, as tensors name it.
+    """Compile and try what `shapes` need, in parallel; takes minutes if FlashInfer has no cache of it."""
+    # With its index, as tensors name it.
     device = torch.empty(0, device=device).device
     shapes = list(shapes)
     kinds = {shape.module: shape for shape in shapes if shape.module not in _modules}
@@ -87,13 +87,13 @@ def warm(shapes: Iterable[Shape], backend: str, device: torch.device) -> None:
                 )  # fmt: skip
     for shape in shapes:
         if is_warm(shape):
-            # Pinned memory is taken now: later that would make the device wait.
+            # Allocate pinned memory now: later that would synchronize the device.
             spare = _planners.setdefault((shape, device), [])
             spare.extend(_new_planner(backend, device) for _ in range(2 - len(spare)))
 
 
 def _try(shape: Shape, backend: str, device: torch.device) -> Exception | None:
-    """Two cells of one row, compared with nothing but reason: the result must be a number."""
+    """Attend over two cells of one row. The only check is that the result is a number."""
     cell, tokens = shape.cell, 2 * shape.cell
     try:
         planner = _new_planner(backend, device)
@@ -106,7 +106,7 @@ def _try(shape: Shape, backend: str, device: torch.device) -> Exception | None:
         planner.wrapper.run(q, (store[:, 0], store[:, 1]), out=out)
         if not bool(out.isfinite().all()):
             return ArithmeticError("its result is not finite")
-    except Exception as error:  # Whatever a compiler, a driver or another version of the library raises.
+    except Exception as error:  # A compiler, a driver or another FlashInfer version may raise anything.
         return error
     return None
 
@@ -121,9 +121,9 @@ def attend_prefill(
     sinks: Tensor | None,
     derived: dict[Any, Any],
 ) -> None:
-    """All tokens of `q` behind the leading `batch.decodes` into those of `out`."""
+    """Attend for all tokens of `q` after the leading `batch.decodes` into those of `out`."""
     if not out.is_contiguous():
-        # The library writes tokens side by side.
+        # The library writes contiguous tokens.
         whole = torch.empty(out.shape, dtype=out.dtype, device=out.device)
         attend_prefill(q, whole, batch, listed, view, shape, sinks, derived)
         out[batch.decodes :] = whole[batch.decodes :]
@@ -145,11 +145,11 @@ def attend_prefill(
 
 
 def _plan_step(shape: Shape, batch: Batch, listed: PageList, device: torch.device) -> Planner:
-    """The rows behind the decodes, as one plan."""
+    """Plan the rows after the decodes together."""
     spare = _planners[shape, device]
     planner = next((one for one in spare if one.uploaded.query()), None)
     if planner is None:
-        # The device is further behind than we planned for: take new memory rather than wait.
+        # The device is further behind than expected: allocate new memory rather than wait.
         planner = _new_planner(_modules[shape.module] or "", device)
         spare.append(planner)
     decodes = batch.decodes
@@ -183,7 +183,7 @@ def _new_planner(backend: str, device: torch.device) -> Planner:
 
 @cache
 def _workspace(backend: str, device: torch.device) -> Tensor:
-    """Shared by all wrappers, which follow each other on one stream."""
+    """Return the workspace of all wrappers, which run one after another on one stream."""
     return torch.zeros(WORKSPACE_BYTES[backend], dtype=torch.uint8, device=device)
 
 
@@ -191,7 +191,7 @@ def _workspace(backend: str, device: torch.device) -> Tensor:
 def _join_sinks(
     out_ptr, total_ptr, sinks_ptr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr
 ):  # fmt: skip
-    """Values that were divided by a sum without the sink, as if it had been in it. Totals are to the base 2."""
+    """Rescale values that were divided by a sum without the sink. Totals are base-2 logarithms."""
     token, head = tl.program_id(0), tl.program_id(1)
     at = token.to(tl.int64) * HEADS + head
     sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E

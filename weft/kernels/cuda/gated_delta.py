@@ -1,7 +1,7 @@
-"""The gated delta rule: launches of its kernels, in shapes that were measured to be the fastest.
+"""The gated delta rule: launches of its kernels, with the fastest measured configurations.
 
-Rows of one token are decoded; the others are cut at the grid, solved piece by piece in parallel and walked in sequence.
-Products take operands in the model's dtype; sums, decays and states are float32.
+Rows of one token are decoded; the others are cut at the grid, solved piece by piece in parallel and walked in
+sequence. Matmuls take operands in the model's dtype; sums, decays and states are float32.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from weft.memory.spec import Part, RecurrentMemory
 
 
 class Choice(NamedTuple):
-    """How a kernel is cut and run."""
+    """Launch configuration of a kernel."""
 
     values: int  # columns of a state that a program holds
     warps: int
-    stages: int  # of loads that are under way
-    registers: int | None = None  # at most, of a thread
+    stages: int  # of loads in flight
+    registers: int | None = None  # maximum per thread
 
 
 class Weighing(NamedTuple):
@@ -40,22 +40,22 @@ class Weighing(NamedTuple):
 
 
 DECODE = Choice(32, 1, 1)
-# For few rows the shortest way through a program counts, and that it starts early. For many it is how many programs
-# there are beside each other, and those that start early stand in the way of the kernel that they wait for. Sums over
-# keys are added in another order then.
+# Few rows favour a short critical path and an early start. Many rows favour many concurrent programs, and those that
+# start early block the kernel that they wait for. Sums over keys are then added in another order.
 FEW_ROWS, WEIGH_FEW, WEIGH_MANY = 32, Weighing(64, 4), Weighing(16, 1)
 SOLVE = Choice(0, 4, 1, registers=128)
-# Programs beside each other on a multiprocessor; or, if there are not enough, more loads under way in each. What they
-# compute is the same to the bit.
+# Either more concurrent programs per multiprocessor or, if there are too few programs, more loads in flight in each.
+# Both give bitwise equal results.
 WALK, WALK_FEW = Choice(32, 4, 2), Choice(32, 4, 3)
 WIDE_KEYS = 128
-# Products of float32 operands need more registers and shared memory.
+# Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = Choice(0, 8, 1), Choice(32, 8, 1)
 
 
 def gated_delta_memory(shape: DeltaShape, dtype: str) -> RecurrentMemory:
-    """Return what a layer remembers. A token leaves k and u, in the model's dtype, and the log decay since its cell's
-    start. A tail is read head by head, and lies so.
+    """Return a layer's memory. A token leaves k and u, in the model's dtype, and the log decay since its cell's start.
+
+    A tail is laid out by head, as it is read.
     """
     window, conv_input = conv_parts(shape.conv_channels, shape.conv_width, dtype)
     tail = (
@@ -70,7 +70,7 @@ def gated_delta_memory(shape: DeltaShape, dtype: str) -> RecurrentMemory:
 def gated_delta(
     inputs: DeltaInputs, batch: Batch, view: RecurrentView
 ) -> Float[Tensor, "tokens value_heads value_dim"]:
-    """Return outputs of all rows; tails and asked-for states are written."""
+    """Return the outputs of all rows; write tails and captured states."""
     check(inputs, view)
     y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
     if batch.decodes:
@@ -81,7 +81,7 @@ def gated_delta(
 
 
 def check(inputs: DeltaInputs, view: RecurrentView) -> None:
-    """What the kernels take for granted."""
+    """Assert what the kernels assume."""
     q, k, v = inputs.q, inputs.k, inputs.v
     assert q.stride() == k.stride() == (k.stride(0), k.shape[2], 1)
     assert v.stride() == (v.stride(0), v.shape[2], 1)
@@ -90,12 +90,12 @@ def check(inputs: DeltaInputs, view: RecurrentView) -> None:
 
 
 def padded(size: int) -> int:
-    """Tiles of matrix products have sides of powers of two from 16 on."""
+    """Return a tile size for matmuls: a power of two, at least 16."""
     return max(16, power_of_two(size))
 
 
 def dimensions(inputs: DeltaInputs, batch: Batch, view: RecurrentView) -> dict[str, object]:
-    """Compile-time parameters that all kernels share."""
+    """Return the compile-time parameters that all kernels share."""
     key_heads, key_dim = inputs.k.shape[1:]
     return {
         "CELL": batch.cell,
@@ -109,7 +109,7 @@ def dimensions(inputs: DeltaInputs, batch: Batch, view: RecurrentView) -> dict[s
 
 
 def precision(inputs: DeltaInputs) -> str:
-    """Float32 in three products of the tensor cores: as exact as need be, and far faster than without them."""
+    """Return the precision of matmuls: float32 as three TF32 ones is exact enough and uses the tensor cores."""
     return "tf32x3" if inputs.v.dtype == torch.float32 else "tf32"
 
 
@@ -142,7 +142,7 @@ def extend_choices(inputs: DeltaInputs, batch: Batch) -> tuple[Choice, Choice]:
         return SOLVE_WIDE, WALK_WIDE
     heads, value_dim = inputs.v.shape[1:]
     programs = (batch.rows - batch.decodes) * heads * -(-value_dim // WALK.values)
-    # Three loads of wider keys do not fit into the shared memory of a multiprocessor.
+    # Three loads of wider keys do not fit in a multiprocessor's shared memory.
     is_wide = inputs.k.shape[2] > WIDE_KEYS
     return SOLVE, WALK if is_wide or programs > gpu_of(inputs.v.device).multiprocessors else WALK_FEW
 
@@ -168,7 +168,7 @@ def launch_extend(
         INNER=tl.float32 if inputs.v.dtype == torch.float32 else tl.float16,
         num_warps=solve.warps, num_stages=solve.stages, maxnreg=solve.registers,
     )  # fmt: skip
-    # Where both are cut from one tensor that is a small number; where not, it holds all the same.
+    # A small number if both are views of one tensor; valid otherwise too.
     q_offset = (inputs.q.data_ptr() - inputs.k.data_ptr()) // inputs.k.element_size()
     values = min(walk.values, padded(value_dim))
     walk_cells[(-(-value_dim // values), heads, long_rows)](

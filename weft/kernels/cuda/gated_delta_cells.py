@@ -1,8 +1,9 @@
-"""The gated delta rule within cells: what each piece of a row needs beside the state before it, all pieces at once.
+"""The gated delta rule within cells: everything that each piece needs besides the state before it, for all pieces at
+once.
 
-The corrected values u of a cell solve (I + M) u = r (v - found), where M is what earlier tokens of the cell put in the
-way and `found` what the state before the cell holds. None of it depends on that state but `found`, so the inverse is
-taken here, in parallel, and `gated_delta_walk` has only products left to do in sequence.
+The corrected values u of a cell solve (I + M) u = r (v - found), where M is the effect of the cell's earlier tokens
+and `found` the read of the state before the cell. Only `found` depends on that state, so the inverse is computed
+here, in parallel, and `gated_delta_walk` has only matmuls left to do in sequence.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import triton.language as tl
 
 from weft.kernels.cuda.launching import jit
 
-# Diagonal blocks of this size are inverted row by row; what lies below them follows by products.
+# Diagonal blocks of this size are inverted row by row; the blocks below them follow by matmuls.
 SMALL = tl.constexpr(16)
 NORM_EPSILON = tl.constexpr(1e-6)
-# Where these lie in a step's upload differs from step to step, and must not bring forth other versions of a kernel.
+# Their addresses in a step's upload vary, and must not be compiled in.
 LANES = [
     "row_start", "row_first", "row_slot", "row_tail", "row_closing",
     "piece_row", "piece_position", "piece_slot", "first_piece",
@@ -24,7 +25,7 @@ LANES = [
 
 @triton.jit
 def gates(step, strength, heads, real, rates, bias, PROJECTED: tl.constexpr, MOST: tl.constexpr):
-    """Log decay and write strength of tokens, from what was projected or as they are."""
+    """Return the log decay and write strength of tokens, from projections or as given."""
     step, strength = step.to(tl.float32), strength.to(tl.float32)
     if PROJECTED:
         step += tl.load(bias + heads, real, 0.0)
@@ -36,12 +37,12 @@ def gates(step, strength, heads, real, rates, bias, PROJECTED: tl.constexpr, MOS
 
 @triton.jit
 def invert_small(below, BLOCK: tl.constexpr):
-    """(I + L)^-1 of each diagonal block of a strictly lower L, zeros elsewhere."""
+    """Return (I + L)^-1 of each diagonal block of a strictly lower L, zeros elsewhere."""
     blocks: tl.constexpr = BLOCK // SMALL
     number = tl.arange(0, SMALL)
     own = (tl.arange(0, blocks)[:, None] == tl.arange(0, blocks)[None, :])[:, None, :, None]
     small = tl.sum(tl.where(own, tl.reshape(below, (blocks, SMALL, blocks, SMALL)), 0.0), 2)
-    # Transposed, row `row` of L lies along axis 1: it meets the inverse's rows without an exchange between threads.
+    # Transposed, row `row` of L lies along axis 1, where it meets the inverse's rows without a shuffle between threads.
     small = tl.permute(small, (0, 2, 1))
     inverse = tl.zeros((blocks, SMALL, SMALL), tl.float32) + (number[:, None] == number[None, :])[None].to(tl.float32)
     for row in range(1, SMALL):
@@ -53,9 +54,10 @@ def invert_small(below, BLOCK: tl.constexpr):
 
 @triton.jit
 def invert(below, BLOCK: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + L)^-1 of a strictly lower L of at most four small blocks a side.
+    """Return (I + L)^-1 of a strictly lower L of at most four small blocks a side.
 
-    With D the inverse of the diagonal blocks and N = D (L outside of them): (I - N + N² - N³) D. As keys have length 1,
+    With D the inverse of the diagonal blocks and N = D (L outside of them): (I - N + N² - N³) D. As keys have length
+    1,
     no entry of D or of the result exceeds 1, and N stays small: the ten bits of a half's mantissa serve where the
     result is kept with seven.
     """
@@ -82,14 +84,15 @@ def solve_cells(
     BLOCK: tl.constexpr, KEYS: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr,
     INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (value head, piece). Two matrices and five lines:
+    """Program (value head, piece). Write two matrices and five lines:
 
-    systems[piece, head, 0]  (I + M)^-1, which makes u of what v lacks
+    systems[piece, head, 0]  (I + M)^-1, which maps the errors of v to u
     systems[piece, head, 1]  the same for what the queries read of the cell's u
-    scales[piece, head]      for k and for q into the state before; from u into the state after; log decay of the cell;
+    scales[piece, head]      for k and for q into the state before; from u into the state after; log decay of the
+    cell;
                              rate of correction
 
-    Keys of a tail are copied to `head_keys`, because the walk will overwrite tails.
+    Keys of a tail are copied to `head_keys`, because the walk overwrites tails.
     """
     head, piece = tl.program_id(0), tl.program_id(1)
     key_head, heads = head // SHARED, KEY_HEADS * SHARED
@@ -123,7 +126,7 @@ def solve_cells(
         tl.store(head_at[:, None] + lane[None, :], keys, is_tail[:, None] & real)
     query_at = q + token * token_stride + key_head * KEY_DIM
     queries = tl.load(query_at[:, None] + lane[None, :], is_new[:, None] & real, 0.0)
-    # Squares of lengths stand on diagonals.
+    # Squared lengths are on the diagonals.
     diagonal = column[:, None] == column[None, :]
     below = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
     key_scale = tl.rsqrt(tl.sum(tl.where(diagonal, below, 0.0), 1) + NORM_EPSILON)
@@ -140,7 +143,7 @@ def solve_cells(
     tl.store(scale_at + 3 * BLOCK, total)
     tl.store(scale_at + 4 * BLOCK, tl.where(is_tail, 1.0, rate))
 
-    # Above the diagonal the exponential might overflow: it is never taken there.
+    # Above the diagonal the exponential could overflow, so it is not computed there.
     ordered = column[:, None] >= column[None, :]
     decay = tl.exp(tl.where(ordered, total[:, None] - total[None, :], float("-inf"))) * key_scale[None, :]
     reads = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * decay

@@ -1,7 +1,7 @@
 """The gated delta rule for rows of one token: the checkpoint is read once, for the key and the query together.
 
-Two kernels. What value heads share, and all that is small, is computed first, by row and key head; then whoever reads a
-state has nothing left to do but to sum. Everything depends on the contents of tensors alone, so a recorded launch
+There are two kernels. The first computes small values and those that value heads share, by row and key head. The
+second then only reads states and sums. Everything depends on the contents of tensors alone, so a recorded launch
 serves any rows.
 """
 
@@ -15,7 +15,7 @@ from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.tails import ring_places
 
-# How many rows of a state are closed at a time.
+# Rows of a state that are closed at a time.
 CLOSED = tl.constexpr(32)
 
 
@@ -28,11 +28,11 @@ def weigh_tails(
     MOST: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (key head, row). Appends key and decay to the tail, and writes
+    """Program (key head, row). Append key and decay to the tail, and write
 
     lookups[row, key head]  the key and the query, normalised
-    weights[row, head]      what the key and the query get of each u in the tail; beyond it anything
-    factors[row, head]      decay of the checkpoint, rate of correction, what the query gets of the new u
+    weights[row, head]      weights of each u in the tail for the key and the query; undefined beyond it
+    factors[row, head]      decay of the checkpoint, rate of correction, weight of the new u for the query
     """
     key_head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     heads = KEY_HEADS * SHARED
@@ -40,13 +40,13 @@ def weigh_tails(
     offset = start % CELL
     column, lane, shared = tl.arange(0, CHUNK), tl.arange(0, KEYS), tl.arange(0, HEADS)
     real, is_head, head = lane < KEY_DIM, shared < SHARED, key_head * SHARED + shared
-    # What is older than the step, while the kernel before this one ends.
+    # Load what is older than the step while the previous kernel ends.
     tail_k += tail * tail_k_stride + key_head * (RING * KEY_DIM)
     decays = tail_decay + tail * tail_decay_stride + head * RING
     keys, totals = load_keys(tail_k, decays, start, column, lane, real, is_head, CELL, RING, KEY_DIM)
     before = tl.load(decays + (start - 1) % RING, is_head & (offset > 0), 0.0)
     wait(EARLY)
-    # All loads at once, before anything waits for them.
+    # Issue all loads before anything waits for them.
     source = row * token_stride + key_head * KEY_DIM + lane
     key, query = tl.load(k + source, real, 0.0).to(tl.float32), tl.load(q + source, real, 0.0).to(tl.float32)
     gate_at = row * gate_stride + head
@@ -68,7 +68,7 @@ def weigh_tails(
         later = column + CHUNK
         next_keys, next_totals = keys, totals
         if CHUNK < BLOCK:
-            # While some keys are weighed, the next ones come.
+            # Load the next keys while some are weighed.
             next_keys, next_totals = load_keys(tail_k, decays, start, later, lane, real, is_head, CELL, RING, KEY_DIM)
         keys = keys.to(tl.float32)
         of_key, of_query = tl.reduce((keys * key[None, :], keys * query[None, :]), 1, add_both)
@@ -85,7 +85,7 @@ def load_keys(
     tail_k, decays, start, column, lane, real, is_head,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Keys of some columns of an open cell, and the decays up to them by head. Nothing is read beyond the tail."""
+    """Load keys of some columns of an open cell, and the decays up to them by head. Read nothing beyond the tail."""
     offset = start % CELL
     is_tail, ring = column < offset, ring_places(start - offset, column, CELL, RING)
     key_at = tail_k + ring[:, None] * KEY_DIM + lane[None, :]
@@ -99,10 +99,10 @@ def close_cell(
     CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The state behind the token that fills a cell, which others will go on from: in wider operands than the rest.
+    """Write the state after the token that fills a cell. Others continue from it, so operands are wider than elsewhere.
 
-    Reads everything anew: that happens once in a cell's tokens, and what was kept in registers for it would slow down
-    all others.
+    It reads everything again: this happens once per cell, and keeping the values in registers would slow down all
+    other tokens.
     """
     column = tl.arange(0, BLOCK)
     value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
@@ -133,7 +133,7 @@ def add_both(a, b, c, d):
 
 @triton.jit
 def sums(a, b):
-    """Both over their rows, in one go."""
+    """Sum both over their rows in one reduction."""
     return tl.reduce((a, b), 0, add_both)
 
 
@@ -154,7 +154,7 @@ def decode_rows(
     lane = tl.arange(0, KEYS)
     value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
     real_value = value < VALUE_DIM
-    # The state is what takes long: it is asked for first.
+    # Loading the state takes longest, so it is issued first.
     state += head * (KEY_DIM * VALUE_DIM)
     before, has_state = state + slot * state_stride, start >= CELL
     inside = lane[:, None] * VALUE_DIM + value[None, :]
@@ -166,7 +166,7 @@ def decode_rows(
     u_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
     corrected = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0)
 
-    # All that is of this step follows at once, before anything waits for it.
+    # Then issue all loads of this step, before anything waits for them.
     wait(EARLY)
     values = tl.load(v + row * value_stride + head * VALUE_DIM + value, real_value, 0.0).to(tl.float32)
     lookups += (row * KEY_HEADS + key_head) * (2 * KEYS)

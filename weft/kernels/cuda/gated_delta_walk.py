@@ -1,6 +1,6 @@
 """The gated delta rule from cell to cell: a row's pieces in sequence, with a block of its state's columns in registers.
 
-States go straight into the slots that were asked for, outputs and tails to where they belong: nothing else is written.
+States go straight into their capture slots, outputs and tails to their places: nothing else is written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def keep_decays(
     totals, target, kept, cell_start, end,
     CELL: tl.constexpr, RING: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The log decays of a row's positions from `kept` on, into its tail. `totals` are those of its first piece."""
+    """Store the log decays of a row's positions from `kept` on in its tail. `totals` are those of its first piece."""
     for low in range(kept, end, BLOCK):
         at = low + tl.arange(0, BLOCK)
         piece = at // CELL - cell_start // CELL
@@ -30,7 +30,7 @@ def keep_keys(
     source, token_stride, target, kept, end,
     RING: tl.constexpr, KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """One head's keys of a row's positions from `kept` on, normalised, into its tail."""
+    """Store one head's normalised keys of a row's positions from `kept` on in its tail."""
     lane = tl.arange(0, KEYS)
     for low in range(kept, end, BLOCK):
         at = low + tl.arange(0, BLOCK)
@@ -42,7 +42,7 @@ def keep_keys(
 
 @triton.jit
 def half(x, wanted, ROWS: tl.constexpr, VALUES: tl.constexpr):
-    """The wanted half of 2 ROWS rows. Of a product's rows, both halves lie in the same threads."""
+    """Return one half of 2 ROWS rows. Both halves of a matmul's rows lie in the same threads."""
     return tl.sum(tl.reshape(tl.where(wanted[:, None], x, 0.0), (2, ROWS, VALUES)), 0)
 
 
@@ -51,8 +51,10 @@ def write_state(
     state, state_stride, slot, memory, value,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """A captured state into its slot, if it has one. By halves: rows are reordered in shared memory, and two programs
-    are to fit there."""
+    """Write a captured state into its slot, if it has one.
+
+    It goes by halves: rows are reordered in shared memory, which must fit two programs.
+    """
     if slot >= 0:
         state += slot.to(tl.int64) * state_stride
         for part in tl.static_range(2):
@@ -67,9 +69,9 @@ def pass_cell(
     memory, both, values, system, scale_at,
     CELL: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The state behind a cell, the cell's u, and its outputs.
+    """Return the state after a cell, the cell's u, and its outputs.
 
-    Products are few and wide: of 2 BLOCK rows the first half is for the cell's keys, the other for its queries.
+    Matmuls are few and wide: of 2 BLOCK rows the first half is for the cell's keys, the other for its queries.
     """
     double, column = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
     for_key, first_half = double < BLOCK, (tl.arange(0, 2) == 0)[:, None, None]
@@ -81,7 +83,7 @@ def pass_cell(
     solved = tl.dot(system, missing.to(both.dtype), input_precision=PRECISION)
     u = half(solved, for_key, BLOCK, VALUES)
     read = half(found + solved, double >= BLOCK, BLOCK, VALUES)
-    # Queries bring nothing into the state.
+    # Queries add nothing to the state.
     added = tl.reshape(tl.where(first_half, (u * after_scale[:, None])[None], 0.0), (2 * BLOCK, VALUES))
     memory = tl.dot(tl.trans(both), added.to(both.dtype), memory * tl.exp(last), input_precision=PRECISION)
     return memory, u, read
@@ -93,10 +95,10 @@ def pass_part(
     scale_at, value, CELL: tl.constexpr, RING: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A cell that the row only touches. k, v and y are where position 0 would be.
+    """Pass a cell that the row covers only in part. k, v and y point to where position 0 would be.
 
-    Keys before the row's start are those that were copied from its tail. What is sought there is known: their
-    equations are u = u, with the tail's u in place of v and nothing of what was found.
+    Keys before the row's start were copied from its tail. Their u are known: their equations are u = u, with the
+    tail's u in place of v and without `found`.
     """
     double, column, lane = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK), tl.arange(0, KEYS)
     for_key, real_value = double < BLOCK, value < VALUE_DIM
@@ -126,7 +128,7 @@ def pass_whole(
     scale_at, value, CELL: tl.constexpr, RING: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A cell full of new tokens: nothing to tell apart, so little to compute but products."""
+    """Pass a cell full of new tokens: no masks, and little to compute but matmuls."""
     double, column, lane = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK), tl.arange(0, KEYS)
     offsets = (double % BLOCK) * token_stride + tl.where(double < BLOCK, 0, q_offset)
     k += position.to(tl.int64) * token_stride
@@ -162,7 +164,7 @@ def walk_cells(
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of value columns, value head, row of several tokens). Queries lie `q_offset` behind their keys."""
+    """Program (block of value columns, value head, row of several tokens). Queries lie `q_offset` after their keys."""
     head, long_row = tl.program_id(1), tl.program_id(2)
     row = decodes + long_row
     HEADS: tl.constexpr = KEY_HEADS * SHARED
@@ -171,7 +173,7 @@ def walk_cells(
     end = start + tl.load(row_first + row + 1) - first
     tail = tl.load(row_tail + row).to(tl.int64)
     begin, stop = tl.load(first_piece + long_row), tl.load(first_piece + long_row + 1)
-    # A later row may start up to RING - CELL tokens before this one's end, and reads its cell from the beginning.
+    # A later row may start up to RING - CELL tokens before this one's end, and reads its cell from the start.
     earliest = tl.maximum(end - (RING - CELL), 0)
     kept = tl.maximum(start, earliest - earliest % CELL)
 
@@ -182,14 +184,14 @@ def walk_cells(
     slot = tl.load(row_slot + row).to(tl.int64)
     memory = tl.load(state + slot * state_stride + inside, real_state & (start >= CELL), 0.0)
 
-    # Where the row's position 0 would be, and its piece before which there is none.
+    # Pointers to where the row's position 0 would be, to its tail and to its copied keys.
     zero = (first - start).to(tl.int64)
     k += zero * token_stride + key_head * KEY_DIM
     v += zero * value_stride + head * VALUE_DIM
     y += (zero * HEADS + head) * VALUE_DIM
     tail_u += tail * tail_u_stride + head * (RING * VALUE_DIM)
     head_at = head_keys + (long_row * KEY_HEADS + key_head) * (BLOCK * KEY_DIM)
-    # From one piece to the next.
+    # Strides from one piece to the next.
     SYSTEM: tl.constexpr = HEADS * 2 * BLOCK * BLOCK
     SCALES: tl.constexpr = HEADS * 5 * BLOCK
     systems += begin.to(tl.int64) * SYSTEM + head * (2 * BLOCK * BLOCK)

@@ -1,4 +1,4 @@
-"""What launches depend on of a GPU: a line for each that was measured; any other is what its driver says of it."""
+"""GPU properties that launches depend on: one line per measured GPU; others are described by their driver."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ ROOMY = 208 << 10
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Sizes are of one multiprocessor, in bytes."""
+    """Properties of a GPU. Sizes are per multiprocessor, in bytes."""
 
     multiprocessors: int
-    shared_memory: int  # that one program may have
-    starts_early: bool  # kernels may start while the one before them ends (programmatic dependent launch)
+    shared_memory: int  # maximum of one program
+    starts_early: bool  # kernels may start before the previous one ends (programmatic dependent launch)
     capability: tuple[int, int]
 
     @property
     def is_roomy(self) -> bool:
-        """Whether a program may have the shared memory that cuts for a Hopper GPU need."""
+        """Return whether a program may use the shared memory that tilings for Hopper GPUs need."""
         return self.shared_memory >= ROOMY
 
 
 H200 = Gpu(multiprocessors=132, shared_memory=227 << 10, starts_early=True, capability=(9, 0))
-# GPUs whose kernels were measured, by the names of their drivers.
+# Measured GPUs, by the names that their drivers report.
 MEASURED = {"NVIDIA H200": H200}
-# On a CPU kernels are interpreted, or compiled for a GPU that is elsewhere.
+# On a CPU, kernels are interpreted, or compiled for a GPU of another machine.
 INTERPRETED = Gpu(multiprocessors=132, shared_memory=227 << 10, starts_early=False, capability=(9, 0))
 HOPPER = (9, 0)
 
@@ -42,7 +42,7 @@ def gpu_of(device: torch.device) -> Gpu:
 
 
 def described(properties: object) -> Gpu:
-    """Return what a device says of itself."""
+    """Return the properties that a device reports."""
     capability = (properties.major, properties.minor)
     return Gpu(
         properties.multi_processor_count,

@@ -1,8 +1,8 @@
-"""Kernels that cost the host little to launch: `@jit` for `@triton.jit`, and `kernel[grid](...)` as ever.
+"""Kernels that cost the host little to launch: `@jit` replaces `@triton.jit`; `kernel[grid](...)` stays the same.
 
-Triton binds, types and specialises all arguments of every launch in Python, which takes longer than most kernels run.
-Here what a launch was compiled into is found again by a short key, and started with plain addresses. What is compiled,
-and for what, stays Triton's business: a launch with a new key goes its way.
+Triton binds, types and specialises all arguments of every launch in Python, which takes longer than most kernels
+run. `Kernel` finds the compiled kernel by a short key and starts it with raw addresses. Compilation and
+specialisation stay Triton's: a launch with a new key goes through Triton.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-# Versions whose compiled kernels are known to be started in this way; with others every launch goes Triton's way.
+# Triton versions whose compiled kernels can be started this way; with others every launch goes through Triton.
 KNOWN = ("3.6.", "3.7.")
-# Marks in a key. Triton asks whether addresses and integers are multiples of 16, and whether an integer is 1.
+# Marks in a key. Triton specialises on addresses and integers that are multiples of 16, and on integers that are 1.
 UNALIGNED, ONE, MULTIPLE, OTHER = "unaligned", "one", "multiple", "other"
 LEAST, MOST = -(1 << 31), (1 << 31) - 1
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """As `triton.jit`, for kernels whose first parameter is a tensor and whose last ones are the constants."""
+    """Decorate like `triton.jit`, for kernels whose first parameter is a tensor and whose last ones are constants."""
     if function is None:
         return lambda decorated: jit(decorated, **options)
     if knobs.runtime.interpret or not triton.__version__.startswith(KNOWN):
@@ -34,9 +34,9 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 class Kernel(JITFunction):
-    """Remembers what its launches were compiled into."""
+    """A Triton kernel that caches its compiled launches."""
 
-    # Whether what is remembered is used; for comparisons.
+    # Whether the cache is used; for comparisons.
     remembering = True
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
@@ -44,10 +44,10 @@ class Kernel(JITFunction):
         self.compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def run(self, *arguments: Any, grid: Any, warmup: bool, **settings: Any) -> Any:
-        """`settings` are constants and options such as `num_warps`."""
+        """Launch the kernel. `settings` are constants and options such as `num_warps`."""
         key, values = specialise(arguments, settings)
         found = self.compiled.get(key)
-        # Whoever listens to launches wants to hear more about them than is known here.
+        # A launch hook needs more details than the cache has.
         if found is None or warmup or knobs.runtime.launch_enter_hook.calls or not self.remembering:
             made = super().run(*arguments, grid=grid, warmup=warmup, **settings)
             if made is not None and not warmup:
@@ -62,13 +62,13 @@ class Kernel(JITFunction):
 
 
 def specialise(arguments: tuple[Any, ...], settings: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]]:
-    """A key that differs wherever Triton would compile anew, and the arguments with addresses for tensors.
+    """Return a key that differs wherever Triton would recompile, and the arguments with addresses for tensors.
 
-    A constant is taken to have the same type in all launches: 1 and True are one key.
+    A constant must have the same type in all launches: 1 and True are one key.
     """
     key = [arguments[0].get_device(), *settings, *settings.values()]
     values = []
-    # Done for every launch, so it avoids whatever takes longer: calls, and `isinstance` most of all.
+    # This runs for every launch, so it avoids slow operations: calls, and `isinstance` most of all.
     for argument in arguments:
         kind = type(argument)
         if kind is Tensor or kind is Parameter:
@@ -86,13 +86,13 @@ def specialise(arguments: tuple[Any, ...], settings: dict[str, Any]) -> tuple[tu
             elif not LEAST <= argument <= MOST:
                 key.append(argument)
         else:
-            # Of floats and booleans the value does not matter; else there is None.
+            # The value of a float or boolean does not matter; any other argument is None.
             key.append(kind if kind is float or kind is bool else argument)
     return tuple(key), values
 
 
 def power_of_two(least: int) -> int:
-    """The smallest power of two that is not less. (Triton's own takes as long as a launch.)
+    """Return the smallest power of two that is not less. (Triton's version takes as long as a launch.)
 
     >>> power_of_two(1), power_of_two(64), power_of_two(65)
     (1, 64, 128)

@@ -1,7 +1,7 @@
-"""Matmuls with weights, by kernels of ours where they are faster than the library that torch brings.
+"""Matmuls with weights, by our own kernels where they are faster than torch's library.
 
-That is so for few rows, and for activated ones. There are kernels for one row, for a few and for some; what they have
-in common is that a step reads its weights once, and that the next kernel can start before this one ends.
+They are for few rows, and for matmuls with an activation. There are kernels for one row, for a few and for some. All
+of them read a step's weights once, and let the next kernel start before they end.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from weft.kernels.cuda.stream import LazyNorm
 from weft.kernels.stream import Addend, Normed
 from weft.kernels.weight import Weight
 
-# Measured on an H200: up to so many outputs faster than the library. Of one row, more; with more than 16 rows on
-# smaller GPUs, fewer.
+# Measured on an H200: up to this number of outputs our kernels are faster than the library. The limit is higher for one
+# row, and lower for more than 16 rows on smaller GPUs.
 MANY_OUTPUTS, MANY_OF_ONE, MANY_ELSEWHERE = 24576, 32768, 4096
-# Weights up to which one row's product is faster with a norm to compute than behind it: with up to NARROW inputs, and
-# beyond. With more inputs than WIDEST a thread has no registers for them.
+# Number of weights up to which one row's matmul is faster with its norm fused than after it: with up to NARROW inputs,
+# and beyond. With more inputs than WIDEST a thread runs out of registers.
 NARROW, WIDEST = 2048, 8192
 NORMING, NORMING_WIDE = 40 << 20, 8 << 20
 
 
 def prepare(weight: Weight, twice: bool) -> Weight:
-    """Return weights as they are: every kernel here reads the layout of checkpoints."""
+    """Return weights unchanged: every kernel here reads the layout of checkpoints."""
     return weight
 
 
@@ -58,7 +58,7 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
 
 
 def for_matmul(x: Normed, weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "n inputs"] | LazyNorm:
-    """Return what a matmul with these weights reads: rows, or a norm that it computes on its way."""
+    """Return the input of a matmul with these weights: rows, or a norm that the matmul computes itself."""
     if isinstance(x, LazyNorm):
         return x if can_norm(x, weight) else x.computed()
     assert isinstance(x, Tensor)
@@ -66,7 +66,7 @@ def for_matmul(x: Normed, weight: Float[Tensor, "outputs inputs"]) -> Float[Tens
 
 
 def can_norm(x: LazyNorm, weight: Float[Tensor, "outputs inputs"]) -> bool:
-    """Whether `product` is to compute this norm on its way."""
+    """Return whether `product` should compute this norm itself."""
     inputs = weight.shape[1]
     most = NORMING if inputs <= NARROW else NORMING_WIDE
     return inputs <= WIDEST and x.result is None and weight.numel() <= most and suits(x, weight)
@@ -75,7 +75,7 @@ def can_norm(x: LazyNorm, weight: Float[Tensor, "outputs inputs"]) -> bool:
 def suits(
     x: Float[Tensor, "rows inputs"] | LazyNorm, weight: Float[Tensor, "outputs inputs"], activated: bool = False
 ) -> bool:
-    """Whether `product`, with an activation or without, is the faster way. Known without asking the device."""
+    """Return whether `product`, with an activation or without, is faster. Needs nothing from the device."""
     if isinstance(x, LazyNorm):
         x = x.x
     if not are_few(x, weight):
@@ -93,9 +93,9 @@ def product(
     parts: int = 1,
     summed: bool = True,
 ) -> Float[Tensor, "*shares rows results"]:
-    """With an activation, by name: that of the product or, of two parts side by side, of the first times the second.
+    """Return the matmul; with a named activation, activation(matmul) or, of two parts, activation(first) * second.
 
-    Not `summed`: it may come in parts that are still to be added up.
+    Without `summed`, it may come in parts that are still to be added up.
     """
     if isinstance(x, LazyNorm) or len(x) == 1:
         return one_row(x, weight, bias, activation, parts)

@@ -1,7 +1,7 @@
-"""The product of few rows with weights: bound by reading the weights once, which takes many programs at work.
+"""Matmul of few rows with weights: bound by reading the weights once, which takes many active programs.
 
-Where a layer has too few outputs to occupy the GPU, its inputs are split among several programs; the one that comes
-last adds up what all have found, always in the same order, or leaves that to whoever reads it next.
+Where a layer has too few outputs to occupy the GPU, several programs split its inputs; the last to finish adds up
+all partial sums, always in the same order, or leaves that to the next kernel that reads them.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, on_branch, wait
 
-# Measured on an H200: up to so many rows faster than the library.
+# Measured on an H200: up to this number of rows these kernels are faster than the library.
 MOST_ROWS = 32
 OUTPUTS = 64
 INPUTS = 128
-# Programs that keep the memory busy, by rows up to so many.
+# Programs that keep the memory busy, by maximum number of rows.
 PROGRAMS = {16: 128, 32: 88}
-# Of so many outputs, with more than 16 rows, programs that take twice as many, and so read the inputs half as often,
-# are hardly fewer than there are multiprocessors.
+# From this number of outputs, with more than 16 rows, programs take twice as many outputs, so they read the inputs half
+# as often; there are still about as many programs as multiprocessors.
 WIDE, LEAST_WIDE = 128, 100 * 128
-# More outputs than any layer has, by blocks.
+# More blocks of outputs than any layer has.
 COUNTERS = 1 << 16
 
 
 class Cut(NamedTuple):
-    """How a product is cut into programs."""
+    """Division of a matmul into programs."""
 
-    width: int  # outputs of a program
-    shares: int  # programs that share the inputs of these
-    inputs: int  # that a program multiplies at a time
+    width: int  # outputs per program
+    shares: int  # programs that split the inputs of these
+    inputs: int  # multiplied at a time by a program
     warps: int
     stages: int
 
 
 def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
-    """What was fastest in whole steps; products alone, one after another, would choose otherwise.
+    """Return the fastest division measured in whole steps; matmuls timed alone would favour others.
 
     >>> cut(2, 8728, 3072), cut(2, 24576, 3072)
     (Cut(width=64, shares=1, inputs=128, warps=4, stages=4), Cut(width=64, shares=1, inputs=128, warps=4, stages=3))
@@ -61,9 +61,9 @@ def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
     if not gpu.is_roomy:
         return Cut(OUTPUTS, shares, INPUTS // 2, 4, 3)
     if compiled == 16:
-        # Fewer programs have to read further ahead.
+        # Fewer programs have to prefetch further ahead.
         return Cut(OUTPUTS, shares, INPUTS, 4, 4 if programs <= 256 else 3)
-    # A program for each multiprocessor, or three with half the shared memory.
+    # One program per multiprocessor, or three with half the shared memory.
     return Cut(OUTPUTS, shares, INPUTS if programs <= gpu.multiprocessors else INPUTS // 2, 4, 5)
 
 
@@ -72,7 +72,7 @@ def is_wide(rows: int, outputs: int, gpu: Gpu) -> bool:
 
 
 def are_few(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
-    """Whether these kernels can multiply them."""
+    """Return whether these kernels support the operands."""
     half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
     few = x.ndim == 2 and 0 < len(x) <= MOST_ROWS
     return half and few and x.stride(1) == 1 and weight.is_contiguous() and weight.shape[1] % 16 == 0
@@ -87,9 +87,10 @@ def few_rows(
     summed: bool = True,
     by: Cut | None = None,
 ) -> Float[Tensor, "*shares rows results"]:
-    """With an activation, by name: that of the product or, of two parts side by side, of the first times the second.
+    """Return the matmul; with a named activation, activation(matmul) or, of two parts, activation(first) * second.
 
-    Not `summed`: if several programs share an output, what each has found, in float32. `by`: not the usual cut.
+    Without `summed`, and if several programs share an output, return each program's float32 partial sum. `by`
+    overrides the usual cut.
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
@@ -119,7 +120,7 @@ def rows_compiled(rows: int) -> int:
 
 
 def shares_of(blocks: int, inputs: int, programs: int) -> int:
-    """Into how many parts the inputs are split: a power of two, and each part some steps long.
+    """Return the number of parts of the inputs: a power of two that leaves each part some steps long.
 
     >>> shares_of(32, 2048, 128), shares_of(32, 8192, 128), shares_of(70, 15680, 128), shares_of(256, 2048, 128)
     (4, 4, 2, 1)
@@ -132,9 +133,9 @@ def shares_of(blocks: int, inputs: int, programs: int) -> int:
 
 @lru_cache
 def counters(device: torch.device, branch: bool = False) -> Tensor:
-    """How many programs have come, for each block of outputs. Every call leaves zeros behind.
+    """Return the counters of finished programs per block of outputs. Every launch leaves them at zero.
 
-    On a branch a product may be computed while another one is.
+    A matmul on a branch may run at the same time as another one, so it has its own.
     """
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
@@ -146,7 +147,7 @@ def few_rows_kernel(
     NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
-    # Of two parts a program takes the same outputs, in turns: each gate lies beside what it gates.
+    # Of two parts a program takes the same outputs, interleaved: each gate lies beside its gated value.
     results = outputs // PARTS
     number = tl.arange(0, OUTPUTS)
     output = block * (OUTPUTS // PARTS) + number // PARTS
@@ -162,11 +163,11 @@ def few_rows_kernel(
     real = is_row[None, :] & is_output[:, None]
     if SHARES > 1:
         if y is None and bias is not None:
-            # Nobody finishes these: one of the parts has the bias in it.
+            # No program finishes these: one of the parts includes the bias.
             total += tl.load(bias + output, mask=is_output & (part == 0), other=0.0).to(tl.float32)[:, None]
         tl.store(found + part * rows * outputs + place, total, mask=real)
         if y is not None:
-            # All threads have stored before the count tells the others.
+            # All threads must store before the counter signals the others.
             tl.debug_barrier()
             if tl.atomic_add(come + block, 1, sem="acq_rel") < SHARES - 1:
                 return
@@ -183,12 +184,12 @@ def summed_products(
     x, weight, output, is_output, row, is_row, begin, end, inputs, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Of each output with each row, over the inputs from `begin` to `end`. Waits for the kernels before this one."""
+    """Return the dot product of each output with each row, over inputs `begin` to `end`. Wait for earlier kernels."""
     column = begin + tl.arange(0, INPUTS)
     weights = weight + output[:, None].to(tl.int64) * inputs + column[None, :]
     values = x + row[None, :] * x_stride + column[:, None]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    # Weights are older than any step: the first ones come while others are still at work.
+    # Weights are older than any step: load the first ones while previous kernels still run.
     is_input = column < end
     seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
     there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
@@ -201,7 +202,7 @@ def summed_products(
         is_input = first + tl.arange(0, INPUTS) < end
         seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
         there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
-        # Read once, while every program reads the values: the cache should keep those.
+        # Weights are read once, values by every program: the cache should keep the values.
         w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
         total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
     return total
@@ -212,7 +213,7 @@ def finish(
     total, bias, y, row, rows, output, outputs, block,
     NAME: tl.constexpr, PARTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Bias and activation of a block of outputs, whose sums are complete."""
+    """Apply bias and activation to a block of outputs whose sums are complete."""
     results = outputs // PARTS
     is_row = row < rows
     is_output = output < outputs
@@ -222,7 +223,7 @@ def finish(
         place = row[None, :] * outputs + output[:, None]
         tl.store(y + place, total.to(y.dtype.element_ty), mask=is_row[None, :] & is_output[:, None])
     else:
-        # Rounded where a product by itself is.
+        # Round where a separate matmul would.
         total = total.to(y.dtype.element_ty).to(tl.float32)
         if PARTS == 2:
             gate, up = tl.split(tl.permute(tl.reshape(total, (OUTPUTS // 2, 2, ROWS)), (0, 2, 1)))

@@ -1,8 +1,8 @@
-"""The product of one row with weights: bound by reading the weights once, which takes many loads under way.
+"""Matmul of one row with weights: bound by reading the weights once, which takes many loads in flight.
 
-A program has its weights on their way into registers at once, or as many as there is room for, so nothing has to be
-shared out among programs or added up behind them. Those of a small product are asked for before the row is there, while
-the kernels before this one are at work. Those of a large one would only keep such kernels from what they wait for.
+A program loads all its weights into registers at once, or as many as fit, so no work is split among programs and no
+partial sums remain to be added. A small matmul requests its weights before the row is ready, while the previous
+kernels run. A large one would only delay those kernels.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.stream import LazyNorm
 from weft.kernels.cuda.vectors import Vectors, hold, normed, operands, piece, pieces, tile
 
-# Measured on an H200, on whole steps: loads of a thread for which a program takes more outputs than one.
+# Measured on an H200, on whole steps: loads per thread for which a program takes more than one output.
 USUAL_LOADS = 8
 MOST_OUTPUTS = 4
 WARPS = 4
 # With fewer outputs than this a program takes one.
 FEW_OUTPUTS = 512
-# Weights up to which a product is small.
+# Number of weights up to which a matmul is small.
 SMALL = 12 << 20
 
 
@@ -48,7 +48,7 @@ def one_row(
     parts: int = 1,
     by: Vectors | None = None,
 ) -> Float[Tensor, "1 results"]:
-    """With an activation, by name: that of the product or, of two parts side by side, of the first times the second."""
+    """Return the matmul; with a named activation, activation(matmul) or, of two parts, activation(first) * second."""
     inputs, results = weight.shape[1], len(weight) // parts
     x, *norm = operands(x)
     y = torch.empty(1, results, dtype=x.dtype, device=x.device)
@@ -106,7 +106,7 @@ def one_row_kernel(
     one, other = one + gate_bias, other + up_bias
     dtype: tl.constexpr = y.dtype.element_ty
     if NAME != "":
-        # Rounded where a product by itself is.
+        # Round where a separate matmul would.
         one = one.to(dtype).to(tl.float32)
         if PARTS == 2:
             other = other.to(dtype).to(tl.float32)

@@ -1,7 +1,7 @@
-"""The product of some dozens of rows with weights, and the activation behind it, in one kernel.
+"""Matmul of some dozens of rows with weights, and the activation after it, in one kernel.
 
-A library's product would write what the activation reads again, and start no earlier than the kernel before it has
-ended. Tiles of weights and rows are copied by the hardware's own unit for that (tensor descriptors, from Hopper on).
+A library's matmul would write what the activation reads again, and could not start before the previous kernel has
+ended. The hardware's copy unit loads tiles of weights and rows (tensor descriptors, from Hopper on).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from weft.kernels.cuda.gpus import gpu_of
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, is_able, wait
 
-# Measured on an H200: rows and outputs for which whole steps are faster than with the library. A program takes so many
-# outputs, and most multiprocessors one program.
+# Measured on an H200: rows and outputs for which whole steps are faster than with the library. A program takes this
+# number of outputs, and most multiprocessors run one program.
 ROWS = range(33, 129)
 WIDTH = 128
 LEAST_OUTPUTS = 100 * WIDTH
-# That a program multiplies at a time, and how many such steps ahead it reads.
+# Inputs that a program multiplies at a time, and the number of such steps that it prefetches.
 INPUTS = 64
 STAGES = 5
-# What a descriptor asks of addresses and lines, in bytes.
+# Alignment of addresses and lines that a descriptor needs, in bytes.
 ALIGNMENT = 16
 
 
 def are_some(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
-    """Whether `some_rows` is the faster way. Known without asking the device."""
+    """Return whether `some_rows` is faster. Needs nothing from the device."""
     half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
     gpu = gpu_of(x.device)
     some = x.ndim == 2 and len(x) in ROWS and LEAST_OUTPUTS <= len(weight) <= gpu.multiprocessors * WIDTH
@@ -54,7 +54,7 @@ def some_rows(
     activation: str,
     parts: int,
 ) -> Float[Tensor, "rows results"]:
-    """The activation of the product, by name; of two parts side by side, that of the first times the second."""
+    """Return the activation, by name, of the matmul; of two parts side by side, activation(first) * second."""
     (rows, inputs), results, width = x.shape, len(weight) // parts, WIDTH // parts
     assert rows < ROWS.stop, rows
     y = torch.empty(rows, results, dtype=x.dtype, device=x.device)
@@ -69,7 +69,7 @@ def some_rows(
     return y
 
 
-# Not by `launching`, which passes plain addresses: Triton makes something of a descriptor at every launch.
+# Bypass `launching`, which passes raw addresses: Triton converts a descriptor at every launch.
 @triton.jit(do_not_specialize=["rows"])
 def some_rows_kernel(
     x, weight, bias, y, rows, results, inputs,
@@ -81,7 +81,7 @@ def some_rows_kernel(
     up = tl.zeros((ROWS, OUTPUTS), tl.float32)
     wait(EARLY)
     for column in range(0, inputs, INPUTS):
-        # What lies outside is zero.
+        # Values outside are zero.
         gates = weight.load([first, column])
         values = x.load([0, column])
         gate = tl.dot(values, gates.T, gate)
@@ -94,7 +94,7 @@ def some_rows_kernel(
         if PARTS == 2:
             up += tl.load(bias + results + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
     dtype: tl.constexpr = y.dtype.element_ty
-    # Rounded where a product by itself is.
+    # Round where a separate matmul would.
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     activated = between(gate, up, 0.0, 0.0, NAME, PARTS).to(dtype)
     tl.store(y + row[:, None] * results + output[None, :], activated, mask=(row < rows)[:, None] & is_output[None, :])

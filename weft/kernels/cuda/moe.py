@@ -1,6 +1,6 @@
-"""Experts on a GPU, by the way that is fastest for so many tokens. Nothing here asks the device for anything.
+"""Experts on a GPU, by the fastest method for the number of tokens. Nothing here reads from the device.
 
-Who was chosen decides which memory is read, never the shape of a launch, so a recorded step can be replayed.
+The choice of experts decides which memory is read, never the shape of a launch, so a recorded step can be replayed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def route_softmax(logits: Float[Tensor, "tokens experts"], k: int, renormalise: 
 
 
 def route_top(logits: Float[Tensor, "tokens experts"], k: int) -> Routing:
-    """Choose as `route_softmax` with renormalisation does, which is the same."""
+    """Choose like `route_softmax` with renormalisation, which is equivalent."""
     return route(logits, k, "softmax", renormalise=True)
 
 
@@ -38,7 +38,7 @@ def route_sigmoid(
     scaling: float = 1.0,
     eps: float = 1e-20,
 ) -> Routing:
-    # Groups are rare: then torch's own operations do.
+    # Groups are rare, so torch's operations serve.
     if groups > kept_groups:
         return plain.route_sigmoid(logits, k, bias, groups, kept_groups, renormalise, scaling, eps)
     return route(logits, k, "sigmoid", bias, renormalise, scaling, eps)

@@ -1,4 +1,4 @@
-"""What stands between an expert's two products, for kernels that have both parts at hand. Float32."""
+"""The function between an expert's two matmuls, for kernels that hold both parts. Float32."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def between(gate, up, alpha, limit, NAME: tl.constexpr, PARTS: tl.constexpr):
-    """activation(gate), times `up` if there are two parts; with one, `up` is not looked at."""
+    """Return activation(gate), times `up` if there are two parts; with one, `up` is ignored."""
     if NAME == "silu":
         gate = gate * sigmoid(gate)
     elif NAME == "sigmoid":
@@ -16,7 +16,7 @@ def between(gate, up, alpha, limit, NAME: tl.constexpr, PARTS: tl.constexpr):
     elif NAME == "gelu":
         gate = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
     elif NAME == "gelu_tanh":
-        # tanh(z) = 2 * sigmoid(2 z) - 1, so half of one plus it is the sigmoid alone.
+        # tanh(z) = 2 * sigmoid(2 z) - 1, so (1 + tanh(z)) / 2 is sigmoid(2 z).
         gate = gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
     elif NAME == "clamped_swiglu":
         gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)

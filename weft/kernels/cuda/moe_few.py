@@ -1,4 +1,4 @@
-"""Experts for a handful of tokens: every pair reads the weights of its expert, as products with one vector.
+"""Experts for a handful of tokens: every pair reads the weights of its expert, in matrix-vector form.
 
 Not for many tokens: an expert that two tokens chose is read twice.
 """
@@ -49,7 +49,9 @@ def few_experts(
 
 
 def shared_parts(shared: Shared | None) -> tuple[Tensor | int | None, ...]:
-    """What the second kernel needs of a shared expert. Gate and up are parts of one product: their rows lie alike."""
+    """Return the second kernel's inputs of a shared expert. Gate and up are parts of one matmul: their strides are
+    equal.
+    """
     if shared is None:
         return None, None, None, None, 0, 0
     opening = shared.opening
@@ -64,7 +66,7 @@ def few_first_kernel(
     K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ONCE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """activation(first(x)) of one pair, so many rows of it."""
+    """Compute activation(first(x)) of one pair, ROWS rows of it."""
     wait(EARLY)
     pair = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -101,13 +103,13 @@ def few_second_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, ONCE: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The weighted sum over one token's choices, so many rows of it. So many pieces of matrices are read at once."""
+    """Compute the weighted sum over one token's choices, ROWS rows of it. AT_ONCE pieces of matrices load at once."""
     token = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real_row = row < HIDDEN
-    # Weights are older than any step: these come while the kernel before this one is still at work. Choices are older
-    # than that kernel, too: all its programs had waited for them when this one could start. (But whoever asked for
-    # experts that early would take the memory from it.)
+    # Weights are older than any step: load these while the previous kernel still runs. Choices are older than that
+    # kernel too: all its programs had waited for them before this one could start. (Loading the experts this early
+    # would take bandwidth from it.)
     if SHARED > 0:
         shared_tiles = tiles(shared_second, row, real_row, SHARED, COLUMNS, ONCE)
     experts, factors = (), ()
@@ -144,7 +146,7 @@ def few_second_kernel(
 
 @triton.jit
 def gated(gate, up, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
-    """silu(gate) * up, in such pieces."""
+    """Return silu(gate) * up, in pieces of the same size."""
     gates, ups = pieces(gate, SIZE, COLUMNS), pieces(up, SIZE, COLUMNS)
     found = ()
     for i in tl.static_range((SIZE + COLUMNS - 1) // COLUMNS):

@@ -1,4 +1,4 @@
-"""Experts for thousands of tokens: rows sorted by expert on the device, then torch's grouped products."""
+"""Experts for thousands of tokens: rows sorted by expert on the device, then torch's grouped matmuls."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from weft.kernels.cuda.moe_sum import weighted_sum
 from weft.kernels.experts import Activation, Shared
 
 BLOCK = 1024
-# Rows and matrices must start at multiples of so many bytes.
+# Alignment of rows and matrices, in bytes.
 ALIGNMENT = 16
 
 
 def can_group(first: Tensor, second: Tensor) -> bool:
-    """Whether torch's grouped product takes these experts."""
+    """Return whether torch's grouped matmul supports these experts."""
     aligned = all(size * first.element_size() % ALIGNMENT == 0 for size in (*first.shape[1:], *second.shape[1:]))
     return first.dtype == torch.bfloat16 and aligned
 
@@ -45,7 +45,7 @@ def many_experts(
 
 
 def sort_rows(x: Tensor, chosen: Tensor, places: Tensor, sizes: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """A row for every pair, those of an expert side by side; and where each pair's is."""
+    """Return a row for every pair, sorted by expert, and each pair's index there."""
     tokens, hidden = x.shape
     k = chosen.shape[1]
     rows = torch.empty(tokens * k, hidden, dtype=x.dtype, device=x.device)
@@ -92,7 +92,7 @@ def between_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = column < INNER
-    # Without a bias nobody needs to know whose row it is.
+    # Without a bias the row's expert does not matter.
     if bias is not None:
         pair = tl.program_id(0)
         row = tl.load(place + pair).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Who goes where, on a GPU: the router's choice in one kernel, and the pairs of every expert.
+"""Routing on a GPU: the choice of experts in one kernel, and the pairs of every expert.
 
 A pair is a token and one of its choices; pair p is choice p % k of token p // k.
 """
@@ -16,9 +16,9 @@ from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.ordering import rising_key
 from weft.kernels.cuda.overlap import early, wait
 
-# Pairs that a program looks at in one go.
+# Pairs that a program reads at a time.
 LIST_BLOCK = 8192
-# Below everything that a choice may be made from.
+# Below every eligible score.
 LEAST_RANK = tl.constexpr(-(2**31))
 
 
@@ -31,12 +31,12 @@ def route(
     scaling: float = 1.0,
     eps: float = 0.0,
 ) -> tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]:
-    """The k experts of the greatest score, the first of equals; `scoring` is softmax or sigmoid."""
+    """Return the k experts with the greatest scores, the first among equals; `scoring` is softmax or sigmoid."""
     tokens, count = logits.shape
     weights = torch.empty(tokens, k, dtype=torch.float32, device=logits.device)
     chosen = torch.empty(tokens, k, dtype=torch.int32, device=logits.device)
     if tokens:
-        # One warp, whose maximum of integers is a single instruction.
+        # One warp, whose integer maximum is a single instruction.
         route_kernel[(tokens,)](
             logits, bias, weights, chosen, logits.stride(0), scaling, eps,
             COUNT=count, K=k, SCORING=scoring, RENORMALISE=renormalise, BLOCK=power_of_two(count),
@@ -68,7 +68,7 @@ def route_kernel(
     rank = tl.where(real, tl.maximum(rising_key(ranking), LEAST_RANK + 1), LEAST_RANK)
     place = tl.full([BLOCK], K, tl.int32)
     for j in tl.static_range(K):
-        # The first of equals; what is not a number has a rank as well.
+        # The first among equals; NaN has a rank as well.
         taken = tl.min(tl.where(rank == tl.max(rank, 0), expert, BLOCK), 0)
         place = tl.where(expert == taken, j, place)
         rank = tl.where(expert == taken, LEAST_RANK, rank)
@@ -80,16 +80,16 @@ def route_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """The pairs of every expert. An expert has at most one of a token, so no list is longer than there are tokens."""
+    """Pairs of every expert. An expert has at most one per token, so no list is longer than the number of tokens."""
 
-    listed: Int[Tensor, "experts tokens"]  # in rising order
+    listed: Int[Tensor, "experts tokens"]  # in ascending order
     sizes: Int[Tensor, " experts"]
-    places: Int[Tensor, "tokens k"]  # of every pair, in its expert's list
-    tile_ends: Int[Tensor, " experts"] | None  # how many tiles all experts up to this one have, if lists are cut
+    places: Int[Tensor, "tokens k"]  # index of every pair in its expert's list
+    tile_ends: Int[Tensor, " experts"] | None  # total tiles of all experts up to this one, if lists are cut
 
 
 def list_pairs(chosen: Int[Tensor, "tokens k"], count: int, tile: int | None = None) -> Lists:
-    """`tile`: cut lists into so many pairs."""
+    """List the pairs of every expert. `tile`: cut lists into tiles of this number of pairs."""
     tokens, k = chosen.shape
     listed = torch.empty(count, tokens, dtype=torch.int32, device=chosen.device)
     sizes = torch.empty(count, dtype=torch.int32, device=chosen.device)

@@ -1,8 +1,8 @@
-"""Experts for a batch of tokens: a grouped product that reads the weights of every chosen expert once.
+"""Experts for a batch of tokens: a grouped matmul that reads the weights of every chosen expert once.
 
-With few tokens, a program has some outputs of one expert and goes through all its pairs; experts that nobody chose end
-at once. With many, it has one tile of an expert's pairs. The grid depends on how many tokens there are, and not on what
-they chose.
+With few tokens, a program computes some outputs of one expert for all its pairs; programs of experts without pairs
+end at once. With many, it computes one tile of an expert's pairs. The grid depends on the number of tokens, not on
+their choices.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def multiply(
     parts: int = 1,
     settings: tuple[float, float] = (0.0, 0.0),
 ) -> None:
-    """out[pair] = activation(matrix of the pair's expert @ x[pair // pairs_per_row] + bias)."""
+    """Compute out[pair] = activation(matrix of the pair's expert @ x[pair // pairs_per_row] + bias)."""
     pairs, outputs = out.shape
     count, tokens = lists.listed.shape
-    # Every expert may have a tile that is not full, but no more tiles than pairs can have anything in them.
+    # Every expert may have a partial tile, but no more tiles than pairs can be non-empty.
     by, slots = "pair" if pairs < count else "expert", min(pairs, count)
     if lists.tile_ends is not None:
         by, slots = "tile", min(pairs, count + pairs // tiles.pairs)
@@ -76,7 +76,7 @@ def multiply(
     )  # fmt: skip
 
 
-# Every number of tokens is as good as another: one kernel for all.
+# Do not specialize on the number of tokens: one kernel serves all.
 @jit(do_not_specialize=["tokens"])
 def grouped_kernel(
     x, chosen, listed, sizes, places, tile_ends, matrices, bias, out, tokens, alpha, limit,
@@ -134,7 +134,7 @@ def products(
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, PARTS: tl.constexpr,
     PAIR_BLOCK: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, WEIGHTS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """[pairs, outputs] of the gates and, with two parts, of what they gate."""
+    """Return the [pairs, outputs] matmuls of the gates and, with two parts, of the gated values."""
     gate = tl.zeros([BLOCK if WEIGHTS_FIRST else PAIR_BLOCK, PAIR_BLOCK if WEIGHTS_FIRST else BLOCK], tl.float32)
     up = gate
     for begin in range(0, INPUTS, STEP):
@@ -153,7 +153,7 @@ def products(
 
 @triton.jit
 def accumulate(total, rows, matrix, WEIGHTS_FIRST: tl.constexpr):
-    # Float32 models stay float32; other dtypes know no precision.
+    # Float32 models stay float32; other dtypes have no precision setting.
     if WEIGHTS_FIRST:
         total = tl.dot(matrix, tl.trans(rows), total, input_precision="ieee")
     else:

@@ -1,6 +1,6 @@
-"""The end of a mixture of experts: every token's outcomes, weighted, added in the order of its choices.
+"""Last step of a mixture of experts: each token's weighted expert outputs, added in the order of its choices.
 
-What a shared expert made of the token comes last.
+A shared expert's output is added last.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def weighted_sum(
     chosen: Int[Tensor, "tokens k"] | None = None,
     bias: Float[Tensor, "experts hidden"] | None = None,
 ) -> Float[Tensor, "tokens hidden"]:
-    """The outcome of pair p is at place[p], or at p; a bias of its expert is added if there is one."""
+    """Return the weighted sums. The output of pair p is at place[p], or at p; its expert's bias is added if there is
+    one.
+    """
     (tokens, k), hidden = weights.shape, outcome.shape[1]
     out = torch.empty(tokens, hidden, dtype=outcome.dtype, device=outcome.device)
     made = None if shared is None else linear(activate("silu", shared.gate, shared.up), shared.second)

@@ -1,7 +1,7 @@
-"""Norms in one kernel each: a residual stream's addition and norm, and the gated norm behind a recurrent mixer.
+"""Norms in one kernel each: a residual stream's addition and norm, and the gated norm after a recurrent mixer.
 
-A row is always reduced by one program in the same way, so its result does not depend on what is beside it. Roundings
-are where the reference has them: after an inner norm, after the addition, at the end.
+One program always reduces a row in the same way, so its result does not depend on its neighbours. Roundings are
+where the reference has them: after an inner norm, after the addition, at the end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.placing import rows_are_lines
 from weft.kernels.stream import Change
 
-# Elements that one warp takes on, measured on an H200: of an addition, and of a gated norm; no more warps than this.
+# Elements per warp, measured on an H200: for an addition, and for a gated norm; then the maximum number of warps.
 PER_WARP = 256
 GATED_PER_WARP = 1024
 MOST_WARPS = 16
@@ -44,7 +44,7 @@ def add(x: Float[Tensor, "n size"], change: Change) -> Float[Tensor, "n size"]:
 def join(
     x: Float[Tensor, "n size"], changes: list[Change], weight: Float[Tensor, " size"], eps: float
 ) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:
-    """x with all changes, and the norm of that. The kernel adds two at most; no block has more."""
+    """Return x plus all changes, and the norm of that sum. The kernel adds at most two; no block has more."""
     for change in changes[:-2]:
         x = add(x, change)
     first, second = (parts_of(change) for change in (*changes[-2:], None, None)[:2])
@@ -64,7 +64,7 @@ def join(
 
 
 def parts_of(change: Change | None) -> tuple[Tensor | None, int, int, Tensor | None, float, float]:
-    """As the kernel takes them."""
+    """Return a change as kernel arguments."""
     if change is None:
         return None, 0, 0, None, 0.0, 0.0
     value = change.value
@@ -72,7 +72,7 @@ def parts_of(change: Change | None) -> tuple[Tensor | None, int, int, Tensor | N
 
 
 def count_of(changes: list[Change], index: int) -> int:
-    """Of how many parts a change is the sum."""
+    """Return the number of parts that a change is the sum of."""
     return len(changes[index].value) if index < len(changes) and changes[index].value.ndim == 3 else 1
 
 
@@ -83,7 +83,7 @@ def load_line(pointer, column, real):
 
 @triton.jit
 def load_change(pointer, part_stride, column, real, PARTS: tl.constexpr, dtype: tl.constexpr):
-    """The sum of its parts, rounded as the product by itself is."""
+    """Return the sum of its parts, rounded as a separate matmul would be."""
     value = load_line(pointer, column, real)
     if PARTS > 1:
         for part in tl.static_range(1, PARTS):
@@ -108,7 +108,7 @@ def join_kernel(
     column = tl.arange(0, BLOCK)
     real = column < size
     dtype: tl.constexpr = normed.dtype.element_ty
-    # All loads first: what is loaded behind a reduction or a store waits for it.
+    # Issue all loads first: a load after a reduction or a store waits for it.
     scale = load_line(weight, column, real)
     if first_weight is not None:
         first_scale = load_line(first_weight, column, real)
@@ -120,7 +120,7 @@ def join_kernel(
         one = load_change(first + row * first_stride, first_part, column, real, FIRST_PARTS, dtype)
         if second is not None:
             other = load_change(second + row * second_stride, second_part, column, real, SECOND_PARTS, dtype)
-        # Rounded where the reference rounds.
+        # Round where the reference rounds.
         if first_weight is not None:
             one = normed_line(one, first_scale, first_eps, size).to(dtype).to(tl.float32)
         value = (value + one * first_factor).to(dtype).to(tl.float32)
@@ -141,9 +141,9 @@ def gated_rms_norm(
     gate_first: bool,
     out: Float[Tensor, "*n size"] | None = None,
 ) -> Float[Tensor, "*n size"]:
-    """x and gate are [tokens, size], or [tokens, heads, size] where heads share the weights; both may be strided.
+    """Return the gated norm. x and gate are [tokens, size], or [tokens, heads, size] where heads share the weights.
 
-    `out`, if given, is filled and returned; its tokens may lie apart.
+    Both may be strided. `out`, if given, is filled and returned; its tokens need not be adjacent.
     """
     if out is None:
         out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)

@@ -1,10 +1,10 @@
-"""Kernels that start while the one before them ends (programmatic dependent launch, from Hopper on).
+"""Kernels that start before the previous one ends (programmatic dependent launch, from Hopper on).
 
-Until it calls `wait`, such a kernel may only load what is older than the kernel before it: weights, a step's rows,
-tails. `wait` returns when all that came before is complete, and lets the next kernel start in its turn.
+Until it calls `wait`, such a kernel may only load what is older than the previous kernel: weights, a step's rows,
+tails. `wait` returns when all earlier work is complete, and lets the next kernel start in its turn.
 
-Work that is given to a branch (`together.py`) begins with a kernel that does not start early: whole steps of a
-7B model on an H200 are 2 % faster so.
+Work on a branch (`weft.kernels.cuda.together`) begins with a kernel that does not start early: this makes whole
+steps of a 7B model 2 % faster on an H200.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def is_able(device: torch.device) -> bool:
 
 
 def early(x: Tensor, wanted: bool = True) -> dict[str, Any]:
-    """Settings of a launch whose kernel has a constant EARLY and calls `wait(EARLY)`; `x` is one of its tensors."""
+    """Return launch settings for a kernel with a constant EARLY that calls `wait(EARLY)`; `x` is one of its inputs."""
     late, _branch.is_fresh = _branch.is_fresh, False
     return EARLY if wanted and not late and is_able(x.device) else NOT_EARLY
 
 
 @dataclass
 class Branch:
-    """Whether launches go to a branch, and whether that has had none yet."""
+    """Whether launches go to a branch, and whether it is still empty."""
 
     is_open: bool = False
     is_fresh: bool = False
@@ -53,7 +53,7 @@ def on_branch() -> bool:
 
 @contextmanager
 def branching() -> Iterator[None]:
-    """What is launched inside goes to a branch."""
+    """Send the launches inside to a branch."""
     _branch.is_open = _branch.is_fresh = True
     try:
         yield

@@ -1,7 +1,7 @@
-"""What lies between the projection of queries, keys and values and attention itself: norm, rotation, write to pages.
+"""Work between the QKV projection and attention: norm, rotation, write to pages.
 
-One kernel reads the projection once; queries come out, keys and values go straight into their pages. Another makes a
-step's cosines and sines.
+One kernel reads the projection once, returns queries, and writes keys and values straight into their pages. Another
+computes a step's cosines and sines.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 
-# Elements of a program and its warps, measured on an H200: in steps of decodes only, and in others.
+# Elements per program and its warps, measured on an H200: in decode-only steps, and in others.
 DECODE_TILE, DECODE_WARPS = 1024, 4
 TILE, WARPS = 512, 1
-# They lie anywhere in a step's upload, and a kernel must not be compiled for every place that they may have.
+# Their addresses in a step's upload vary, and must not be compiled in.
 LANES = ("positions", "write_page")
 
 
@@ -61,9 +61,9 @@ def rotate_and_write(
     batch: Batch,
     view: AttentionView,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """The queries, normed (if there are weights) and turned; keys, likewise, and values are in their pages then.
+    """Return the queries, normed (if there are weights) and rotated; write such keys, and values, to their pages.
 
-    `projected` holds the queries' heads, then those of keys, then of values; what comes behind is not looked at.
+    `projected` holds the query heads, then the key heads, then the value heads; anything after them is ignored.
     """
     pages = batch.pages(view.window)
     cell, kv_heads, head_dim = view.keys.shape[1:]
@@ -90,13 +90,13 @@ def rotate_and_write(
 
 @triton.jit
 def normed(value, inverse, scale, turning, dtype: tl.constexpr):
-    """Of queries and keys, rounded as the reference does between norm and rotation; values pass."""
+    """Norm queries and keys, rounded between norm and rotation as in the reference; pass values through."""
     return tl.where(turning, (value * inverse * scale.to(tl.float32)).to(dtype).to(tl.float32), value)
 
 
 @triton.jit
 def store_part(value, column, inside, queries, keys, values, head, heads, kv_heads, HEAD_DIM: tl.constexpr):
-    """Every head to where it belongs. `queries`, `keys` and `values` point to this token's lines."""
+    """Store every head in its destination. `queries`, `keys` and `values` point to this token's lines."""
     key = head - heads
     last = key - kv_heads
     value = value.to(queries.dtype.element_ty)
@@ -112,7 +112,7 @@ def rotate_kernel(
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
     SIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A token's heads, some at a time. A head is two halves that turn into each other and a rest that passes."""
+    """Process a token's heads, some at a time. A head is two halves, rotated together, and a rest that is copied."""
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * SIDE + tl.arange(0, SIDE))[:, None]
     turning = head < heads + kv_heads
@@ -131,7 +131,7 @@ def rotate_kernel(
     dtype: tl.constexpr = queries.dtype.element_ty
     if HALF:
         angle = token * 2 * HALF + pair
-        # The first halves of these hold the same, the sine with another sign.
+        # Both halves of these hold the same values, but for the sign of the sine.
         along = tl.load(cosine + angle, mask=pair < HALF, other=0.0).to(tl.float32)
         across = tl.load(sine + angle + HALF, mask=pair < HALF, other=0.0).to(tl.float32)
     if weight is not None:

@@ -1,4 +1,6 @@
-"""The likeliest token of every row, in two passes over chunks of the vocabulary; and where the other operations are."""
+"""Most likely token of every row, in two passes over chunks of the vocabulary; re-exports the other sampling
+operations.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ from weft.kernels.cuda.sampling_scores import score
 
 __all__ = ["draw", "for_sampling", "likeliest", "read_board", "score", "take_likeliest", "unpack_bits"]
 
-# Tokens of a program that looks for the greatest.
+# Tokens of a program that looks for the maximum.
 LIKELIEST_CHUNK = 8192
 LEAST_KEY = tl.constexpr(-(2**31))
 NOWHERE = tl.constexpr(2**31 - 1)
 
 
 def for_sampling(logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-    """Return logits as they are: kernels take them in any dtype."""
+    """Return logits unchanged: kernels accept any dtype."""
     return logits
 
 
@@ -32,14 +34,14 @@ def unpack_bits(packed: UInt8[Tensor, "masked bytes"], count: int) -> Bool[Tenso
 
 
 def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
-    """The token of the greatest logit, the first of equals."""
+    """Return the token with the greatest logit, the first among equals."""
     return find_likeliest(logits, torch.int64, None, None)
 
 
 def take_likeliest(
     logits: Float[Tensor, "rows vocab"], board: Int[Tensor, " seats"], seat: Int[Tensor, " rows"]
 ) -> Int[Tensor, " rows"]:
-    """The same, in 32 bits, and to the rows' seats on the board. Both may be recorded in a graph."""
+    """Return the most likely tokens in 32 bits, and write them to the rows' seats. A CUDA graph may record both."""
     return find_likeliest(logits, torch.int32, board, seat)
 
 
@@ -92,7 +94,7 @@ def read_board(
     from_board: Int[Tensor, " rows"],
     known: Int[Tensor, " rows"],
 ) -> Int[Tensor, " rows"]:
-    """The token at a row's seat where `from_board` is not 0, the known one elsewhere."""
+    """Return the token at a row's seat where `from_board` is not 0, and the known token elsewhere."""
     token = torch.empty_like(known)
     if len(token):
         block = power_of_two(len(token))

@@ -54,13 +54,13 @@ def chunk_sum_kernel(logits, greatest, temperature, floor, sums, stride, vocab, 
 def draw_kernel(
     logits, greatest, temperature, floor, uniform, sums, result, stride, vocab, chunks, BLOCK: tl.constexpr
 ):
-    """The first token at which the running sum of weights passes the row's share of them all."""
+    """Find the first token at which the cumulative weight exceeds the row's share of the total."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     own = tl.load(sums + row * chunks + place, mask=place < chunks, other=0)
     until = tl.cumsum(own, 0)
     target = (tl.load(uniform + row).to(tl.float64) * tl.sum(own, 0).to(tl.float64)).to(tl.int64)
-    # Only where logits are not numbers can the target lie beyond the end; the token must exist all the same.
+    # The target can lie beyond the end only if logits are NaN; the token must still exist.
     chunk = tl.minimum(tl.sum(((until <= target) & (place < chunks)).to(tl.int32), 0), chunks - 1)
     before = tl.sum(tl.where(place < chunk, own, 0), 0)
     scaled = scaled_chunk(logits, greatest, temperature, row, chunk, chunks, stride, vocab, BLOCK)

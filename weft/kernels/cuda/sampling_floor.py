@@ -1,7 +1,7 @@
 """The smallest logit that min-p, then top-k, then top-p keep, without sorting the vocabulary.
 
-First all tokens are counted and weighed at a few levels below the likeliest. The tokens above the highest level that
-surely reaches the floor are copied side by side, mostly a few hundred, and the floor is found among them by halving.
+First, all tokens are counted and weighed at a few levels below the maximum. The tokens above the highest level that
+surely reaches the floor, mostly a few hundred, are compacted, and bisection finds the floor among them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 from weft.kernels.cuda.launching import jit, power_of_two
 from weft.kernels.cuda.sampling_weights import chunk_below, weight
 
-# Level n lies (n + 1)**2 times this below the likeliest token: close together where the tokens are few. Below the last
-# one nothing has a weight: exp(-28) * 2**40 < 1. The numbers are exact, so all kernels see the same.
+# Level n lies (n + 1)**2 times this below the maximum: levels are close together where tokens are few. Below the last
+# one no token has a weight: exp(-28) * 2**40 < 1. The numbers are exact, so all kernels see the same.
 LEVELS = tl.constexpr(8)
 LEVEL_UNIT = tl.constexpr(-28.0 / 64)
-# Sums at levels are rounded; a level must reach more than asked for by so much.
+# Sums at levels are rounded, so a level must exceed its target by this margin.
 MARGIN = tl.constexpr(1.001)
 SEARCH_BLOCK = 4096
 
@@ -32,7 +32,7 @@ def floors(
     top_k: Int[Tensor, " n"],
     top_p: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
-    """What equals the floor is kept. Rows without top-k and top-p have min-p's."""
+    """Return the floors. A logit equal to the floor is kept. Rows without top-k and top-p have min-p's."""
     (rows, vocab), chunks, device = logits.shape, greatest.shape[1], logits.device
     counts = torch.empty(rows, chunks, LEVELS.value, dtype=torch.int32, device=device)
     masses = torch.empty(rows, chunks, LEVELS.value, dtype=torch.float32, device=device)
@@ -60,7 +60,7 @@ def level_value(level):
 
 @triton.jit
 def is_free(top_k, top_p, row, vocab):
-    """Whether neither top-k nor top-p apply to the row."""
+    """Return whether neither top-k nor top-p applies to the row."""
     return (tl.load(top_k + row) >= vocab) & (tl.load(top_p + row) >= 1.0)
 
 
@@ -68,7 +68,7 @@ def is_free(top_k, top_p, row, vocab):
 def weigh_kernel(
     logits, greatest, temperature, log_min_p, top_k, top_p, counts, masses, totals, stride, vocab, BLOCK: tl.constexpr
 ):
-    """How many tokens of a chunk there are above every level and, where top-p decides alone, how much they weigh."""
+    """Count a chunk's tokens above every level and, where top-p decides alone, sum their weights."""
     row = tl.program_id(0).to(tl.int64)
     chunk, chunks = tl.program_id(1), tl.num_programs(1)
     if is_free(top_k, top_p, row, vocab):
@@ -89,7 +89,7 @@ def weigh_kernel(
 
 @jit
 def level_kernel(counts, masses, top_k, top_p, levels, starts, vocab, chunks, BLOCK: tl.constexpr):
-    """The highest level above which everything is that top-k and top-p may keep; where each chunk's tokens go."""
+    """Find the highest level above which lie all tokens that top-k and top-p may keep, and each chunk's destination."""
     row = tl.program_id(0).to(tl.int64)
     if is_free(top_k, top_p, row, vocab):
         return
@@ -114,7 +114,7 @@ def level_kernel(counts, masses, top_k, top_p, levels, starts, vocab, chunks, BL
 def collect_kernel(
     logits, greatest, temperature, top_k, top_p, levels, starts, likely, stride, vocab, BLOCK: tl.constexpr
 ):
-    """Copy what is above the row's level, side by side."""
+    """Compact the tokens above the row's level."""
     row = tl.program_id(0).to(tl.int64)
     chunk, chunks = tl.program_id(1), tl.num_programs(1)
     if is_free(top_k, top_p, row, vocab):
@@ -144,13 +144,13 @@ def floor_kernel(
     if most < vocab:
         found = search(ours, length, found, most, False, SEARCH)
         count, mass, _, _ = measure(ours, length, found, True, SEARCH)
-        # Of those that equal the last one, top-p counts only as many as top-k asked for.
+        # Of the tokens equal to the last one, top-p counts only as many as top-k asks for.
         mass -= tl.maximum(count - most, 0) * weight(found)
     else:
         place = tl.arange(0, BLOCK)
         mass = tl.sum(tl.load(totals + row * chunks + place, mask=place < chunks, other=0), 0)
     if share < 1.0:
-        # Reached exactly is enough, so round up.
+        # Reaching it exactly is enough, so round up.
         wanted = tl.ceil(share.to(tl.float64) * mass.to(tl.float64)).to(tl.int64)
         found = search(ours, length, found, wanted, True, SEARCH)
     tl.store(floor + row, found)
@@ -158,10 +158,10 @@ def floor_kernel(
 
 @triton.jit
 def search(values, length, lowest, wanted, BY_MASS: tl.constexpr, SEARCH: tl.constexpr):
-    """The greatest of the values with so many, or so much mass, at or above it; `lowest` if that has not enough."""
+    """Return the greatest value with the wanted count, or mass, at or above it; `lowest` if that has not enough."""
     count, mass, low, _ = measure(values, length, lowest, BY_MASS, SEARCH)
     high = 0.0
-    # All above `high` is too little, all from `low` on is enough; both are among the values.
+    # Above `high` there is too little, from `low` on there is enough; both are among the values.
     if (mass if BY_MASS else count) < wanted:
         low = lowest
         high = lowest
@@ -177,7 +177,7 @@ def search(values, length, lowest, wanted, BY_MASS: tl.constexpr, SEARCH: tl.con
 
 @triton.jit
 def measure(values, length, threshold, WITH_MASS: tl.constexpr, SEARCH: tl.constexpr):
-    """How many values are at or above the threshold, their mass, the smallest of them and the greatest below."""
+    """Return the count, mass and smallest of the values at or above the threshold, and the greatest below."""
     count = tl.zeros([SEARCH], tl.int32)
     mass = tl.zeros([SEARCH], tl.int64)
     above = tl.full([SEARCH], float("inf"), tl.float32)

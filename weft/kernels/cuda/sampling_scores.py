@@ -1,7 +1,7 @@
-"""Log-probabilities of chosen tokens and of the likeliest ones, without a sort and without a second vocabulary.
+"""Log-probabilities of chosen and of the most likely tokens, without a sort or a second vocabulary-sized buffer.
 
-Every chunk of a row reports its likeliest token and its sum; the row takes the best of them and looks again only into
-the chunk that it came from.
+Every chunk of a row returns its most likely token and its sum; the row takes the best of them and rereads only the
+chunk that it came from.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def score(
 
 @triton.jit
 def ranks_of(logits, row, chunk, stride, vocab):
-    """Tokens of a chunk as numbers that all differ: greater logits first, of equals the first token."""
+    """Return a chunk's tokens as distinct numbers: greater logits rank higher, and of equals the first token."""
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     value = tl.load(logits + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
     rank = (rising_key(value).to(tl.int64) << 32) - token

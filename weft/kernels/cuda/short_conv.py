@@ -1,9 +1,9 @@
-"""The gated short convolution of few decodes together with the product before it, in one kernel.
+"""The gated short convolution of few decodes fused with the matmul before it.
 
-A program takes some channels of all rows: it multiplies the weights of what gates them before, of what gates them after
-and of themselves, and convolves what it has found while that is still in registers. So nobody waits for a product to be
-complete, and what a decode costs beyond reading the weights is one kernel instead of two. Of one row all weights are
-under way at once (`vectors`).
+A program takes some channels of all rows: it multiplies the weights of their input gates, of their output gates and
+of the channels themselves, and convolves the results while they are still in registers. So no kernel waits for a
+complete matmul, and beyond reading the weights a decode costs one kernel instead of two. For one row all weights are
+loaded at once (`vectors`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from weft.memory.device.store import RecurrentView
 
 __all__ = ["causal_conv", "short_conv"]
 
-# Measured on an H200, on whole steps of a model of 2,048 channels. Channels of a program: three outputs each, and a
-# fourth that is not there, for sizes are powers of two. Weights are read so many steps ahead.
+# Measured on an H200, on whole steps of a model of 2,048 channels. Channels per program: three outputs each, padded to
+# four, because sizes are powers of two. Then the number of steps by which weights are prefetched.
 CHANNELS = 16
 STAGES = 4
-# Of one row.
+# For one row.
 CHANNELS_OF_ONE = 2
 WARPS = 4
 
@@ -51,7 +51,7 @@ def short_conv(
 def suits(
     x: Float[Tensor, "rows inputs"] | LazyNorm, projection: Float[Tensor, "projected inputs"], batch: Batch
 ) -> bool:
-    """Whether `projected_short_conv` can take them: few rows, all of them decodes."""
+    """Return whether `projected_short_conv` supports them: few rows, all of them decodes."""
     return batch.pieces == 0 and are_few(x.x if isinstance(x, LazyNorm) else x, projection)
 
 
@@ -85,7 +85,7 @@ def projected_short_conv(
 
 
 def channels_of_one(inputs: int) -> int:
-    """As many as one program can have the weights of.
+    """Return the number of channels whose weights fit in one program.
 
     >>> channels_of_one(2048), channels_of_one(4096)
     (2, 1)
@@ -108,7 +108,7 @@ def short_conv_kernel(
     channel = (first + tl.arange(0, CHANNELS))[:, None]
     is_channel = channel < channels
     real = is_channel & is_row[None, :]
-    # Rows, tails, windows and weights are older than the kernel before this one.
+    # Rows, tails, windows and weights are older than the previous kernel.
     start = tl.load(row_start + row, mask=is_row, other=0)[None, :]
     closing = tl.load(row_closing + row, mask=is_row, other=-1)[None, :]
     opening = start - start % cell
@@ -137,7 +137,7 @@ def short_conv_kernel(
     tl.store(y + row[None, :] * channels + channel, total.to(dtype), mask=real)
     closed = state + closing.to(tl.int64) * state_stride
     store_window(closed, new, tail, window, start, opening, ring, channel, channels, real & (closing >= 0), WIDTH)
-    # The ring is no longer than what was read: the new input takes the place of the oldest.
+    # The ring is no longer than what was read: the new input replaces the oldest.
     tl.debug_barrier()
     tl.store(tail + (start % ring) * channels + channel, new, mask=real)
 
@@ -147,8 +147,8 @@ def project(
     x, projection, bias, first, channels, row, is_row, x_stride, dtype: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """What gates the channels before, what gates them after, and themselves; rounded where a product by itself is."""
-    # A channel's outputs lie beside each other, and a fourth that is not there.
+    """Return the channels' input gates, output gates and values, rounded where a separate matmul would be."""
+    # A channel's outputs lie beside each other, padded with a fourth.
     number = tl.arange(0, 4 * CHANNELS)
     part = number % 4
     output = first + number // 4
@@ -172,7 +172,7 @@ def project_one(
     x, scale, eps, change, factor, stream, norm, projection, bias, first, channels, dtype: tl.constexpr,
     CHANNELS: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The same of one row."""
+    """Return the results of `project` for one row."""
     channel = (first + tl.arange(0, CHANNELS)).to(tl.int64)
     real = channel < channels
     befores = tiles(projection, channel, real, SIZE, COLUMNS)
@@ -190,7 +190,7 @@ def project_one(
     before = add_products(nothing, befores, values, 1.0, SIZE)
     after = add_products(nothing, afters, values, 1.0, SIZE)
     value = add_products(nothing, own, values, 1.0, SIZE)
-    # One sum across the threads for all three.
+    # One reduction across the threads for all three.
     gates, values = tl.split(tl.sum(tl.join(tl.join(before, after), tl.join(value, value)), 1))
     before, after = tl.split(gates)
     value, _ = tl.split(values)

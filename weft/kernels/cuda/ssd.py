@@ -1,8 +1,8 @@
-"""The state space recurrence on a GPU: which kernels are launched, over which programs, with which choices.
+"""The state space recurrence on a GPU: kernel launches and their configurations.
 
-Unlike the reference, a tail keeps x as it came, in the model's dtype, and dt beside it: nothing is rounded on the way
-into a tail, so a prefill cut inside a cell gives the bits of one that was not. Products of a bfloat16 model are of
-bfloat16 numbers with float32 sums; decays, states and what is read of a state by decodes are float32.
+Unlike the reference, a tail stores x unchanged, in the model's dtype, and dt beside it: nothing is rounded on the
+way into a tail, so a prefill cut inside a cell is bitwise equal to an uncut one. Matmuls of a bfloat16 model
+multiply bfloat16 numbers with float32 sums; decays, states and decodes' reads of a state are float32.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from weft.kernels.recurrent import SsdInputs, SsdShape, conv_parts, ssd_state
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
-# Products of matrices have no narrower side.
+# Minimum side of a matmul.
 NARROWEST = 16
-# Columns at a time of a program that closes a cell; how often at most, and how many numbers of the state in all. Few
-# programs, as most have nothing to do; measured on an H200.
+# Columns at a time of a program that closes a cell; its maximum number of iterations, and of state elements in all.
+# There are few programs, as most have nothing to do; measured on an H200.
 CLOSING_BLOCK, CLOSING_BLOCKS, CLOSING_NUMBERS = 16, 10, 20480
 
 
 def ssd_memory(shape: SsdShape, dtype: str) -> RecurrentMemory:
-    """Return what a layer remembers. A token leaves x and B as they come, dt, and the log decay since its cell's start.
+    """Return a layer's memory. A token leaves x and B unchanged, dt, and the log decay since its cell's start.
 
-    A tail is read head by head, and lies so.
+    A tail is laid out by head, as it is read.
     """
     window, conv_input = conv_parts(shape.conv_channels, shape.conv_width, dtype)
     tail = (
@@ -67,7 +67,7 @@ def ssd(
 
 
 def by_token(tensor: Float[Tensor, "tokens a b"]) -> Float[Tensor, "tokens a b"]:
-    """Tokens may lie apart from each other, but what belongs to one must not."""
+    """Return the tensor with each token contiguous; from token to token it may be strided."""
     return tensor if tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2] else tensor.contiguous()
 
 
@@ -78,7 +78,7 @@ def decode(
     y: Float[Tensor, "tokens heads head_dim"],
     choice: DecodeChoice | None = None,
 ) -> None:
-    """Compute the leading rows, of one token each; outputs go to `y`, gated if there is a gate."""
+    """Compute the leading rows, of one token each; write outputs to `y`, gated if there is a gate."""
     x, dt, A, B, C, D = inputs.x, inputs.dt, inputs.A, inputs.B, inputs.C, inputs.D
     dt_bias, limit, gate = inputs.dt_bias, inputs.limit, inputs.gate
     heads, head_dim = x.shape[1:]
@@ -124,7 +124,7 @@ def extend(
     y: Float[Tensor, "tokens heads head_dim"],
     choice: CellsChoice | None = None,
 ) -> None:
-    """Compute the other rows; outputs go to `y`, not gated."""
+    """Compute the other rows; write ungated outputs to `y`."""
     x, dt, A, B, C, D = inputs.x, inputs.dt, inputs.A, inputs.B, inputs.C, inputs.D
     dt_bias, limit = inputs.dt_bias, inputs.limit
     heads, head_dim = x.shape[1:]
@@ -166,15 +166,15 @@ def padded(size: int) -> int:
 
 
 def finite(limit: tuple[float, float]) -> tuple[float, float]:
-    """A bound that float32 has a number for."""
+    """Return bounds that float32 can represent."""
     return limit[0], min(limit[1], math.ldexp(1.0, 126))
 
 
 def widest(dtype: torch.dtype) -> str:
-    """The same where three products of parts would take more shared memory than there is."""
+    """Return the precision where three TF32 matmuls would exceed the shared memory."""
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Of products: float32 models are computed in float32, not in what the hardware is fastest with."""
+    """Return the precision of matmuls: float32 models compute in float32, not in the hardware's fastest format."""
     return "tf32x3" if dtype == torch.float32 else "tf32"

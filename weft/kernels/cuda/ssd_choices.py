@@ -1,4 +1,4 @@
-"""How the state space kernels cut their work: choices measured on an H200, kept so that no first request tunes.
+"""Launch configurations of the state space kernels, measured on an H200 and fixed, so that no first request tunes.
 
 `python -m benchmarks.kernel_ssd` measures them again.
 """
@@ -9,36 +9,37 @@ from typing import NamedTuple
 
 import torch
 
-# Programs that run at once: one on each multiprocessor of a large GPU.
+# Programs that run concurrently: one per multiprocessor of a large GPU.
 AT_ONCE = 132
 
 
 class DecodeChoice(NamedTuple):
-    block: int  # columns that are computed at a time
-    blocks: int  # of a program
+    block: int  # columns computed at a time
+    blocks: int  # per program
     stages: int
     warps: int
 
 
-# Programs of one block are the fastest for any number of rows: what they read is asked for all at once.
+# Programs of one block are the fastest for any number of rows: they issue all loads at once.
 DECODE = DecodeChoice(64, 1, 1, 4)
-# With more rows, programs that start early stand in the way of the kernel that they wait for.
+# With more rows, programs that start early block the kernel that they wait for.
 EARLY_ROWS = 16
 
 
 class CellsChoice(NamedTuple):
-    block: int  # columns of a head that a program takes
+    block: int  # columns of a head per program
     stages: int
     warps: int
 
 
 def cells_choice(rows: int, heads: int, head_dim: int, state: int, dtype: torch.dtype) -> CellsChoice:
-    # Products of less than 64 columns by a whole warp group read beyond their operands (Triton 3.6): two warps do not.
+    # Matmuls of less than 64 columns by a whole warp group read beyond their operands (Triton 3.6); with two warps they
+    # do not.
     if dtype == torch.float32:
         return CellsChoice(16, 1, 8 if state > 128 else 4 if state >= 64 else 2)
     if head_dim < 64:
         return CellsChoice(max(16, 1 << (head_dim - 1).bit_length()), 2, 2)
     if state > 128:
         return CellsChoice(64, 2, 8)
-    # Two stages leave room for a second program beside the first, if there is one.
+    # Two stages leave room for a second program on the multiprocessor, if there is one.
     return CellsChoice(64, 3 if rows * heads * -(-head_dim // 64) <= AT_ONCE else 2, 4)

@@ -1,10 +1,12 @@
-"""Decodes of the state space recurrence: one token a row, the state read once and, but for closing cells, not written.
+"""Decodes of the state space recurrence: one token per row, the state read once and written only when a cell closes.
 
     weigh    by row and some heads of a group: what each token of the open cell weighs in the output
-    read     by row and some columns of a group (a column is one number of a head's x): the state, the tail, the output
+    read     by row and some columns of a group (a column is one number of a head's x): the state, the tail, the
+output
              and its gate; and, as programs that come first and mostly end at once, the states of cells that close
 
-A program that reads columns takes what differs by head for all heads that these touch, and each column picks its own:
+A program that reads columns takes what differs by head for all heads that these touch, and each column picks its
+own:
 heads may have any width.
 """
 
@@ -27,7 +29,7 @@ def weigh_kernel(
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, STATE: tl.constexpr, BLOCK_STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Scales are of the state and of the new token's x, D included. What the token leaves is added to the tail."""
+    """Weigh the open cell's tokens, and append the new one to the tail. Scales are of the state and, with D, of x."""
     HEADS: tl.constexpr = GROUPS * GROUP_HEADS
     CHUNKS: tl.constexpr = (GROUP_HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
     row = tl.program_id(1).to(tl.int64)
@@ -38,7 +40,7 @@ def weigh_kernel(
     offset = position % CELL
     here = position % RING
 
-    # What is older than the step.
+    # Load what is older than the step.
     cell = tl.arange(0, CELL)
     kept = cell < offset
     ring = ring_places(position - offset, cell, CELL, RING)
@@ -129,7 +131,7 @@ def read_columns(
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of some columns of a row, to whose beginnings all pointers point. Only what the tail holds is loaded."""
+    """Compute outputs of some columns of a row; all pointers point to their start. Load only what the tail holds."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
     CHUNKS: tl.constexpr = (WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
     group = chunk // CHUNKS
@@ -141,7 +143,7 @@ def read_columns(
     has_state = unpadded(position >= CELL, n[:, None], STATE, BLOCK_STATE)
     in_state = state + (group * STATE + n[:, None]) * WIDTH
     if BLOCKS == 1:
-        # The state is older than the step: it may come while the kernel before this one ends.
+        # The state is older than the step: load it while the previous kernel ends.
         only = first_column + tl.arange(0, BLOCK)
         values = tl.load(in_state + only[None, :], mask=has_state & (only < WIDTH)[None, :], other=0.0)
     wait(EARLY)
@@ -170,7 +172,7 @@ def read_columns(
         result = tl.sum(tl.where(mine, by_head, 0.0), 0)
         result = result.to(y.dtype.element_ty)
         if gate is not None:
-            # What is gated is rounded first, as it is where a kernel of its own does it.
+            # Round before gating, as a separate kernel would.
             result = (opening * tl.sigmoid(opening) * result.to(tl.float32)).to(result.dtype)
         tl.store(y + place, result, mask=real)
         tl.store(in_tail + position % RING * HEAD_DIM, new_x, mask=real)
@@ -183,7 +185,7 @@ def close_columns(
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The state at the end of the cell, some columns of it. Of the new token, x alone may not be in the tail yet."""
+    """Compute some columns of the state at the end of the cell. Of the new token, only x may not be in the tail yet."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
     CHUNKS: tl.constexpr = (WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
     group = chunk // CHUNKS
@@ -194,7 +196,7 @@ def close_columns(
     n = tl.arange(0, BLOCK_STATE)
     keys_at = tail_B + (group * RING + tl.trans(ring)) * STATE + n[None, :]
     keys = load_unpadded(keys_at, n[None, :], STATE, BLOCK_STATE)
-    # Columns come first, as in no other product here: few of them at a time take few registers.
+    # Columns come first, unlike in other matmuls here: few of them at a time take few registers.
     for block in tl.range(0, BLOCKS, num_stages=1):
         column = (first_column + block * BLOCK + tl.arange(0, BLOCK))[:, None]
         real = column < WIDTH

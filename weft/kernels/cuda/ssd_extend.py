@@ -1,8 +1,9 @@
-"""Rows of several tokens of the state space recurrence, in three kernels, one after the other.
+"""The state space recurrence for rows of several tokens, in three consecutive kernels.
 
     steps    by piece and head: time steps and the log decay since the cell's start, tail and new tokens alike
     cells    by row and head (or some of its columns): the cells of a row in order, the state in registers
-    keep     by row: what its last tokens leave in the tail; last, for a long row overwrites what its first cell reads
+    keep     by row: what its last tokens leave in the tail; last, for a long row overwrites what its first cell
+reads
 
 Whatever a row starts from, a cell is computed by the same operations on the same numbers in the same order: the sum
 over the time steps of a whole cell, then its products. So a state at the grid does not depend on chunking.
@@ -24,10 +25,11 @@ def steps_kernel(
     pieces, dt_stride, dt_unit, low_limit, high_limit,
     HEADS: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of each token: the decay since the cell's start, the same less the logarithm of its time step (so that one
-    exponential gives both), and what of it is left at the cell's end.
+    """Compute each token's decays.
 
-    Columns behind a row's end have a time step of 0: nothing decays there and nothing is added.
+    These are the decay since the cell's start, the same less the logarithm of the time step (so that one exponential
+    gives both), and the decay from the token to the cell's end. Columns after a row's end have a time step of 0:
+    nothing decays there and nothing is added.
     """
     piece = tl.program_id(0)
     row = tl.load(piece_row + piece)
@@ -57,17 +59,17 @@ def steps_kernel(
 
 @triton.jit
 def own_weights(queries, keys, total, shifted, CELL: tl.constexpr, PRECISION: tl.constexpr):
-    """What each token of a cell (a column) adds to each output (a row)."""
+    """Return what each token of a cell (a column) adds to each output (a row)."""
     cell = tl.arange(0, CELL)
     scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
     scores *= tl.exp2(total[:, None] - shifted[None, :])
-    # Above the diagonal the exponential may overflow: chosen away, never multiplied away.
+    # Above the diagonal the exponential may overflow: select, never multiply by zero.
     return tl.where(cell[:, None] >= cell[None, :], scores, 0.0).to(keys.dtype)
 
 
 @triton.jit
 def pass_cell(values, inputs, queries, keys, weights, total, left, last, skip, PRECISION: tl.constexpr):
-    """One cell, some columns: the outputs, and the state after it."""
+    """Compute one cell, some columns: the outputs, and the state after it."""
     outputs = tl.dot(queries, values.to(queries.dtype), input_precision=PRECISION) * tl.exp2(total)[:, None]
     outputs = tl.dot(weights, inputs, outputs, input_precision=PRECISION)
     if skip is not None:
@@ -79,7 +81,7 @@ def pass_cell(values, inputs, queries, keys, weights, total, left, last, skip, P
 
 @triton.jit
 def load_columns(at, real, WHOLE: tl.constexpr):
-    """Some columns, those behind a head's last as 0; where none is, nothing is asked."""
+    """Load some columns, with 0 for those beyond a head's last; no mask if there are none."""
     if WHOLE:
         return tl.load(at)
     return tl.load(at, mask=real[None, :], other=0.0)
@@ -87,7 +89,7 @@ def load_columns(at, real, WHOLE: tl.constexpr):
 
 @triton.jit
 def load_opened(kept_at, new_at, kept, real):
-    """Columns of a row's first cell, whose first tokens are in the tail."""
+    """Load columns of a row's first cell, whose first tokens are in the tail."""
     earlier = tl.load(kept_at, mask=kept[:, None] & real[None, :], other=0.0)
     return tl.where(kept[:, None], earlier, tl.load(new_at, mask=(kept == 0)[:, None] & real[None, :], other=0.0))
 
@@ -101,9 +103,9 @@ def cells_kernel(
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program takes BLOCK columns of a head through all cells of a row.
+    """Take BLOCK columns of a head through all cells of a row.
 
-    Where a row ends inside a cell, its last token stands for those that are missing: their time step is 0.
+    Where a row ends inside a cell, its last token stands in for the missing ones: their time step is 0.
     """
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
     BLOCKS: tl.constexpr = (HEAD_DIM + BLOCK - 1) // BLOCK
@@ -121,7 +123,7 @@ def cells_kernel(
     skip = None if D is None else tl.load(D + head)
     offset = begin % CELL
 
-    # Where things of this head lie, from the row's first cell on.
+    # Pointers to this head's data, from the row's first cell on.
     cell = tl.arange(0, CELL)
     n = tl.arange(0, BLOCK_STATE)
     same = tl.zeros((BLOCK_STATE,), tl.int32)
@@ -141,7 +143,7 @@ def cells_kernel(
     slot = tl.load(slots + row).to(tl.int64) * slot_stride
     values = tl.load(in_state + slot + column[None, :], mask=stored & (fresh == 0), other=0.0)
 
-    # The first cell, of which the tail may hold the beginning.
+    # The first cell, whose beginning may be in the tail.
     kept = cell < offset
     ring = ((begin - offset + cell) % RING)[:, None]
     at = tl.minimum(tl.maximum(cell, offset), end - token + offset - 1)[:, None]
@@ -163,7 +165,7 @@ def cells_kernel(
     if target >= 0:
         tl.store(in_state + target * slot_stride + column[None, :], values, mask=stored)
 
-    # What only scales sums is not among the loads that Triton sends ahead of a loop: it is asked for a cell before.
+    # Triton does not prefetch loads that only scale sums, so they are issued one cell ahead.
     next_last = tl.load(totals + step_at + 2 * CELL - 1 + same, mask=count > 1, other=0.0)
     for number in range(1, count):
         last = next_last
@@ -195,7 +197,7 @@ def keep_kernel(
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The k-th last token of a row, for all k below the tail's length."""
+    """Store the k-th last token of a row, for all k below the tail's length."""
     INNER: tl.constexpr = HEADS * HEAD_DIM
     KEYS: tl.constexpr = GROUPS * STATE
     own = tl.program_id(1)

@@ -1,7 +1,7 @@
-"""A residual stream whose norms may be left to the matmuls that read them.
+"""A residual stream whose norms may be fused into the matmuls that read them.
 
-With one row, a norm by itself takes longer than the small matmul behind it takes to compute it on its way, and leaves
-the memory bus idle meanwhile.
+With one row, a separate norm takes longer than the small matmul after it takes to compute it, and leaves the memory
+bus idle meanwhile.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ __all__ = ["LazyNorm", "LazyResidual", "gated_rms_norm", "residual", "rms_norm",
 class LazyNorm:
     """The norm of a one-row stream and of a change to it, not computed yet.
 
-    The matmul that reads it first may compute it on its way, and then leaves it for later readers.
+    The first matmul that reads it may compute it, and then stores it for later readers.
     """
 
     x: Float[Tensor, "1 size"]
     change: Change | None
     weight: Float[Tensor, " size"]
     eps: float
-    # Once computed: x with the change, and the norm of that.
+    # Once computed: x plus the change, and the norm of that.
     total: Float[Tensor, "1 size"] | None = None
     result: Float[Tensor, "1 size"] | None = None
 
     def summed(self) -> Float[Tensor, "1 size"]:
-        """Return x with the change."""
+        """Return x plus the change."""
         if self.total is None:
             self.computed()
         assert self.total is not None
         return self.total
 
     def computed(self) -> Float[Tensor, "1 size"]:
-        """Return the norm, by a kernel of its own if no matmul has left it."""
+        """Return the norm, computed by its own kernel if no matmul has stored it."""
         if self.result is None:
             changes = [] if self.change is None else [self.change]
             self.total, self.result = join(self.x, changes, self.weight, self.eps)
         return self.result
 
     def leave(self) -> tuple[Tensor, Tensor]:
-        """Return the places where a kernel that computes them leaves the sum and its norm."""
+        """Return the buffers where a kernel that computes them stores the sum and its norm."""
         assert self.result is None
         self.total, self.result = torch.empty_like(self.x), torch.empty_like(self.x)
         return self.total, self.result
@@ -63,7 +63,7 @@ def residual(x: Float[Tensor, "tokens hidden"]) -> Residual:
 
 
 def can_wait(x: Float[Tensor, "n size"], changes: list[Change]) -> bool:
-    """Return whether a norm may be left to its readers: their kernels add one plain change at most."""
+    """Return whether a norm may be left to its readers: their kernels add at most one plain change."""
     plain = all(change.weight is None and change.value.ndim == 2 for change in changes)
     return len(x) == 1 and len(changes) <= 1 and plain
 
@@ -73,7 +73,7 @@ class LazyResidual(Residual):
 
     def __init__(self, x: Float[Tensor, "tokens hidden"]) -> None:
         super().__init__(x, join, add)
-        # The norm that was read last: it may still have to be computed, and the sum with it.
+        # The norm that was read last: it may not be computed yet, nor the sum.
         self.lazy: LazyNorm | None = None
 
     def read(self, norm: Norm) -> Normed:

@@ -1,4 +1,4 @@
-"""Where the tokens of an open cell lie in a tail. Not the tails themselves: each kernel walks over its own parts."""
+"""Positions of an open cell's tokens in a tail. The kernels read the tails themselves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import triton.language as tl
 
 @triton.jit
 def ring_places(opening, column, CELL: tl.constexpr, RING: tl.constexpr):
-    """Of the cell's columns; `opening` is the position where the cell starts.
+    """Return the ring indices of the cell's columns; `opening` is the position where the cell starts.
 
-    A ring as long as a cell starts with it: then places are known to follow one another, and are loaded together.
+    A ring as long as a cell starts with it: then indices are known to be consecutive, and load together.
     """
     return column if RING == CELL else (opening + column) % RING

@@ -1,4 +1,4 @@
-"""Work that does not need each other, such as the mixers of one block, on two streams."""
+"""Independent work, such as the mixers of one block, on two streams."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from weft.kernels.cuda.overlap import branch_of, branching
 from weft.kernels.interface import Batch
 
 # Rows up to which two streams were measured to be faster, on whole decode steps of a 7B model on an H200: by 4 % with
-# one row, by 1 % with so many. Then each piece of work keeps the memory busy by itself.
+# one row, by 1 % at this limit. Beyond it, each piece of work keeps the memory busy alone.
 MOST_ROWS = 128
 
 
 def run_together(x: Tensor, one: Callable[[], object], *others: Callable[[], object]) -> None:
-    """Run all of it; in a recorded step of few rows, `one` on a stream beside the others.
+    """Run all of it; in a recorded step of few rows, run `one` on a parallel stream.
 
-    The caller holds whatever several of them read until this returns: memory that one stream is done with is handed out
-    again without a look at the other. Outside of a recording the host would not keep up with two streams.
+    The caller keeps inputs shared by several of them alive until this returns: the allocator reuses memory that one
+    stream has freed without regard to the other. Outside a recording the host could not keep up with two streams.
     """
     if len(x) > MOST_ROWS or not x.is_cuda:
         for work in (one, *others):
@@ -28,7 +28,7 @@ def run_together(x: Tensor, one: Callable[[], object], *others: Callable[[], obj
         return
     if not torch.cuda.is_current_stream_capturing():
         one()
-        # The same kernels as in a recording, before which they are to be compiled.
+        # Launch the same kernels as in a recording, so that they are compiled before it.
         with branching():
             for work in others:
                 work()
@@ -51,5 +51,5 @@ def side_by_side(
 
 
 def record_decodes(compute: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
-    """Return `compute` as it is: whole steps are recorded here, by the runner."""
+    """Return `compute` unchanged: the runner records whole steps here."""
     return compute

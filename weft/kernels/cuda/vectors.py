@@ -1,8 +1,8 @@
-"""Matrices times a vector, for kernels that read every weight once: all loads of a program are under way together.
+"""Matrix-vector products, for kernels that read every weight once: all loads of a program are in flight together.
 
-A program takes some rows of a matrix. Threads lie along the columns, so nobody passes the vector on, and what they have
-found is added up across them once, at the end. The vector may be a norm that is still to be computed (`LazyNorm`):
-then every program does that for itself, while its weights are on their way.
+A program takes some rows of a matrix. Threads lie along the columns, so they need not exchange the vector, and their
+results are summed across threads once, at the end. The vector may be a norm that is not computed yet
+(`stream.LazyNorm`): then every program computes it, while its weights load.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from torch import Tensor
 
 from weft.kernels.cuda.stream import LazyNorm
 
-# Loads of 16 bytes that a thread has under way at once, at most: more of them take more registers than there are.
+# Maximum number of 16-byte loads in flight per thread: more need too many registers.
 LOADS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Blocks of products with a vector: so many rows of a matrix at once, and all their columns."""
+    """Block sizes of matrix-vector products: `rows` rows of a matrix at once, and all their columns."""
 
     rows: int
     warps: int
 
     @property
     def columns(self) -> int:
-        """Of a piece: 8 for every thread."""
+        """Return the columns of a piece: 8 per thread."""
         return self.warps * 256
 
     def pieces(self, size: int) -> int:
-        """Of a row."""
+        """Return the number of pieces of a row."""
         return -(-size // self.columns)
 
     def at_once(self, element_size: int) -> int:
-        """Pieces of these rows that fit into so many loads of 16 bytes.
+        """Return the number of pieces of these rows that fit in LOADS loads of 16 bytes.
 
         >>> Vectors(2, 4).at_once(2), Vectors(1, 4).at_once(4)
         (10, 10)
@@ -46,7 +46,7 @@ class Vectors:
 
 
 def operands(x: Tensor | LazyNorm) -> tuple[Any, ...]:
-    """As kernels take them: x and, for `normed`, its scale, eps, change and factor, and where to leave sum and norm."""
+    """Return kernel arguments: x and, for `normed`, its scale, eps, change and factor, and buffers for sum and norm."""
     if not isinstance(x, LazyNorm):
         return x, None, 0.0, None, 0.0, None, None
     assert x.x.stride(1) == 1
@@ -57,9 +57,9 @@ def operands(x: Tensor | LazyNorm) -> tuple[Any, ...]:
 
 @triton.jit
 def hold():
-    """Between loads of weights and of what they are multiplied with, so that all of the former are under way at once.
+    """Separate the loads of weights from those of the vector, so that all of the former are in flight at once.
 
-    Else the compiler moves each load down to where it is needed, to save registers.
+    Otherwise the compiler moves each load down to where it is needed, to save registers.
     """
     tl.debug_barrier()
 
@@ -74,7 +74,7 @@ def piece(vector, number: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexp
 def tile(
     matrix, row, real_row, number: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, ONCE: tl.constexpr = True
 ):  # fmt: skip
-    """`ONCE`: no other program reads these weights, so they may leave the caches before what is read again."""
+    """Load a tile. `ONCE`: no other program reads these weights, so caches may evict them first."""
     column = number * COLUMNS + tl.arange(0, COLUMNS)
     real = real_row[:, None] & (column < SIZE)[None, :]
     place = matrix + (row[:, None] * SIZE + column[None, :])
@@ -83,7 +83,7 @@ def tile(
 
 @triton.jit
 def pieces(vector, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
-    """All of a vector, in pieces of so many columns: read at once."""
+    """Load all of a vector at once, in pieces of COLUMNS columns."""
     found = ()
     for number in tl.static_range((SIZE + COLUMNS - 1) // COLUMNS):
         found += (piece(vector, number, SIZE, COLUMNS),)
@@ -92,7 +92,7 @@ def pieces(vector, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def tiles(matrix, row, real_row, SIZE: tl.constexpr, COLUMNS: tl.constexpr, ONCE: tl.constexpr = True):
-    """Rows of a matrix, in pieces of so many columns: read at once."""
+    """Load rows of a matrix at once, in pieces of COLUMNS columns."""
     found = ()
     for number in tl.static_range((SIZE + COLUMNS - 1) // COLUMNS):
         found += (tile(matrix, row, real_row, number, SIZE, COLUMNS, ONCE),)
@@ -101,9 +101,9 @@ def tiles(matrix, row, real_row, SIZE: tl.constexpr, COLUMNS: tl.constexpr, ONCE
 
 @triton.jit
 def normed(x, scales, eps, change, factor, total, norm, is_first, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
-    """The norm of x with a change, if there is one, in such pieces; `scales` are those of its weights.
+    """Return the norm of x plus its change, if any, in such pieces; `scales` are those of its weights.
 
-    Rounded where the norm by itself is. The first program leaves sum and norm for whoever reads on.
+    Round where a separate norm would. The first program stores sum and norm for later readers.
     """
     dtype: tl.constexpr = x.dtype.element_ty
     values, squares = (), tl.zeros([COLUMNS], tl.float32)
@@ -128,7 +128,7 @@ def normed(x, scales, eps, change, factor, total, norm, is_first, SIZE: tl.const
 
 @triton.jit
 def add_products(total, tiles, values, factor, SIZE: tl.constexpr):
-    """Columns are added up in their places; the sum across them is left to the end."""
+    """Add products column by column; the sum across columns is left to the end."""
     for i in tl.static_range((SIZE + total.shape[1] - 1) // total.shape[1]):
         total += tiles[i].to(tl.float32) * (values[i].to(tl.float32) * factor)[None, :]
     return total

@@ -1,1 +1,1 @@
-"""Kernels in C++ for a CPU's decodes, where torch's operators cost more than what they compute."""
+"""C++ kernels for decodes on a CPU, where torch's operators cost more than their arithmetic."""

@@ -1,18 +1,18 @@
-// An activation of a gate, times what it gates.
+// An activation of a gate, times the gated values.
 
 #include "activation.h"
 
 namespace weft {
 namespace {
 
-// activation.py packs the same fields. Kinds: 0 float, 1 bfloat16. A row begins every so many values.
+// activation.py packs the same fields. Kinds: 0 float, 1 bfloat16. Strides of rows are in values.
 struct Gating {
     const void *gate, *x;
     void* y;
     int64_t rows, size, gate_row, x_row, y_row, activation, kind;
 };
 
-// What the gate opens is rounded before it is multiplied, as torch does it.
+// The activated gate is rounded before the multiplication, as in torch.
 template <class Value>
 void open(const Gating& given) {
     for (long row = 0; row < given.rows; row++) {

@@ -1,4 +1,4 @@
-"""An activation of a gate times what it gates, for few rows."""
+"""Activation of a gate, multiplied by the gated values, for few rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES
 
-# By the names of `activations.NAMES`; activation.h counts them the same way.
+# By the names of `activations.NAMES`; activation.h uses the same numbers.
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
 GATING = Struct("3P7q")
 
@@ -21,7 +21,7 @@ def gate(
     x: Float[Tensor, "rows size"],
     out: Float[Tensor, "rows size"] | None = None,
 ) -> Float[Tensor, "rows size"]:
-    """activation(gates) * x."""
+    """Return activation(gates) * x."""
     rows, size = x.shape
     y = room((rows, size), x.dtype) if out is None else out
     assert y.dtype == x.dtype

@@ -1,9 +1,9 @@
-// Attention of rows of one token each: from the projection of queries, keys and values to the mix of values.
+// Attention of rows of one token each: from the QKV projection to the mix of values.
 //
-// Three passes over one team of threads: heads are normed and turned, and new keys and values go to their pages; then
-// every task takes one key head, a stretch of positions and a block of rows, cell by cell, so that a page which rows
-// share is in the cache when the second of them comes; then the stretches of every row are merged. Stretches lie at
-// fixed positions, so a row's sums do not depend on the threads or on what else is in the step.
+// One team of threads makes three passes. First, heads are normed and rotated, and new keys and values go to their
+// pages. Then every task takes one key head, a stretch of positions and a block of rows, cell by cell, so that a page
+// shared by rows is in the cache for the second of them. Finally the stretches of every row are merged. Stretches lie
+// at fixed positions, so a row's sums do not depend on the threads or on what else is in the step.
 
 #include <algorithm>
 
@@ -14,7 +14,7 @@
 namespace weft {
 namespace {
 
-// Kept by the caller for all layers of a step that read the same pages; attention.py has the same fields.
+// Owned by the caller, for all layers of a step that read the same pages; attention.py has the same fields.
 struct Step {
     const int32_t *start, *write_page, *first_position, *bounds, *pages;
     float* scratch;
@@ -57,7 +57,7 @@ struct Attention {
         return static_cast<const Value*>(layer.projected) + row * layer.projected_row + head * step.head_dim;
     }
 
-    // Of all rows the heads that share a key head lie side by side, so that rows which share a page too are one run.
+    // The heads of all rows that share a key head lie side by side, so that rows that also share a page are one run.
     long place(long row, long head) const { return (head / group * step.rows + row) * group + head % group; }
 
     float* queries(long row, long head) const { return step.scratch + place(row, head) * padded; }
@@ -90,7 +90,7 @@ struct Attention {
                     token_stride * sizeof(Value));
     }
 
-    // The stretches that a row sees something of: of the others there are no sums.
+    // Stretches that a row sees part of; the others have no sums.
     long first_stretch(long row) const {
         long low = step.window ? std::max(0L, step.start[row] - step.window + 1) : 0;
         return low / step.cell / step.stretch_cells - step.first_stretch;
@@ -132,7 +132,7 @@ struct Attention {
         return span.page * layer.page_stride + span.low * token_stride + head * step.head_dim;
     }
 
-    // Some rows that see the same; meanwhile what is seen next is fetched.
+    // Some rows that see the same tokens; meanwhile prefetch the next ones.
     void attend_span(Span span, Span next, long row, long rows, long head, long stretch) const {
         auto keys = static_cast<const Value*>(layer.keys), values = static_cast<const Value*>(layer.values);
         long at = place_of(span, head), next_at = place_of(next, head), count = span.high - span.low;

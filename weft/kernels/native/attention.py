@@ -1,7 +1,7 @@
-"""Attention of a step of decodes, one call per layer: norm, rotation, new keys and values to their pages, and reading.
+"""Attention of a decode-only step, one call per layer: norm, rotation, new keys and values to their pages, and reading.
 
-What depends on the step but not on the layer (which pages, how the work is shared out, room for sums) is decided once
-and kept with the batch.
+What depends on the step but not on the layer (pages, division of the work, buffers for sums) is decided once and
+kept with the batch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from weft.memory.device.store import AttentionView
 LAYER = Struct("9P7q3f")
 # Floats of a vector: lines of sums are whole vectors.
 VECTOR = 16
-# Positions whose sums are kept apart, so that several threads can read one long row.
+# Positions with separate sums, so that several threads can read one long row.
 STRETCH = 512
-# Tokens seen times values of all heads below which waking other threads costs more than it brings.
+# Tokens seen times values of all heads below which waking other threads costs more than it saves.
 LEAST_SHARED = 1 << 17
 
 
 class Step(ctypes.Structure):
-    """attention.cpp has the same fields."""
+    """A step in C; attention.cpp has the same fields."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("start", "write_page", "first_position", "bounds", "pages", "scratch")),
@@ -54,9 +54,9 @@ def mix(
     gated: bool = False,
     out: Float[Tensor, "rows heads head_dim"] | None = None,
 ) -> Float[Tensor, "rows heads head_dim"]:
-    """`projected` holds the heads of queries, then of keys, then of values and, if `gated`, of gates.
+    """Attend. `projected` holds the query heads, then the key heads, then the value heads and, if `gated`, the gates.
 
-    `out`, if given, is filled and returned; its rows may lie apart.
+    `out`, if given, is filled and returned; its rows need not be adjacent.
     """
     rows, _, head_dim = projected.shape
     key = ("native attention", view.window, heads, *view.keys.shape[2:])
@@ -80,7 +80,7 @@ def mix(
 
 
 class AttentionStep:
-    """Which pages a step's rows read, and how the work is shared out, for all layers that read the same pages."""
+    """Pages that a step's rows read, and the division of the work, for all layers that read the same pages."""
 
     def __init__(self, batch: Batch, view: AttentionView, heads: int) -> None:
         self.view = view
@@ -89,7 +89,7 @@ class AttentionStep:
         self.renew(batch)
 
     def renew(self, batch: Batch) -> None:
-        # What the step points to lives as long as it does.
+        # Keeps alive what the step points to.
         step, *self.kept = plan_step(batch, self.view, self.heads)
         ctypes.memmove(ctypes.addressof(self.values), ctypes.addressof(step), ctypes.sizeof(step))
 
@@ -98,7 +98,7 @@ class AttentionStep:
 
 
 def plan_step(batch: Batch, view: AttentionView, heads: int) -> tuple[Step, Tensor, Batch]:
-    """A step's `Step`, and all that it points to."""
+    """Return a step's `Step`, and everything that it points to."""
     assert batch.only_decodes
     listed = batch.pages(view.window)
     assert view.keys.stride() == view.values.stride()
@@ -112,7 +112,7 @@ def plan_step(batch: Batch, view: AttentionView, heads: int) -> tuple[Step, Tens
     stretches = int(high.max() - 1) // cell // stretch_cells + 1 - first
     enough = int((high - low).sum()) * heads * head_dim >= LEAST_SHARED
     threads = torch.get_num_threads() if enough else 1
-    # Two tasks for every thread, so that one that is held up does not hold up all.
+    # Two tasks per thread, so that one delayed task does not delay all.
     blocks = min(batch.rows, -(-2 * threads // (stretches * kv_heads)))
     padded = -(-head_dim // VECTOR) * VECTOR
     size = batch.rows * heads * (padded + stretches * (padded + 2 * VECTOR))

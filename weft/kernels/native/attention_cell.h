@@ -1,5 +1,5 @@
-// Attention of a few queries over some tokens of one cell: scores, their softmax so far, and the mix of values.
-// Only what is told to be seen is read: behind it there may be NaN.
+// Attention of a few queries over some tokens of one cell: scores, running softmax, and the mix of values. Only tokens
+// that the caller marks as visible are read: NaN may follow them.
 #pragma once
 
 #include <utility>
@@ -8,7 +8,7 @@
 
 namespace weft {
 
-// How many queries, keys and vectors of values are in registers at once; an AVX-512 has 32 that hold a whole vector.
+// Queries, keys and vectors of values in registers at once; AVX-512 has 32 registers that hold a whole vector.
 #ifdef __AVX512F__
 constexpr long MOST_QUERIES = 6, TOKENS = 4, WIDTH = 4;
 #else
@@ -22,8 +22,8 @@ struct Scoring {
     float softcap;  // 0: none
 };
 
-// What a query has seen so far, `padded` + 2 * LANES floats: the values, each times e^(score - top), whole vectors of
-// them; the sum of these weights, lane by lane; and the top, the greatest score.
+// What a query has seen so far, `padded` + 2 * LANES floats: the values, each times e^(score - top), in whole vectors;
+// the sum of these weights, lane by lane; and the top, the greatest score.
 struct Seen {
     float* mixed;
     long padded;
@@ -38,10 +38,10 @@ struct Tokens {
     long stride;  // from token to token
     long size;  // values of a head
     long count;
-    const Value *next_keys, *next_values;  // what will be read after these, to be fetched meanwhile; may be null
+    const Value *next_keys, *next_values;  // read after these, prefetched meanwhile; may be null
 };
 
-// Heads of one token after another lie too far apart for the processor to guess the next.
+// Heads of consecutive tokens are too far apart for the hardware prefetcher.
 template <class Value>
 inline void fetch(const Value* from, long size) {
     for (long i = 0; i < size; i += 64 / long(sizeof(Value))) __builtin_prefetch(from + i);
@@ -75,13 +75,13 @@ inline Vector pick(Vector first, Vector second, std::integer_sequence<int, LANE.
 
 using EveryLane = std::make_integer_sequence<int, int(LANES)>;
 
-// Of every block of twice WIDTH lanes the sums of its halves: those of the first vector, then those of the second.
+// The sums of the halves of every block of twice WIDTH lanes: first vector, then second.
 template <int WIDTH>
 inline Vector folded(Vector first, Vector second) {
     return pick<WIDTH, 0>(first, second, EveryLane{}) + pick<WIDTH, WIDTH>(first, second, EveryLane{});
 }
 
-// The sums of sixteen vectors, in their order: a transposition that adds as it goes.
+// The sums of sixteen vectors, in order: a transposition that adds as it goes.
 inline Vector sums(const Vector* part) {
     Vector eights[8], fours[4], twos[2];
     for (long i = 0; i < 8; i++) eights[i] = folded<8>(part[i], part[i + 8]);
@@ -100,7 +100,7 @@ inline float top_of(Vector value) {
     return greater_half<1>(greater_half<2>(greater_half<4>(greater_half<8>(value))))[0];
 }
 
-// One vector of every query times one of every token, onto what is there.
+// Add the product of one vector of every query with one of every token.
 template <long QUERIES, long KEYS>
 inline void multiply(const Vector* keys, const float* queries, long padded, Vector (&part)[QUERIES][KEYS]) {
     for (long query = 0; query < QUERIES; query++) {
@@ -109,7 +109,7 @@ inline void multiply(const Vector* keys, const float* queries, long padded, Vect
     }
 }
 
-// Products of QUERIES with TOKENS, not yet summed over their lanes; there is room for LANES tokens of each query.
+// Products of QUERIES with TOKENS, before the sum over lanes; each query has room for LANES tokens.
 template <class Value, long QUERIES, long KEYS>
 inline void products_of(const Value* keys, long stride, const float* queries, long padded, long size,
                         Vector* products) {
@@ -127,12 +127,12 @@ inline void products_of(const Value* keys, long stride, const float* queries, lo
         for (long token = 0; token < KEYS; token++) products[query * LANES + token] = part[query][token];
 }
 
-// Scores of up to sixteen tokens from the first on; those behind the last are never the greatest and weigh nothing.
+// Scores of up to sixteen tokens from `first` on; those beyond the last are never the greatest and weigh nothing.
 template <class Value, long QUERIES>
 inline void score(const Tokens<Value>& tokens, long first, const float* queries, long padded, Scoring scoring,
                   Vector* scores) {
     constexpr Integers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    // Those of tokens behind the last stay undefined: each ends in a lane of its own, which is not looked at.
+    // Entries beyond the last token stay undefined: each ends in its own lane, which is ignored.
     Vector products[QUERIES][LANES];
     long token = 0, count = tokens.count - first, stride = tokens.stride, size = tokens.size;
     count = count < LANES ? count : LANES;
@@ -150,11 +150,11 @@ inline void score(const Tokens<Value>& tokens, long first, const float* queries,
     }
 }
 
-// Scores into weights against the greatest so far. What was seen before is to be multiplied by what is returned.
+// Convert scores to weights relative to the maximum so far. Return the factor for everything seen before.
 inline float weigh(const Vector* scores, long tiles, Seen seen, float* weights) {
     Vector best = scores[0];
     for (long tile = 1; tile < tiles; tile++) best = scores[tile] > best ? scores[tile] : best;
-    // A NaN is handed on.
+    // NaN propagates.
     float before = *seen.top(), found = top_of(best), top = before > found ? before : found;
     float shrinking = std::exp(before - top);
     Vector total = load(seen.totals()) * shrinking;
@@ -168,8 +168,8 @@ inline float weigh(const Vector* scores, long tiles, Seen seen, float* weights) 
     return shrinking;
 }
 
-// VECTORS of every value from `at` on, times the weights of QUERIES, onto what was mixed before. Of the last vector
-// only `rest` values are there: LANES, or fewer at the end of a head.
+// Add VECTORS of every value from `at` on, times the weights of QUERIES, to the mix. The last vector has only `rest`
+// values: LANES, or fewer at the end of a head.
 template <class Value, long QUERIES, long VECTORS>
 inline void mix(const Tokens<Value>& tokens, long at, long rest, const float (*weights)[CHUNK], const float* shrinking,
                 float* mixed, long line) {

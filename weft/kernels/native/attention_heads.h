@@ -1,4 +1,4 @@
-// Heads of queries and keys between their projection and attention: normed each for itself, and turned.
+// Query and key heads between their projection and attention: each normed separately, and rotated.
 #pragma once
 
 #include "vector.h"
@@ -7,16 +7,16 @@ namespace weft {
 
 // Values of the largest head.
 constexpr long MOST = 512;
-// Vectors are written whole, so lines have room behind their end.
+// Vectors are written whole, so lines have room after their end.
 using Line = float[MOST + 2 * LANES];
 
 // Cosines and sines of one position.
 struct Angles {
-    long half;  // pairs that turn; 0: none
+    long half;  // pairs that rotate; 0: none
     Line cosine, sine;
 };
 
-// In memory there are twice as many: the same cosines again, and sines first with the other sign.
+// Memory holds twice as many: the same cosines again, and the sines first with the opposite sign.
 template <class Value>
 void read_angles(const Value* cosine, const Value* sine, long half, Angles& angles) {
     angles.half = half;
@@ -26,7 +26,7 @@ void read_angles(const Value* cosine, const Value* sine, long half, Angles& angl
     }
 }
 
-// `weight` may be null: then there is no norm. Behind the end there are zeros.
+// `weight` may be null: then there is no norm. Zeros follow the end.
 template <class Value, class Weight>
 void read_head(const Value* from, const Weight* weight, float eps, long size, float* line) {
     Vector squares = {};
@@ -42,7 +42,7 @@ void read_head(const Value* from, const Weight* weight, float eps, long size, fl
         store(line + i, rounded<Value>(load(line + i) * factor * load(weight + i, size - i)));
 }
 
-// Pairs (i, i + half) turn, what follows passes. Whoever writes over an end is overwritten by the next.
+// Rotate pairs (i, i + half), copy the rest. A vector written past its end is overwritten by the next.
 template <class Value>
 void turn(const float* line, const Angles& angles, long size, float* turned) {
     long half = angles.half;

@@ -1,8 +1,8 @@
-"""How kernels are called: with the bytes of one C structure, at once, and perhaps recorded to be made again.
+"""Calls of kernels: with the bytes of one C structure, immediately, and optionally recorded for replay.
 
-What a structure holds is said in C++, beside its kernel, and packed in Python in the same order. A step of decodes is
-some hundred calls with Python in between, whose data the weights have swept out of the caches each time. A recording
-holds all of a step's calls with everything that they point to, and makes them again without Python.
+C++ defines a structure beside its kernel; Python packs it in the same order. A decode-only step is some hundred
+calls with Python in between, whose data the weights evict from the caches each time. A recording holds all calls of
+a step with everything that they point to, and replays them without Python.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from weft.kernels.native.library import library
 
 @runtime_checkable
 class Prepared(Protocol):
-    """What kernels derive from a step once and point to in their calls. Kept in `Batch.derived`."""
+    """Values that kernels derive from a step once and point to in their calls. Kept in `Batch.derived`."""
 
     def renew(self, batch: Batch) -> None:
-        """Hold in the same place what `batch` would have given."""
+        """Replace the values in place by those of `batch`."""
 
     def release(self) -> None:
-        """Give up what is only needed while calls are made."""
+        """Release what is only needed while calls are made."""
 
 
 class Recording:
-    """The calls of a step. It may be made again for another step of as many rows, with the same model and memory."""
+    """Calls of a step. Another step with as many rows may replay it, with the same model and memory."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, ctypes.Array[ctypes.c_char]]] = []
         self.kept: list[Tensor] = []
-        self.pure = True  # nothing was computed but by calls
+        self.pure = True  # everything was computed by calls
 
     def add(self, name: str, values: bytes) -> None:
         function = ctypes.cast(kernel(name), ctypes.c_void_p).value
@@ -47,7 +47,7 @@ class Recording:
         self.calls.append((function, ctypes.create_string_buffer(values, len(values))))
 
     def program(self) -> ctypes.Array[ctypes.c_void_p]:
-        """As `weft_replay` reads it. Lives no longer than the recording."""
+        """Return the calls as `weft_replay` reads them. Valid no longer than the recording."""
         flat = [number for function, values in self.calls for number in (function, ctypes.addressof(values))]
         return (ctypes.c_void_p * len(flat))(*flat)
 
@@ -57,7 +57,7 @@ _here = threading.local()
 
 @cache
 def kernel(name: str) -> Any:
-    """A function of the library by its C name, which takes a structure."""
+    """Return a function of the library by its C name, which takes a structure."""
     loaded = library()
     assert loaded is not None, "ask `available` first"
     found = getattr(loaded, name)
@@ -73,7 +73,7 @@ def call(name: str, values: bytes) -> None:
 
 
 def room(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """Memory that a call writes to; it lives as long as a recording of the call."""
+    """Allocate memory that a call writes to; it lives as long as a recording of the call."""
     made = torch.empty(shape, dtype=dtype, device=device)
     recording = getattr(_here, "recording", None)
     if recording is not None:
@@ -83,7 +83,7 @@ def room(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = 
 
 @contextmanager
 def record() -> Iterator[Recording]:
-    """Calls that this thread makes inside are made, and noted."""
+    """Make and record the calls of this thread inside the context."""
     recording = _here.recording = Recording()
     try:
         with Watch(recording):
@@ -93,7 +93,7 @@ def record() -> Iterator[Recording]:
 
 
 class Watch(TorchDispatchMode):
-    """Notices operators that compute: a recording would leave them out."""
+    """Detects operators that compute, because a recording would leave them out."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Watch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here. Otherwise torch would import its compiler for this, which takes a second."""
+        """Return False: nothing is compiled here. Otherwise torch would import its compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,7 +111,7 @@ class Watch(TorchDispatchMode):
 
 
 def computes_nothing(func: Any, args: Any, result: Any) -> bool:
-    """Whether an operator only gave new memory, or another view of what it was given."""
+    """Return whether an operator only allocated memory, or returned a view of its input."""
     if func.namespace != "aten" or func._schema.is_mutable:
         return False
     if func.__name__.startswith(("empty", "new_empty")):

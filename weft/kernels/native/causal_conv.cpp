@@ -6,7 +6,7 @@ using namespace weft;
 namespace {
 
 constexpr long MOST_WIDTH = 8;
-// Numbers below which threads cost more than they bring.
+// Number of values below which threads cost more than they save.
 constexpr long FEW = 16384;
 
 struct Convolution {
@@ -39,7 +39,7 @@ History<T> look_back(const Convolution& call, const Place& place) {
     return history;
 }
 
-// The new input of some channels: of a gated convolution the product of what stands first and last in the row.
+// The new input of some channels; in a gated convolution, the product of the first and last part of the row.
 template <class T>
 Vector new_input(const Convolution& call, const T* x, long channel, long count) {
     if (!call.gated) return load(x + channel, count);
@@ -81,7 +81,7 @@ void convolve(const Convolution& call, long row) {
         total += input * load(call.taps + back * call.channels + channel, count);
         store(y + channel, finish(call, x, total, channel, count), count);
         if (at.closing >= 0) capture(call, at, history, input, channel, count);
-        // The ring may be no longer than what was just read: the new input takes the place of the oldest.
+        // The ring may be no longer than what was just read: the new input replaces the oldest.
         store(kept + channel, input, count);
     }
 }

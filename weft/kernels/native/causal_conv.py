@@ -1,4 +1,4 @@
-"""Causal depthwise convolution of rows of one token on a CPU: one call for a layer."""
+"""Causal depthwise convolution of rows of one token on a CPU: one call per layer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def convolve(
     view: RecurrentView,
     gated: bool = False,
 ) -> Float[Tensor, "rows channels"]:
-    """Convolve; `gated`: x holds what is multiplied before, what is multiplied after, and the input itself."""
+    """Convolve; `gated`: x holds the factor before, the factor after, and the input itself."""
     weight, bias = weights.taps, weights.bias
     (channels, width), dtype, state, tail = weight.shape, x.dtype, view.state["conv"], view.tail["conv"]
     x_stride, inner = x.stride()

@@ -1,11 +1,11 @@
-// The state behind a cell's last token: the one before the cell, decayed all through, and what each token brought.
+// The state after a cell's last token: the decayed state before the cell, plus each token's contribution.
 #pragma once
 
 #include "tails.h"
 
 namespace weft {
 
-// Lines of a state that are summed at the same time, so that a value is loaded once for all of them.
+// Lines of a state that are summed together, so that a value is loaded once for all of them.
 constexpr int LINES = 8;
 
 // state'[line][column] = through * state[line][column] + sum of since[token] * key[token][line] * value[token][column]
@@ -14,7 +14,7 @@ struct Closing {
     float* behind;
     long stride, lines, columns;
     OpenCell keys, values;
-    const float* new_key;  // of the last token: in the tail it may still be on its way
+    const float* new_key;  // of the last token: another thread may still be writing it to the tail
     const float* since;
     long tokens;
     float through;

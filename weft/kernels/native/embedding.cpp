@@ -1,4 +1,4 @@
-// What begins a step: the vectors of its tokens, and the cosines and sines of its positions.
+// Start of a step: token embeddings, and the cosines and sines of the positions.
 
 #include "vector.h"
 

@@ -1,4 +1,4 @@
-"""What begins a step of few tokens: their vectors, and the cosines and sines of their positions."""
+"""Start of a step of few tokens: embeddings, and the cosines and sines of the positions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def look_up(tokens: Int[Tensor, " n"], table: Float[Tensor, "vocab size"], scale
 def turn(
     positions: Int[Tensor, " n"], frequency: Float[Tensor, " half"], scale: float, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "n 1 size"], Float[Tensor, "n 1 size"]]:
-    """Cosines and signed sines."""
+    """Return cosines and signed sines."""
     assert positions.dtype == torch.int32
     rows, half = positions.shape[0], frequency.shape[0]
     cosine, sine = room((rows, 1, 2 * half), dtype), room((rows, 1, 2 * half), dtype)

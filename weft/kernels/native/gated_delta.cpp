@@ -1,4 +1,4 @@
-// The gated delta rule of rows of one token: a head's state is read once, with its key and its query together.
+// The gated delta rule for rows of one token: a head's state is read once, with its key and its query together.
 #include "closing.h"
 
 using namespace weft;
@@ -6,20 +6,20 @@ using namespace weft;
 namespace {
 
 constexpr float EPSILON = 1e-6f;
-// Numbers of a state below which threads cost more than they bring.
+// Elements of a state below which threads cost more than they save.
 constexpr long FEW = 32768;
 
 struct Rule {
     const Step* step;
     const void *q, *k, *v, *decays, *strengths;
-    const float *rates, *bias;  // null where decays and strengths come as they are to be used
+    const float *rates, *bias;  // null if decays and strengths are given directly
     void* y;
     // Each state is [value_heads, key_dim, value_dim], each tail [key_heads, ring, key_dim],
     // [value_heads, ring, value_dim] and [value_heads, ring].
     float *state, *keys, *corrected, *decay;
     int64_t q_stride, k_stride, v_stride, decays_stride, strengths_stride, state_stride, tail_stride;
     int64_t key_heads, key_dim, value_heads, value_dim, ring, kind, decays_kind, strengths_kind;
-    double most;  // what the sigmoid of a strength is multiplied by
+    double most;  // factor of the sigmoid of a strength
 };
 
 // A value head of a row.
@@ -29,7 +29,7 @@ struct Head {
     long row, head, key_head;
     float total, through;  // log decay since the cell's start, and its exponential
     alignas(64) float key[MOST_SIZE], query[MOST_SIZE];
-    // What the key finds and what the query finds.
+    // Results for the key and for the query.
     alignas(64) float for_key[MOST_SIZE], for_query[MOST_SIZE];
 
     OpenCell cell(float* part, long head, long size) const {
@@ -54,14 +54,14 @@ void read_unit(const void* from, long index, long size, float length, float* to)
     scale(to, size, length / std::sqrt(sum(squares) + EPSILON));
 }
 
-// The key, the query and the decay of the new token; those that stay go to the tail.
+// The key, the query and the decay of the new token; key and decay are stored in the tail.
 template <class T>
 void prepare(Head& own) {
     const Rule& call = own.call;
     long size = call.key_dim, place = own.key_head * size, offset = own.at.offset;
     read_unit<T>(call.k, own.row * call.k_stride + place, size, 1.0f, own.key);
     read_unit<T>(call.q, own.row * call.q_stride + place, size, 1.0f / std::sqrt(float(size)), own.query);
-    // Value heads that share a key look at earlier tokens only, so one of them may write while another reads.
+    // Value heads that share a key read only earlier tokens, so one may write while another reads.
     bool is_first = own.head % (call.value_heads / call.key_heads) == 0;
     if (is_first) std::memcpy(own.keys().token(offset), own.key, size * sizeof(float));
     float step = read_kind(call.decays, own.row * call.decays_stride + own.head, call.decays_kind);
@@ -94,7 +94,7 @@ void look_up(Head& own) {
     });
 }
 
-// The corrected value goes to the tail; the output is what the query finds once the state has it.
+// Store the corrected value in the tail; the output is what the query finds in the updated state.
 template <class T>
 void correct(Head& own) {
     const Rule& call = own.call;

@@ -1,4 +1,4 @@
-"""The gated delta rule of rows of one token on a CPU: one call for a layer."""
+"""The gated delta rule for rows of one token on a CPU: one call per layer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The C++ kernels of this folder: compiled once by the machine's own compiler, for its own processor, and loaded.
+"""C++ kernels of this folder: compiled once by the machine's own compiler, for its own CPU, and loaded.
 
-Without a compiler, or where compiling fails, there is no library: then the references run, and one warning says so.
-`WEFT_NATIVE=0` asks for that. Compiled libraries are kept in the user's cache folder. A file's name has a fingerprint
-of the sources, the compiler and the processor, and a checksum of its content: a damaged one is compiled again.
+Without a compiler, or if compilation fails, there is no library: the PyTorch operations run instead, and one warning
+says so. `WEFT_NATIVE=0` requests that. Compiled libraries are kept in the user's cache folder. A file's name has a
+fingerprint of the sources, the compiler and the CPU, and a checksum of its content: a damaged one is compiled again.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ FLAGS = (
     "-Wno-psabi",
 )
 COMPILE_SECONDS = 180
-# What `float` and `Brain` are called in the interface; there are no kernels for other types.
+# Names of `float` and `Brain` in the interface; there are no kernels for other types.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class Unavailable(Exception):
-    """Why there is no library."""
+    """Reason why there is no library."""
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The loaded library; None, with a warning, if it cannot be had."""
+    """Return the loaded library; None, with a warning, if it is not available."""
     found = attempt()
     if isinstance(found, ctypes.CDLL):
         return found
@@ -63,12 +63,12 @@ def available() -> bool:
     return library() is not None
 
 
-# Rows of a step up to which kernels are used where nothing else says so.
+# Default limit on the rows of a step that use the kernels.
 FEW_ROWS = 64
 
 
 def suits(numbers: Tensor) -> bool:
-    """Whether these are tokens or positions of a step for native kernels: few, of 32 bits, on a CPU."""
+    """Return whether these are tokens or positions of a step for native kernels: few, 32-bit, on a CPU."""
     few = numbers.dtype == torch.int32 and numbers.ndim == 1 and 0 < numbers.shape[0] <= FEW_ROWS
     return few and available()
 
@@ -83,7 +83,7 @@ def why_not(dtype: torch.dtype) -> str | None:
 
 @cache
 def attempt() -> ctypes.CDLL | str:
-    """The library, or the reason why there is none."""
+    """Return the library, or the reason why there is none."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0"
     try:
@@ -115,9 +115,9 @@ def checksum(path: Path) -> str:
 
 
 def _open_kept(path: Path) -> ctypes.CDLL | None:
-    """Load a library from the cache folder; None, with a line in the log, if it is not what was written there."""
+    """Load a library from the cache folder; return None, and log it, if its content has changed."""
     try:
-        # Checked before it is loaded: mapping half a library can kill the process.
+        # Check before loading: mapping half a library can kill the process.
         if checksum(path) != path.stem.rpartition("-")[2]:
             raise Unavailable(f"{path} is damaged: its content does not match the checksum in its name")
         return _open(path)
@@ -127,7 +127,7 @@ def _open_kept(path: Path) -> ctypes.CDLL | None:
 
 
 def _keep(built: Path, target: Path, instead_of: list[Path]) -> None:
-    """Move a library to the cache folder in one step. Processes that do the same at once replace it by its equal."""
+    """Move a library to the cache folder atomically. Concurrent processes replace it with an equal one."""
     with built.open("rb") as file:
         os.fsync(file.fileno())
     built.replace(target)
@@ -174,7 +174,7 @@ def _call(command: list[str]) -> None:
 
 
 def fingerprint(compiler: str, sources: list[Path]) -> str:
-    """Differs wherever the library would: by source, flags, compiler and processor."""
+    """Return a hash of everything that the library depends on: source, flags, compiler and CPU."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     parts = [version, " ".join(FLAGS).encode(), processor().encode()]
     parts += [path.read_bytes() for path in [*sources, *sorted(FOLDER.glob("*.h"))]]
@@ -182,7 +182,7 @@ def fingerprint(compiler: str, sources: list[Path]) -> str:
 
 
 def processor() -> str:
-    """What `-march=native` depends on."""
+    """Return what `-march=native` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -192,7 +192,7 @@ def processor() -> str:
 
 
 def cache_folder() -> Path | None:
-    """A folder of the user's own; None if there is none that nobody else can write to."""
+    """Return the user's cache folder; None if other users could write to it, or it is not available."""
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = root / "weft" / "native"
@@ -205,5 +205,5 @@ def cache_folder() -> Path | None:
 
 
 def address(tensor: Tensor | None) -> int:
-    """Where a tensor's values begin; 0 for none."""
+    """Return the address of a tensor's values; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()

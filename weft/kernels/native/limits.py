@@ -1,10 +1,10 @@
-"""Sizes that the kernels' buffers have room for (C++ has the same), and which layers keep to them."""
+"""Sizes that the kernels' buffers have room for (C++ has the same), and a check of a model's layers against them."""
 
 from __future__ import annotations
 
 from weft.memory.spec import AttentionMemory, MemorySpec, RecurrentMemory
 
-# Of a cell; of a head's keys, values and states; taps of a convolution.
+# Tokens of a cell; size of a head's keys, values and states; taps of a convolution.
 MOST_TOKENS, MOST_SIZE, MOST_WIDTH = 256, 512, 8
 
 
@@ -19,7 +19,7 @@ def declines(group: str, spec: MemorySpec) -> str | None:
     if group == "causal_conv":
         return too_large("convolutions", [memory.conv_width for memory in recurrent], MOST_WIDTH)
     if group in ("ssd", "gated_delta"):
-        # What lies head by head in tails.
+        # Parts that lie by head in tails.
         sizes = [part.shape[-1] for memory in recurrent for part in memory.tail if len(part.shape) == 2]
         return too_large("heads or states of recurrent layers", sizes, MOST_SIZE)
     return None

@@ -1,8 +1,7 @@
-// A few rows times a matrix whose rows lie as checkpoints store them: as fast as memory gives the weights.
+// Matmul of a few rows with a matrix in checkpoint layout, at the speed of reading the weights.
 //
-// Threads take blocks of outputs by turns. Inside a block a core reads several places by turns, each of them straight
-// ahead from one output's weights to the next ones': reading one place after the other it gets a quarter less out of
-// its memory.
+// Threads take blocks of outputs in turn. Inside a block a core reads several streams in turn, each of them sequential
+// from one output's weights to the next: with a single stream it gets a quarter less bandwidth.
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,12 +12,12 @@
 namespace weft {
 namespace {
 
-// Outputs of a block at most; weights of a block stay in a core's cache while further rows are multiplied.
+// Maximum number of outputs of a block; its weights stay in a core's cache while further rows are multiplied.
 constexpr long BLOCK = 64;
 constexpr long MOST_ROWS = 16;
 
-// linear.py packs the same fields. Kinds: 0 float, 1 bfloat16. Inputs, bias and outputs are of one kind; weights may be
-// bfloat16 where these are float.
+// linear.py packs the same fields. Kinds: 0 float, 1 bfloat16. Inputs, bias and outputs have one kind; weights may be
+// bfloat16 if these are float.
 struct Product {
     const void* x;
     const void* weight;
@@ -42,7 +41,7 @@ inline void accumulate(const float* x, const Weight* weight, long inputs, long e
     }
 }
 
-// The same at the end of lines that are no multiple of LANES.
+// The remainder of lines whose length is not a multiple of LANES.
 template <class Weight, int PLACES, int ROWS>
 void accumulate_rest(const float* x, const Weight* weight, long inputs, long each, long count,
                      Vector (&total)[PLACES][ROWS]) {
@@ -101,7 +100,7 @@ void add_bias(const Product& product, long first, long outputs, float* sums) {
         for (long o = 0; o < outputs; o++) sums[row * BLOCK + o] += read(bias + o);
 }
 
-// Blocks of sums lie with room for whole vectors, so activations may compute a few that nobody reads.
+// Blocks of sums have room for whole vectors, so activations may compute a few unused ones.
 void activate(const Product& product, long outputs, float* sums, const float* others) {
     for (long row = 0; row < product.rows; row++)
         for (long o = 0; o < outputs; o += LANES) {
@@ -128,7 +127,7 @@ void compute_block(const Product& product, const float* wide, long first, long o
         for (long o = 0; o < outputs; o++) write(y + row * width + first + o, sums[row * BLOCK + o]);
 }
 
-// As few outputs as still keep all threads busy, as many as one reads well.
+// As few outputs as keep all threads busy, as many as one thread reads efficiently.
 long block_size(long outputs, long threads) {
     long fair = outputs / (threads * 4) / 8 * 8;
     return std::min(BLOCK, std::max(8L, fair));

@@ -1,4 +1,4 @@
-"""Products of a few rows with weights as checkpoints store them, and the activation behind them."""
+"""Matmuls of a few rows with weights in checkpoint layout, and the activation after them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
 
 PRODUCT = Struct("4P9q")
-# As many as linear.cpp has room for.
+# The limit of linear.cpp's buffers.
 MOST_ROWS = 16
 
 
@@ -26,9 +26,9 @@ def few_rows(
     activation: Callable[[Tensor], Tensor] | None = None,
     parts: int = 1,
 ) -> Float[Tensor, "n results"]:
-    """activation(x @ weight.T + bias); with two parts side by side, the activation of the first times the second.
+    """Return activation(x @ weight.T + bias); with two parts side by side, activation(first) * second.
 
-    All of one dtype, except that weights may be bfloat16 where the rest is float32.
+    All operands have one dtype, except that weights may be bfloat16 if the rest is float32.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0]

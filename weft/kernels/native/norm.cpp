@@ -1,4 +1,4 @@
-// Root-mean-square norms of a few rows, with what is added before them or gates them. Arithmetic is float32.
+// RMS norms of a few rows, with the addition before them or their gate. Arithmetic is float32.
 
 #include "activation.h"
 
@@ -40,7 +40,7 @@ struct Join {
     float factor, change_eps, eps;
 };
 
-// joined = x + factor * change, where the change may have a norm of its own; normed = the norm of that.
+// joined = x + factor * change, where the change may have its own norm; normed = the norm of that.
 template <class Value, class Weight>
 void join(const Join& given) {
     auto weight = static_cast<const Weight*>(given.weight);
@@ -63,7 +63,7 @@ void join(const Join& given) {
     }
 }
 
-// Rows lie in `parts` of equal size, each normed for itself; a row begins every so many values.
+// Rows consist of `parts` of equal size, each normed separately; strides of rows are in values.
 struct Gated {
     const void *x, *gate, *weight;
     void* y;

@@ -1,4 +1,4 @@
-"""Norms of a few rows: of a residual stream with what is added to it, and of a mixer's output with its gate."""
+"""Norms of a few rows: of a residual stream plus its changes, and of a mixer's output with its gate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.kernels.placing import rows_are_lines
 from weft.kernels.stream import Change
 
 JOIN, GATED = Struct("6P4q3f"), Struct("5P11qf")
-# A gated norm keeps a line of floats, whole vectors of them.
+# A gated norm needs a line of floats, in whole vectors.
 LANES = 16
 NOTHING = (None, 1.0, None, 0.0)
 
@@ -22,7 +22,7 @@ NOTHING = (None, 1.0, None, 0.0)
 def join(
     x: Float[Tensor, "n size"], change: Change | None, weight: Float[Tensor, " size"], eps: float
 ) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:
-    """x with the change, and the norm of that."""
+    """Return x plus the change, and the norm of that."""
     (rows, size), dtype = x.shape, x.dtype
     normed = room((rows, size), dtype)
     joined = x if change is None else room((rows, size), dtype)
@@ -46,7 +46,7 @@ def gated_norm(
     gate_first: bool,
     out: Float[Tensor, "*n size"] | None = None,
 ) -> Float[Tensor, "*n size"]:
-    """norm(x) * silu(gate) or norm(x * silu(gate)), with parts of rows that are normed each for itself."""
+    """Return norm(x) * silu(gate) or norm(x * silu(gate)); each part of a row is normed separately."""
     assert gate.dtype != torch.float32 or x.dtype == weight.dtype == torch.float32
     size = x.shape[-1] // groups
     parts = groups if x.ndim == 2 else x.shape[1] * groups

@@ -1,9 +1,9 @@
 // Threads that share the pieces of a kernel.
 //
-// Pieces are taken by turns, and whoever asked takes part and never waits for a thread that has not begun: where other
-// programs keep a core busy, the rest of the cores do the work. (OpenMP waits for every thread at the end of a loop,
-// and a step of some hundred loops then takes a second.) Threads look out for work for a while before they go to
-// sleep, as the next kernel of a step is only microseconds away.
+// Threads take pieces in turn. The caller takes part and never waits for a thread that has not begun: if other programs
+// keep a core busy, the other cores do the work. (OpenMP waits for every thread at the end of a loop, and a step of
+// some hundred loops then takes a second.) Threads poll for work for a while before they sleep, because the next kernel
+// of a step is only microseconds away.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ class Pool {
    public:
     using Piece = void (*)(const void* work, long index);
 
-    // Never destroyed: its threads may outlive whatever the end of a process destroys.
+    // Never destroyed: its threads may outlive static destructors.
     static Pool& shared() {
         static Pool* pool = new Pool;
         return *pool;
@@ -51,7 +51,7 @@ class Pool {
     static constexpr long PATIENCE = 1000;
     static constexpr auto LOOKOUT = std::chrono::milliseconds(2);
 
-    // One piece, if there is one left. What it is may be read after it was taken: the next work begins only when all
+    // Run one piece, if one is left. Its fields may be read after it was taken: the next work begins only when all
     // pieces of this one are done.
     bool take() {
         long left = left_.load(std::memory_order_acquire);
@@ -68,7 +68,7 @@ class Pool {
         try {
             for (; size_ < wanted; size_++) std::thread([this, number = size_] { help(number); }).detach();
         } catch (const std::system_error&) {
-            // The system gives no more threads: whoever asked does the rest.
+            // The system has no more threads: the caller does the rest.
         }
     }
 
@@ -81,7 +81,7 @@ class Pool {
                         until = std::chrono::steady_clock::now() + LOOKOUT;
                     else
                         pause();
-                    // Whoever has work for this core goes first: torch's own threads do, in steps of many rows.
+                    // Yield to other work for this core: torch's own threads have some, in steps of many rows.
                     if (spins % 16 == 15) std::this_thread::yield();
                 }
             sleep();

@@ -1,4 +1,4 @@
-// A recorded step, made again: kernels one after the other, without Python in between.
+// Replay of a recorded step: kernels one after the other, without Python in between.
 
 struct Call {
     void (*kernel)(const void* values);

@@ -1,7 +1,7 @@
-"""Steps of decodes on a CPU, recorded once for every number of rows and made again without Python in between.
+"""Decode-only steps on a CPU, recorded once for each number of rows and replayed without Python.
 
-The counterpart of a GPU's graphs. A model whose decodes compute something by torch's operators (routing of experts) is
-run as it is, every time.
+This is the counterpart of CUDA graphs. A model whose decodes compute something with torch's operators (routing of
+experts) is never replayed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor
 from weft.kernels.interface import Batch
 from weft.kernels.native.calls import Prepared, Recording, record, replay
 
-# All that recordings keep of steps in between, together.
+# Limit on the intermediate tensors that all recordings keep together.
 MOST_BYTES = 128 << 20
 
 
-# A step to its final hidden states.
+# Maps a step to its final hidden states.
 Compute: TypeAlias = Callable[[Batch], Float[Tensor, "tokens hidden"]]
 
 
 class RecordedStep:
-    """A step of so many rows: what it reads, its calls, what it yields."""
+    """A recorded step with a given number of rows: its inputs, its calls, its result."""
 
     def __init__(self, batch: Batch, recording: Recording, hidden: Float[Tensor, "rows hidden"]) -> None:
         self.batch = batch
@@ -37,7 +37,7 @@ class RecordedStep:
         self.hidden = hidden
 
     def run(self, batch: Batch) -> Float[Tensor, "rows hidden"]:
-        """Its outcome for the rows of `batch`, in the same place every time."""
+        """Return the result for the rows of `batch`, in the same memory every time."""
         self.batch.token_ids.copy_(batch.token_ids)
         self.batch.positions.copy_(batch.positions)
         for prepared in self.batch.derived.values():
@@ -53,10 +53,10 @@ class Replays:
 
     def __init__(self, compute: Compute) -> None:
         self.compute = compute
-        # By rows and threads; None: not to be recorded.
+        # By rows and threads; None: do not record.
         self.steps: dict[tuple[int, int], RecordedStep | None] = {}
         self.bytes_left = MOST_BYTES
-        # As many rows, and all above, are computed by torch: no need to try again.
+        # Steps with this number of rows or more use torch's operators: do not try again.
         self.too_many: float = math.inf
 
     def __call__(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
@@ -64,7 +64,7 @@ class Replays:
         return self.run(batch) if batch.only_decodes else self.compute(batch)
 
     def run(self, batch: Batch) -> Float[Tensor, "rows hidden"]:
-        """Return the final hidden states of a step of decodes."""
+        """Return the final hidden states of a decode-only step."""
         key = (batch.rows, torch.get_num_threads())
         if key not in self.steps and batch.rows < self.too_many:
             return self._first(key, batch)
@@ -72,7 +72,7 @@ class Replays:
         return self.compute(batch) if step is None else step.run(batch)
 
     def _first(self, key: tuple[int, int], batch: Batch) -> Float[Tensor, "rows hidden"]:
-        # Calls point to tokens and positions: they get a place of their own.
+        # Calls point to tokens and positions, so these get their own memory.
         own = replace(batch, token_ids=batch.token_ids.clone(), positions=batch.positions.clone(), derived={})
         with record() as recording:
             hidden = self.compute(own)

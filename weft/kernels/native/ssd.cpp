@@ -1,13 +1,13 @@
-// The state space recurrence of rows of one token: what a row's state and its open cell hold for C, and the new token.
+// The state space recurrence for rows of one token: reads of the state and the open cell for C, and the new token.
 #include "closing.h"
 
 using namespace weft;
 
 namespace {
 
-// Columns of a state that are summed at the same time: the sums and the rows under way stay in a core's cache.
+// Columns of a state that are summed together: their sums and rows stay in a core's cache.
 constexpr long MOST_COLUMNS = 1024;
-// Numbers of a state below which threads cost more than they bring, and rows per thread from which none is shared.
+// Elements of a state below which threads cost more than they save, and rows per thread from which none is split.
 constexpr long FEW = 32768, MANY_ROWS = 4;
 
 struct Scan {
@@ -46,7 +46,7 @@ struct Block {
     }
 };
 
-// What the cell's tokens and the checkpoint hold for C. Blocks of one group all need the scores; one adds the new key.
+// What the cell's tokens and the checkpoint hold for C. All blocks of a group need the scores; one adds the new key.
 template <class T>
 void look_up(Block& block, bool keeps) {
     const Scan& call = block.call;
@@ -57,7 +57,7 @@ void look_up(Block& block, bool keeps) {
     keys.stretches(offset, [&](long first, long count, const float* values) {
         multiply_rows<1>({block.scores + first}, {block.query}, values, count, size);
     });
-    // The new key comes from the input, as another thread may be writing it into the tail.
+    // The new key comes from the input, because another thread may be writing it to the tail.
     multiply_rows<1>({block.scores + offset}, {block.query}, block.key, 1, size);
     if (keeps) std::memcpy(keys.token(offset), block.key, size * sizeof(float));
     if (block.at.slot < 0) return;
@@ -70,11 +70,11 @@ float time_step(const Scan& call, long row, long head) {
     float raw = read_kind(call.dt, row * call.dt_stride + head, call.dt_kind);
     if (!call.bias) return raw;
     float step = softplus(raw + call.bias[head]);
-    // A step that is not a number stays so.
+    // NaN stays NaN.
     return step < call.least ? call.least : step > call.most ? call.most : step;
 }
 
-// Adds the new token to the tail and gives its output.
+// Add the new token to the tail and return its output.
 template <class T>
 void finish(Block& block, long head, float dt, float* sums) {
     const Scan& call = block.call;
@@ -136,7 +136,7 @@ void decode(Block& block) {
     }
 }
 
-// Into how many blocks the heads of a group are cut.
+// Number of blocks of a group's heads.
 long cuts(const Scan& call) {
     long shared = call.heads / call.groups, threads = call.step->threads;
     long most = std::max<long>(1, MOST_COLUMNS / call.head_dim);

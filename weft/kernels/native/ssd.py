@@ -1,4 +1,4 @@
-"""The state space recurrence of rows of one token on a CPU: one call for a layer."""
+"""The state space recurrence for rows of one token on a CPU: one call per layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCAN = Struct("13P13q2f")
 
 
 def scan(inputs: SsdInputs, batch: Batch, view: RecurrentView) -> Float[Tensor, "rows heads head_dim"]:
-    """Compute all rows. A head's numbers, and a group's, lie side by side, in tails head by head."""
+    """Compute all rows. A head's numbers, and a group's, must be contiguous; tails lie by head."""
     x, dt, A, B, C, D = inputs.x, inputs.dt, inputs.A, inputs.B, inputs.C, inputs.D
     rows, heads, head_dim = x.shape
     groups, size = B.shape[1:]

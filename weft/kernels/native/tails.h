@@ -1,4 +1,4 @@
-// What the recurrent kernels share: where a row's new token stands, and weighted sums over what lies in its open cell.
+// Common parts of the recurrent kernels: the position of a row's new token, and weighted sums over its open cell.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,10 @@ namespace weft {
 // Limits of the buffers on the stack.
 constexpr long MOST_TOKENS = 256;  // of a cell
 constexpr long MOST_SIZE = 512;    // of a key, or of a value of the delta rule
-// Rows of a matrix that are read by turns, far apart: a core gets more out of its memory in several places than in one.
+// Rows of a matrix that are read in turn, far apart: a core gets more bandwidth from several streams than from one.
 constexpr int TOGETHER = 8;
 
-// The rows of a step, one new token each (`Lanes` says what the arrays hold).
+// The rows of a step, one new token each (`Batch` in interface.py describes the arrays).
 struct Step {
     const int32_t *start, *slot, *tail, *closing;
     int64_t rows, cell, threads;
@@ -22,10 +22,10 @@ struct Step {
 
 struct Place {
     long start;    // position of the new token
-    long offset;   // of it within its cell
+    long offset;  // of that token within its cell
     long slot;     // the checkpoint before the cell; negative in a sequence's first cell, which has none
     long tail;
-    long closing;  // the slot for the state behind the new token; negative if none is wanted
+    long closing;  // slot for the state after the new token; negative if none is wanted
 };
 
 inline Place place(const Step& step, long row) {
@@ -34,7 +34,7 @@ inline Place place(const Step& step, long row) {
     return {start, start % step.cell, slot, step.tail[row], step.closing[row]};
 }
 
-// One head's part of a tail: `ring` tokens of `size` floats side by side, of which the open cell begins at index `low`.
+// One head's part of a tail: `ring` tokens of `size` floats side by side; the open cell starts at index `low`.
 struct OpenCell {
     float* head;
     long low, ring, size;
@@ -44,7 +44,7 @@ struct OpenCell {
         return head + (at < ring ? at : at - ring) * size;
     }
 
-    // Does `work(first, count, values)` for the one or two stretches of memory that hold the cell's first tokens.
+    // Call `work(first, count, values)` for the one or two stretches of memory that hold the cell's first tokens.
     template <class Work>
     void stretches(long tokens, Work work) const {
         long straight = std::min(tokens, ring - low);
@@ -53,12 +53,12 @@ struct OpenCell {
     }
 };
 
-// Small values come in whichever of the two kinds.
+// Small values may be of either kind.
 inline float read_kind(const void* from, long index, long kind) {
     return kind ? read(static_cast<const Brain*>(from) + index) : read(static_cast<const float*>(from) + index);
 }
 
-// As floats, filled up with zeros to whole vectors.
+// As floats, padded with zeros to whole vectors.
 template <class T>
 inline void widen(const T* from, long size, float* to) {
     for (long i = 0; i < size; i += LANES) store(to + i, load(from + i, size - i));
@@ -110,7 +110,7 @@ inline void add_rows(float* const (&sums)[SUMS], const float* const (&weights)[S
         add_some<SUMS, 1>(sums, weights, matrix, stride, row, 1, columns);
 }
 
-// products[q][row] = queries[q] . matrix[row] for all `rows`. The queries are filled up with zeros to whole vectors.
+// products[q][row] = queries[q] . matrix[row] for all `rows`. The queries are padded with zeros to whole vectors.
 template <int QUERIES>
 inline void multiply_rows(float* const (&products)[QUERIES], const float* const (&queries)[QUERIES],
                           const float* matrix, long rows, long size) {
@@ -124,7 +124,7 @@ inline void multiply_rows(float* const (&products)[QUERIES], const float* const 
     }
 }
 
-// since[i] = e^(total - decay of token i): what is left now of what each of a cell's first tokens brought.
+// since[i] = e^(total - decay of token i): what remains of the contribution of each of a cell's first tokens.
 inline void decays_since(const OpenCell& decay, long tokens, float total, float* since) {
     decay.stretches(tokens, [&](long first, long count, const float* values) {
         for (long i = 0; i < count; i += LANES)

@@ -1,5 +1,5 @@
-// Sixteen floats at a time, in the words that both GCC and Clang know: they make of it whatever the processor has.
-// Values are float32 in registers; in memory they are float or bfloat16 (`Brain`).
+// Vectors of sixteen floats, in the extensions of GCC and Clang, which map them to the CPU's own vectors. Values are
+// float32 in registers; in memory they are float or bfloat16 (`Brain`).
 #pragma once
 
 #include <cmath>
@@ -62,7 +62,7 @@ inline void store(Brain* to, Vector value) {
     std::memcpy(to, &halves, sizeof(halves));
 }
 
-// The first `count` values only, zeros for the rest: the end of a line whose length is no multiple of LANES.
+// The first `count` values only, zeros for the rest: the end of a line whose length is not a multiple of LANES.
 template <class Value>
 inline Vector load(const Value* from, long count) {
     if (count >= LANES) return load(from);
@@ -79,7 +79,7 @@ inline void store(Value* to, Vector value, long count) {
     std::memcpy(to, part, count * sizeof(Value));
 }
 
-// As it would come back from memory.
+// The value as it would be after a round trip through memory.
 template <class Value>
 inline Vector rounded(Vector value) {
     Value kept[LANES];
@@ -101,7 +101,7 @@ inline float sum(Vector value) {
 inline Vector exponential(Vector x) {
     Vector inside = x < 88.72f ? x : all(88.72f);
     inside = inside > -87.33f ? inside : all(-87.33f);
-    // x = n ln 2 + r with |r| <= ln 2 / 2; adding and taking away 1.5 * 2^23 rounds n to a whole number.
+    // x = n ln 2 + r with |r| <= ln 2 / 2; adding and subtracting 1.5 * 2^23 rounds n to an integer.
     Vector shifted = inside * 1.44269504f + 12582912.0f;
     Vector n = shifted - 12582912.0f;
     Vector r = inside - n * 0.693145752f - n * 1.42860677e-6f;
@@ -112,7 +112,7 @@ inline Vector exponential(Vector x) {
     power = power * r + 1.66666662e-1f;
     power = power * r + 0.5f;
     power = power * r * r + r + 1.0f;
-    // In two steps, as 2^128 is no float but e^88.72 is one.
+    // In two steps, because 2^128 is not a float but e^88.72 is.
     Integers whole = __builtin_convertvector(n, Integers), half = whole >> 1;
     power = power * (Vector)((half + 127) << 23) * (Vector)((whole - half + 127) << 23);
     power = x > -87.33f ? power : Vector{};
@@ -120,7 +120,7 @@ inline Vector exponential(Vector x) {
     return x == x ? power : x;
 }
 
-// Near zero by its series, as there the exponentials cancel each other.
+// Near zero by its series, because there the exponentials cancel.
 inline Vector tangent(Vector x) {
     Vector square = x * x;
     Vector series = x * (1.0f - square * (1.0f / 3.0f - square * (2.0f / 15.0f)));

@@ -1,5 +1,5 @@
-"""Every operation as its definition: a loop or a few lines of PyTorch, on any device and in any dtype.
+"""Reference definition of every operation: a loop or a few lines of PyTorch, on any device and in any dtype.
 
-The oracle of all tests, and what a GPU without kernels of its own runs on. Nothing here is fast, and nothing here waits
-for a device: what a loop runs over are the plan's own numbers, on the host.
+It is the oracle of all tests, and the fallback for a GPU without its own kernels. Nothing here is fast, and nothing
+here waits for a device: loops run over the plan's own numbers, on the host.
 """

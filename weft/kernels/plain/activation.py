@@ -1,4 +1,4 @@
-"""Activation functions on a gate that is then multiplied with what it gates."""
+"""Activation of a gate, multiplied by the gated values."""
 
 from __future__ import annotations
 

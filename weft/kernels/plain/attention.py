@@ -1,7 +1,7 @@
-"""Paged attention, row by row: new keys and values go to their pages first, then everything is read back.
+"""Paged attention, row by row: write new keys and values to their pages, then read everything back.
 
-Causal by position in the sequence, with an optional sliding window, grouped heads, softcap and sinks. What a row cannot
-see may hold anything, NaN included: it is never gathered.
+Attention is causal by position in the sequence, with an optional sliding window, grouped heads, softcap and sinks.
+Memory that a row cannot see may hold anything, NaN included: it is never gathered.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def attention(
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """Attend with queries and keys that are normed and rotated."""
+    """Attend with queries and keys that are already normed and rotated."""
     y = torch.empty_like(q)
     for number, row in enumerate(rows_of_step(batch)):
         pages = pages_of(batch, number, view.window)
@@ -73,7 +73,7 @@ def attention(
 
 
 def pages_of(batch: Batch, row: int, window: int | None) -> dict[int, int]:
-    """Return the page of each cell that a row of the step can reach."""
+    """Return the page of each cell that a row can reach."""
     assert batch.host is not None
     plan = batch.host.plan
     if window is None:
@@ -109,7 +109,7 @@ def attend_row(
         seen &= key > query - view.window
     scores = scores.masked_fill(~seen, -torch.inf)
     if sinks is not None:
-        # A sink takes part in the sum and brings no value.
+        # A sink adds to the denominator and contributes no value.
         scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, len(q), 1)), -1)
     weights = scores.softmax(-1)[..., : len(key)]
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)

@@ -1,7 +1,7 @@
 """Causal depthwise convolution over time.
 
-A row looks back on the width - 1 inputs before it: in its tail, in the checkpoint before its cell, or zeros before
-position 0. Sums are float32.
+A row reads the width - 1 inputs before it from its tail or from the checkpoint before its cell; they are zeros
+before position 0. Sums are float32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def causal_conv(
     taps, tail = weights.taps.t().float(), view.tail["conv"]
     back = len(taps) - 1
     for row in rows_of_step(batch):
-        # The inputs from position start - back on.
+        # Inputs from position start - back.
         line = torch.stack([*earlier_inputs(row, back, view), *x[row.tokens]])
         for position in range(row.start, row.end):
             window = line[position - row.start :][: back + 1]

@@ -1,4 +1,4 @@
-"""Tokens to their vectors."""
+"""Embedding lookup."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ For each value head, with keys and queries of unit length shared by the value he
 
     S = exp(g) S        u = beta (v - k S)        S = S + k^T u        y = q S
 
-and queries are scaled by 1 / sqrt(key_dim). Whatever the model's dtype, all of it is computed in float32.
+and queries are scaled by 1 / sqrt(key_dim). Everything is computed in float32, in models of any dtype.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NORM_EPSILON = 1e-6
 
 
 def gated_delta_memory(shape: DeltaShape, dtype: str) -> RecurrentMemory:
-    """Return what a layer remembers. A token leaves k, v, its log decay and its rate of correction."""
+    """Return a layer's memory. A token leaves k, v, its log decay and its rate of correction."""
     window, conv_input = conv_parts(shape.conv_channels, shape.conv_width, dtype)
     tail = (
         conv_input,

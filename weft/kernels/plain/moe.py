@@ -1,4 +1,4 @@
-"""Mixtures of experts: the router's choice, and the experts' own work."""
+"""Mixtures of experts: routing, and the experts' computation."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def _only_best_groups(ranking: Tensor, groups: int, kept: int) -> Tensor:
 def experts(
     x: Normed, routing: Routing, layer: ExpertWeights, shared: Shared | None = None
 ) -> Float[Tensor, "tokens hidden"]:
-    """Every expert computes every token: which ones were chosen is on the device, and is not asked for."""
+    """Compute every token with every expert, so that the host need not read the device's routing."""
     assert isinstance(x, Tensor)
     weights, chosen = routing
     y = torch.zeros_like(x, dtype=torch.float32)
     for number in range(len(layer.first)):
         mine = chosen == number
         weight = (weights * mine).sum(-1, keepdim=True)
-        # Where it was not chosen, an expert may overflow: its result is left out, not multiplied by zero.
+        # An expert may overflow on tokens that did not choose it: drop its result, do not multiply it by zero.
         y += torch.where(mine.any(-1, keepdim=True), weight * expert(x, number, layer), 0.0)
     y = y.to(x.dtype)
     if shared is None:

@@ -1,6 +1,6 @@
-"""Root-mean-square norms: plain and gated. The arithmetic is float32 whatever the dtype of the inputs.
+"""RMS norms, plain and gated. The arithmetic is float32 for inputs of any dtype.
 
-Weights that a checkpoint stores zero-centred are read as 1 + w when they are loaded, so there is only one form here.
+Weights that a checkpoint stores zero-centred become 1 + w at load, so there is only one form here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def add(x: Float[Tensor, "n size"], change: Change) -> Float[Tensor, "n size"]:
 def join(
     x: Float[Tensor, "n size"], changes: list[Change], weight: Float[Tensor, " size"], eps: float
 ) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:
-    """Return x with all changes, and the norm of that."""
+    """Return x plus all changes, and the norm of that sum."""
     for change in changes:
         x = add(x, change)
     return x, rms_norm(x, weight, eps)

@@ -20,7 +20,7 @@ def make_rotation(
 
 
 def rotate(x: Float[Tensor, "tokens heads head_dim"], rotation: Rotation) -> Float[Tensor, "tokens heads head_dim"]:
-    """Turn the first `size` dimensions of every head; the others pass."""
+    """Rotate the first `size` dimensions of every head; the others pass through."""
     size = rotation.cosine.shape[-1]
     turning, passing = x[..., :size], x[..., size:]
     turned = turning * rotation.cosine + turning.roll(size // 2, -1) * rotation.sine

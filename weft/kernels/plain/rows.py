@@ -1,4 +1,4 @@
-"""The rows of a step as loops walk over them."""
+"""Rows of a step, for loops over them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from weft.kernels.interface import Batch
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Positions [start, end) of a sequence, which are tokens [first, first + end - start) of the pack."""
+    """Positions [start, end) of a sequence: tokens [first, first + end - start) of the pack."""
 
     start: int
     end: int
     first: int
     tail: int
-    slot: int | None  # the checkpoint at `cell_start`; None in a sequence's first cell
+    slot: int | None  # checkpoint at `cell_start`; None in a sequence's first cell
     cell_start: int
     captures: dict[int, int]  # slots for the states at grid positions that the row passes
 

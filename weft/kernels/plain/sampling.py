@@ -1,4 +1,4 @@
-"""The choice of tokens, and log-probabilities."""
+"""Sampling of tokens, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def unpack_bits(packed: UInt8[Tensor, "masked bytes"], count: int) -> Bool[Tenso
 
 
 def draw(logits: Float[Tensor, "draws vocab"], draws: Draws) -> Int[Tensor, " draws"]:
-    """Draw by the inverse of the cumulative distribution, from what min-p, then top-k, then top-p keep."""
+    """Sample by inverse CDF from the tokens that min-p, then top-k, then top-p keep."""
     scaled = (logits - logits.amax(-1, keepdim=True)) / draws.temperature[:, None]
     falling = scaled.sort(dim=-1, descending=True).values
     mass = falling.softmax(-1).cumsum(-1, dtype=torch.float64)
-    # Each of the three keeps a beginning of the vocabulary in falling order, so one count says what all of them keep.
+    # Each filter keeps a prefix of the vocabulary in descending order, so one count describes all three.
     count = torch.minimum(draws.top_k[:, None], (falling >= draws.log_min_p[:, None]).sum(-1, keepdim=True))
     count = count.clamp(min=1)
     share = draws.top_p[:, None].double() * mass.gather(-1, count - 1)
     count = torch.minimum(count, (mass < share).sum(-1, keepdim=True) + 1)
     floor = falling.gather(-1, count - 1)
-    # Rows without top-k and top-p keep all that min-p does: the floor of an unlimited row may round tokens away.
+    # Rows without top-k and top-p keep all that min-p keeps: an unlimited row's floor may round tokens away.
     free = (draws.top_k == logits.shape[-1]) & (draws.top_p == 1)
     floor = torch.where(free[:, None], draws.log_min_p[:, None], floor)
     cumulative = scaled.masked_fill(scaled < floor, -torch.inf).softmax(-1).cumsum(-1, dtype=torch.float64)
     target = draws.uniform[:, None].double() * cumulative[:, -1:]
-    # Only where logits are not numbers can the target lie beyond the end; the token must exist all the same.
+    # The target can lie beyond the end only if logits are NaN; the token must still exist.
     return (cumulative <= target).sum(-1).clamp(max=logits.shape[-1] - 1)
 
 
@@ -63,6 +63,6 @@ def score(
     logits: Float[Tensor, "n vocab"], chosen: Int[Tensor, " n"], top: int
 ) -> tuple[Float[Tensor, " n"], Int[Tensor, "n top"], Float[Tensor, "n top"]]:
     logprobs = logits.float().log_softmax(-1)
-    # A stable sort: of equals the first comes first, so that the answer does not depend on `top`.
+    # A stable sort returns the first among equals first, so the result does not depend on `top`.
     likely = logprobs.sort(dim=-1, descending=True, stable=True).indices[:, :top]
     return logprobs.gather(-1, chosen[:, None].long()).squeeze(-1), likely, logprobs.gather(-1, likely)

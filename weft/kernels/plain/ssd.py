@@ -4,7 +4,7 @@ For each head, with B and C shared by the heads of a group:
 
     S = exp(dt A) S + dt B x^T        y = C S + D x
 
-Whatever the model's dtype, all of it is computed and remembered in float32.
+Everything is computed and stored in float32, in models of any dtype.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weft.memory.spec import Part, RecurrentMemory
 
 
 def ssd_memory(shape: SsdShape, dtype: str) -> RecurrentMemory:
-    """Return what a layer remembers. A token leaves x, B and dt."""
+    """Return a layer's memory. A token leaves x, B and dt."""
     window, conv_input = conv_parts(shape.conv_channels, shape.conv_width, dtype)
     tail = (
         conv_input,
@@ -43,7 +43,9 @@ def ssd(
     groups, heads = B.shape[1], x.shape[1]
 
     def advance(state: Tensor, token: dict[str, Tensor]) -> Float[Tensor, "groups state width"]:
-        """A state lies by group, so that reading it is one matmul of C with contiguous memory."""
+        """Advance a state by one token. The state lies by group, so that reading it is one matmul of C with contiguous
+        memory.
+        """
         decay = (token["dt"] * inputs.A).exp().view(groups, -1).repeat_interleave(x.shape[2], 1)
         dtx = (token["dt"].unsqueeze(-1) * token["x"]).view(groups, -1)
         return state * decay.unsqueeze(1) + token["B"].unsqueeze(2) * dtx.unsqueeze(1)

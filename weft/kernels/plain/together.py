@@ -1,4 +1,4 @@
-"""Work that does not need each other, one after the other, and rows for outputs that lie side by side."""
+"""Independent work, run sequentially, and rows for outputs that lie side by side."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def side_by_side(
 
 
 def record_decodes(compute: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
-    """Return `compute` as it is: nothing is recorded here."""
+    """Return `compute` unchanged: nothing is recorded here."""
     return compute

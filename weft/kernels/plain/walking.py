@@ -1,4 +1,4 @@
-"""How a recurrence walks a row: from the checkpoint, over what the open cell's tail has kept, over the new tokens."""
+"""Walk of a recurrence over a row: from the checkpoint, over the open cell's tail, over the new tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from weft.kernels.interface import Batch
 from weft.kernels.plain.rows import rows_of_step
 from weft.memory.device.store import RecurrentView
 
-# A state and what one token brings (the parts of a tail, by name) to the state behind it.
+# Maps a state and one token's contribution (the parts of a tail, by name) to the next state.
 Advance = Callable[[Tensor, dict[str, Tensor]], Tensor]
 
 
 def walk(name: str, brought: dict[str, Tensor], batch: Batch, view: RecurrentView, advance: Advance) -> list[Tensor]:
-    """Return the state `name` behind every token of the pack; tails and captured states are written.
+    """Return the state `name` after every token of the pack; write tails and captured states.
 
-    `brought` holds what each token of the pack brings. A tail keeps it, for later rows that begin at the checkpoint.
+    `brought` holds each token's contribution. A tail keeps it, for later rows that start at the checkpoint.
     """
     states: list[Tensor] = [torch.empty(0)] * batch.tokens
     part = view.state[name]

@@ -1,7 +1,7 @@
-"""Configurations of public models, packaged: with random weights they run without a download.
+"""Packaged configurations of public models: with random weights they run without a download.
 
-Each file is what the model's own config.json says of its text part, without what no engine looks at. They say how large
-a model is and what it computes, and hold nothing that was learnt.
+Each file has the text part of the model's own config.json, without fields that no engine reads. It defines a model's
+size and computation, and contains nothing learnt.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-# Other names that people use, and what they stand for.
+# Common aliases.
 ALIASES = {"nemotron-nano-9b": "nemotron-nano-9b-v2"}
 
 
@@ -22,7 +22,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Path | None:
-    """The file of a packaged configuration, whatever the case of its name; None if there is none.
+    """Return the file of a packaged configuration, ignoring the case of its name; None if there is none.
 
     >>> find("LFM2-1.2B").name, find("nemotron-nano-9b").name, find("no-such-model")
     ('lfm2-1.2b.json', 'nemotron-nano-9b-v2.json', None)

@@ -1,1 +1,1 @@
-"""The parts that families are woven from."""
+"""Layers that model families are built from."""

@@ -24,7 +24,7 @@ DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """What an attention layer is made of."""
+    """Sizes and options of an attention layer."""
 
     hidden: int
     heads: int
@@ -37,25 +37,25 @@ class AttentionShape:
     output_bias: bool = False
     norm_eps: float | None = None  # None: queries and keys are not normed
     norm_zero_centred: bool = False
-    norm_across_heads: bool = False  # one norm over all heads of the queries and one over those of the keys (OLMo)
+    norm_across_heads: bool = False  # one norm over all query heads and one over all key heads (OLMo)
     softcap: float | None = None
     sinks: bool = False
-    gated: bool = False  # the output is multiplied by a sigmoid that `q_proj` brings along, head by head
+    gated: bool = False  # the output is multiplied by a sigmoid of gates that `q_proj` also computes, head by head
 
     @property
     def inner(self) -> int:
-        """What the output projection reads."""
+        """Return the input size of the output projection."""
         return self.heads * self.head_dim
 
     @property
     def sections(self) -> dict[str, int]:
-        """What the input projection yields, by the names of the checkpoint: queries, keys, values; no gate yet."""
+        """Return the input projection's outputs by checkpoint name: queries, keys, values; without gates."""
         keys = self.kv_heads * self.head_dim
         return {"q_proj": self.inner, "k_proj": keys, "v_proj": keys}
 
 
 class Attention(ProjectedMixer):
-    """Checkpoint names: q_proj, k_proj, v_proj, o_proj, and where present q_norm, k_norm, sinks."""
+    """Attention layer. Checkpoint names: q_proj, k_proj, v_proj, o_proj, and where present q_norm, k_norm, sinks."""
 
     projections = ("qkv", "o_proj")
 
@@ -112,7 +112,9 @@ def projection(shape: AttentionShape) -> PackedLinear:
 
 
 class GatedProjection(PackedLinear):
-    """Queries, keys, values and then gates; in the checkpoint each head's gate follows its query inside `q_proj`."""
+    """Projection of queries, keys, values and then gates; a checkpoint's `q_proj` interleaves queries and gates by
+    head.
+    """
 
     def __init__(self, inputs: int, parts: dict[str, int], bias: bool, heads: int) -> None:
         super().__init__(inputs, {**parts, "gate": parts["q_proj"]}, bias)
@@ -131,5 +133,5 @@ class GatedProjection(PackedLinear):
 
 
 def half_of_heads(stored: Tensor, heads: int, second: bool) -> Tensor:
-    """The first or second half of every head's rows."""
+    """Return the first or second half of every head's rows."""
     return stored.unflatten(0, (heads, 2, -1))[:, int(second)].flatten(0, 1)

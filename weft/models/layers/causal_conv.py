@@ -1,4 +1,4 @@
-"""The weights of a causal depthwise convolution over time. What it remembers is its mixer's to declare."""
+"""Weights of a causal depthwise convolution over time. Its mixer declares its memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.models.model import Layer, Source
 
 
 class CausalConv(Layer):
-    """One filter of `width` taps per channel, then SiLU if `activation`.
+    """Convolution with one filter of `width` taps per channel, then SiLU if `activation`.
 
     A checkpoint may store it whole, or in `parts` that are siblings of this module.
     """
@@ -26,7 +26,7 @@ class CausalConv(Layer):
         super().__init__()
         assert not (parts and bias)
         self.parts = parts
-        # Sums are float32, so the taps are too; side by side they lie by channel, as a token's inputs do.
+        # Sums are float32, so the taps are too. They lie by channel, like a token's inputs.
         self.taps = nn.Parameter(torch.empty(width, channels, dtype=torch.float32), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(channels, dtype=torch.float32), requires_grad=False) if bias else None
         self.activation = activation
@@ -43,7 +43,7 @@ class CausalConv(Layer):
     def gated(
         self, x: Normed, projection: Linear, batch: Batch, view: RecurrentView
     ) -> Float[Tensor, "tokens channels"]:
-        """Convolve a projection that holds two gates, one for before and one for after, and then the input."""
+        """Convolve a projection that holds an input gate, an output gate and then the input."""
         return batch.operations.short_conv(x, projection.weights, self.weights, batch, view)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:

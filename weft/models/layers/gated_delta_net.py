@@ -33,7 +33,7 @@ class GatedDeltaShape:
     conv_width: int
     eps: float
     dtype: torch.dtype
-    most_correction: float = 1.0  # of the rate at which a key's content is corrected; it is never below zero
+    most_correction: float = 1.0  # maximum rate at which a key's content is corrected; the minimum is zero
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
@@ -56,7 +56,7 @@ class GatedDeltaShape:
 
 
 class InterleavedLinear(PackedLinear):
-    """Qwen3-Next's projections: the checkpoint's rows are sorted by key head, ours by what they yield."""
+    """Qwen3-Next's projections: the checkpoint sorts rows by key head, this layer by output."""
 
     def __init__(self, inputs: int, parts: dict[str, int], key_heads: int, sections: dict[str, list[int]]) -> None:
         super().__init__(inputs, parts)
@@ -73,13 +73,13 @@ class InterleavedLinear(PackedLinear):
 def sorted_by_yield(
     weight: Float[Tensor, "rows inputs"], key_heads: int, sections: list[int]
 ) -> Float[Tensor, "rows inputs"]:
-    """Rows that come head by head, each head's in `sections`, brought together section by section."""
+    """Regroup rows by section: they come head by head, each head in `sections`."""
     by_head = weight.unflatten(0, (key_heads, -1))
     return torch.cat([part.flatten(0, 1) for part in by_head.split(sections, dim=1)])
 
 
 def interleaved_projection(shape: GatedDeltaShape) -> InterleavedLinear:
-    """`in_proj_qkvz` and `in_proj_ba`, in both head by head: what a key head yields, then what its value heads do."""
+    """Return `in_proj_qkvz` and `in_proj_ba`, which go head by head: a key head's outputs, then its value heads'."""
     shared = shape.value_heads // shape.key_heads
     values = shared * shape.value_dim
     return InterleavedLinear(
@@ -91,13 +91,13 @@ def interleaved_projection(shape: GatedDeltaShape) -> InterleavedLinear:
 
 
 def split_projection(shape: GatedDeltaShape) -> PackedLinear:
-    """`in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`, each sorted by what it yields."""
+    """Return `in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`, each sorted by output."""
     parts = [shape.conv_channels, shape.values, shape.value_heads, shape.value_heads]
     return PackedLinear(shape.hidden, dict(zip(["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"], parts)))
 
 
 class GatedDeltaNet(ProjectedMixer):
-    """`projection` yields queries, keys, values, gates, write strengths and decays, as the two above do.
+    """Gated DeltaNet mixer. `projection`, from a function above, computes q, k, v, gates, write strengths and decays.
 
     `convolutions` are the names of the parts in which a checkpoint may store the convolution.
     """
@@ -107,7 +107,7 @@ class GatedDeltaNet(ProjectedMixer):
         self.shape = shape
         self.in_proj = projection
         self.conv1d = CausalConv(shape.conv_channels, shape.conv_width, bias=False, activation=True, parts=convolutions)
-        # A and the bias of dt stay in float32 whatever the model's dtype: decays are products of many factors.
+        # A and the bias of dt stay float32 in models of any dtype: decays are products of many factors.
         self.A, self.dt_bias = (
             nn.Parameter(torch.empty(shape.value_heads, dtype=torch.float32), requires_grad=False) for _ in range(2)
         )
@@ -156,6 +156,6 @@ class GatedDeltaNet(ProjectedMixer):
             yield from sources(child, f"{prefix}{name}.")
 
     def initialise(self, generator: torch.Generator) -> None:
-        # Decays between one and some hundred tokens, so that heads forget at different speeds.
+        # Decays over one to some hundred tokens, so that heads forget at different speeds.
         self.A.uniform_(-8.0, -0.5, generator=generator)
         self.dt_bias.uniform_(-4.0, 0.0, generator=generator)

@@ -1,4 +1,4 @@
-"""Matrix products, alone or several of the checkpoint's in one."""
+"""Linear layers: single, or several of the checkpoint's in one matmul."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.models.model import Layer, Source, sources
 
 
 def parent_of(prefix: str) -> str:
-    """The path around a module, with a trailing dot: where its siblings in the checkpoint are.
+    """Return the path of a module's parent, with a trailing dot: the prefix of its siblings in the checkpoint.
 
     >>> parent_of("layers.0.self_attn.qkv."), parent_of("qkv.")
     ('layers.0.self_attn.', '')
@@ -31,7 +31,7 @@ class Linear(Layer):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
-        # As operations read them, once they are filled.
+        # The weights as operations read them, once filled.
         self.prepared: Weight | None = None
 
     @property
@@ -44,25 +44,25 @@ class Linear(Layer):
     def activated(
         self, x: Normed, activation: Callable[[Tensor], Tensor], batch: Batch, parts: int = 1
     ) -> Float[Tensor, "n results"]:
-        """Return the activation of the output; of two parts side by side, that of the first times the second."""
+        """Return the activation of the output; of two parts side by side, activation(first) * second."""
         return batch.operations.activated_linear(x, self.weights, activation, parts)
 
     def prepare(self, operations: Operations, twice: bool = False) -> None:
-        """Once filled, lay the weights out as these operations are fastest; `twice`: for few rows, too."""
+        """Convert the filled weights to the fastest layout of these operations; `twice`: also to one for few rows."""
         self.prepared = operations.prepare(Weight(self.weight, self.bias), twice)
         if self.prepared.matrix is not self.weight:
             self.weight = nn.Parameter(self.prepared.matrix, requires_grad=False)
 
 
 class OutputLinear(Linear):
-    """The last projection of a block's mixer or MLP: its output goes into the residual stream and nowhere else."""
+    """Last projection of a block's mixer or MLP: its output goes only into the residual stream."""
 
     def forward(self, x: Float[Tensor, "n inputs"], batch: Batch) -> Addend:
         return batch.operations.linear_into_stream(x, self.weights)
 
 
 class PackedLinear(Linear):
-    """Matrices that read the same input, as one product: `parts` maps their names in the checkpoint to their outputs.
+    """Matrices with the same input, as one matmul: `parts` maps their checkpoint names to their output sizes.
 
     The names are siblings of this module: `qkv = PackedLinear(h, {"q_proj": 8, "k_proj": 4, "v_proj": 4})` inside
     `self_attn` is filled from `self_attn.q_proj.weight` and so on.
@@ -86,9 +86,9 @@ class PackedLinear(Linear):
 
 
 class JointLinear(Linear):
-    """Linears that read the same input, as one matmul. Each keeps its names in the checkpoint and fills its own rows.
+    """Linear layers with the same input, as one matmul. Each keeps its checkpoint names and fills its own rows.
 
-    `parts` maps the paths of the linears, beside this module, to them.
+    `parts` maps the paths of the layers, relative to this module's parent, to them.
     """
 
     def __init__(self, parts: dict[str, Linear]) -> None:
@@ -115,14 +115,15 @@ class JointLinear(Linear):
 
     def prepare(self, operations: Operations, twice: bool = False) -> None:
         super().prepare(operations, twice)
-        # Their rows lie in the layout of the checkpoint, which is no longer needed.
+        # Their rows are in the checkpoint's layout, which is no longer needed.
         self.parts = {}
 
 
 class SummedLinear(OutputLinear):
-    """The sum of linears, each times a factor, as one matmul over their inputs side by side.
+    """Sum of linear layers, each times a factor, as one matmul over their concatenated inputs.
 
-    `parts` maps the paths of the linears, beside this module, to them. Factors are folded into the weights.
+    `parts` maps the paths of the layers, relative to this module's parent, to them. Factors are folded into the
+    weights.
     """
 
     def __init__(self, parts: dict[str, Linear], factors: list[float]) -> None:

@@ -53,7 +53,7 @@ class Mamba2Shape:
 
     @property
     def sections(self) -> list[int]:
-        """What the input projection yields: gate, convolution's input (x, B, C), time step."""
+        """Return the input projection's outputs: gate, convolution input (x, B, C), time step."""
         return [self.inner, self.conv_channels, self.heads]
 
 
@@ -64,7 +64,7 @@ def head_dim_of(inner: int, heads: int) -> int:
 
 
 def time_step_limit(limit: list[Any]) -> tuple[float, float]:
-    """Bounds of the time step, of which JSON may spell the infinite one as an object.
+    """Return the bounds of the time step; JSON may spell infinity as an object.
 
     >>> time_step_limit([0.0, {"__float__": "Infinity"}])
     (0.0, inf)
@@ -79,14 +79,14 @@ def time_step_limit(limit: list[Any]) -> tuple[float, float]:
 
 
 class Mamba2(ProjectedMixer):
-    """`norm` combines the scan's output with the gate; without one, they are multiplied."""
+    """Mamba2 mixer. `norm` combines the scan's output with the gate; without it, they are multiplied."""
 
     def __init__(self, shape: Mamba2Shape, norm: nn.Module | None) -> None:
         super().__init__()
         self.shape = shape
         self.in_proj = Linear(shape.hidden, sum(shape.sections), shape.in_bias)
         self.conv1d = CausalConv(shape.conv_channels, shape.conv_width, shape.conv_bias, activation=True)
-        # A, the bias of dt and D stay in float32 whatever the model's dtype: decays are products of many factors.
+        # A, the bias of dt and D stay float32 in models of any dtype: decays are products of many factors.
         self.A, self.dt_bias, self.D = (
             nn.Parameter(torch.empty(shape.heads, dtype=torch.float32), requires_grad=False) for _ in range(3)
         )
@@ -135,7 +135,7 @@ class Mamba2(ProjectedMixer):
             yield from sources(child, f"{prefix}{name}.")
 
     def initialise(self, generator: torch.Generator) -> None:
-        # Decays between one and some hundred tokens, so that heads forget at different speeds.
+        # Decays over one to some hundred tokens, so that heads forget at different speeds.
         self.A.uniform_(-8.0, -0.5, generator=generator)
         self.dt_bias.uniform_(-4.0, 0.0, generator=generator)
         self.D.normal_(1.0, 0.1, generator=generator)

@@ -1,4 +1,4 @@
-"""The part of a block that looks at one token only."""
+"""MLPs: the part of a block that sees one token at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.kernels.stream import Addend, Normed
 from weft.models.layers.linear import Linear, OutputLinear, PackedLinear
 from weft.models.model import Layer
 
-# By the names that configurations give them (`hidden_act`).
+# By their names in configurations (`hidden_act`).
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
@@ -25,9 +25,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class GatedMLP(Layer):
-    """down(activation(gate(x)) * up(x)); gate and up are one matmul.
+    """MLP that computes down(activation(gate(x)) * up(x)); gate and up are one matmul.
 
-    `names` are those of the checkpoint: of both, or of one matrix that holds gate and up.
+    `names` are the checkpoint's: of both, or of one matrix that holds gate and up.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class GatedMLP(Layer):
 
 
 class PlainMLP(Layer):
-    """down(activation(up(x))): Nemotron-H. Its output goes into the stream, or is whole if `into_stream` is false."""
+    """Nemotron-H's MLP: down(activation(up(x))). Its output goes into the stream, or is whole if not `into_stream`."""
 
     def __init__(
         self, hidden: int, inner: int, activation: str = "relu2", bias: bool = False, into_stream: bool = True

@@ -18,10 +18,10 @@ from weft.models.model import Layer, Source
 
 
 class Experts(Layer):
-    """`names` are (gate, up, down) of single experts, or (up, down) if there is no gate.
+    """Weights of all experts. `names` are (gate, up, down) of single experts, or (up, down) if there is no gate.
 
-    Accepts `N.<name>.weight` for every expert N, and the fused `gate_up_proj` (or `up_proj`) and `down_proj`, each
-    [experts, outputs, inputs].
+    It accepts `N.<name>.weight` for every expert N, and the fused `gate_up_proj` (or `up_proj`) and `down_proj`,
+    each [experts, outputs, inputs].
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Experts(Layer):
 
 
 class Route:
-    """How experts are chosen by their scores: one of the operations named route_*, with these options."""
+    """Choice of experts by their scores: one of the operations named route_*, with these options."""
 
     def __init__(self, operation: str, **options: Any) -> None:
         self.operation = operation

@@ -18,7 +18,7 @@ def one_plus(stored: Tensor) -> Tensor:
 
 
 class RMSNorm(Layer):
-    """Zero-centred weights (Gemma, Qwen3-Next) are kept as 1 + w, in float32 so that a small w is not lost."""
+    """RMS norm. Zero-centred weights (Gemma, Qwen3-Next) are kept as 1 + w, in float32 to preserve a small w."""
 
     def __init__(self, size: int, eps: float, zero_centred: bool = False) -> None:
         super().__init__()
@@ -35,9 +35,9 @@ class RMSNorm(Layer):
 
 
 class QueryKeyNorm(Layer):
-    """The weights of queries' and keys' norms, head by head: attention applies both in one pass.
+    """Weights of the query and key norms, head by head: attention applies both in one pass.
 
-    A sibling of `q_norm` and `k_norm` in the checkpoint, each of `head_dim` weights.
+    It is a sibling of `q_norm` and `k_norm` in the checkpoint, which have `head_dim` weights each.
     """
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, zero_centred: bool = False) -> None:
@@ -59,7 +59,7 @@ class QueryKeyNorm(Layer):
 
 
 class AcrossHeadsNorm(Layer):
-    """The norms of queries and keys, each over all its heads together; checkpoint names as of `QueryKeyNorm`."""
+    """Norms of queries and keys, each over all its heads together; checkpoint names as of `QueryKeyNorm`."""
 
     def __init__(self, queries: int, keys: int, eps: float) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class AcrossHeadsNorm(Layer):
         self.weight = nn.Parameter(torch.empty(queries + keys), requires_grad=False)
 
     def forward(self, projected: Float[Tensor, "tokens projected"], batch: Batch) -> Float[Tensor, "tokens projected"]:
-        """Norm the queries and keys with which `projected` begins."""
+        """Norm the queries and keys at the start of `projected`."""
         queries, keys = self.sizes
         parts = projected.split_with_sizes([queries, keys, projected.shape[1] - queries - keys], -1)
         weights = self.weight.split(self.sizes)
@@ -81,7 +81,7 @@ class AcrossHeadsNorm(Layer):
 
 
 class GatedRMSNorm(Layer):
-    """After a recurrent mixer: norm(x) * silu(gate), or norm(x * silu(gate)) if the gate comes first."""
+    """Norm after a recurrent mixer: norm(x) * silu(gate), or norm(x * silu(gate)) if the gate comes first."""
 
     def __init__(self, size: int, eps: float, groups: int = 1, gate_first: bool = False) -> None:
         super().__init__()
@@ -97,6 +97,6 @@ class GatedRMSNorm(Layer):
         batch: Batch,
         out: Float[Tensor, "*n size"] | None = None,
     ) -> Float[Tensor, "*n size"]:
-        """`out`, if given, is filled and returned; its rows may lie apart."""
+        """Return the gated norm. `out`, if given, is filled and returned; its rows need not be adjacent."""
         norm = batch.operations.gated_rms_norm
         return norm(x, gate, self.weight, self.eps, self.groups, self.gate_first, out)

@@ -1,4 +1,4 @@
-"""Mixers side by side in one block, such as the two of Falcon-H1."""
+"""Parallel mixers in one block, such as the two of Falcon-H1."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from weft.models.model import Layer, ProjectedMixer, Source, sources
 
 
 class Parallel(Layer):
-    """The sum of mixers that read the same norm, each times its factor.
+    """Sum of mixers that read the same norm, each times its factor.
 
-    One matmul projects for all of them, and another adds up what they leave side by side. In between they run at the
-    same time where the device can do that. The checkpoint knows the mixers by their names, beside this module.
+    One matmul projects for all of them, and another sums their outputs, which lie side by side. In between they run
+    concurrently where the device supports that. In the checkpoint the mixers are siblings of this module.
     """
 
     def __init__(self, mixers: dict[str, ProjectedMixer], factors: dict[str, float]) -> None:
@@ -27,7 +27,7 @@ class Parallel(Layer):
         self.mixers = nn.ModuleDict(mixers)
         inputs = {f"{name}.{mixer.projections[0]}": take(mixer, 0) for name, mixer in mixers.items()}
         outputs = {f"{name}.{mixer.projections[1]}": take(mixer, 1) for name, mixer in mixers.items()}
-        # Widths that many powers of two divide come first, so that what every mixer reads begins at an aligned address.
+        # Widths divisible by large powers of two come first, so that every mixer's input starts at an aligned address.
         ordered = sorted(inputs.items(), key=lambda item: alignment(len(item[1].weight)), reverse=True)
         self.in_proj = JointLinear(dict(ordered))
         self.out_proj = SummedLinear(outputs, [factors[name] for name in mixers])
@@ -54,7 +54,7 @@ class Parallel(Layer):
 
 
 def take(mixer: ProjectedMixer, which: int) -> Linear:
-    """Take a projection out of a mixer, which is then only ever asked to `mix`."""
+    """Take a projection out of a mixer, which afterwards is only called through `mix`."""
     name = mixer.projections[which]
     linear = getattr(mixer, name)
     setattr(mixer, name, None)

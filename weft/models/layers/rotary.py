@@ -1,4 +1,4 @@
-"""The rotary embedding as a layer: called once per step, its result is handed to all mixers that share it."""
+"""Rotary embedding as a layer: called once per step; all mixers that use it share the result."""
 
 from __future__ import annotations
 

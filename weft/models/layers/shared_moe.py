@@ -1,4 +1,4 @@
-"""Routed experts beside a shared one that sees every token (Qwen3-Next, Qwen3.5, Granite)."""
+"""Routed experts with a shared one that sees every token (Qwen3-Next, Qwen3.5, Granite)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from weft.models.model import Layer
 
 @dataclass(frozen=True, slots=True)
 class SharedNames:
-    """The checkpoint's names inside the layer. `first` may be one matrix for gate and up, or one for each."""
+    """Checkpoint names inside the layer. `first` may be one matrix for gate and up, or one for each."""
 
     router: str
     first: tuple[str, ...]
     second: str
-    opening: str | None = None  # a sigmoid that scales the shared expert's outcome
+    opening: str | None = None  # a sigmoid that scales the shared expert's output
 
 
 class SharedSparseMLP(Layer):
-    """All products that read the layer's input, the router's included, are one."""
+    """Routed and shared experts. All matmuls of the layer's input, the router's included, are one."""
 
     def __init__(self, hidden: int, inner: int, names: SharedNames, experts: Experts, route: Route) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from weft.models.model import Mixer
 
 
 class ShortConv(Mixer):
-    """y = out(C * conv(B * x)), where B, C and x are read from the input."""
+    """Mixer that computes y = out(C * conv(B * x)), where B, C and x are projections of the input."""
 
     def __init__(self, hidden: int, width: int, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()

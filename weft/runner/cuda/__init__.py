@@ -1,1 +1,1 @@
-"""Plans on a GPU: recorded decode steps, uploads and downloads that nobody waits for, and how much memory there is."""
+"""Plans on a GPU: CUDA graphs of decode steps, asynchronous uploads and downloads, and the memory budget."""

@@ -1,7 +1,7 @@
-"""The inputs of recorded decode steps: one buffer on the device, always at the same place, filled by one copy.
+"""Inputs of recorded decode steps: one device buffer at a fixed address, filled by one copy.
 
-A recorded step of so many rows reads the beginnings of these arrays. Rows beyond the plan's are *padding*: they point
-to units of memory that nobody owns, at position 0, so no kernel needs to know that they are not real.
+A recorded step of `rows` rows reads the beginnings of these arrays. Rows beyond the plan's are *padding*: they point
+to scratch units of memory, at position 0, so no kernel needs to know that they are not real.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.memory.spec import AttentionMemory, MemorySpec
 # One number per row each.
 PER_ROW = ("token", "seat", "from_board", "start", "slot", "tail", "closing")
 PER_ROW_OF_PAGES = ("write_page", "first_position")
-# Arrays begin at multiples of so many numbers, so that their loads are aligned.
+# Arrays start at multiples of this number of elements, so that their loads are aligned.
 ALIGNED = 32
 
 
@@ -32,7 +32,7 @@ class Place:
 
 
 class DecodeInputs:
-    """`scratch` names a unit of each kind that padding may use; `cells` is how long a row may be."""
+    """Inputs of decode-only steps. `scratch` names a unit of each kind for padding; `cells` is the longest row's."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class DecodeInputs:
     ) -> None:
         self.rows, self.spec, self.scratch, self.operations = rows, spec, scratch, operations
         windows = {m.window is not None for m in spec.memories if isinstance(m, AttentionMemory)}
-        # Lists of pages come last, the one that can be long at the very end: what is not used is not copied.
+        # Lists of pages come last, the potentially long one at the very end: the unused part is not copied.
         self.pagings = [name for name, windowed in (("windowed", True), ("full", False)) if windowed in windows]
         self.places: dict[str, Place] = {}
         self.size = 0
@@ -73,13 +73,13 @@ class DecodeInputs:
     # filling ----------------------------------------------------------------------------------------------------------
 
     def fill(self, plan: Plan, rows: int) -> None:
-        """Send a plan of decodes, padded to `rows` rows. Nobody waits."""
+        """Send a plan of decodes, padded to `rows` rows. The copy is asynchronous."""
         pinned = torch.empty(self.size, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         used = self._write(plan, rows, pinned.numpy())
         self.buffer[:used].copy_(pinned[:used], non_blocking=True)
 
     def fill_with_padding(self) -> None:
-        """As for a plan without rows, padded to as many as there can be."""
+        """Fill the inputs like those of a plan without rows, padded to the maximum."""
         padding = {"seat": self.scratch_seat, "tail": self.scratch.get(Kind.TAIL, 0), "closing": NO_SLOT}
         for name, value in padding.items():
             self.tensor(name).fill_(value)
@@ -90,7 +90,7 @@ class DecodeInputs:
             self.tensor(f"{paging}.bounds").copy_(self.packed_first)
 
     def _write(self, plan: Plan, rows: int, host: NDArray[np.int32]) -> int:
-        """All arrays into `host`; how much of it is to be copied."""
+        """Write all arrays into `host`; return how much of it to copy."""
 
         def put(name: str, values: Ints | NDArray[np.int64], padding: int) -> None:
             first = self.places[name].first
@@ -134,13 +134,13 @@ class DecodeInputs:
 
     @property
     def scratch_seat(self) -> int:
-        """The line of the token board after the last real one."""
+        """Return the line of the token board after the last real one."""
         return self.rows
 
     # reading ----------------------------------------------------------------------------------------------------------
 
     def batch(self, rows: int, token_ids: Tensor) -> Batch:
-        """The step as kernels see it: views of the buffer. Nothing here depends on what is in it."""
+        """Return the step as kernels see it: views of the buffer. Nothing here depends on its contents."""
         return Batch(
             operations=self.operations,
             tokens=rows,

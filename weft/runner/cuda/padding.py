@@ -1,7 +1,7 @@
 """Plans of a few short prompts, and decodes beside them, padded to a size: the inputs of a recorded step.
 
-Padding is rows on units that nobody owns. Every row has tokens then, and every token has a row, so no kernel needs to
-know what is not real. Pieces that are left over lie beyond the last row's end, where there is nothing to do.
+Padding is rows on scratch units. Every row then has tokens, and every token has a row, so no kernel needs to know
+what is not real. Unused pieces lie beyond the last row's end, where there is nothing to do.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import draft_batch
 
-# Arrays begin at multiples of so many numbers, so that their loads are aligned.
+# Arrays start at multiples of this number of elements, so that their loads are aligned.
 ALIGNED = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a recorded step."""
+    """Size of a recorded step."""
 
     decodes: int
-    longer: int  # rows, of which one at least is padding
-    tokens: int  # of the longer rows together
+    longer: int  # rows, at least one of which is padding
+    tokens: int  # total of the longer rows
 
     @property
     def rows(self) -> int:
@@ -46,20 +46,20 @@ class Size:
 
     @property
     def answers(self) -> int:
-        """Rows that may be real."""
+        """Return the maximum number of real rows."""
         return self.rows - 1
 
     def pieces(self, cell: int) -> int:
-        """As many as the longer rows can have, wherever on the grid they lie."""
+        """Return the maximum number of pieces of the longer rows, wherever on the grid they lie."""
         return self.tokens // cell + 2 * self.longer
 
     def holds(self, decodes: int, longer: int, tokens: int) -> bool:
-        """Whether so many decodes and longer rows, with so many tokens, leave some for every row of padding."""
+        """Return whether a plan of these sizes fits and leaves a token for every row of padding."""
         return decodes <= self.decodes and longer < self.longer and tokens + self.longer - longer <= self.tokens
 
 
 def padded(plan: Plan, size: Size, seat: int, cell: int, scratch: Mapping[Kind, int]) -> Plan:
-    """The plan with padding behind its decodes and behind its longer rows. `seat` is a line of the board for nobody."""
+    """Return the plan with padding after its decodes and after its longer rows. `seat` is the board's scratch line."""
     decodes, shift, rows = plan.decode_rows, size.decodes - plan.decode_rows, size.rows
 
     def spread(values: NDArray[Any], count: int, filling: int) -> Ints:
@@ -74,7 +74,7 @@ def padded(plan: Plan, size: Size, seat: int, cell: int, scratch: Mapping[Kind, 
         return spread(np.hstack((table, more)), rows, scratch.get(kind, 0))
 
     start, end = spread(plan.start, rows, 0), spread(plan.end, rows, 1)
-    # The last row has all tokens that are left over.
+    # The last row gets all remaining tokens.
     end[-1] += size.all_tokens - int((end - start).sum())
     captures = plan.captures
     return replace(
@@ -94,7 +94,7 @@ def padded(plan: Plan, size: Size, seat: int, cell: int, scratch: Mapping[Kind, 
 
 
 def trial(start: Ints, end: Ints, spec: MemorySpec, scratch: Mapping[Kind, int]) -> Plan:
-    """A plan whose rows share one unit of each kind: as much work as any, and results that mean nothing."""
+    """Return a plan whose rows share one unit of each kind: realistic work with meaningless results."""
     rows, none, numbers = len(start), np.zeros(0, np.int32), np.zeros(0, np.float32)
     zeros, ones, tokens = np.zeros(rows, np.int32), np.ones(rows, np.float32), int((end - start).sum())
     cells = -(-int(end.max()) // spec.cell)
@@ -115,19 +115,19 @@ def trial(start: Ints, end: Ints, spec: MemorySpec, scratch: Mapping[Kind, int])
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a recorded step reads: tensors on the device, always at the same place."""
+    """Inputs of a recorded step: tensors on the device, always at the same addresses."""
 
     batch: Batch
     seat: Tensor  # [rows] line of the token board
     from_board: Tensor  # [rows] 1: the row's first token is on the board
     answer: Tensor  # [answers] packed index of a row's last token
-    answer_seat: Tensor  # [answers] where its choice goes on the board
+    answer_seat: Tensor  # [answers] seat of its token on the board
 
 
 def draft_step(
     plan: Plan, size: Size, seat: int, spec: MemorySpec, scratch: Mapping[Kind, int], operations: Operations
 ) -> Draft:
-    """`Step` to be, of a plan that fits. Its numbers on the host are those of its size, whatever the plan."""
+    """Draft the `Step` of a plan that fits. Its host numbers are those of its size, for any plan."""
     wide = padded(plan, size, seat, spec.cell, scratch)
     batch = draft_batch(wide, Rows.of(wide, spec.cell), spec, operations)
     fields = batch.fields
@@ -147,7 +147,7 @@ def draft_step(
 
 
 class StepInputs:
-    """The inputs of one size in one buffer, filled by one copy. `cells` is how long a row may be."""
+    """Inputs of one size in one buffer, filled by one copy. `cells` is a row's maximum length."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class StepInputs:
         lengths: dict[str, int] = {}
         for name, array in draft.arrays().items():
             lengths[name] = next((size.rows * most for end, most in reach.items() if name.endswith(end)), len(array))
-        # Lists of pages come last, the one that can be long at the very end: what is not used is not copied.
+        # Lists of pages come last, the potentially long one at the very end: the unused part is not copied.
         self.names = sorted(lengths, key=lambda name: (name.endswith(".pages"), name.endswith("full.pages")))
         ends = list(accumulate(-(-lengths[name] // ALIGNED) * ALIGNED for name in self.names))
         self.first = dict(zip(self.names, [0, *ends]))
@@ -180,7 +180,7 @@ class StepInputs:
         self._send(draft)
 
     def fill(self, plan: Plan) -> None:
-        """Send a plan that fits. Nobody waits."""
+        """Send a plan that fits. The copy is asynchronous."""
         self._send(self._draft(plan))
 
     def _draft(self, plan: Plan) -> Draft:

@@ -1,7 +1,7 @@
-"""Steps recorded as CUDA graphs by their size, and replayed for any plan that fits.
+"""Steps recorded as CUDA graphs by size, and replayed for any plan that fits.
 
-Recording runs the model's own code once; replaying it costs the host a few microseconds whatever the model's depth.
-Without a GPU the same steps are run eagerly on the same padded inputs, which is how they are tested.
+Recording runs the model's own code once; a replay costs the host a few microseconds for a model of any depth.
+Without a GPU the same steps run eagerly on the same padded inputs, which is how they are tested.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from weft.models.model import CausalModel
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs
 
-# Tokens of short prompts in a recorded step, and decodes beside them. Longer prompts keep a GPU busy for as long as
-# their kernels take to be launched one by one.
+# Tokens of short prompts in a recorded step, and decodes beside them. Longer prompts keep a GPU busy for as long as it
+# takes to launch their kernels one by one.
 PROMPT_TOKENS = (64, 128, 320, 576)
 BESIDE = (8, 32, 128)
-# Rows of prompts and padding: a prompt that is alone need not wait for the padding of three.
+# Rows of prompts and padding: a single prompt need not wait for the padding of three.
 LONGER_ALONE, LONGER_BESIDE = 2, 4
 
 
 def buckets(most: int) -> list[int]:
-    """Numbers of decodes to record: powers of two, then steps that waste little.
+    """Return the numbers of decodes to record: powers of two, then steps that waste little.
 
     >>> buckets(40), buckets(256)[-4:]
     ([1, 2, 4, 8, 16, 24, 32, 40], [192, 208, 224, 256])
@@ -40,7 +40,7 @@ def buckets(most: int) -> list[int]:
 
 
 def prompt_sizes(most: int) -> list[Size]:
-    """Sizes of steps with prompts to record, the smallest first; `most` rows decode at once.
+    """Return the sizes of steps with prompts to record, smallest first; `most` rows decode at once.
 
     >>> [(size.decodes, size.tokens) for size in prompt_sizes(8)][:3]
     [(0, 64), (8, 64), (0, 128)]
@@ -53,14 +53,14 @@ def prompt_sizes(most: int) -> list[Size]:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step leaves on the device, at the same place after every replay: a line for each row of its plan."""
+    """Results of a step, at the same device addresses after every replay: a line for each row of its plan."""
 
     logits: Tensor  # [rows, vocab]
-    tokens: Tensor  # [rows] the likeliest
+    tokens: Tensor  # [rows] the most likely
 
 
 class RecordedSteps:
-    """`decodes` and `prompts` are the inputs of steps without and with longer rows, the latter by size."""
+    """Steps recorded for decodes alone and with longer rows. `prompts` are the inputs of the latter, by size."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class RecordedSteps:
             self._record_all(progress)
 
     def run(self, plan: Plan) -> Outcome | None:
-        """Execute a plan up to its logits, if there is a step that it fits."""
+        """Execute a plan up to its logits; return None if it fits no recorded step."""
         if len(plan.tokens) == plan.rows:
             rows = next(rows for rows in self.rows if rows >= plan.rows)
             self.decodes.fill(plan, rows)
@@ -99,7 +99,7 @@ class RecordedSteps:
         return outcome
 
     def _decode(self, rows: int) -> Outcome:
-        """One step on whatever the inputs hold now."""
+        """Run one step on the present inputs."""
         inputs = self.decodes
         seat = inputs.tensor("seat", rows)
         known = inputs.tensor("token", rows)
@@ -109,7 +109,7 @@ class RecordedSteps:
 
     def _prompt(self, inputs: StepInputs) -> Outcome:
         step = inputs.step
-        # Nothing may be left of an earlier run.
+        # Nothing may remain of an earlier run.
         batch = replace(step.batch, derived={})
         ids, first = batch.token_ids, batch.first[:-1]
         ids[first] = batch.operations.read_board(self.board, step.seat, step.from_board, ids[first])
@@ -120,7 +120,7 @@ class RecordedSteps:
         return Outcome(logits, batch.operations.take_likeliest(logits, self.board, seat))
 
     def _record_all(self, progress: bool) -> None:
-        """The largest first: the others then find their memory in what it left."""
+        """Record the largest first: the others then reuse its memory."""
         self.decodes.fill_with_padding()
         steps: list[tuple[Hashable, Callable[[], Outcome]]] = [
             (inputs.size, lambda inputs=inputs: self._prompt(inputs)) for inputs in self.prompts[::-1]
@@ -128,7 +128,7 @@ class RecordedSteps:
         steps += [(rows, lambda rows=rows: self._decode(rows)) for rows in self.rows[::-1]]
         pool = torch.cuda.graph_pool_handle()
         for size, step in tqdm(steps, desc="capturing CUDA graphs", unit="step", disable=not progress):
-            # Kernels are compiled and libraries choose their algorithms here, not while recording.
+            # Kernels compile and libraries choose their algorithms here, not while recording.
             step()
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""How much memory of a GPU is left for pages and states: found by running the largest steps and looking."""
+"""GPU memory left for pages and states: measured by running the largest steps."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from weft.runner.cuda.padding import trial
 from weft.runner.cuda.recorded import prompt_sizes
 from weft.runner.runner import Runner
 
-# For libraries' workspaces and for what fragments: seen to be enough, and little beside a model.
+# For libraries' workspaces and fragmentation: enough in practice, and small beside a model.
 SPARE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes of one GPU."""
+    """Memory of one GPU in bytes."""
 
     total: int
-    weights: int  # and whatever else was there before us
+    weights: int  # and everything else that was allocated before
     work: int  # of the largest steps, measured
-    arena: int  # what is left of the share that we may take
+    arena: int  # the rest of the share that Weft may use
 
     def __str__(self) -> str:
         left, total, weights, work = (f"{n / 2**30:.1f}" for n in (self.arena, self.total, self.weights, self.work))
@@ -36,12 +36,12 @@ class Room:
 def find_room(
     model: CausalModel, spec: MemorySpec, operations: Operations, tokens: int, rows: int, fraction: float
 ) -> Room:
-    """`tokens` in a step of a long prompt, `rows` that decode at once; `fraction` of the GPU may be used."""
+    """Measure the room. A prompt step has `tokens`, a decode step `rows`; `fraction` of the GPU may be used."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     taken = total - free
-    # Recorded steps keep the memory of their work for themselves, but share it with each other.
+    # Recorded steps keep their working memory, but share it with each other.
     largest = prompt_sizes(rows)[-1]
     recorded = ([1] * rows, [1] * largest.decodes + [largest.tokens])
     work = _peak(model, spec, operations, [tokens]) + max(_peak(model, spec, operations, ends) for ends in recorded)
@@ -51,7 +51,7 @@ def find_room(
 
 @torch.inference_mode()
 def _peak(model: CausalModel, spec: MemorySpec, operations: Operations, ends: list[int]) -> int:
-    """Bytes that a step of new rows of such lengths needs beside weights and store."""
+    """Return the bytes that a step of new rows with these lengths needs besides weights and store."""
     runner = Runner(model, spec, ALIGNMENT, seats=len(ends), device="cuda", operations=operations)
     runner.store = Store(spec, ALIGNMENT, "cuda", scratch=True)
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""The device of an engine on a GPU: most steps are replayed, long prompts run eagerly, and nobody waits in between."""
+"""The device of an engine on a GPU: replays most steps, runs long prompts eagerly, and never waits in between."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from weft.runner.cuda.padding import StepInputs
 from weft.runner.cuda.recorded import Outcome, RecordedSteps, prompt_sizes
 from weft.runner.runner import Runner, RunnerFlight, fly
 
-# As for a CPU, where memory for temporaries is ample: 64 MiB.
+# The CPU's limit, raised because memory for temporaries is ample here: 64 MiB.
 SCORE_ELEMENTS = 1 << 24
 
 
 class CudaRunner(Runner):
-    """`max_length` is how far a row can reach. On a CPU (in tests) the same way is taken without recording."""
+    """Runner on a GPU. `max_length` is a row's maximum length. On a CPU (in tests) it works without recording."""
 
     score_elements = SCORE_ELEMENTS
 
@@ -47,7 +47,7 @@ class CudaRunner(Runner):
         # One line more than seats: that of padding.
         self.board = torch.zeros(seats + 1, dtype=torch.int64, device=self.device)
         if self.device.type == "cuda":
-            # A library that compiles for a size of heads takes a minute the first time on a machine.
+            # A library that compiles for a head size takes a minute the first time on a machine.
             for mixer in tqdm(model.mixers(), desc="compiling kernels", unit="layer", disable=not progress):
                 mixer.warm(self.operations)
         cells = -(-max_length // spec.cell)
@@ -72,7 +72,7 @@ class CudaRunner(Runner):
         return self.choose(logits, choices)
 
     def _replay(self, plan: Plan) -> Outcome | None:
-        """By a recorded step, if there is one that leaves all that is asked for."""
+        """Run a recorded step, if one fits and computes everything that the plan asks for."""
         decodes_only = len(plan.tokens) == plan.rows
         if len(plan.score_index) or not len(plan.sampled) or not (decodes_only or len(plan.sampled) == plan.rows):
             return None
