@@ -73,7 +73,7 @@ class Gemma3(DecoderModel):
 
 
 def local_rotary(config: Config) -> RotaryKind:
-    """Return the rotation of windowed layers: never scaled in the old spelling, a number beside the global one."""
+    """Return the rotation of windowed layers: in the old spelling a separate base, never scaled."""
     if isinstance(config.fields.get("rope_parameters"), Mapping):
         return config.rotary("sliding_attention")
     return RotaryKind(turned_dimensions(config.head_dim), config.number("rope_local_base_freq", default=10000.0))

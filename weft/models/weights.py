@@ -199,7 +199,8 @@ def indexed_names(index: Path) -> list[str]:
 
 
 def _stays_inside(name: str) -> bool:
-    """
+    """Return whether a name is a safetensors file below the folder.
+
     >>> [_stays_inside(name) for name in ("a.safetensors", "b/a.safetensors", "../a.safetensors", "/a.safetensors")]
     [True, True, False, False]
     """

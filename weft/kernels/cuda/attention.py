@@ -1,11 +1,11 @@
 """Paged attention on a GPU: choice of the kernel for each kind of row.
 
 Keys and values go to their pages (`write_pages`), then everything is read back (`read_pages`): rows of one token by
-`attention_decode`, all others by FlashInfer where it was warmed and pays, by `attention_prefill` otherwise.
+`attention_decode`, all others by FlashInfer where it is warmed and faster, by `attention_prefill` otherwise.
 
-Why so: on an H200, bfloat16, 32 query and 8 key heads of 128, in microseconds a layer. The two columns are from two
-runs of one day; all include about 8 for launching a graph. Floor: bytes at the bandwidth of a copy, or operations at
-the rate of matrix products, whichever takes longer.
+The reasons, on an H200, bfloat16, 32 query and 8 key heads of 128, in microseconds per layer. The two columns are from
+two runs of one day; all include about 8 for launching a graph. Floor: bytes at the bandwidth of a copy, or operations
+at the rate of matmuls, whichever takes longer.
 
                                      floor   Triton   FlashInfer
     64 rows of one token x 4,096       251      262          259
@@ -13,8 +13,8 @@ the rate of matrix products, whichever takes longer.
     128 x 512                           63       86           85
     1 x 32,768                          31       50           51
     a prompt of 8,192                  671    1,343          985 (fa3), 1,699 (fa2)
-    4 x 2,048 tokens behind 2,048      503    1,044          750 (fa3), 1,234 (fa2)
-    64 x 17 .. 130 behind 1,000         98      291          308 (fa3),   316 (fa2)
+    4 x 2,048 tokens after 2,048       503    1,044          750 (fa3), 1,234 (fa2)
+    64 x 17 .. 130 after 1,000          98      291          308 (fa3),   316 (fa2)
 
 Decodes gain nothing from FlashInfer, and Triton's need no plan on the host; a plan takes about a millisecond there.
 """
@@ -149,8 +149,7 @@ def choose_backend(shape: Shape, capability: tuple[int, int], is_installed: bool
     """Return the backend that reads pages for rows of several tokens.
 
     >>> layer = Shape(torch.bfloat16, 32, 8, 128, 64, 0.1, None, None)
-    >>> choose_backend(layer, (9, 0), True), choose_backend(layer, (8, 0), True), choose_backend(layer, (9, 0),
-    False)
+    >>> choose_backend(layer, (9, 0), True), choose_backend(layer, (8, 0), True), choose_backend(layer, (9, 0), False)
     ('fa3', 'fa2', 'triton')
     """
     # FlashInfer multiplies in half precision only, and is compiled for these head sizes.

@@ -56,10 +56,9 @@ def invert_small(below, BLOCK: tl.constexpr):
 def invert(below, BLOCK: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr):
     """Return (I + L)^-1 of a strictly lower L of at most four small blocks a side.
 
-    With D the inverse of the diagonal blocks and N = D (L outside of them): (I - N + N² - N³) D. As keys have length
-    1,
-    no entry of D or of the result exceeds 1, and N stays small: the ten bits of a half's mantissa serve where the
-    result is kept with seven.
+    With D the inverse of the diagonal blocks and N = D (L outside of them): (I - N + N² - N³) D. Keys have length 1, so
+    no entry of D or of the result exceeds 1, and N stays small: the ten bits of a half's mantissa are enough, because
+    the result is stored with seven.
     """
     diagonal = invert_small(below, BLOCK)
     if BLOCK == SMALL:
@@ -88,8 +87,7 @@ def solve_cells(
 
     systems[piece, head, 0]  (I + M)^-1, which maps the errors of v to u
     systems[piece, head, 1]  the same for what the queries read of the cell's u
-    scales[piece, head]      for k and for q into the state before; from u into the state after; log decay of the
-    cell;
+    scales[piece, head]      for k and for q into the state before; from u into the state after; log decay of the cell;
                              rate of correction
 
     Keys of a tail are copied to `head_keys`, because the walk overwrites tails.

@@ -112,7 +112,8 @@ def few_rows(
 
 
 def rows_compiled(rows: int) -> int:
-    """
+    """Return the number of rows that a kernel is compiled for.
+
     >>> rows_compiled(2), rows_compiled(17)
     (16, 32)
     """

@@ -29,7 +29,8 @@ SMALL = 12 << 20
 
 
 def blocks(results: int, inputs: int, parts: int) -> Vectors:
-    """
+    """Return block sizes that keep the usual number of loads in flight.
+
     >>> blocks(2048, 2048, 1), blocks(12288, 4096, 2), blocks(4480, 15680, 1), blocks(32, 2048, 1)
     (Vectors(rows=4, warps=4), Vectors(rows=1, warps=4), Vectors(rows=1, warps=4), Vectors(rows=1, warps=4))
     """

@@ -1,12 +1,10 @@
 """Decodes of the state space recurrence: one token per row, the state read once and written only when a cell closes.
 
-    weigh    by row and some heads of a group: what each token of the open cell weighs in the output
-    read     by row and some columns of a group (a column is one number of a head's x): the state, the tail, the
-output
+    weigh    by row and some heads of a group: the weight of each token of the open cell in the output
+    read     by row and some columns of a group (a column is one number of a head's x): the state, the tail, the output
              and its gate; and, as programs that come first and mostly end at once, the states of cells that close
 
-A program that reads columns takes what differs by head for all heads that these touch, and each column picks its
-own:
+A program that reads columns loads per-head values for all heads that these touch, and each column selects its own:
 heads may have any width.
 """
 

@@ -1,12 +1,11 @@
 """The state space recurrence for rows of several tokens, in three consecutive kernels.
 
-    steps    by piece and head: time steps and the log decay since the cell's start, tail and new tokens alike
+    steps    by piece and head: time steps and the log decay since the cell's start, of tail and new tokens alike
     cells    by row and head (or some of its columns): the cells of a row in order, the state in registers
-    keep     by row: what its last tokens leave in the tail; last, for a long row overwrites what its first cell
-reads
+    keep     by row: store its last tokens in the tail; last, since a long row overwrites what its first cell reads
 
-Whatever a row starts from, a cell is computed by the same operations on the same numbers in the same order: the sum
-over the time steps of a whole cell, then its products. So a state at the grid does not depend on chunking.
+Wherever a row starts, a cell is computed by the same operations on the same numbers in the same order: the sum over the
+time steps of a whole cell, then its matmuls. So a state at the grid does not depend on chunking.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ def steps_kernel(
     """Compute each token's decays.
 
     These are the decay since the cell's start, the same less the logarithm of the time step (so that one exponential
-    gives both), and the decay from the token to the cell's end. Columns after a row's end have a time step of 0:
-    nothing decays there and nothing is added.
+    gives both), and the time step decayed to the cell's end. Columns after a row's end have a time step of 0: nothing
+    decays there and nothing is added.
     """
     piece = tl.program_id(0)
     row = tl.load(piece_row + piece)

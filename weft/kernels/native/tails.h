@@ -22,7 +22,7 @@ struct Step {
 
 struct Place {
     long start;    // position of the new token
-    long offset;  // of that token within its cell
+    long offset;   // of that token within its cell
     long slot;     // the checkpoint before the cell; negative in a sequence's first cell, which has none
     long tail;
     long closing;  // slot for the state after the new token; negative if none is wanted

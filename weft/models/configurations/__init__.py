@@ -14,7 +14,8 @@ ALIASES = {"nemotron-nano-9b": "nemotron-nano-9b-v2"}
 
 
 def names() -> list[str]:
-    """
+    """Return the names of all packaged configurations.
+
     >>> "nemotron-nano-9b-v2" in names()
     True
     """

@@ -146,7 +146,8 @@ class SummedLinear(OutputLinear):
 
 
 def weighed_sum(*stored: Tensor, factors: list[float]) -> Tensor:
-    """
+    """Return the sum of tensors times their factors, in float32.
+
     >>> weighed_sum(torch.ones(2), torch.ones(2), factors=[2.0, 0.5])
     tensor([2.5000, 2.5000])
     """
