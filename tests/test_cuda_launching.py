@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction, native_specialize_impl
 
 import weft.kernels.cuda
 from weft.kernels.cuda import launching
-from weft.kernels.cuda.launching import Kernel, specialise
+from weft.kernels.cuda.launching import Arguments, Kernel, NamedLaunches, specialise
 
 SOURCES = sorted(Path(weft.kernels.cuda.__file__).parent.glob("*.py"))
 X = torch.zeros(64)
@@ -39,7 +39,9 @@ def triton_kind(argument: object) -> object:
 
 
 def key_of(*arguments: object, **settings: object) -> tuple:
-    return specialise((X, *arguments), settings)[0]
+    """Return the key of a launch with these arguments, in a group behind one of a tensor."""
+    rest = Arguments(**{f"argument_{number}": argument for number, argument in enumerate(arguments)})
+    return specialise((Arguments(x=X), rest), settings)[0]
 
 
 def test_whatever_triton_compiles_apart_has_another_key():
@@ -78,13 +80,17 @@ def some_kernel(x, y, factor, size, WIDTH: tl.constexpr, NAME: tl.constexpr):
     pass
 
 
+def given(x: object, y: object, factor: object, size: object) -> tuple[Arguments, Arguments]:
+    return Arguments(x=x, y=y), Arguments(factor=factor, size=size)
+
+
 @pytest.fixture
 def started(monkeypatch):
     """A kernel, what Triton was asked to launch, and what was started without asking it."""
     asked, begun = [], []
 
-    def run(kernel, *arguments, grid, warmup, **settings):
-        asked.append((arguments, grid, settings))
+    def run(kernel, *, grid, warmup, **named):
+        asked.append((grid, named))
         return SimpleNamespace(run=lambda *all_: begun.append(all_), function="function", packed_metadata="metadata")
 
     monkeypatch.setattr(JITFunction, "run", run)
@@ -95,11 +101,11 @@ def started(monkeypatch):
 
 def test_a_launch_like_an_earlier_one_starts_what_was_compiled(started):
     kernel, asked, begun = started
-    kernel[(7,)](X, None, 0.5, 3, WIDTH=8, NAME="a", num_warps=2)
+    kernel[(7,)](*given(X, None, 0.5, 3), WIDTH=8, NAME="a", num_warps=2)
     assert (len(asked), begun) == (1, [])
     y = torch.ones(5)
     for grid, whole in (((9,), (9, 1, 1)), ((9, 2), (9, 2, 1)), ((9, 2, 3), (9, 2, 3))):
-        kernel[grid](y, None, 0.25, 5, WIDTH=8, NAME="a", num_warps=2)
+        kernel[grid](*given(y, None, 0.25, 5), WIDTH=8, NAME="a", num_warps=2)
         rest = (y.data_ptr(), None, 0.25, 5, None, None)
         assert begun.pop() == (*whole, "stream of -1", "function", "metadata", None, None, None, *rest)
     assert len(asked) == 1
@@ -121,11 +127,52 @@ def test_a_launch_like_an_earlier_one_starts_what_was_compiled(started):
 def test_a_launch_unlike_all_others_is_left_to_triton(started, arguments, changed):
     kernel, asked, begun = started
     settings = {"WIDTH": 8, "NAME": "a", "num_warps": 2}
-    kernel[(1,)](X, None, 0.5, 3, **settings)
-    kernel[(1,)](*arguments, **settings | changed)
+    kernel[(1,)](*given(X, None, 0.5, 3), **settings)
+    kernel[(1,)](*given(*arguments), **settings | changed)
     assert (len(asked), begun) == (2, [])
-    kernel[(1,)](*arguments, **settings | changed)
+    kernel[(1,)](*given(*arguments), **settings | changed)
     assert (len(asked), len(begun)) == (2, 1)
+
+
+def test_a_group_that_is_made_once_serves_many_launches_and_kernels(started):
+    kernel, asked, begun = started
+    shared = Arguments(factor=0.5, size=3)
+    for _ in range(2):
+        kernel[(1,)](Arguments(x=X, y=None), shared, WIDTH=8, NAME="a")
+    assert (len(asked), len(begun)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        (Arguments(x=X, y=X), Arguments(size=1, factor=1)),
+        (Arguments(x=X, y=X, factor=1),),
+        (Arguments(x=X, y=X), Arguments(factor=1, size=1, more=1)),
+        (Arguments(factor=1, size=1, x=X), Arguments(y=X)),
+    ],
+    ids=["another order", "one is missing", "one too many", "groups in another order"],
+)
+def test_groups_that_are_not_a_kernels_parameters_in_their_order_are_refused(started, groups):
+    kernel, asked, _ = started
+    with pytest.raises(TypeError, match=r"some_kernel takes the arguments \['x', 'y', 'factor', 'size'\]"):
+        kernel[(1,)](*groups, WIDTH=8, NAME="a")
+    assert asked == []
+
+
+def test_an_argument_in_two_groups_is_refused(started):
+    with pytest.raises(TypeError, match="more than one group"):
+        started[0][(1,)](Arguments(x=X, y=X, factor=1), Arguments(factor=1, size=1), WIDTH=8, NAME="a")
+
+
+def test_without_the_cache_arguments_arrive_by_name():
+    seen = []
+
+    class Plain:
+        def __getitem__(self, grid):
+            return lambda **named: seen.append((grid, named))
+
+    NamedLaunches(Plain())[(3,)](*given(X, None, 0.5, 3), WIDTH=8)
+    assert seen == [((3,), {"x": X, "y": None, "factor": 0.5, "size": 3, "WIDTH": 8})]
 
 
 def test_who_listens_to_launches_hears_of_all(started):
@@ -134,7 +181,7 @@ def test_who_listens_to_launches_hears_of_all(started):
     knobs.runtime.launch_enter_hook.add(hook)
     try:
         for _ in range(3):
-            kernel[(1,)](X, None, 0.5, 3, WIDTH=8, NAME="a")
+            kernel[(1,)](*given(X, None, 0.5, 3), WIDTH=8, NAME="a")
     finally:
         knobs.runtime.launch_enter_hook.remove(hook)
     assert (len(asked), begun) == (3, [])
@@ -144,7 +191,7 @@ def test_nothing_is_remembered_where_nothing_is_compiled(started, monkeypatch):
     kernel, _, begun = started
     monkeypatch.setattr(JITFunction, "run", lambda *arguments, **named: None)
     for _ in range(2):
-        kernel[(1,)](X, None, 0.5, 3, WIDTH=8, NAME="a")
+        kernel[(1,)](*given(X, None, 0.5, 3), WIDTH=8, NAME="a")
     assert kernel.compiled == {}
     assert begun == []
 
@@ -210,3 +257,52 @@ def test_constants_are_a_kernels_last_parameters(source):
             ]
             assert constant == sorted(constant), name
             assert not node.args.defaults, name
+
+
+def positional(source: Path) -> list[str]:
+    """Return launches that pass anything by position but groups of arguments."""
+    tree, found = ast.parse(source.read_text()), []
+    kernels = {name for each in SOURCES for name, (decorator, _) in kernels_of(each).items() if decorator == "jit"}
+    groups = {"Arguments", *(name for each in SOURCES for name in returning_groups(each))}
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        local = {
+            target.id
+            for node in ast.walk(function) if isinstance(node, ast.Assign)
+            for target in flat(node.targets) if any(call in groups for call in calls(node.value))
+        }  # fmt: skip
+        for call in ast.walk(function):
+            is_launch = isinstance(call, ast.Call) and isinstance(call.func, ast.Subscript)
+            if is_launch and isinstance(call.func.value, ast.Name) and call.func.value.id in kernels:
+                for argument in call.args:
+                    value = argument.value if isinstance(argument, ast.Starred) else argument
+                    is_group = isinstance(value, ast.Name) and value.id in local
+                    if not is_group and not (isinstance(value, ast.Call) and calls(value)[0] in groups):
+                        found.append(f"{call.func.value.id}: {ast.unparse(argument)}")
+    return found
+
+
+def flat(targets: list[ast.expr]) -> list[ast.Name]:
+    return [name for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+
+
+def calls(node: ast.AST) -> list[str]:
+    found = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
+    return [function.id for function in found if isinstance(function, ast.Name)] or [""]
+
+
+def returning_groups(source: Path) -> list[str]:
+    functions = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.FunctionDef)]
+    return [node.name for node in functions if node.returns is not None and "Arguments" in ast.unparse(node.returns)]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_kernels_are_launched_with_named_groups_of_arguments(source):
+    assert positional(source) == []
+
+
+def test_the_search_for_launches_by_position_finds_one(tmp_path):
+    sample = tmp_path / "sample.py"
+    sample.write_text("def launch(x):\n    join_kernel[(1,)](x, Arguments(y=x), BLOCK=1)\n")
+    assert positional(sample) == ["join_kernel: x"]

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.activations import NAMES, Function
-from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.launching import Arguments, jit
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.placing import placed
 
@@ -44,17 +44,20 @@ def activate(
     assert x.stride(1) == out.stride(1) == 1
     assert factor is None or factor.stride(1) == 1
     if rows:
-        sizes = (x.stride(0), 0 if factor is None else factor.stride(0), out.stride(0), size)
         block = LOADED if factor is None else LOADED // 2
         activate_kernel[(rows, -(-size // block))](
-            x, factor, out, *sizes, NAME=name, BLOCK=block, num_warps=WARPS, **early(x)
-        )
+            Arguments(
+                x=x, x_stride=x.stride(0), factor=factor, factor_stride=0 if factor is None else factor.stride(0),
+                out=out, out_stride=out.stride(0), size=size,
+            ),
+            NAME=name, BLOCK=block, num_warps=WARPS, **early(x),
+        )  # fmt: skip
     return out
 
 
 @jit
 def activate_kernel(
-    x, factor, out, x_stride, factor_stride, out_stride, size,
+    x, x_stride, factor, factor_stride, out, out_stride, size,
     NAME: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)

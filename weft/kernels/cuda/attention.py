@@ -35,10 +35,11 @@ from weft.base.grid import CELL
 from weft.kernels.attention import AttentionForm
 from weft.kernels.cuda import flashinfer
 from weft.kernels.cuda.activation import gated_product
+from weft.kernels.cuda.arguments import STEP, cache_of, pages_of
 from weft.kernels.cuda.attention_decode import attend_decodes
 from weft.kernels.cuda.attention_prefill import attend_pieces
 from weft.kernels.cuda.flashinfer import Shape
-from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.rotary import rotate_and_write
 from weft.kernels.interface import Batch
@@ -106,14 +107,14 @@ def read_pages(
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     assert out.stride()[1:] == (q.shape[2], 1)
     if batch.decodes:
-        attend_decodes(q, out, batch, listed, view, scale, softcap, sinks)
+        attend_decodes(q, out, batch, view, scale, softcap, sinks)
     if batch.pieces:
         shape = shape_of(q, view, scale, softcap)
         seen = batch.farthest if view.window is None else min(batch.farthest, view.window + batch.longest)
         if batch.longest * seen >= FLASHINFER_WORK and flashinfer.is_warm(shape):
             flashinfer.attend_prefill(q, out, batch, listed, view, shape, sinks, batch.derived)
         else:
-            attend_pieces(q, out, batch, listed, view, scale, softcap, sinks)
+            attend_pieces(q, out, batch, view, scale, softcap, sinks)
     return out
 
 
@@ -167,32 +168,34 @@ def write_pages(
     view: AttentionView,
 ) -> None:
     """Write new keys and values to their pages: the token at position p goes to index p % cell of its page."""
-    listed = batch.pages(view.window)
     tokens, kv_heads, head_dim = k.shape
     cell = view.keys.shape[1]
     _write_token[(tokens,)](
-        k, v, view.keys, view.values, listed.write_page, batch.positions,
-        k.stride(0), k.stride(1), v.stride(0), v.stride(1), view.keys.stride(0),
+        Arguments(
+            k_ptr=k, k_token_stride=k.stride(0), k_head_stride=k.stride(1),
+            v_ptr=v, v_token_stride=v.stride(0), v_head_stride=v.stride(1),
+        ),
+        cache_of(view), pages_of(batch, view),
         CELL=cell, HEAD_DIM=head_dim, SIZE=kv_heads * head_dim, BLOCK=power_of_two(kv_heads * head_dim),
         num_warps=2, **early(k),
     )  # fmt: skip
 
 
-@jit(do_not_specialize_on_alignment=("write_page_ptr", "positions_ptr"))
+@jit(**STEP)
 def _write_token(
-    k_ptr, v_ptr, keys_ptr, values_ptr, write_page_ptr, positions_ptr,
-    k_token_stride, k_head_stride, v_token_stride, v_head_stride, page_stride,
+    k_ptr, k_token_stride, k_head_stride, v_ptr, v_token_stride, v_head_stride,
+    key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
     CELL: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
-    page = tl.load(write_page_ptr + token).to(tl.int64)
-    index = tl.load(positions_ptr + token) % CELL
+    page = tl.load(write_page + token).to(tl.int64)
+    index = tl.load(positions + token) % CELL
     item = tl.arange(0, BLOCK)
     head, feature = item // HEAD_DIM, item % HEAD_DIM
     wait(EARLY)
     k = tl.load(k_ptr + token.to(tl.int64) * k_token_stride + head * k_head_stride + feature, mask=item < SIZE)
     v = tl.load(v_ptr + token.to(tl.int64) * v_token_stride + head * v_head_stride + feature, mask=item < SIZE)
     at = page * page_stride + index * SIZE + item
-    tl.store(keys_ptr + at, k, mask=item < SIZE)
-    tl.store(values_ptr + at, v, mask=item < SIZE)
+    tl.store(key_pages + at, k, mask=item < SIZE)
+    tl.store(value_pages + at, v, mask=item < SIZE)

@@ -16,16 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, rows_of
 from weft.kernels.cuda.gpus import INTERPRETED, gpu_of
-from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.overlap import early, wait
-from weft.kernels.interface import Batch, PageList
+from weft.kernels.interface import Batch
 from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Parts of one upload: their addresses differ from step to step, and must not be compiled in.
-LANES = ("start_ptr", "first_position_ptr", "bounds_ptr", "pages_ptr")
-SHARING = ("rows", "shares", "least_cells")
 
 
 class Launch(NamedTuple):
@@ -68,7 +66,6 @@ def attend_decodes(
     q: Tensor,
     out: Tensor,
     batch: Batch,
-    listed: PageList,
     view: AttentionView,
     scale: float,
     softcap: float | None,
@@ -85,6 +82,10 @@ def attend_decodes(
     # For every share: the part of a row that starts before it, and the part of a row that ends after it; then their
     # sums.
     parts = torch.empty(sharing.shares * 2 * heads * (head_dim + 1), dtype=torch.float32, device=q.device)
+    found = Arguments(
+        out_ptr=out, out_token_stride=out.stride(0), parts_ptr=parts, sinks_ptr=out if sinks is None else sinks,
+        rows=rows, shares=sharing.shares, least_cells=sharing.least_cells,
+    )  # fmt: skip
     common = {
         "HEADS": heads,
         "KV_HEADS": kv_heads,
@@ -94,41 +95,41 @@ def attend_decodes(
         **early(q),
     }
     _attend_share[(kv_heads, sharing.shares)](
-        q, view.keys, view.values, out, parts, out if sinks is None else sinks,
-        batch.start, listed.first_position, listed.bounds, listed.pages, rows, *sharing,
-        q.stride(0), q.stride(1), out.stride(0), view.keys.stride(0), scale,
+        Arguments(q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale), found,
+        cache_of(view), pages_of(batch, view), rows_of(batch),
         BLOCK_HEADS=max(16, power_of_two(heads // kv_heads)), CELL=cell, KEYS=min(launch.keys, cell),
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **common, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
     _merge_parts[(heads, rows)](
-        parts, out, out if sinks is None else sinks, listed.bounds, rows, *sharing, out.stride(0),
+        found, pages_of(batch, view),
         **common, num_warps=1 if block_dim < 256 else 2,
     )  # fmt: skip
 
 
 @triton.jit
-def _size_of_shares(bounds_ptr, rows, shares, least_cells):
-    return tl.maximum(tl.cdiv(tl.load(bounds_ptr + rows), shares), least_cells)
+def _size_of_shares(page_bounds, rows, shares, least_cells):
+    return tl.maximum(tl.cdiv(tl.load(page_bounds + rows), shares), least_cells)
 
 
 @triton.jit
-def _row_of(cell, bounds_ptr, rows):
+def _row_of(cell, page_bounds, rows):
     """Return the row of a cell of the line: the number of rows that end at it or before."""
     BLOCK: tl.constexpr = 256
     row = 0
     for first in range(0, rows, BLOCK):
         number = first + tl.arange(0, BLOCK)
-        ends = tl.load(bounds_ptr + 1 + number, mask=number < rows, other=2147483647)
+        ends = tl.load(page_bounds + 1 + number, mask=number < rows, other=2147483647)
         row += tl.sum((ends <= cell).to(tl.int32), 0)
     return row
 
 
-@jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=LANES)
+@jit(**STEP)
 def _attend_share(
-    q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, sinks_ptr,
-    start_ptr, first_position_ptr, bounds_ptr, pages_ptr, rows, shares, least_cells,
-    q_token_stride, q_head_stride, out_token_stride, page_stride, scale,
+    q_ptr, q_token_stride, q_head_stride, scale,
+    out_ptr, out_token_stride, parts_ptr, sinks_ptr, rows, shares, least_cells,
+    key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
+    row_start, row_first, row_slot, row_tail, row_closing,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
@@ -136,11 +137,11 @@ def _attend_share(
 ):  # fmt: skip
     """Compute one share of the line, for the heads of one group, row by row."""
     kv_head, share = tl.program_id(0), tl.program_id(1)
-    size = _size_of_shares(bounds_ptr, rows, shares, least_cells)
+    size = _size_of_shares(page_bounds, rows, shares, least_cells)
     share_begin = share * size
-    share_end = tl.minimum(share_begin + size, tl.load(bounds_ptr + rows))
-    first_row = _row_of(share_begin, bounds_ptr, rows)
-    last_row = _row_of(share_end - 1, bounds_ptr, rows)
+    share_end = tl.minimum(share_begin + size, tl.load(page_bounds + rows))
+    first_row = _row_of(share_begin, page_bounds, rows)
+    last_row = _row_of(share_end - 1, page_bounds, rows)
     wait(EARLY)
     if share_begin >= share_end:
         return
@@ -154,8 +155,8 @@ def _attend_share(
     index = tl.arange(0, KEYS)
     in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
     for row in range(first_row, last_row + 1):
-        row_begin, row_end = tl.load(bounds_ptr + row), tl.load(bounds_ptr + row + 1)
-        position, first_position = tl.load(start_ptr + row), tl.load(first_position_ptr + row)
+        row_begin, row_end = tl.load(page_bounds + row), tl.load(page_bounds + row + 1)
+        position, first_position = tl.load(row_start + row), tl.load(page_first + row)
         low = tl.maximum(first_position, position - WINDOW + 1) if WINDOW else first_position
         query_at = tl.cast(row, tl.int64) * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
         q = tl.load(q_ptr + query_at, mask=is_query, other=0.0)
@@ -168,17 +169,17 @@ def _attend_share(
         total = tl.zeros([BLOCK_HEADS], tl.float32)
         mixed = tl.zeros([BLOCK_HEADS, BLOCK_DIM], tl.float32)
         # A page's number is loaded one block ahead, so that only keys and values are left for the stages.
-        next_page = tl.load(pages_ptr + origin + tl.minimum(first_block, last_block) // BLOCKS)
+        next_page = tl.load(page_list + origin + tl.minimum(first_block, last_block) // BLOCKS)
         for block in tl.range(first_block, last_block + 1):
             block_at = next_page.to(tl.int64) * page_stride + block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM)
-            next_page = tl.load(pages_ptr + origin + tl.minimum(block + 1, last_block) // BLOCKS)
+            next_page = tl.load(page_list + origin + tl.minimum(block + 1, last_block) // BLOCKS)
             key_position = block * KEYS + index
             seen = key_position <= position
             if WINDOW:
                 seen &= key_position >= low
             # Memory that is not seen may hold NaN, so it is not even loaded.
             loaded = seen[:, None] & is_feature[None, :]
-            keys = tl.load(keys_ptr + block_at + in_page, mask=loaded, other=0.0)
+            keys = tl.load(key_pages + block_at + in_page, mask=loaded, other=0.0)
             scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
             if SOFTCAP > 0:
                 scores = SOFTCAP * (2 * tl.sigmoid(2 * scores / SOFTCAP) - 1)
@@ -188,7 +189,7 @@ def _attend_share(
             weights = tl.exp2(scores - new_peak[:, None])
             fading = tl.exp2(peak - new_peak)
             total = total * fading + tl.sum(weights, 1)
-            values = tl.load(values_ptr + block_at + in_page, mask=loaded, other=0.0)
+            values = tl.load(value_pages + block_at + in_page, mask=loaded, other=0.0)
             mixed = tl.dot(weights.to(values.dtype), values, acc=mixed * fading[:, None], input_precision=PRECISION)
             peak = new_peak
 
@@ -207,17 +208,17 @@ def _attend_share(
             tl.store(parts_ptr + shares * (2 * HEADS * HEAD_DIM) + which, peak + tl.log2(total), mask=member < GROUP)
 
 
-@jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=LANES)
+@jit(**STEP)
 def _merge_parts(
-    parts_ptr, out_ptr, sinks_ptr, bounds_ptr, rows, shares, least_cells, out_token_stride,
+    out_ptr, out_token_stride, parts_ptr, sinks_ptr, rows, shares, least_cells, positions, write_page, page_first, page_bounds, page_list,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     HAS_SINKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Merge the parts of one head of one row, each weighted by the sum that it was divided by."""
     head, row = tl.program_id(0), tl.program_id(1)
-    size = _size_of_shares(bounds_ptr, rows, shares, least_cells)
-    first_share = tl.load(bounds_ptr + row) // size
-    last_share = (tl.load(bounds_ptr + row + 1) - 1) // size
+    size = _size_of_shares(page_bounds, rows, shares, least_cells)
+    first_share = tl.load(page_bounds + row) // size
+    last_share = (tl.load(page_bounds + row + 1) - 1) // size
     # Wait even if there is nothing to merge: kernels that wait for this one rely on the one before it too.
     wait(EARLY)
     if first_share == last_share:

@@ -17,16 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, pieces_of, rows_of
 from weft.kernels.cuda.attention_decode import multiprocessors_of
-from weft.kernels.cuda.launching import jit, power_of_two
-from weft.kernels.interface import Batch, PageList
+from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.interface import Batch
 from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Parts of one upload: their addresses differ from step to step, and must not be compiled in.
-LANES = (
-    "start_ptr", "first_ptr", "piece_row_ptr", "piece_position_ptr", "first_position_ptr", "bounds_ptr", "pages_ptr",
-)  # fmt: skip
 
 
 class Launch(NamedTuple):
@@ -60,7 +57,6 @@ def attend_pieces(
     q: Tensor,
     out: Tensor,
     batch: Batch,
-    listed: PageList,
     view: AttentionView,
     scale: float,
     softcap: float | None,
@@ -85,10 +81,12 @@ def attend_pieces(
     parts = torch.empty(size, dtype=torch.float32, device=q.device)
     assert shares == 1 or programs <= COUNTERS
     _attend_block[(batch.pieces * blocks, kv_heads, shares)](
-        q, view.keys, view.values, out, parts, counters(q.device), out if sinks is None else sinks,
-        batch.start, batch.first, batch.piece_row, batch.piece_position,
-        listed.first_position, listed.bounds, listed.pages,
-        q.stride(0), q.stride(1), out.stride(0), view.keys.stride(0), scale,
+        Arguments(
+            q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale, out_ptr=out,
+            out_token_stride=out.stride(0), parts_ptr=parts, come_ptr=counters(q.device),
+            sinks_ptr=out if sinks is None else sinks,
+        ),
+        cache_of(view), pages_of(batch, view), rows_of(batch), pieces_of(batch),
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, CELL=cell,
         BLOCK=block, QUERIES=queries, BLOCKS=blocks, SHARES=shares, LEAST_CELLS=least_cells,
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0,
@@ -158,11 +156,12 @@ def _merge_shares(parts_ptr, sums_ptr, shares, BLOCK: tl.constexpr, BLOCK_DIM: t
     return peak, total, mixed
 
 
-@jit(do_not_specialize_on_alignment=LANES)
+@jit(**STEP)
 def _attend_block(
-    q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, come_ptr, sinks_ptr,
-    start_ptr, first_ptr, piece_row_ptr, piece_position_ptr, first_position_ptr, bounds_ptr, pages_ptr,
-    q_token_stride, q_head_stride, out_token_stride, page_stride, scale,
+    q_ptr, q_token_stride, q_head_stride, scale, out_ptr, out_token_stride, parts_ptr, come_ptr, sinks_ptr,
+    key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
+    row_start, row_first, row_slot, row_tail, row_closing,
+    piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr,
     BLOCK: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr,
     SHARES: tl.constexpr, LEAST_CELLS: tl.constexpr,
@@ -172,10 +171,10 @@ def _attend_block(
     # Later pieces of a row see more: start them first, so that no long one is left at the end.
     number, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     piece = number // BLOCKS
-    row = tl.load(piece_row_ptr + piece)
-    own_cell = tl.load(piece_position_ptr + piece) // CELL
-    start, first = tl.load(start_ptr + row), tl.load(first_ptr + row)
-    row_end = start + tl.load(first_ptr + row + 1) - first
+    row = tl.load(piece_row + piece)
+    own_cell = tl.load(piece_position + piece) // CELL
+    start, first = tl.load(row_start + row), tl.load(row_first + row)
+    row_end = start + tl.load(row_first + row + 1) - first
     low = tl.maximum(start, own_cell * CELL) + number % BLOCKS * QUERIES
     high = tl.minimum(tl.minimum(row_end, (own_cell + 1) * CELL), low + QUERIES)
     if low >= high:
@@ -193,8 +192,8 @@ def _attend_block(
     index = tl.arange(0, CELL)
     in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
     whole = None if HEAD_DIM == BLOCK_DIM else is_feature[None, :]
-    first_position = tl.load(first_position_ptr + row)
-    cell_pages_ptr = pages_ptr + tl.load(bounds_ptr + row) - first_position // CELL
+    first_position = tl.load(page_first + row)
+    cell_pages_ptr = page_list + tl.load(page_bounds + row) - first_position // CELL
     peak = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     mixed = tl.zeros([BLOCK, BLOCK_DIM], tl.float32)
@@ -222,7 +221,7 @@ def _attend_block(
             page = tl.load(cell_pages_ptr + cell + 1)
             key_position = cell * CELL + index
             peak, total, mixed = _mix_cell(
-                q, peak, total, mixed, keys_ptr + page_at + in_page, values_ptr + page_at + in_page,
+                q, peak, total, mixed, key_pages + page_at + in_page, value_pages + page_at + in_page,
                 (key_position >= lowest)[:, None] & is_feature[None, :],
                 key_position[None, :] > position[:, None] - WINDOW, scale, SOFTCAP, False, PRECISION,
             )  # fmt: skip
@@ -230,7 +229,7 @@ def _attend_block(
         page_at = page.to(tl.int64) * page_stride
         page = tl.load(cell_pages_ptr + cell + 1)
         peak, total, mixed = _mix_cell(
-            q, peak, total, mixed, keys_ptr + page_at + in_page, values_ptr + page_at + in_page,
+            q, peak, total, mixed, key_pages + page_at + in_page, value_pages + page_at + in_page,
             whole, None, scale, SOFTCAP, True, PRECISION,
         )  # fmt: skip
     page_at = page.to(tl.int64) * page_stride
@@ -242,7 +241,7 @@ def _attend_block(
     if WINDOW:
         visible &= key_position[None, :] > position[:, None] - WINDOW
     peak, total, mixed = _mix_cell(
-        q, peak, total, mixed, keys_ptr + page_at + in_page, values_ptr + page_at + in_page,
+        q, peak, total, mixed, key_pages + page_at + in_page, value_pages + page_at + in_page,
         there[:, None] & is_feature[None, :], visible, scale, SOFTCAP, False, PRECISION,
     )  # fmt: skip
 

@@ -19,7 +19,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.arguments import STEP, pieces_of, rows_of, window_of
+from weft.kernels.cuda.launching import Arguments, jit
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import ConvolutionWeights
@@ -32,11 +33,6 @@ MANY_CHANNELS, MANY_WARPS = 256, 1
 CHANNELS, WARPS, SPLITS = 256, 2, 4
 # The widest filter of published models; up to it, longer rows keep their inputs in registers.
 UNROLLED = tl.constexpr(4)
-# Their addresses in a step's upload vary, and must not be compiled in.
-LANES = (
-    "row_start", "row_first", "row_slot", "row_tail", "row_closing", "piece_row", "piece_position", "piece_slot",
-    "first_piece",
-)  # fmt: skip
 
 
 class Gates(NamedTuple):
@@ -54,28 +50,29 @@ def causal_conv(
     gates: Gates | None = None,
 ) -> Float[Tensor, "tokens channels"]:
     weight, bias, activation = weights.taps, weights.bias, weights.activation
-    state, tail = view.state["conv"], view.tail["conv"]
+    tail = view.tail["conv"]
     (tokens, channels), width = x.shape, weight.shape[1]
     before, after = (None, None) if gates is None else gates
     assert x.stride(1) == 1
     assert before is None or before.stride() == after.stride() == x.stride()
     assert width - 1 <= batch.cell
     y = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
-    common = (x, before, after, weight, bias, y, state, tail, batch.start, batch.slot, batch.tail)
-    sizes = (x.stride(0), *weight.stride(), state.stride(0), tail.stride(0), channels, tail.shape[1], batch.cell)
+    given = Arguments(
+        x=x, x_stride=x.stride(0), before=before, after=after, weight=weight, weight_channel=weight.stride(0),
+        weight_tap=weight.stride(1), bias=bias, y=y, channels=channels, ring=tail.shape[1], cell=batch.cell,
+    )  # fmt: skip
     if batch.decodes:
         few = batch.decodes * channels <= FEW
         block, warps = (FEW_CHANNELS, FEW_WARPS) if few else (MANY_CHANNELS, MANY_WARPS)
         decode_kernel[(batch.decodes, -(-channels // block))](
-            *common, batch.closing, *sizes,
+            given, window_of(view), rows_of(batch),
             WIDTH=width, SILU=activation, CHANNELS=block, num_warps=warps, **early(x),
         )  # fmt: skip
     if batch.pieces:
         # The first program of a row must hold all tokens that read inputs from before the row.
         splits = SPLITS if batch.cell >= SPLITS * (width - 1) else 1
-        pieces = (batch.first, batch.piece_row, batch.piece_position, batch.piece_slot, batch.first_piece)
         extend_kernel[(batch.pieces, -(-channels // CHANNELS), splits)](
-            *common, *pieces, batch.decodes, *sizes,
+            given, window_of(view), rows_of(batch), pieces_of(batch),
             WIDTH=width, SILU=activation, CHANNELS=CHANNELS, SPLITS=splits, num_warps=WARPS,
         )  # fmt: skip
     return y
@@ -144,10 +141,10 @@ def finish(total, offset, after, token, x_stride, channel, real, HAS_BIAS: tl.co
     return total
 
 
-@jit(do_not_specialize_on_alignment=LANES)
+@jit(**STEP)
 def decode_kernel(
-    x, before, after, weight, bias, y, state, tail, row_start, row_slot, row_tail, row_closing,
-    x_stride, weight_channel, weight_tap, state_stride, tail_stride, channels, ring, cell,
+    x, x_stride, before, after, weight, weight_channel, weight_tap, bias, y, channels, ring, cell,
+    state, state_stride, tail_conv, tail_conv_stride, row_start, row_first, row_slot, row_tail, row_closing,
     WIDTH: tl.constexpr, SILU: tl.constexpr, CHANNELS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -156,7 +153,7 @@ def decode_kernel(
     start = tl.load(row_start + row)
     closing = tl.load(row_closing + row)
     opening = start - start % cell
-    tail += tl.load(row_tail + row).to(tl.int64) * tail_stride
+    tail = tail_conv + tl.load(row_tail + row).to(tl.int64) * tail_conv_stride
     window = state + tl.load(row_slot + row).to(tl.int64) * state_stride
     offset = tl.load(bias + channel, mask=real, other=0.0).to(tl.float32) if bias is not None else 0.0
     total = sum_earlier(
@@ -262,11 +259,11 @@ def convolve_tap_by_tap(
         tl.store(y + token.to(tl.int64) * channels + channel, total.to(y.dtype.element_ty), mask=real)
 
 
-@jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
+@jit(**STEP)
 def extend_kernel(
-    x, before, after, weight, bias, y, state, tail, row_start, row_slot, row_tail, row_first,
-    piece_row, piece_position, piece_slot, first_piece, decodes,
-    x_stride, weight_channel, weight_tap, state_stride, tail_stride, channels, ring, cell,
+    x, x_stride, before, after, weight, weight_channel, weight_tap, bias, y, channels, ring, cell,
+    state, state_stride, tail_conv, tail_conv_stride, row_start, row_first, row_slot, row_tail, row_closing,
+    piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     WIDTH: tl.constexpr, SILU: tl.constexpr, CHANNELS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Program (piece, block of channels, part of the piece's tokens)."""
@@ -278,7 +275,7 @@ def extend_kernel(
     opening = start - start % cell
     first, slot = tl.load(row_first + row), tl.load(piece_slot + piece)
     length = tl.load(row_first + row + 1) - first
-    tail += tl.load(row_tail + row).to(tl.int64) * tail_stride
+    tail = tail_conv + tl.load(row_tail + row).to(tl.int64) * tail_conv_stride
     window = state + tl.load(row_slot + row).to(tl.int64) * state_stride
     x += first.to(tl.int64) * x_stride
     y += first.to(tl.int64) * channels

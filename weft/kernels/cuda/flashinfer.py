@@ -19,7 +19,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.interface import Batch, PageList
 from weft.memory.device.store import AttentionView
 
@@ -140,8 +140,9 @@ def attend_prefill(
     _, total = planner.wrapper.run(q, pages, out=out, return_lse=True)
     tokens, heads, head_dim = out.shape
     _join_sinks[(tokens, heads)](
-        out, total, sinks, HEADS=heads, HEAD_DIM=head_dim, BLOCK_DIM=power_of_two(head_dim), num_warps=1
-    )
+        Arguments(out_ptr=out, total_ptr=total, sinks_ptr=sinks),
+        HEADS=heads, HEAD_DIM=head_dim, BLOCK_DIM=power_of_two(head_dim), num_warps=1,
+    )  # fmt: skip
 
 
 def _plan_step(shape: Shape, batch: Batch, listed: PageList, device: torch.device) -> Planner:

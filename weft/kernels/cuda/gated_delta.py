@@ -13,11 +13,12 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of
 from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
 from weft.kernels.cuda.gated_delta_walk import walk_cells
 from weft.kernels.cuda.gpus import gpu_of
-from weft.kernels.cuda.launching import power_of_two
+from weft.kernels.cuda.launching import Arguments, power_of_two
 from weft.kernels.cuda.overlap import early
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import DeltaInputs, DeltaShape, conv_parts, delta_state
@@ -115,23 +116,27 @@ def precision(inputs: DeltaInputs) -> str:
 
 def launch_decode(inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, choice: Choice) -> None:
     rows, (heads, value_dim), key_heads = batch.decodes, inputs.v.shape[1:], inputs.k.shape[1]
-    shared, tail, state = dimensions(inputs, batch, view), view.tail, view.state["delta"]
+    shared = dimensions(inputs, batch, view)
     lookups = inputs.v.new_empty(rows, key_heads, 2, shared["KEYS"], dtype=torch.float32)
     weights = inputs.v.new_empty(rows, heads, 2, shared["BLOCK"], dtype=torch.float32)
     factors = inputs.v.new_empty(rows, heads, 4, dtype=torch.float32)
     weighing, overlap = WEIGH_FEW if rows <= FEW_ROWS else WEIGH_MANY, early(inputs.v, rows <= FEW_ROWS)
     weigh_tails[(key_heads, rows)](
-        inputs.q, inputs.k, inputs.q.stride(0), inputs.step, inputs.strength, inputs.step.stride(0),
-        inputs.rates, inputs.bias, tail["k"], tail["k"].stride(0), tail["decay"], tail["decay"].stride(0),
-        batch.start, batch.tail, lookups, weights, factors,
+        Arguments(
+            q=inputs.q, k=inputs.k, token_stride=inputs.q.stride(0), step=inputs.step, strength=inputs.strength,
+            gate_stride=inputs.step.stride(0), rates=inputs.rates, bias=inputs.bias,
+            lookups=lookups, weights=weights, factors=factors,
+        ),
+        memory_of(view), rows_of(batch),
         **shared, HEADS=power_of_two(heads // key_heads), CHUNK=min(weighing.chunk, shared["BLOCK"]),
         PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=weighing.warps, **overlap,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
     decode_rows[(-(-value_dim // values), heads, rows)](
-        inputs.v, inputs.v.stride(0), lookups, weights, factors, y,
-        tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
-        state, state.stride(0), batch.start, batch.slot, batch.tail, batch.closing,
+        Arguments(
+            v=inputs.v, value_stride=inputs.v.stride(0), y=y, lookups=lookups, weights=weights, factors=factors,
+        ),
+        memory_of(view), rows_of(batch),
         **shared, VALUE_DIM=value_dim, VALUES=values, PRECISION=precision(inputs),
         num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers, **overlap,
     )  # fmt: skip
@@ -158,12 +163,13 @@ def launch_extend(
     systems = inputs.v.new_empty(batch.pieces, heads, 2, block, block)
     scales = inputs.v.new_empty(batch.pieces, heads, 5, block, dtype=torch.float32)
     head_keys = inputs.k.new_empty(long_rows, key_heads, block, key_dim)
-    tail, state = view.tail, view.state["delta"]
     solve_cells[(heads, batch.pieces)](
-        inputs.q, inputs.k, inputs.q.stride(0), inputs.step, inputs.strength, inputs.step.stride(0),
-        inputs.rates, inputs.bias, tail["k"], tail["k"].stride(0), tail["decay"], tail["decay"].stride(0),
-        batch.start, batch.first, batch.tail, batch.piece_row, batch.piece_position,
-        systems, scales, head_keys, batch.decodes,
+        Arguments(
+            q=inputs.q, k=inputs.k, token_stride=inputs.q.stride(0), step=inputs.step, strength=inputs.strength,
+            gate_stride=inputs.step.stride(0), rates=inputs.rates, bias=inputs.bias,
+            systems=systems, scales=scales, head_keys=head_keys,
+        ),
+        memory_of(view), rows_of(batch), pieces_of(batch),
         **shared, PROJECTED=inputs.rates is not None, MOST=inputs.most, PRECISION=precision(inputs),
         INNER=tl.float32 if inputs.v.dtype == torch.float32 else tl.float16,
         num_warps=solve.warps, num_stages=solve.stages, maxnreg=solve.registers,
@@ -172,10 +178,11 @@ def launch_extend(
     q_offset = (inputs.q.data_ptr() - inputs.k.data_ptr()) // inputs.k.element_size()
     values = min(walk.values, padded(value_dim))
     walk_cells[(-(-value_dim // values), heads, long_rows)](
-        inputs.k, q_offset, inputs.k.stride(0), inputs.v, inputs.v.stride(0), y, systems, scales, head_keys,
-        tail["k"], tail["k"].stride(0), tail["u"], tail["u"].stride(0), tail["decay"], tail["decay"].stride(0),
-        state, state.stride(0), batch.start, batch.first, batch.slot, batch.tail,
-        batch.first_piece, batch.piece_slot, batch.decodes,
+        Arguments(
+            k=inputs.k, q_offset=q_offset, token_stride=inputs.k.stride(0), v=inputs.v, value_stride=inputs.v.stride(0),
+            y=y, systems=systems, scales=scales, head_keys=head_keys,
+        ),
+        memory_of(view), rows_of(batch), pieces_of(batch),
         **shared, VALUE_DIM=value_dim, VALUES=values, STAGES=walk.stages, PRECISION=precision(inputs),
         num_warps=walk.warps, maxnreg=walk.registers,
     )  # fmt: skip

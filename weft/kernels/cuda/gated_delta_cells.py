@@ -11,16 +11,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.kernels.cuda.arguments import STEP
 from weft.kernels.cuda.launching import jit
 
 # Diagonal blocks of this size are inverted row by row; the blocks below them follow by matmuls.
 SMALL = tl.constexpr(16)
 NORM_EPSILON = tl.constexpr(1e-6)
-# Their addresses in a step's upload vary, and must not be compiled in.
-LANES = [
-    "row_start", "row_first", "row_slot", "row_tail", "row_closing",
-    "piece_row", "piece_position", "piece_slot", "first_piece",
-]  # fmt: skip
 
 
 @triton.jit
@@ -73,12 +69,13 @@ def invert(below, BLOCK: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.conste
     return diagonal - tl.dot(nilpotent, diagonal.to(INNER), input_precision=PRECISION)
 
 
-@jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
+@jit(**STEP)
 def solve_cells(
     q, k, token_stride, step, strength, gate_stride, rates, bias,
-    tail_k, tail_k_stride, tail_decay, tail_decay_stride,
-    row_start, row_first, row_tail, piece_row, piece_position,
-    systems, scales, head_keys, decodes,
+    systems, scales, head_keys,
+    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    row_start, row_first, row_slot, row_tail, row_closing,
+    piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr,
     INNER: tl.constexpr, PRECISION: tl.constexpr,

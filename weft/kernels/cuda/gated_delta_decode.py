@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.kernels.cuda.gated_delta_cells import LANES, NORM_EPSILON, gates
+from weft.kernels.cuda.arguments import STEP
+from weft.kernels.cuda.gated_delta_cells import NORM_EPSILON, gates
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.tails import ring_places
@@ -19,10 +20,11 @@ from weft.kernels.cuda.tails import ring_places
 CLOSED = tl.constexpr(32)
 
 
-@jit(do_not_specialize_on_alignment=LANES)
+@jit(**STEP)
 def weigh_tails(
-    q, k, token_stride, step, strength, gate_stride, rates, bias,
-    tail_k, tail_k_stride, tail_decay, tail_decay_stride, row_start, row_tail, lookups, weights, factors,
+    q, k, token_stride, step, strength, gate_stride, rates, bias, lookups, weights, factors,
+    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    row_start, row_first, row_slot, row_tail, row_closing,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, CHUNK: tl.constexpr, PROJECTED: tl.constexpr,
     MOST: tl.constexpr,
@@ -137,11 +139,11 @@ def sums(a, b):
     return tl.reduce((a, b), 0, add_both)
 
 
-@jit(do_not_specialize_on_alignment=LANES)
+@jit(**STEP)
 def decode_rows(
-    v, value_stride, lookups, weights, factors, y,
-    tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride, state, state_stride,
-    row_start, row_slot, row_tail, row_closing,
+    v, value_stride, y, lookups, weights, factors,
+    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    row_start, row_first, row_slot, row_tail, row_closing,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     PRECISION: tl.constexpr, EARLY: tl.constexpr,

@@ -8,7 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.kernels.cuda.gated_delta_cells import LANES, NORM_EPSILON
+from weft.kernels.cuda.arguments import STEP
+from weft.kernels.cuda.gated_delta_cells import NORM_EPSILON
 from weft.kernels.cuda.launching import jit
 
 
@@ -155,11 +156,12 @@ def pass_whole(
     return memory
 
 
-@jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
+@jit(**STEP)
 def walk_cells(
     k, q_offset, token_stride, v, value_stride, y, systems, scales, head_keys,
-    tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride, state, state_stride,
-    row_start, row_first, row_slot, row_tail, first_piece, piece_slot, decodes,
+    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    row_start, row_first, row_slot, row_tail, row_closing,
+    piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,

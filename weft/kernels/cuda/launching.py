@@ -1,8 +1,11 @@
-"""Kernels that cost the host little to launch: `@jit` replaces `@triton.jit`; `kernel[grid](...)` stays the same.
+"""Kernels that cost the host little to launch, with named groups of arguments: `@jit` replaces `@triton.jit`, and
 
-Triton binds, types and specialises all arguments of every launch in Python, which takes longer than most kernels
-run. `Kernel` finds the compiled kernel by a short key and starts it with raw addresses. Compilation and
-specialisation stay Triton's: a launch with a new key goes through Triton.
+    kernel[grid](rows_of(batch), Arguments(x=x, x_stride=x.stride(0), y=y), BLOCK=64, num_warps=4)
+
+launches one. Triton binds, types and specialises all arguments of every launch in Python, which takes longer than
+most kernels run. Here a group does that for its own arguments when it is made, so groups that many launches share, such
+as a step's rows and a layer's memory, cost nothing again. `Kernel` finds the compiled kernel by a short key and starts
+it with raw addresses. Compilation and specialisation stay Triton's: a launch with a new key goes through Triton.
 """
 
 from __future__ import annotations
@@ -24,13 +27,60 @@ UNALIGNED, ONE, MULTIPLE, OTHER = "unaligned", "one", "multiple", "other"
 LEAST, MOST = -(1 << 31), (1 << 31) - 1
 
 
+class Arguments:
+    """A named group of arguments: consecutive parameters of a kernel, with their key and raw values for launches."""
+
+    __slots__ = ("given", "key", "tensor", "values")
+
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+        self.tensor: Tensor | None = None
+        self.values: list[Any] = []
+        self.key: list[Any] = []
+        # This runs for most launches, so it avoids slow operations: calls, and `isinstance` most of all.
+        key, values = self.key, self.values
+        for argument in given.values():
+            kind = type(argument)
+            if kind is Tensor or kind is Parameter:
+                self.tensor = argument
+                address = argument.data_ptr()
+                values.append(address)
+                key.append(argument.dtype)
+                if address & 15:
+                    key.append(UNALIGNED)
+                continue
+            values.append(argument)
+            if kind is int:
+                key.append(OTHER if argument & 15 else MULTIPLE)
+                if argument == 1:
+                    key[-1] = ONE
+                elif not LEAST <= argument <= MOST:
+                    key.append(argument)
+            else:
+                # The value of a float or boolean does not matter; any other argument is None.
+                key.append(kind if kind is float or kind is bool else argument)
+
+
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Decorate like `triton.jit`, for kernels whose first parameter is a tensor and whose last ones are constants."""
+    """Decorate like `triton.jit`, for kernels whose last parameters are the constants."""
     if function is None:
         return lambda decorated: jit(decorated, **options)
     if knobs.runtime.interpret or not triton.__version__.startswith(KNOWN):
-        return triton.jit(function, **options)
+        return NamedLaunches(triton.jit(function, **options))
     return Kernel(function, **options)
+
+
+class NamedLaunches:
+    """A kernel that is launched with groups of arguments and leaves everything else to Triton or its interpreter."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        def launch(*groups: Arguments, **settings: Any) -> Any:
+            return self.kernel[grid](**named(groups), **settings)
+
+        return launch
 
 
 class Kernel(JITFunction):
@@ -43,52 +93,53 @@ class Kernel(JITFunction):
         super().__init__(function, **options)
         self.compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
-    def run(self, *arguments: Any, grid: Any, warmup: bool, **settings: Any) -> Any:
+    def run(self, *groups: Arguments, grid: Any, warmup: bool, **settings: Any) -> Any:
         """Launch the kernel. `settings` are constants and options such as `num_warps`."""
-        key, values = specialise(arguments, settings)
+        key, values = specialise(groups, settings)
         found = self.compiled.get(key)
         # A launch hook needs more details than the cache has.
         if found is None or warmup or knobs.runtime.launch_enter_hook.calls or not self.remembering:
-            made = super().run(*arguments, grid=grid, warmup=warmup, **settings)
+            made = super().run(**self.checked(groups), grid=grid, warmup=warmup, **settings)
             if made is not None and not warmup:
-                constants = (None,) * (len(self.params) - len(arguments))
+                constants = (None,) * (len(self.params) - len(values))
                 self.compiled[key] = made.run, made.function, made.packed_metadata, constants
             return made
         start, handle, metadata, constants = found
-        stream = driver.active.get_current_stream(arguments[0].get_device())
+        stream = driver.active.get_current_stream(key[0])
         sides = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
         start(*sides, stream, handle, metadata, None, None, None, *values, *constants)
         return None
 
+    def checked(self, groups: tuple[Arguments, ...]) -> dict[str, Any]:
+        """Return the arguments by name, which must be the kernel's parameters in their order, but for constants."""
+        given = named(groups)
+        expected = [parameter.name for parameter in self.params if not parameter.is_constexpr]
+        if list(given) != expected:
+            raise TypeError(f"{self.__name__} takes the arguments {expected}, but was given {list(given)}")
+        return given
 
-def specialise(arguments: tuple[Any, ...], settings: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]]:
-    """Return a key that differs wherever Triton would recompile, and the arguments with addresses for tensors.
 
-    A constant must have the same type in all launches: 1 and True are one key.
+def specialise(groups: tuple[Arguments, ...], settings: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]]:
+    """Return a key that differs wherever Triton would recompile, the device first; and the raw values of all arguments.
+
+    A constant must have the same type in all launches: 1 and True are one key. The first group has a tensor.
     """
-    key = [arguments[0].get_device(), *settings, *settings.values()]
-    values = []
-    # This runs for every launch, so it avoids slow operations: calls, and `isinstance` most of all.
-    for argument in arguments:
-        kind = type(argument)
-        if kind is Tensor or kind is Parameter:
-            address = argument.data_ptr()
-            values.append(address)
-            key.append(argument.dtype)
-            if address & 15:
-                key.append(UNALIGNED)
-            continue
-        values.append(argument)
-        if kind is int:
-            key.append(OTHER if argument & 15 else MULTIPLE)
-            if argument == 1:
-                key[-1] = ONE
-            elif not LEAST <= argument <= MOST:
-                key.append(argument)
-        else:
-            # The value of a float or boolean does not matter; any other argument is None.
-            key.append(kind if kind is float or kind is bool else argument)
+    key, values = [groups[0].tensor.get_device(), *settings, *settings.values()], []
+    for group in groups:
+        key += group.key
+        values += group.values
     return tuple(key), values
+
+
+def named(groups: tuple[Arguments, ...]) -> dict[str, Any]:
+    """Return the arguments of all groups by name."""
+    found: dict[str, Any] = {}
+    for group in groups:
+        twice = found.keys() & group.given
+        if twice:
+            raise TypeError(f"arguments in more than one group: {sorted(twice)}")
+        found |= group.given
+    return found
 
 
 def power_of_two(least: int) -> int:

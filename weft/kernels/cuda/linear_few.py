@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.gpus import H200, Gpu, gpu_of
-from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.launching import Arguments, jit
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, on_branch, wait
 
@@ -101,10 +101,12 @@ def few_rows(
     found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else None
     y = torch.empty(rows, results, dtype=x.dtype, device=x.device) if summed else None
     few_rows_kernel[(blocks, shares)](
-        x, weight, bias, y, found, counters(x.device, on_branch()), rows, outputs, inputs, share, x.stride(0),
-        ROWS=rows_compiled(rows), OUTPUTS=width, INPUTS=step, SHARES=shares,
-        EVEN=inputs == shares * share, NAME=activation or "", PARTS=parts,
-        num_warps=warps, num_stages=stages, **early(x),
+        Arguments(
+            x=x, weight=weight, bias=bias, y=y, found=found, come=counters(x.device, on_branch()), rows=rows,
+            outputs=outputs, inputs=inputs, share=share, x_stride=x.stride(0),
+        ),
+        ROWS=rows_compiled(rows), OUTPUTS=width, INPUTS=step, SHARES=shares, EVEN=inputs == shares * share,
+        NAME=activation or "", PARTS=parts, num_warps=warps, num_stages=stages, **early(x),
     )  # fmt: skip
     result = y if summed else found
     assert result is not None

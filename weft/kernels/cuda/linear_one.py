@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.launching import Arguments, jit
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.stream import LazyNorm
@@ -51,21 +51,21 @@ def one_row(
 ) -> Float[Tensor, "1 results"]:
     """Return the matmul; with a named activation, activation(matmul) or, of two parts, activation(first) * second."""
     inputs, results = weight.shape[1], len(weight) // parts
-    x, *norm = operands(x)
-    y = torch.empty(1, results, dtype=x.dtype, device=x.device)
+    row, source = operands(x)
+    y = torch.empty(1, results, dtype=row.dtype, device=row.device)
     by = by or blocks(results, inputs, parts)
     one_row_kernel[(-(-results // by.rows),)](
-        x, *norm, weight, bias, y, results,
+        source, Arguments(weight=weight, bias=bias, y=y, results=results),
         AHEAD=weight.numel() <= SMALL, INPUTS=inputs, NAME=activation or "", PARTS=parts,
         OUTPUTS=by.rows, COLUMNS=by.columns,
-        AT_ONCE=by.at_once(parts * x.element_size()), num_warps=by.warps, **early(x),
+        AT_ONCE=by.at_once(parts * row.element_size()), num_warps=by.warps, **early(row),
     )  # fmt: skip
     return y
 
 
 @jit
 def one_row_kernel(
-    x, scale, eps, change, factor, total, norm, weight, bias, y, results,
+    x, scale, eps, change, factor, stream, norm, weight, bias, y, results,
     AHEAD: tl.constexpr, INPUTS: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -93,7 +93,7 @@ def one_row_kernel(
             wait(EARLY)
         hold()
         if scale is not None and begin == 0:
-            values = normed(x, scales, eps, change, factor, total, norm, tl.program_id(0) == 0, INPUTS, COLUMNS)
+            values = normed(x, scales, eps, change, factor, stream, norm, tl.program_id(0) == 0, INPUTS, COLUMNS)
         for number in tl.static_range(begin, min(begin + AT_ONCE, PIECES)):
             value = values[number] if scale is not None else piece(x, number, INPUTS, COLUMNS)
             value = value.to(tl.float32)[None, :]

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.launching import Arguments, jit
 from weft.kernels.cuda.moe_activation import between, sigmoid
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.vectors import Vectors, add_products, hold, piece, pieces, tile, tiles
@@ -35,12 +35,16 @@ def few_experts(
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     own, other = blocks
     few_first_kernel[(-(-inner // own.rows), tokens * k)](
-        x, chosen, first, first_bias, between_them, activation.alpha, activation.limit,
-        K=k, HIDDEN=hidden, INNER=inner, NAME=activation.name, PARTS=activation.parts,
-        ROWS=own.rows, COLUMNS=own.columns, ONCE=tokens == 1, num_warps=own.warps, **early(x),
+        Arguments(
+            x=x, chosen=chosen, first=first, bias=first_bias, out=between_them, alpha=activation.alpha,
+            limit=activation.limit,
+        ),
+        K=k, HIDDEN=hidden, INNER=inner, NAME=activation.name, PARTS=activation.parts, ROWS=own.rows,
+        COLUMNS=own.columns, ONCE=tokens == 1, num_warps=own.warps, **early(x),
     )  # fmt: skip
     few_second_kernel[(-(-hidden // other.rows), tokens)](
-        between_them, weights, chosen, second, second_bias, *shared_parts(shared), out,
+        Arguments(inputs=between_them, weights=weights, chosen=chosen, second=second, bias=second_bias, out=out),
+        shared_expert(shared),
         K=k, HIDDEN=hidden, INNER=inner, SHARED=0 if shared is None else shared.second.matrix.shape[1],
         ROWS=other.rows, COLUMNS=other.columns, AT_ONCE=other.at_once(x.element_size()),
         ONCE=tokens == 1, num_warps=other.warps, **early(x),
@@ -48,16 +52,23 @@ def few_experts(
     return out
 
 
-def shared_parts(shared: Shared | None) -> tuple[Tensor | int | None, ...]:
+def shared_expert(shared: Shared | None) -> Arguments:
     """Return the second kernel's inputs of a shared expert. Gate and up are parts of one matmul: their strides are
     equal.
     """
     if shared is None:
-        return None, None, None, None, 0, 0
+        return NOT_SHARED
     opening = shared.opening
     assert shared.gate.stride() == shared.up.stride()
-    strides = (shared.gate.stride(0), 0 if opening is None else opening.stride(0))
-    return shared.gate, shared.up, shared.second.matrix, opening, *strides
+    return Arguments(
+        shared_gate=shared.gate, shared_up=shared.up, shared_second=shared.second.matrix, opening=opening,
+        gate_stride=shared.gate.stride(0), opening_stride=0 if opening is None else opening.stride(0),
+    )  # fmt: skip
+
+
+NOT_SHARED = Arguments(
+    shared_gate=None, shared_up=None, shared_second=None, opening=None, gate_stride=0, opening_stride=0
+)
 
 
 @jit
@@ -97,8 +108,8 @@ def few_first_kernel(
 
 @jit
 def few_second_kernel(
-    inputs, weights, chosen, second, bias,
-    shared_gate, shared_up, shared_second, opening, gate_stride, opening_stride, out,
+    inputs, weights, chosen, second, bias, out,
+    shared_gate, shared_up, shared_second, opening, gate_stride, opening_stride,
     K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, ONCE: tl.constexpr,
     EARLY: tl.constexpr,

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_routing import list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
@@ -40,8 +40,8 @@ def many_experts(
     rows, place = sort_rows(x, chosen, lists.places, lists.sizes, ends)
     outer = F.grouped_mm(rows, first.transpose(1, 2), offs=ends)
     inner = apply_between(outer, place, chosen, activation, first_bias)
-    outcome = F.grouped_mm(inner, second.transpose(1, 2), offs=ends)
-    return weighted_sum(outcome, weights, shared, place, chosen, second_bias)
+    results = F.grouped_mm(inner, second.transpose(1, 2), offs=ends)
+    return weighted_sum(results, weights, shared, place, chosen, second_bias)
 
 
 def sort_rows(x: Tensor, chosen: Tensor, places: Tensor, sizes: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,8 +52,11 @@ def sort_rows(x: Tensor, chosen: Tensor, places: Tensor, sizes: Tensor, ends: Te
     place = torch.empty(tokens, k, dtype=torch.int32, device=x.device)
     block = min(2 * BLOCK, power_of_two(hidden))
     sort_rows_kernel[(tokens,)](
-        x, chosen, places, sizes, ends, rows, place, x.stride(0), K=k, HIDDEN=hidden, BLOCK=block, num_warps=4
-    )
+        Arguments(
+            x=x, chosen=chosen, places=places, sizes=sizes, ends=ends, rows=rows, place=place, x_stride=x.stride(0),
+        ),
+        K=k, HIDDEN=hidden, BLOCK=block, num_warps=4,
+    )  # fmt: skip
     return rows, place
 
 
@@ -78,7 +81,10 @@ def apply_between(outer: Tensor, place: Tensor, chosen: Tensor, activation: Acti
     out = torch.empty(pairs, inner, dtype=outer.dtype, device=outer.device)
     block = min(BLOCK, power_of_two(inner))
     between_kernel[(pairs, -(-inner // block))](
-        outer, place, chosen, bias, out, activation.alpha, activation.limit,
+        Arguments(
+            outer=outer, place=place, chosen=chosen, bias=bias, out=out, alpha=activation.alpha,
+            limit=activation.limit,
+        ),
         INNER=inner, NAME=activation.name, PARTS=activation.parts, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out

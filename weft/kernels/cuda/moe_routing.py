@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.ordering import rising_key
 from weft.kernels.cuda.overlap import early, wait
 
@@ -38,9 +38,12 @@ def route(
     if tokens:
         # One warp, whose integer maximum is a single instruction.
         route_kernel[(tokens,)](
-            logits, bias, weights, chosen, logits.stride(0), scaling, eps,
-            COUNT=count, K=k, SCORING=scoring, RENORMALISE=renormalise, BLOCK=power_of_two(count),
-            num_warps=1, **early(logits),
+            Arguments(
+                logits=logits, bias=bias, weights=weights, chosen=chosen, logits_stride=logits.stride(0),
+                scaling=scaling, eps=eps,
+            ),
+            COUNT=count, K=k, SCORING=scoring, RENORMALISE=renormalise, BLOCK=power_of_two(count), num_warps=1,
+            **early(logits),
         )  # fmt: skip
     return weights, chosen
 
@@ -96,14 +99,17 @@ def list_pairs(chosen: Int[Tensor, "tokens k"], count: int, tile: int | None = N
     places = torch.empty(tokens, k, dtype=torch.int32, device=chosen.device)
     block = min(LIST_BLOCK, max(32, power_of_two(tokens * k)))
     list_kernel[(count,)](
-        chosen, listed, sizes, places, tokens, tokens * k,
+        Arguments(chosen=chosen, listed=listed, sizes=sizes, places=places, tokens=tokens, pairs=tokens * k),
         BLOCK=block, num_warps=max(1, min(16, block // 256)), **early(chosen),
     )  # fmt: skip
     tile_ends = None
     if tile is not None:
         tile_ends = torch.empty_like(sizes)
         block = power_of_two(count)
-        tile_kernel[(1,)](sizes, tile_ends, tile, COUNT=count, BLOCK=block, num_warps=1, **early(chosen))
+        tile_kernel[(1,)](
+            Arguments(sizes=sizes, tile_ends=tile_ends, tile=tile),
+            COUNT=count, BLOCK=block, num_warps=1, **early(chosen),
+        )  # fmt: skip
     return Lists(listed, sizes, places, tile_ends)
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_choices import Tiles
 from weft.kernels.cuda.moe_routing import Lists, list_pairs
@@ -40,11 +40,11 @@ def some_experts(
     assert blocks[0].pairs == blocks[1].pairs
     lists = list_pairs(chosen, count, blocks[0].pairs if tiled else None)
     between_them = torch.empty(tokens * k, inner, dtype=x.dtype, device=x.device)
-    outcome = torch.empty(tokens * k, hidden, dtype=x.dtype, device=x.device)
+    results = torch.empty(tokens * k, hidden, dtype=x.dtype, device=x.device)
     name, parts, settings = activation.name, activation.parts, (activation.alpha, activation.limit)
     multiply(x, k, chosen, lists, first, first_bias, between_them, blocks[0], name, parts, settings)
-    multiply(between_them, 1, chosen, lists, second, second_bias, outcome, blocks[1])
-    return weighted_sum(outcome, weights, shared)
+    multiply(between_them, 1, chosen, lists, second, second_bias, results, blocks[1])
+    return weighted_sum(results, weights, shared)
 
 
 def multiply(
@@ -68,7 +68,10 @@ def multiply(
     if lists.tile_ends is not None:
         by, slots = "tile", min(pairs, count + pairs // tiles.pairs)
     grouped_kernel[(-(-outputs // tiles.outputs), slots)](
-        x, chosen, lists.listed, lists.sizes, lists.places, lists.tile_ends, matrices, bias, out, tokens, *settings,
+        Arguments(
+            x=x, chosen=chosen, listed=lists.listed, sizes=lists.sizes, places=lists.places, tile_ends=lists.tile_ends,
+            matrices=matrices, bias=bias, out=out, tokens=tokens, alpha=settings[0], limit=settings[1],
+        ),
         BY=by, COUNT=count, COUNT_BLOCK=power_of_two(count), ROW_PAIRS=pairs_per_row,
         INPUTS=x.shape[1], OUTPUTS=outputs, NAME=name, PARTS=parts,
         PAIR_BLOCK=tiles.pairs, BLOCK=tiles.outputs, STEP=tiles.inputs,

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.cuda.activation import activate
-from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.linear import linear
 from weft.kernels.cuda.moe_activation import sigmoid
 from weft.kernels.cuda.overlap import early, wait
@@ -21,7 +21,7 @@ BLOCK = 1024
 
 
 def weighted_sum(
-    outcome: Float[Tensor, "pairs hidden"],
+    results: Float[Tensor, "pairs hidden"],
     weights: Float[Tensor, "tokens k"],
     shared: Shared | None = None,
     place: Int[Tensor, "tokens k"] | None = None,
@@ -31,21 +31,24 @@ def weighted_sum(
     """Return the weighted sums. The output of pair p is at place[p], or at p; its expert's bias is added if there is
     one.
     """
-    (tokens, k), hidden = weights.shape, outcome.shape[1]
-    out = torch.empty(tokens, hidden, dtype=outcome.dtype, device=outcome.device)
+    (tokens, k), hidden = weights.shape, results.shape[1]
+    out = torch.empty(tokens, hidden, dtype=results.dtype, device=results.device)
     made = None if shared is None else linear(activate("silu", shared.gate, shared.up), shared.second)
     opening = None if shared is None else shared.opening
     block = min(BLOCK, power_of_two(hidden))
     weighted_sum_kernel[(tokens, -(-hidden // block))](
-        outcome, weights, place, chosen, bias, made, opening, out, 0 if opening is None else opening.stride(0),
-        K=k, HIDDEN=hidden, BLOCK=block, num_warps=4, **early(outcome),
+        Arguments(
+            results=results, weights=weights, place=place, chosen=chosen, bias=bias, made=made, opening=opening,
+            out=out, opening_stride=0 if opening is None else opening.stride(0),
+        ),
+        K=k, HIDDEN=hidden, BLOCK=block, num_warps=4, **early(results),
     )  # fmt: skip
     return out
 
 
 @jit
 def weighted_sum_kernel(
-    outcome, weights, place, chosen, bias, made, opening, out, opening_stride,
+    results, weights, place, chosen, bias, made, opening, out, opening_stride,
     K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
@@ -58,7 +61,7 @@ def weighted_sum_kernel(
         row = pair
         if place is not None:
             row = tl.load(place + pair).to(tl.int64)
-        value = tl.load(outcome + row * HIDDEN + column, mask=real, other=0.0).to(tl.float32)
+        value = tl.load(results + row * HIDDEN + column, mask=real, other=0.0).to(tl.float32)
         if bias is not None:
             expert = tl.load(chosen + pair).to(tl.int64)
             value += tl.load(bias + expert * HIDDEN + column, mask=real, other=0.0).to(tl.float32)

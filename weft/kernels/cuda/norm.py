@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.placing import rows_are_lines
 from weft.kernels.stream import Change
@@ -47,7 +47,9 @@ def join(
     """Return x plus all changes, and the norm of that sum. The kernel adds at most two; no block has more."""
     for change in changes[:-2]:
         x = add(x, change)
-    first, second = (parts_of(change) for change in (*changes[-2:], None, None)[:2])
+    one, other = (*changes[-2:], None, None)[:2]
+    first = NO_FIRST if one is None else first_change(one)
+    second = NO_SECOND if other is None else second_change(other)
     rows, size = x.shape
     normed = torch.empty(rows, size, dtype=x.dtype, device=x.device)
     total = torch.empty_like(normed) if changes else x
@@ -56,19 +58,36 @@ def join(
     if rows:
         block = power_of_two(size)
         join_kernel[(rows,)](
-            x, *first, *second, weight, total, normed, x.stride(0), size, eps,
+            Arguments(x=x, x_stride=x.stride(0), size=size, weight=weight, eps=eps, total=total, normed=normed),
+            first, second,
             FIRST_PARTS=count_of(changes[-2:], 0), SECOND_PARTS=count_of(changes[-2:], 1),
             BLOCK=block, num_warps=warps_for(block, PER_WARP), **early(x),
         )  # fmt: skip
     return total, normed
 
 
-def parts_of(change: Change | None) -> tuple[Tensor | None, int, int, Tensor | None, float, float]:
-    """Return a change as kernel arguments."""
-    if change is None:
-        return None, 0, 0, None, 0.0, 0.0
+def first_change(change: Change) -> Arguments:
     value = change.value
-    return value, value.stride(-2), value.stride(0), change.weight, change.factor, change.eps
+    return Arguments(
+        first=value, first_stride=value.stride(-2), first_part=value.stride(0), first_weight=change.weight,
+        first_factor=change.factor, first_eps=change.eps,
+    )  # fmt: skip
+
+
+def second_change(change: Change) -> Arguments:
+    value = change.value
+    return Arguments(
+        second=value, second_stride=value.stride(-2), second_part=value.stride(0), second_weight=change.weight,
+        second_factor=change.factor, second_eps=change.eps,
+    )  # fmt: skip
+
+
+NO_FIRST = Arguments(
+    first=None, first_stride=0, first_part=0, first_weight=None, first_factor=0.0, first_eps=0.0
+)  # fmt: skip
+NO_SECOND = Arguments(
+    second=None, second_stride=0, second_part=0, second_weight=None, second_factor=0.0, second_eps=0.0
+)  # fmt: skip
 
 
 def count_of(changes: list[Change], index: int) -> int:
@@ -99,9 +118,9 @@ def normed_line(value, scale, eps, size):
 
 @jit
 def join_kernel(
-    x, first, first_stride, first_part, first_weight, first_factor, first_eps,
+    x, x_stride, size, weight, eps, total, normed,
+    first, first_stride, first_part, first_weight, first_factor, first_eps,
     second, second_stride, second_part, second_weight, second_factor, second_eps,
-    weight, total, normed, x_stride, size, eps,
     FIRST_PARTS: tl.constexpr, SECOND_PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -157,9 +176,12 @@ def gated_rms_norm(
     assert x.stride(2) == gate.stride(2) == 1
     block = power_of_two(size)
     side = min(power_of_two(parts), max(1, TILE // block))
-    sizes = (*x.stride()[:2], *gate.stride()[:2], out.stride(0), 0 if shared else size, parts, size)
     gated_norm_kernel[(tokens, -(-parts // side))](
-        x, gate, weight, out, *sizes, eps,
+        Arguments(
+            x=x, x_token=x.stride(0), x_part=x.stride(1), gate=gate, gate_token=gate.stride(0), gate_part=gate.stride(1),
+            weight=weight, weight_part=0 if shared else size, out=out, out_token=out.stride(0), parts=parts, size=size,
+            eps=eps,
+        ),
         GATE_FIRST=gate_first, SIDE=side, BLOCK=block, num_warps=warps_for(side * block, GATED_PER_WARP),
         **early(gate),
     )  # fmt: skip
@@ -168,8 +190,7 @@ def gated_rms_norm(
 
 @jit
 def gated_norm_kernel(
-    x, gate, weight, out,
-    x_token, x_part, gate_token, gate_part, out_token, weight_part, parts, size, eps,
+    x, x_token, x_part, gate, gate_token, gate_part, weight, weight_part, out, out_token, parts, size, eps,
     GATE_FIRST: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)

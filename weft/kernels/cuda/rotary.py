@@ -12,7 +12,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.arguments import STEP, cache_of, pages_of
+from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
@@ -21,8 +22,6 @@ from weft.memory.device.store import AttentionView
 # Elements per program and its warps, measured on an H200: in decode-only steps, and in others.
 DECODE_TILE, DECODE_WARPS = 1024, 4
 TILE, WARPS = 512, 1
-# Their addresses in a step's upload vary, and must not be compiled in.
-LANES = ("positions", "write_page")
 
 
 def make_rotation(
@@ -32,12 +31,13 @@ def make_rotation(
     cosine, sine = (torch.empty(tokens, 1, 2 * half, dtype=dtype, device=positions.device) for _ in range(2))
     if tokens:
         rotation_kernel[(tokens,)](
-            positions, frequency, cosine, sine, scale, half, BLOCK=power_of_two(half), num_warps=1
-        )
+            Arguments(positions=positions, frequency=frequency, cosine=cosine, sine=sine, scale=scale, half=half),
+            BLOCK=power_of_two(half), num_warps=1,
+        )  # fmt: skip
     return Rotation(cosine, sine)
 
 
-@jit(do_not_specialize_on_alignment=LANES)
+@jit(**STEP)
 def rotation_kernel(positions, frequency, cosine, sine, scale, half, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, BLOCK)
@@ -65,12 +65,10 @@ def rotate_and_write(
 
     `projected` holds the query heads, then the key heads, then the value heads; anything after them is ignored.
     """
-    pages = batch.pages(view.window)
     cell, kv_heads, head_dim = view.keys.shape[1:]
     tokens = len(projected)
     assert projected.stride(1) == head_dim
     assert projected.stride(2) == 1
-    assert view.keys.stride() == view.values.stride()
     half = 0 if rotation is None else rotation.cosine.shape[-1] // 2
     rest = head_dim - 2 * half
     queries = torch.empty(tokens, heads, head_dim, dtype=projected.dtype, device=projected.device)
@@ -78,10 +76,13 @@ def rotate_and_write(
     tile, warps = (TILE, WARPS) if batch.pieces else (DECODE_TILE, DECODE_WARPS)
     side = min(power_of_two(every), max(1, tile // power_of_two(head_dim)))
     if tokens:
-        angles = (None, None) if rotation is None else (rotation.cosine, rotation.sine)
-        sizes = (projected.stride(0), view.keys.stride(0), heads, kv_heads, cell)
+        cosine, sine = (None, None) if rotation is None else (rotation.cosine, rotation.sine)
         rotate_kernel[(tokens, -(-every // side))](
-            projected, weight, *angles, queries, view.keys, view.values, batch.positions, pages.write_page, *sizes, eps,
+            Arguments(
+                projected=projected, projected_stride=projected.stride(0), weight=weight, cosine=cosine, sine=sine,
+                queries=queries, heads=heads, kv_heads=kv_heads, cell=cell, eps=eps,
+            ),
+            cache_of(view), pages_of(batch, view),
             HEAD_DIM=head_dim, HALF=half, HALF_BLOCK=power_of_two(max(half, 1)), REST_BLOCK=power_of_two(max(rest, 1)),
             SIDE=side, num_warps=warps, **early(projected),
         )  # fmt: skip
@@ -105,10 +106,10 @@ def store_part(value, column, inside, queries, keys, values, head, heads, kv_hea
     tl.store(values + last * HEAD_DIM + column, value, mask=inside & (last >= 0))
 
 
-@jit(do_not_specialize_on_alignment=LANES)
+@jit(**STEP)
 def rotate_kernel(
-    projected, weight, cosine, sine, queries, keys, values, positions, write_page,
-    projected_stride, page_stride, heads, kv_heads, cell, eps,
+    projected, projected_stride, weight, cosine, sine, queries, heads, kv_heads, cell, eps,
+    key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
     SIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -120,8 +121,7 @@ def rotate_kernel(
     line = tl.load(write_page + token).to(tl.int64) * page_stride
     line += (tl.load(positions + token).to(tl.int32) % cell) * kv_heads * HEAD_DIM
     queries += token * heads * HEAD_DIM
-    keys += line
-    values += line
+    keys, values = key_pages + line, value_pages + line
     source = projected + token * projected_stride
     pair = tl.arange(0, HALF_BLOCK)[None, :]
     other = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]

@@ -9,7 +9,7 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.ordering import rising_key
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.sampling_draw import draw
@@ -54,11 +54,13 @@ def find_likeliest(
     token = torch.empty(rows, dtype=dtype, device=logits.device)
     if rows:
         likeliest_chunk_kernel[(rows, chunks)](
-            logits, best[0], best[1], logits.stride(0), vocab, BLOCK=LIKELIEST_CHUNK, num_warps=8, **early(logits)
-        )
+            Arguments(logits=logits, best_key=best[0], best_token=best[1], stride=logits.stride(0), vocab=vocab),
+            BLOCK=LIKELIEST_CHUNK, num_warps=8, **early(logits),
+        )  # fmt: skip
         likeliest_kernel[(rows,)](
-            best[0], best[1], token, board, seat, chunks, BLOCK=power_of_two(chunks), num_warps=1, **early(logits)
-        )
+            Arguments(best_key=best[0], best_token=best[1], result=token, board=board, seat=seat, chunks=chunks),
+            BLOCK=power_of_two(chunks), num_warps=1, **early(logits),
+        )  # fmt: skip
     return token
 
 
@@ -98,7 +100,10 @@ def read_board(
     token = torch.empty_like(known)
     if len(token):
         block = power_of_two(len(token))
-        read_board_kernel[(1,)](board, seat, from_board, known, token, len(token), BLOCK=block, num_warps=4)
+        read_board_kernel[(1,)](
+            Arguments(board=board, seat=seat, from_board=from_board, known=known, token=token, rows=len(token)),
+            BLOCK=block, num_warps=4,
+        )  # fmt: skip
     return token
 
 

@@ -7,7 +7,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.sampling_floor import floors
 from weft.kernels.cuda.sampling_weights import CHUNK, scaled_chunk, weight
 from weft.kernels.sampling import Draws
@@ -22,14 +22,27 @@ def draw(logits: Float[Tensor, "draws vocab"], draws: Draws) -> Int[Tensor, " dr
     greatest = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
     sums = torch.empty(rows, chunks, dtype=torch.int64, device=logits.device)
     token = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    greatest_kernel[grid](logits, greatest, logits.stride(0), vocab, num_warps=4)
+    greatest_kernel[grid](
+        Arguments(logits=logits, greatest=greatest, stride=logits.stride(0), vocab=vocab),
+        num_warps=4,
+    )  # fmt: skip
     floor = draws.log_min_p
     if any(draws.ordered):
         floor = floors(logits, greatest, temperature, floor, draws.top_k, draws.top_p)
-    chunk_sum_kernel[grid](logits, greatest, temperature, floor, sums, logits.stride(0), vocab, BLOCK=block)
+    chunk_sum_kernel[grid](
+        Arguments(
+            logits=logits, greatest=greatest, temperature=temperature, floor=floor, sums=sums,
+            stride=logits.stride(0), vocab=vocab,
+        ),
+        BLOCK=block,
+    )  # fmt: skip
     draw_kernel[(rows,)](
-        logits, greatest, temperature, floor, uniform, sums, token, logits.stride(0), vocab, chunks, BLOCK=block
-    )
+        Arguments(
+            logits=logits, greatest=greatest, temperature=temperature, floor=floor, uniform=uniform, sums=sums,
+            result=token, stride=logits.stride(0), vocab=vocab, chunks=chunks,
+        ),
+        BLOCK=block,
+    )  # fmt: skip
     return token
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.sampling_weights import chunk_below, weight
 
 # Level n lies (n + 1)**2 times this below the maximum: levels are close together where tokens are few. Below the last
@@ -42,12 +42,26 @@ def floors(
     likely = torch.empty(rows, vocab, dtype=torch.float32, device=device)
     floor = torch.empty(rows, dtype=torch.float32, device=device)
     grid, block = (rows, chunks), power_of_two(chunks)
-    row_inputs, sizes = (logits, greatest, temperature), (logits.stride(0), vocab)
-    weigh_kernel[grid](*row_inputs, log_min_p, top_k, top_p, counts, masses, totals, *sizes, BLOCK=block)
-    level_kernel[(rows,)](counts, masses, top_k, top_p, levels, starts, vocab, chunks, BLOCK=block, num_warps=2)
-    collect_kernel[grid](*row_inputs, top_k, top_p, levels, starts, likely, *sizes, BLOCK=block)
+    row_inputs = Arguments(
+        logits=logits, stride=logits.stride(0), vocab=vocab, greatest=greatest, temperature=temperature, top_k=top_k,
+        top_p=top_p,
+    )  # fmt: skip
+    weigh_kernel[grid](
+        row_inputs, Arguments(log_min_p=log_min_p, counts=counts, masses=masses, totals=totals), BLOCK=block
+    )  # fmt: skip
+    level_kernel[(rows,)](
+        Arguments(
+            counts=counts, masses=masses, top_k=top_k, top_p=top_p, levels=levels, starts=starts, vocab=vocab,
+            chunks=chunks,
+        ),
+        BLOCK=block, num_warps=2,
+    )  # fmt: skip
+    collect_kernel[grid](row_inputs, Arguments(levels=levels, starts=starts, likely=likely), BLOCK=block)
     floor_kernel[(rows,)](
-        likely, levels, starts, totals, log_min_p, top_k, top_p, floor, vocab, chunks,
+        Arguments(
+            likely=likely, levels=levels, starts=starts, totals=totals, log_min_p=log_min_p, top_k=top_k,
+            top_p=top_p, floor=floor, vocab=vocab, chunks=chunks,
+        ),
         BLOCK=block, SEARCH=SEARCH_BLOCK, num_warps=8,
     )  # fmt: skip
     return floor
@@ -66,7 +80,7 @@ def is_free(top_k, top_p, row, vocab):
 
 @jit
 def weigh_kernel(
-    logits, greatest, temperature, log_min_p, top_k, top_p, counts, masses, totals, stride, vocab, BLOCK: tl.constexpr
+    logits, stride, vocab, greatest, temperature, top_k, top_p, log_min_p, counts, masses, totals, BLOCK: tl.constexpr
 ):
     """Count a chunk's tokens above every level and, where top-p decides alone, sum their weights."""
     row = tl.program_id(0).to(tl.int64)
@@ -112,7 +126,7 @@ def level_kernel(counts, masses, top_k, top_p, levels, starts, vocab, chunks, BL
 
 @jit
 def collect_kernel(
-    logits, greatest, temperature, top_k, top_p, levels, starts, likely, stride, vocab, BLOCK: tl.constexpr
+    logits, stride, vocab, greatest, temperature, top_k, top_p, levels, starts, likely, BLOCK: tl.constexpr
 ):
     """Compact the tokens above the row's level."""
     row = tl.program_id(0).to(tl.int64)

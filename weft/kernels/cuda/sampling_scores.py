@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.ordering import rising_key
 from weft.kernels.cuda.sampling_weights import CHUNK
 
@@ -33,9 +33,15 @@ def score(
     likely = torch.empty(rows, top, dtype=torch.int64, device=device)
     values = torch.empty(rows, top, dtype=torch.float32, device=device)
     if rows:
-        summary_kernel[(rows, chunks)](logits, ranks, greatest, sums, logits.stride(0), vocab, num_warps=4)
+        summary_kernel[(rows, chunks)](
+            Arguments(logits=logits, ranks=ranks, greatest=greatest, sums=sums, stride=logits.stride(0), vocab=vocab),
+            num_warps=4,
+        )  # fmt: skip
         score_kernel[(rows,)](
-            logits, ranks, greatest, sums, chosen, own, likely, values, logits.stride(0), vocab, chunks, top,
+            Arguments(
+                logits=logits, ranks=ranks, greatest=greatest, sums=sums, chosen=chosen, own=own, likely=likely,
+                values=values, stride=logits.stride(0), vocab=vocab, chunks=chunks, top=top,
+            ),
             BLOCK=power_of_two(chunks), num_warps=4,
         )  # fmt: skip
     return own, likely, values

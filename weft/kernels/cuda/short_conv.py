@@ -14,8 +14,9 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.causal_conv import LANES, Gates, causal_conv, load_taps, store_window, sum_earlier
-from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.arguments import STEP, rows_of, window_of
+from weft.kernels.cuda.causal_conv import Gates, causal_conv, load_taps, store_window, sum_earlier
+from weft.kernels.cuda.launching import Arguments, jit
 from weft.kernels.cuda.linear import for_matmul, linear
 from weft.kernels.cuda.linear_few import INPUTS, are_few, rows_compiled, summed_products
 from weft.kernels.cuda.overlap import early, wait
@@ -64,22 +65,24 @@ def projected_short_conv(
     batch: Batch,
     view: RecurrentView,
 ) -> Float[Tensor, "rows channels"]:
-    state, tail = view.state["conv"], view.tail["conv"]
-    x, *norm = operands(x)
-    (rows, inputs), (channels, width) = x.shape, weight.shape
+    row, source = operands(x)
+    (rows, inputs), (channels, width) = row.shape, weight.shape
     assert rows == batch.decodes
     assert len(projection) == 3 * channels
     assert width - 1 <= batch.cell
-    y = torch.empty(rows, channels, dtype=x.dtype, device=x.device)
+    y = torch.empty(rows, channels, dtype=row.dtype, device=row.device)
     at_once = CHANNELS if rows > 1 else channels_of_one(inputs)
     short_conv_kernel[(-(-channels // at_once),)](
-        x, *norm, projection, projection_bias, weight, bias, y, state, tail,
-        batch.start, batch.slot, batch.tail, batch.closing,
-        x.stride(0), *weight.stride(), state.stride(0), tail.stride(0),
-        rows, channels, tail.shape[1], batch.cell,
+        source,
+        Arguments(
+            x_stride=row.stride(0), projection=projection, projection_bias=projection_bias, weight=weight,
+            weight_channel=weight.stride(0), weight_tap=weight.stride(1), bias=bias, y=y, rows=rows, channels=channels,
+            ring=view.tail["conv"].shape[1], cell=batch.cell,
+        ),
+        window_of(view), rows_of(batch),
         ROWS=rows_compiled(rows) if rows > 1 else 1, CHANNELS=at_once, SIZE=inputs, WIDTH=width,
         COLUMNS=Vectors(1, WARPS).columns if rows == 1 else INPUTS,
-        num_warps=WARPS, num_stages=STAGES, **early(x),
+        num_warps=WARPS, num_stages=STAGES, **early(row),
     )  # fmt: skip
     return y
 
@@ -93,11 +96,11 @@ def channels_of_one(inputs: int) -> int:
     return CHANNELS_OF_ONE if 3 * CHANNELS_OF_ONE * Vectors(1, WARPS).pieces(inputs) <= LOADS else 1
 
 
-@jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=LANES)
+@jit(**STEP)
 def short_conv_kernel(
-    x, scale, eps, change, factor, stream, norm, projection, projection_bias, weight, bias, y, state, tail,
-    row_start, row_slot, row_tail, row_closing,
-    x_stride, weight_channel, weight_tap, state_stride, tail_stride, rows, channels, ring, cell,
+    x, scale, eps, change, factor, stream, norm, x_stride, projection, projection_bias,
+    weight, weight_channel, weight_tap, bias, y, rows, channels, ring, cell,
+    state, state_stride, tail_conv, tail_conv_stride, row_start, row_first, row_slot, row_tail, row_closing,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -112,7 +115,7 @@ def short_conv_kernel(
     start = tl.load(row_start + row, mask=is_row, other=0)[None, :]
     closing = tl.load(row_closing + row, mask=is_row, other=-1)[None, :]
     opening = start - start % cell
-    tail += tl.load(row_tail + row, mask=is_row, other=0)[None, :].to(tl.int64) * tail_stride
+    tail = tail_conv + tl.load(row_tail + row, mask=is_row, other=0)[None, :].to(tl.int64) * tail_conv_stride
     window = state + tl.load(row_slot + row, mask=is_row, other=0)[None, :].to(tl.int64) * state_stride
     offset = tl.load(bias + channel, mask=is_channel, other=0.0).to(tl.float32) if bias is not None else 0.0
     total = sum_earlier(

@@ -16,7 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.activation import activate
-from weft.kernels.cuda.launching import power_of_two
+from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of
+from weft.kernels.cuda.launching import Arguments, power_of_two
 from weft.kernels.cuda.overlap import early
 from weft.kernels.cuda.ssd_choices import DECODE, EARLY_ROWS, CellsChoice, DecodeChoice, cells_choice
 from weft.kernels.cuda.ssd_decode import read_kernel, weigh_kernel
@@ -79,38 +80,40 @@ def decode(
     choice: DecodeChoice | None = None,
 ) -> None:
     """Compute the leading rows, of one token each; write outputs to `y`, gated if there is a gate."""
-    x, dt, A, B, C, D = inputs.x, inputs.dt, inputs.A, inputs.B, inputs.C, inputs.D
-    dt_bias, limit, gate = inputs.dt_bias, inputs.limit, inputs.gate
+    x, B, C = inputs.x, inputs.B, inputs.C
     heads, head_dim = x.shape[1:]
     groups, state = B.shape[1:]
     group_heads, block_state = heads // groups, padded(state)
     choice = choice or DECODE
-    tail, cell, width = view.tail, batch.cell, group_heads * head_dim
+    cell, width = batch.cell, group_heads * head_dim
     weights = torch.empty((batch.decodes, heads, cell), dtype=x.dtype, device=x.device)
     scales = torch.empty((batch.decodes, heads, 2), dtype=torch.float32, device=x.device)
-    small = (tail["B"], tail["dt"], tail["decay"])
+    low_limit, high_limit = finite(inputs.limit)
     sizes: dict[str, Any] = {
         "GROUPS": groups, "GROUP_HEADS": group_heads, "STATE": state, "BLOCK_STATE": block_state,
-        "CELL": cell, "RING": tail["input"].shape[1],
+        "CELL": cell, "RING": view.tail["input"].shape[1],
         **early(x, batch.decodes <= EARLY_ROWS),
     }  # fmt: skip
     weigh_kernel[(groups * -(-group_heads // NARROWEST), batch.decodes)](
-        dt, A, B, C, D, dt_bias, weights, scales,
-        *small, batch.start, batch.tail,
-        dt.stride(0), B.stride(0), C.stride(0), *(part.stride(0) for part in small), *finite(limit),
-        HEAD_BLOCK=NARROWEST, num_warps=4, **sizes,
+        Arguments(
+            dt=inputs.dt, dt_stride=inputs.dt.stride(0), A=inputs.A, B=B, B_stride=B.stride(0), C=C,
+            C_stride=C.stride(0), D=inputs.D, dt_bias=inputs.dt_bias, low_limit=low_limit, high_limit=high_limit,
+            weights=weights, scales=scales,
+        ),
+        memory_of(view), rows_of(batch), HEAD_BLOCK=NARROWEST, num_warps=4, **sizes,
     )  # fmt: skip
     columns = choice.block * choice.blocks
     touched = min(group_heads, (columns - 1 + head_dim - 1) // head_dim + 1)
     closing_blocks = min(CLOSING_BLOCKS, CLOSING_NUMBERS // (CLOSING_BLOCK * block_state), -(-width // CLOSING_BLOCK))
     programs = -(-width // columns) + -(-width // (CLOSING_BLOCK * closing_blocks))
+    gate = inputs.gate
     assert gate is None or gate.stride(1) == 1
-    memory = (view.state["ssm"], tail["input"], *small)
     read_kernel[(batch.decodes * groups * programs,)](
-        x, C, weights, scales, gate, y,
-        *memory, batch.start, batch.slot, batch.tail, batch.closing,
-        batch.decodes, x.stride(0), C.stride(0), 0 if gate is None else gate.stride(0), y.stride(0),
-        *(part.stride(0) for part in memory),
+        Arguments(
+            x=x, x_stride=x.stride(0), C=C, C_stride=C.stride(0), weights=weights, scales=scales, gate=gate,
+            gate_stride=0 if gate is None else gate.stride(0), y=y, y_stride=y.stride(0), rows=batch.decodes,
+        ),
+        memory_of(view), rows_of(batch),
         HEAD_DIM=head_dim, HEAD_BLOCK=padded(touched), BLOCK=choice.block, BLOCKS=choice.blocks, STAGES=choice.stages,
         CLOSING_BLOCK=CLOSING_BLOCK, CLOSING_BLOCKS=closing_blocks, PRECISION=precision(x.dtype),
         num_warps=choice.warps, **sizes,
@@ -125,39 +128,40 @@ def extend(
     choice: CellsChoice | None = None,
 ) -> None:
     """Compute the other rows; write ungated outputs to `y`."""
-    x, dt, A, B, C, D = inputs.x, inputs.dt, inputs.A, inputs.B, inputs.C, inputs.D
-    dt_bias, limit = inputs.dt_bias, inputs.limit
+    x, dt, B, C = inputs.x, inputs.dt, inputs.B, inputs.C
     heads, head_dim = x.shape[1:]
     groups, state = B.shape[1:]
     rows, cell, block_state = batch.rows - batch.decodes, batch.cell, padded(state)
     choice = choice or cells_choice(rows, heads, head_dim, block_state, x.dtype)
-    matrix, tail = view.state["ssm"], view.tail
-    ring = tail["input"].shape[1]
+    ring = view.tail["input"].shape[1]
     totals, shifted, left = torch.empty((3, heads, batch.pieces, cell), dtype=torch.float32, device=x.device)
+    low_limit, high_limit = finite(inputs.limit)
+    step = (memory_of(view), rows_of(batch), pieces_of(batch))
     head_block = min(NARROWEST, power_of_two(heads))
     steps_kernel[(batch.pieces, -(-heads // head_block))](
-        dt, A, dt_bias, tail["dt"], totals, shifted, left,
-        batch.start, batch.first, batch.tail, batch.piece_row, batch.piece_position,
-        batch.pieces, dt.stride(0), tail["dt"].stride(0), *finite(limit),
-        HEADS=heads, CELL=cell, RING=ring, HEAD_BLOCK=head_block, num_warps=4,
+        Arguments(
+            dt=dt, dt_stride=dt.stride(0), A=inputs.A, dt_bias=inputs.dt_bias, low_limit=low_limit,
+            high_limit=high_limit, totals=totals, shifted=shifted, left=left,
+        ),
+        *step, HEADS=heads, CELL=cell, RING=ring, HEAD_BLOCK=head_block, num_warps=4,
     )  # fmt: skip
     blocks = -(-head_dim // choice.block)
     cells_kernel[(heads * blocks, rows)](
-        x, B, C, D, y, totals, shifted, left, matrix, tail["input"], tail["B"],
-        batch.start, batch.first, batch.slot, batch.tail, batch.piece_slot, batch.first_piece,
-        batch.decodes, batch.pieces, x.stride(0), B.stride(0), C.stride(0), y.stride(0),
-        matrix.stride(0), tail["input"].stride(0), tail["B"].stride(0),
-        GROUPS=groups, GROUP_HEADS=heads // groups, HEAD_DIM=head_dim, STATE=state, BLOCK_STATE=block_state,
+        Arguments(
+            x=x, x_stride=x.stride(0), B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0), D=inputs.D,
+            y=y, y_stride=y.stride(0), totals=totals, shifted=shifted, left=left,
+        ),
+        *step, GROUPS=groups, GROUP_HEADS=heads // groups, HEAD_DIM=head_dim, STATE=state, BLOCK_STATE=block_state,
         CELL=cell, RING=ring, BLOCK=choice.block,
         PRECISION=precision(x.dtype) if block_state <= 128 else widest(x.dtype),
         num_warps=choice.warps, num_stages=choice.stages,
     )  # fmt: skip
     keep_kernel[(min(ring, batch.longest), rows)](
-        x, dt, B, dt_bias, totals, tail["input"], tail["B"], tail["dt"], tail["decay"],
-        batch.start, batch.first, batch.tail, batch.first_piece,
-        batch.decodes, batch.pieces, x.stride(0), dt.stride(0), B.stride(0),
-        *(part.stride(0) for part in (tail["input"], tail["B"], tail["dt"], tail["decay"])), *finite(limit),
-        HEADS=heads, HEAD_DIM=head_dim, GROUPS=groups, STATE=state, CELL=cell, RING=ring, BLOCK=1024, num_warps=4,
+        Arguments(
+            x=x, x_stride=x.stride(0), dt=dt, dt_stride=dt.stride(0), B=B, B_stride=B.stride(0),
+            dt_bias=inputs.dt_bias, low_limit=low_limit, high_limit=high_limit, totals=totals,
+        ),
+        *step, HEADS=heads, HEAD_DIM=head_dim, GROUPS=groups, STATE=state, CELL=cell, RING=ring, BLOCK=1024, num_warps=4,
     )  # fmt: skip
 
 

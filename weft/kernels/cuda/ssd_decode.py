@@ -13,17 +13,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.kernels.cuda.arguments import STEP
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.ssd_steps import LOG2_E, load_unpadded, time_step, unpadded
 from weft.kernels.cuda.tails import ring_places
 
 
-@jit
+@jit(**STEP)
 def weigh_kernel(
-    dt, A, B, C, D, dt_bias, weights, scales,
-    tail_B, tail_dt, tail_decay, start, tails,
-    dt_stride, B_stride, C_stride, B_unit, dt_unit, decay_unit, low_limit, high_limit,
+    dt, dt_stride, A, B, B_stride, C, C_stride, D, dt_bias, low_limit, high_limit, weights, scales,
+    state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
+    tail_dt, tail_dt_stride,
+    row_start, row_first, row_slot, row_tail, row_closing,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, STATE: tl.constexpr, BLOCK_STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -33,8 +35,8 @@ def weigh_kernel(
     row = tl.program_id(1).to(tl.int64)
     group = tl.program_id(0) // CHUNKS
     chunk = tl.program_id(0) % CHUNKS
-    position = tl.load(start + row)
-    tail = tl.load(tails + row).to(tl.int64)
+    position = tl.load(row_start + row)
+    tail = tl.load(row_tail + row).to(tl.int64)
     offset = position % CELL
     here = position % RING
 
@@ -43,9 +45,9 @@ def weigh_kernel(
     kept = cell < offset
     ring = ring_places(position - offset, cell, CELL, RING)
     n = tl.arange(0, BLOCK_STATE)
-    tail_B += tail * B_unit + group * (RING * STATE)
-    tail_dt += tail * dt_unit
-    tail_decay += tail * decay_unit
+    tail_B += tail * tail_B_stride + group * (RING * STATE)
+    tail_dt += tail * tail_dt_stride
+    tail_decay += tail * tail_decay_stride
     known_keys = unpadded(kept[:, None], n[None, :], STATE, BLOCK_STATE)
     keys = tl.load(tail_B + ring[:, None] * STATE + n[None, :], mask=known_keys, other=0.0)
     own = chunk * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
@@ -80,11 +82,12 @@ def weigh_kernel(
     tl.store(tail_decay + head * RING + here, total, mask=real)
 
 
-@jit(do_not_specialize=["rows"])
+@jit(**STEP)
 def read_kernel(
-    x, C, weights, scales, gate, y,
-    state, tail_x, tail_B, tail_dt, tail_decay, start, slots, tails, closing,
-    rows, x_stride, C_stride, gate_stride, y_stride, slot_stride, x_unit, B_unit, dt_unit, decay_unit,
+    x, x_stride, C, C_stride, weights, scales, gate, gate_stride, y, y_stride, rows,
+    state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
+    tail_dt, tail_dt_stride,
+    row_start, row_first, row_slot, row_tail, row_closing,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr,
@@ -98,25 +101,25 @@ def read_kernel(
     if program < rows * CLOSING_CHUNKS:
         row = (program // CLOSING_CHUNKS).to(tl.int64)
         chunk = program % CLOSING_CHUNKS
-        target = tl.load(closing + row).to(tl.int64)
+        target = tl.load(row_closing + row).to(tl.int64)
         wait(EARLY)
         if target >= 0:
-            tail = tl.load(tails + row).to(tl.int64)
+            tail = tl.load(row_tail + row).to(tl.int64)
             close_columns(
-                state + tl.load(slots + row).to(tl.int64) * slot_stride, state + target * slot_stride,
-                tail_x + tail * x_unit, tail_B + tail * B_unit, tail_dt + tail * dt_unit,
-                tail_decay + tail * decay_unit, x + row * x_stride, tl.load(start + row), chunk,
+                state + tl.load(row_slot + row).to(tl.int64) * state_stride, state + target * state_stride,
+                tail_input + tail * tail_input_stride, tail_B + tail * tail_B_stride, tail_dt + tail * tail_dt_stride,
+                tail_decay + tail * tail_decay_stride, x + row * x_stride, tl.load(row_start + row), chunk,
                 GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, CLOSING_BLOCK, CLOSING_BLOCKS, PRECISION,
             )  # fmt: skip
     else:
         row = ((program - rows * CLOSING_CHUNKS) // CHUNKS).to(tl.int64)
         chunk = (program - rows * CLOSING_CHUNKS) % CHUNKS
-        tail = tl.load(tails + row).to(tl.int64)
+        tail = tl.load(row_tail + row).to(tl.int64)
         read_columns(
             x + row * x_stride, C + row * C_stride, weights + row * (GROUPS * GROUP_HEADS * CELL),
             scales + row * (GROUPS * GROUP_HEADS * 2), None if gate is None else gate + row * gate_stride,
-            y + row * y_stride, state + tl.load(slots + row).to(tl.int64) * slot_stride,
-            tail_x + tail * x_unit, tl.load(start + row), chunk,
+            y + row * y_stride, state + tl.load(row_slot + row).to(tl.int64) * state_stride,
+            tail_input + tail * tail_input_stride, tl.load(row_start + row), chunk,
             GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, HEAD_BLOCK, BLOCK, BLOCKS, STAGES,
             PRECISION, EARLY,
         )  # fmt: skip
@@ -124,7 +127,7 @@ def read_kernel(
 
 @triton.jit
 def read_columns(
-    x, C, weights, scales, gate, y, state, tail_x, position, chunk,
+    x, C, weights, scales, gate, y, state, tail_input, position, chunk,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
@@ -158,7 +161,7 @@ def read_columns(
         if BLOCKS > 1:
             values = tl.load(in_state + column[None, :], mask=has_state & real[None, :], other=0.0)
         place = group * WIDTH + column
-        in_tail = tail_x + place // HEAD_DIM * (RING * HEAD_DIM) + place % HEAD_DIM
+        in_tail = tail_input + place // HEAD_DIM * (RING * HEAD_DIM) + place % HEAD_DIM
         inputs = tl.load(in_tail[None, :] + ring * HEAD_DIM, mask=kept & real[None, :], other=0.0)
         new_x = tl.load(x + place, mask=real, other=0.0)
         if gate is not None:
@@ -178,7 +181,7 @@ def read_columns(
 
 @triton.jit
 def close_columns(
-    state, target, tail_x, tail_B, tail_dt, tail_decay, x, position, chunk,
+    state, target, tail_input, tail_B, tail_dt, tail_decay, x, position, chunk,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -200,7 +203,7 @@ def close_columns(
         real = column < WIDTH
         head = group * GROUP_HEADS + column // HEAD_DIM
         place = group * WIDTH + column
-        in_tail = tail_x + (head * RING + ring) * HEAD_DIM + column % HEAD_DIM
+        in_tail = tail_input + (head * RING + ring) * HEAD_DIM + column % HEAD_DIM
         inputs = tl.load(in_tail, mask=real & earlier, other=0.0)
         inputs = tl.where(earlier, inputs, tl.load(x + place, mask=real, other=0.0))
         last = tl.load(tail_decay + head * RING + position % RING, mask=real, other=0.0)

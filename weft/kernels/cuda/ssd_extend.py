@@ -13,15 +13,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.kernels.cuda.arguments import STEP
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.ssd_steps import LOG2_E, load_unpadded, time_step, unpadded
 
 
-@jit(do_not_specialize=["pieces"])
+@jit(**STEP)
 def steps_kernel(
-    dt, A, dt_bias, tail_dt, totals, shifted, left,
-    start, first, tails, piece_row, piece_position,
-    pieces, dt_stride, dt_unit, low_limit, high_limit,
+    dt, dt_stride, A, dt_bias, low_limit, high_limit, totals, shifted, left,
+    state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
+    tail_dt, tail_dt_stride,
+    row_start, row_first, row_slot, row_tail, row_closing,
+    piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     HEADS: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute each token's decays.
@@ -32,10 +35,10 @@ def steps_kernel(
     """
     piece = tl.program_id(0)
     row = tl.load(piece_row + piece)
-    begin = tl.load(start + row)
-    token = tl.load(first + row)
-    end = begin + tl.load(first + row + 1) - token
-    tail = tl.load(tails + row).to(tl.int64)
+    begin = tl.load(row_start + row)
+    token = tl.load(row_first + row)
+    end = begin + tl.load(row_first + row + 1) - token
+    tail = tl.load(row_tail + row).to(tl.int64)
     position = tl.load(piece_position + piece) + tl.arange(0, CELL)
     head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
     real = (head < HEADS)[None, :]
@@ -43,7 +46,7 @@ def steps_kernel(
     raw_at = dt + (token + position - begin).to(tl.int64)[:, None] * dt_stride + head[None, :]
     raw = tl.load(raw_at, mask=is_new, other=0.0)
     bias = None if dt_bias is None else tl.load(dt_bias + head, mask=head < HEADS, other=0.0)[None, :]
-    kept_at = tail_dt + tail * dt_unit + head[None, :] * RING + (position % RING)[:, None]
+    kept_at = tail_dt + tail * tail_dt_stride + head[None, :] * RING + (position % RING)[:, None]
     kept = tl.load(kept_at, mask=(position < begin)[:, None] & real, other=0.0)
     step = tl.where(is_new, time_step(raw, bias, low_limit, high_limit), kept)
     rate = tl.load(A + head, mask=head < HEADS, other=0.0) * LOG2_E
@@ -93,11 +96,13 @@ def load_opened(kept_at, new_at, kept, real):
     return tl.where(kept[:, None], earlier, tl.load(new_at, mask=(kept == 0)[:, None] & real[None, :], other=0.0))
 
 
-@jit(do_not_specialize=["decodes", "pieces"])
+@jit(**STEP)
 def cells_kernel(
-    x, B, C, D, y, totals, shifted, left, state, tail_x, tail_B,
-    start, first, slots, tails, piece_slot, first_piece,
-    decodes, pieces, x_stride, B_stride, C_stride, y_stride, slot_stride, x_unit, B_unit,
+    x, x_stride, B, B_stride, C, C_stride, D, y, y_stride, totals, shifted, left,
+    state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
+    tail_dt, tail_dt_stride,
+    row_start, row_first, row_slot, row_tail, row_closing,
+    piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr,
@@ -113,10 +118,10 @@ def cells_kernel(
     group = head // GROUP_HEADS
     own = tl.program_id(1)
     row = own + decodes
-    begin = tl.load(start + row)
-    token = tl.load(first + row)
-    end = tl.load(first + row + 1)
-    tail = tl.load(tails + row).to(tl.int64)
+    begin = tl.load(row_start + row)
+    token = tl.load(row_first + row)
+    end = tl.load(row_first + row + 1)
+    tail = tl.load(row_tail + row).to(tl.int64)
     piece = tl.load(first_piece + own)
     count = tl.load(first_piece + own + 1) - piece
     skip = None if D is None else tl.load(D + head)
@@ -139,7 +144,7 @@ def cells_kernel(
     piece_slot += piece
 
     fresh = begin < CELL
-    slot = tl.load(slots + row).to(tl.int64) * slot_stride
+    slot = tl.load(row_slot + row).to(tl.int64) * state_stride
     values = tl.load(in_state + slot + column[None, :], mask=stored & (fresh == 0), other=0.0)
 
     # The first cell, whose beginning may be in the tail.
@@ -148,13 +153,13 @@ def cells_kernel(
     at = tl.minimum(tl.maximum(cell, offset), end - token + offset - 1)[:, None]
     is_new = cell[:, None] == at
     queries = load_unpadded(C + packed * C_stride + (at * C_stride + n[None, :]), n[None, :], STATE, BLOCK_STATE)
-    kept_at = tail_B + tail * B_unit + (group * RING + ring) * STATE + n[None, :]
+    kept_at = tail_B + tail * tail_B_stride + (group * RING + ring) * STATE + n[None, :]
     keys = load_opened(kept_at, B + packed * B_stride + (at * B_stride + n[None, :]), kept, n < STATE)
     total = tl.load(totals + step_at + cell)
     remains = tl.load(left + step_at + cell)
     last = tl.load(totals + step_at + CELL - 1 + same)
     weights = own_weights(queries, keys, total, tl.load(shifted + step_at + cell), CELL, PRECISION)
-    kept_at = tail_x + tail * x_unit + (head * RING + ring) * HEAD_DIM
+    kept_at = tail_input + tail * tail_input_stride + (head * RING + ring) * HEAD_DIM
     x_at = x + packed * x_stride + at * x_stride
     inputs = load_opened(kept_at + column[None, :], x_at + column[None, :], kept, real)
     outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
@@ -162,7 +167,7 @@ def cells_kernel(
     tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
     target = tl.load(piece_slot).to(tl.int64)
     if target >= 0:
-        tl.store(in_state + target * slot_stride + column[None, :], values, mask=stored)
+        tl.store(in_state + target * state_stride + column[None, :], values, mask=stored)
 
     # Triton does not prefetch loads that only scale sums, so they are issued one cell ahead.
     next_last = tl.load(totals + step_at + 2 * CELL - 1 + same, mask=count > 1, other=0.0)
@@ -185,14 +190,16 @@ def cells_kernel(
         outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
         tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
         if target >= 0:
-            tl.store(in_state + target * slot_stride + column[None, :], values, mask=stored)
+            tl.store(in_state + target * state_stride + column[None, :], values, mask=stored)
 
 
-@jit(do_not_specialize=["decodes", "pieces"])
+@jit(**STEP)
 def keep_kernel(
-    x, dt, B, dt_bias, totals, tail_x, tail_B, tail_dt, tail_decay,
-    start, first, tails, first_piece,
-    decodes, pieces, x_stride, dt_stride, B_stride, x_unit, B_unit, dt_unit, decay_unit, low_limit, high_limit,
+    x, x_stride, dt, dt_stride, B, B_stride, dt_bias, low_limit, high_limit, totals,
+    state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
+    tail_dt, tail_dt_stride,
+    row_start, row_first, row_slot, row_tail, row_closing,
+    piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -201,12 +208,12 @@ def keep_kernel(
     KEYS: tl.constexpr = GROUPS * STATE
     own = tl.program_id(1)
     row = own + decodes
-    token = tl.load(first + row)
-    end = tl.load(first + row + 1)
+    token = tl.load(row_first + row)
+    end = tl.load(row_first + row + 1)
     packed = end - 1 - tl.program_id(0)
     if packed >= token:
-        tail = tl.load(tails + row).to(tl.int64)
-        begin = tl.load(start + row)
+        tail = tl.load(row_tail + row).to(tl.int64)
+        begin = tl.load(row_start + row)
         position = begin + packed - token
         here = position % RING
         at = tl.arange(0, BLOCK)
@@ -214,12 +221,12 @@ def keep_kernel(
             mask = done + at < INNER
             value = tl.load(x + packed.to(tl.int64) * x_stride + done + at, mask=mask)
             place = (done + at) // HEAD_DIM * (RING * HEAD_DIM) + here * HEAD_DIM + (done + at) % HEAD_DIM
-            tl.store(tail_x + tail * x_unit + place, value, mask=mask)
+            tl.store(tail_input + tail * tail_input_stride + place, value, mask=mask)
         for done in range(0, KEYS, BLOCK):
             mask = done + at < KEYS
             value = tl.load(B + packed.to(tl.int64) * B_stride + done + at, mask=mask)
             place = (done + at) // STATE * (RING * STATE) + here * STATE + (done + at) % STATE
-            tl.store(tail_B + tail * B_unit + place, value, mask=mask)
+            tl.store(tail_B + tail * tail_B_stride + place, value, mask=mask)
         piece = tl.load(first_piece + own) + position // CELL - begin // CELL
         for done in range(0, HEADS, BLOCK):
             head = done + at
@@ -227,7 +234,7 @@ def keep_kernel(
             raw = tl.load(dt + packed.to(tl.int64) * dt_stride + head, mask=real, other=0.0)
             bias = None if dt_bias is None else tl.load(dt_bias + head, mask=real, other=0.0)
             step = time_step(raw, bias, low_limit, high_limit)
-            tl.store(tail_dt + tail * dt_unit + head * RING + here, step, mask=real)
+            tl.store(tail_dt + tail * tail_dt_stride + head * RING + here, step, mask=real)
             total_at = (head * pieces + piece).to(tl.int64) * CELL + position % CELL
             total = tl.load(totals + total_at, mask=real)
-            tl.store(tail_decay + tail * decay_unit + head * RING + here, total, mask=real)
+            tl.store(tail_decay + tail * tail_decay_stride + head * RING + here, total, mask=real)

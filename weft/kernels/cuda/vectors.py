@@ -8,12 +8,12 @@ results are summed across threads once, at the end. The vector may be a norm tha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.cuda.launching import Arguments
 from weft.kernels.cuda.stream import LazyNorm
 
 # Maximum number of 16-byte loads in flight per thread: more need too many registers.
@@ -45,14 +45,17 @@ class Vectors:
         return max(1, LOADS * 2 // (self.rows * element_size))
 
 
-def operands(x: Tensor | LazyNorm) -> tuple[Any, ...]:
-    """Return kernel arguments: x and, for `normed`, its scale, eps, change and factor, and buffers for sum and norm."""
+def operands(x: Tensor | LazyNorm) -> tuple[Tensor, Arguments]:
+    """Return x as a tensor, and its group of arguments; those after the first are for `normed`."""
     if not isinstance(x, LazyNorm):
-        return x, None, 0.0, None, 0.0, None, None
+        return x, Arguments(x=x, scale=None, eps=0.0, change=None, factor=0.0, stream=None, norm=None)
     assert x.x.stride(1) == 1
     value, factor = (None, 0.0) if x.change is None else (x.change.value, x.change.factor)
     assert value is None or value.stride(1) == 1
-    return x.x, x.weight, x.eps, value, factor, *x.leave()
+    stream, norm = x.leave()
+    return x.x, Arguments(
+        x=x.x, scale=x.weight, eps=x.eps, change=value, factor=factor, stream=stream, norm=norm
+    )  # fmt: skip
 
 
 @triton.jit

@@ -6,8 +6,9 @@ All layers of a page, state or tail lie side by side, so moving one is one copy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ class AttentionView:
     keys: torch.Tensor
     values: torch.Tensor
     window: int | None
+    # Values that kernels derive from a view once, each under its own key.
+    derived: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class RecurrentView:
 
     state: dict[str, torch.Tensor]
     tail: dict[str, torch.Tensor]
+    # Values that kernels derive from a view once, each under its own key.
+    derived: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 View = AttentionView | RecurrentView

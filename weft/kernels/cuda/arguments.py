@@ -1,0 +1,106 @@
+"""Groups of arguments that many kernels take, made once: the rows and pieces of a step, and the memory of a layer.
+
+A kernel that takes a group lists all of its parameters, in this order:
+
+    rows      row_start, row_first, row_slot, row_tail, row_closing
+    pieces    piece_row, piece_position, piece_slot, first_piece, decodes, pieces
+    pages     positions, write_page, page_first, page_bounds, page_list
+    memory    state, state_stride, then tail_NAME, tail_NAME_stride for each part of the mixer's tail
+    cache     key_pages, value_pages, page_stride
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.kernels.cuda.launching import Arguments
+from weft.kernels.interface import Batch
+from weft.memory.device.store import AttentionView, RecurrentView
+
+# They lie in a step's upload at varying addresses, and their numbers vary: neither must be compiled in.
+UPLOADED = (
+    "row_start", "row_first", "row_slot", "row_tail", "row_closing", "piece_row", "piece_position", "piece_slot",
+    "first_piece", "positions", "write_page", "page_first", "page_bounds", "page_list",
+)  # fmt: skip
+COUNTS = ("rows", "decodes", "pieces", "shares", "least_cells")
+STEP: dict[str, Any] = {"do_not_specialize": COUNTS, "do_not_specialize_on_alignment": UPLOADED}
+
+CONVOLUTION = "conv"
+
+
+def rows_of(batch: Batch) -> Arguments:
+    found: Arguments | None = batch.derived.get("rows")
+    if found is None:
+        found = batch.derived["rows"] = Arguments(
+            row_start=batch.start,
+            row_first=batch.first,
+            row_slot=batch.slot,
+            row_tail=batch.tail,
+            row_closing=batch.closing,
+        )
+    return found
+
+
+def pieces_of(batch: Batch) -> Arguments:
+    found: Arguments | None = batch.derived.get("pieces")
+    if found is None:
+        found = batch.derived["pieces"] = Arguments(
+            piece_row=batch.piece_row,
+            piece_position=batch.piece_position,
+            piece_slot=batch.piece_slot,
+            first_piece=batch.first_piece,
+            decodes=batch.decodes,
+            pieces=batch.pieces,
+        )
+    return found
+
+
+def pages_of(batch: Batch, view: AttentionView) -> Arguments:
+    key = "pages" if view.window is None else "pages of windows"
+    found: Arguments | None = batch.derived.get(key)
+    if found is None:
+        listed = batch.pages(view.window)
+        found = batch.derived[key] = Arguments(
+            positions=batch.positions,
+            write_page=listed.write_page,
+            page_first=listed.first_position,
+            page_bounds=listed.bounds,
+            page_list=listed.pages,
+        )
+    return found
+
+
+def memory_of(view: RecurrentView) -> Arguments:
+    """Return a recurrent mixer's state and tail, without those of the convolution before it."""
+    found: Arguments | None = view.derived.get("memory")
+    if found is None:
+        names = [name for name in view.state if name != CONVOLUTION]
+        assert len(names) == 1, "a mixer has one state"
+        tails = [name for name in view.tail if name != CONVOLUTION]
+        found = view.derived["memory"] = _memory(view, names[0], tails)
+    return found
+
+
+def window_of(view: RecurrentView) -> Arguments:
+    """Return the state and tail of a convolution."""
+    found: Arguments | None = view.derived.get("window")
+    if found is None:
+        found = view.derived["window"] = _memory(view, CONVOLUTION, [CONVOLUTION])
+    return found
+
+
+def _memory(view: RecurrentView, state: str, tails: list[str]) -> Arguments:
+    given: dict[str, Any] = {"state": view.state[state], "state_stride": view.state[state].stride(0)}
+    for name in tails:
+        given |= {f"tail_{name}": view.tail[name], f"tail_{name}_stride": view.tail[name].stride(0)}
+    return Arguments(**given)
+
+
+def cache_of(view: AttentionView) -> Arguments:
+    found: Arguments | None = view.derived.get("cache")
+    if found is None:
+        assert view.keys.stride() == view.values.stride()
+        found = view.derived["cache"] = Arguments(
+            key_pages=view.keys, value_pages=view.values, page_stride=view.keys.stride(0)
+        )
+    return found
