@@ -78,7 +78,7 @@ class Scene:
 
     def attend_with_triton(self) -> Tensor:
         out = torch.empty_like(self.q)
-        attend_pieces(self.q, out, self.batch, self.listed, self.view(), self.scale, None, None)
+        attend_pieces(self.q, out, self.batch, self.view(), self.scale, None, None)
         return out
 
     @property
@@ -169,9 +169,9 @@ def cases() -> Iterator[tuple[str, Call, float, dict[str, Call]]]:
 def tune_decode(scene: Scene, launches: list[Launch]) -> list[tuple[float, Launch]]:
     """Seconds of each, best first; those that do not compile are left out."""
     found = []
-    out, batch, listed, view = torch.empty_like(scene.q), scene.batch, scene.listed, scene.view()
+    out, batch, view = torch.empty_like(scene.q), scene.batch, scene.view()
     for launch in launches:
-        call = partial(attend_decodes, scene.q, out, batch, listed, view, scene.scale, None, None, launch=launch)
+        call = partial(attend_decodes, scene.q, out, batch, view, scene.scale, None, None, launch=launch)
         try:
             found.append((seconds_of(recorded(call), repeats=9), launch))
         except Exception as error:  # too much shared memory, mostly
@@ -181,9 +181,9 @@ def tune_decode(scene: Scene, launches: list[Launch]) -> list[tuple[float, Launc
 
 def tune_prefill(scene: Scene, launches: list[BlockLaunch]) -> list[tuple[float, BlockLaunch]]:
     found = []
-    out, batch, listed, view = torch.empty_like(scene.q), scene.batch, scene.listed, scene.view()
+    out, batch, view = torch.empty_like(scene.q), scene.batch, scene.view()
     for launch in launches:
-        call = partial(attend_pieces, scene.q, out, batch, listed, view, scene.scale, None, None, launch=launch)
+        call = partial(attend_pieces, scene.q, out, batch, view, scene.scale, None, None, launch=launch)
         try:
             found.append((seconds_of(recorded(call), repeats=7), launch))
         except Exception as error:  # too much shared memory, mostly

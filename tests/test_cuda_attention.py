@@ -166,9 +166,8 @@ def test_the_number_of_shares_changes_nothing(sharing, window):
     scene = Scene([(150, 151), (0, 1), (16, 17), (70, 71)], window, heads=3, kv_heads=1)
     batch, view = scene.batch(), scene.view()
     on_gpu.write_pages(scene.k, scene.v, batch, view)
-    listed = batch.full or batch.windowed
     out = torch.full(scene.q.shape, torch.nan, device=scene.device)
-    attend_decodes(scene.q, out, batch, listed, view, scene.scale, None, scene.sinks, sharing)
+    attend_decodes(scene.q, out, batch, view, scene.scale, None, scene.sinks, sharing)
     assert error_of(out, scene.reference(sinks=True)) < 2e-6
 
 
@@ -183,10 +182,9 @@ def test_the_size_of_a_block_of_queries_changes_nothing(block, window):
     scene = Scene([(0, 40), (21, 30)], window, heads=3, kv_heads=1)
     batch, view = scene.batch(), scene.view()
     on_gpu.write_pages(scene.k, scene.v, batch, view)
-    listed = batch.full or batch.windowed
     out = torch.full(scene.q.shape, torch.nan, device=scene.device)
     launch = PLAIN_LAUNCH._replace(block=block)
-    attend_pieces(scene.q, out, batch, listed, view, scene.scale, None, None, launch)
+    attend_pieces(scene.q, out, batch, view, scene.scale, None, None, launch)
     assert error_of(out, scene.reference()) < 2e-6
 
 
@@ -199,10 +197,9 @@ def test_how_many_programs_share_a_prompts_cells_changes_nothing(sharing, window
     scene = Scene([(150, 151), (0, 40), (21, 30), (100, 125)], window, heads=3, kv_heads=1)
     batch, view = scene.batch(), scene.view()
     on_gpu.write_pages(scene.k, scene.v, batch, view)
-    listed = batch.full or batch.windowed
     out = torch.full(scene.q.shape, torch.nan, device=scene.device)
     attend_pieces(
-        scene.q, out, batch, listed, view, scene.scale, None, scene.sinks,
+        scene.q, out, batch, view, scene.scale, None, scene.sinks,
         sharing=attention_prefill.Sharing(*sharing),
     )  # fmt: skip
     assert error_of(out[1:], scene.reference(sinks=True)[1:]) < 2e-6

@@ -210,7 +210,8 @@ def _attend_share(
 
 @jit(**STEP)
 def _merge_parts(
-    out_ptr, out_token_stride, parts_ptr, sinks_ptr, rows, shares, least_cells, positions, write_page, page_first, page_bounds, page_list,
+    out_ptr, out_token_stride, parts_ptr, sinks_ptr, rows, shares, least_cells,
+    positions, write_page, page_first, page_bounds, page_list,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     HAS_SINKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip

@@ -178,9 +178,9 @@ def gated_rms_norm(
     side = min(power_of_two(parts), max(1, TILE // block))
     gated_norm_kernel[(tokens, -(-parts // side))](
         Arguments(
-            x=x, x_token=x.stride(0), x_part=x.stride(1), gate=gate, gate_token=gate.stride(0), gate_part=gate.stride(1),
-            weight=weight, weight_part=0 if shared else size, out=out, out_token=out.stride(0), parts=parts, size=size,
-            eps=eps,
+            x=x, x_token=x.stride(0), x_part=x.stride(1), gate=gate, gate_token=gate.stride(0),
+            gate_part=gate.stride(1), weight=weight, weight_part=0 if shared else size,
+            out=out, out_token=out.stride(0), parts=parts, size=size, eps=eps,
         ),
         GATE_FIRST=gate_first, SIDE=side, BLOCK=block, num_warps=warps_for(side * block, GATED_PER_WARP),
         **early(gate),

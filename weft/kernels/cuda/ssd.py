@@ -161,7 +161,8 @@ def extend(
             x=x, x_stride=x.stride(0), dt=dt, dt_stride=dt.stride(0), B=B, B_stride=B.stride(0),
             dt_bias=inputs.dt_bias, low_limit=low_limit, high_limit=high_limit, totals=totals,
         ),
-        *step, HEADS=heads, HEAD_DIM=head_dim, GROUPS=groups, STATE=state, CELL=cell, RING=ring, BLOCK=1024, num_warps=4,
+        *step, HEADS=heads, HEAD_DIM=head_dim, GROUPS=groups, STATE=state, CELL=cell, RING=ring, BLOCK=1024,
+        num_warps=4,
     )  # fmt: skip
 
 
