@@ -10,6 +10,8 @@ and then y may be gated. The recurrence is computed and stored in float32, in mo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -19,21 +21,16 @@ from weft.kernels.cpu.activation import gated_product
 from weft.kernels.cpu.cells import (
     append,
     append_all,
-    first_states,
     gather,
-    hand_out,
     open_cells,
     opened,
     outputs_only,
-    spread,
     total_of_one,
-    totals,
     totals_of_all,
     with_tail,
-    write_tail,
 )
-from weft.kernels.cpu.cutting import indices
 from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
+from weft.kernels.cpu.recurrence import Columns, scan
 from weft.kernels.interface import Batch
 from weft.kernels.placing import placed
 from weft.kernels.recurrent import UNLIMITED, SsdInputs, SsdShape, conv_parts, ssd_state
@@ -59,7 +56,7 @@ def ssd_memory(shape: SsdShape, dtype: str) -> RecurrentMemory:
 def ssd(
     inputs: SsdInputs, batch: Batch, view: RecurrentView, out: Float[Tensor, "tokens heads head_dim"] | None = None
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    return gated(scan(inputs, batch, view), inputs.gate, out)
+    return gated(ungated(inputs, batch, view), inputs.gate, out)
 
 
 def gated(
@@ -71,22 +68,12 @@ def gated(
     return gated_product(gate, y.flatten(-2), F.silu, None if out is None else out.flatten(-2)).view_as(y)
 
 
-def scan(inputs: SsdInputs, batch: Batch, view: RecurrentView) -> Float[Tensor, "tokens heads head_dim"]:
-    chosen, x, dt = indices(batch), inputs.x, inputs.dt
+def ungated(inputs: SsdInputs, batch: Batch, view: RecurrentView) -> Float[Tensor, "tokens heads head_dim"]:
+    x, dt = inputs.x, inputs.dt
     if inputs.dt_bias is not None:
         dt = time_step(dt, inputs.dt_bias, inputs.limit)
-    steps = dt * inputs.A
     dtx = x * dt.unsqueeze(-1)
-    B, C = inputs.B.float(), inputs.C.float()
-    count = batch.decodes
-    if not chosen.groups:
-        y = decode(dtx, steps, B, C, chosen.decodes, view)
-    else:
-        y = torch.empty_like(dtx)
-        if chosen.decodes is not None:
-            y[:count] = decode(dtx[:count], steps[:count], B[:count], C[:count], chosen.decodes, view)
-        for group in chosen.groups:
-            extend(dtx, steps, B, C, y, group, view)
+    y = scan(Ssd(dtx, dt * inputs.A, inputs.B.float(), inputs.C.float(), torch.empty_like(dtx)), batch, view)
     if inputs.D is not None:
         y.addcmul_(x, inputs.D.unsqueeze(-1))
     return y.to(x.dtype)
@@ -99,102 +86,83 @@ def time_step(
     return step if limit == UNLIMITED else step.clamp(*limit)
 
 
-def decode(
-    dtx: Float[Tensor, "rows heads head_dim"],
-    steps: Float[Tensor, "rows heads"],
-    B: Float[Tensor, "rows groups state"],
-    C: Float[Tensor, "rows groups state"],
-    decodes: Decodes,
-    view: RecurrentView,
-) -> Float[Tensor, "rows heads head_dim"]:
-    """Decode one token per row: y = exp(total) C S + sum over the cell of exp(total - total_j) (C B_j) dt_j x_j."""
-    if decodes.rows == 1:
-        y = decode_one(dtx[0], steps[0], B[0], C[0], decodes.cells[0], view).unsqueeze(0)
-    else:
-        y = decode_all(dtx, steps, B, C, decodes, view)
-    for row, slot in decodes.captures:
-        cell = decodes.cells[row]
-        parts = (view.tail[name] for name in ("input", "B", "decay"))
-        inputs, keys, total = (opened(part, cell, cell.offset + 1)[None] for part in parts)
-        before = None if cell.slot is None else view.state["ssm"][cell.slot].unsqueeze(0)
-        view.state["ssm"][slot] = advance(before, inputs, keys, total)[0]
-    return y
+@dataclass(slots=True)
+class Ssd:
+    """The recurrence on cells: y = exp(total) C S + sum over the cell of exp(total - total_j) (C B_j) dt_j x_j."""
 
+    dtx: Float[Tensor, "tokens heads head_dim"]
+    steps: Float[Tensor, "tokens heads"]
+    B: Float[Tensor, "tokens groups state"]
+    C: Float[Tensor, "tokens groups state"]
+    outputs: Float[Tensor, "tokens heads head_dim"]
+    name: str = "ssm"
 
-def decode_one(
-    dtx: Float[Tensor, "heads head_dim"],
-    step: Float[Tensor, " heads"],
-    B: Float[Tensor, "groups state"],
-    C: Float[Tensor, "groups state"],
-    cell: OpenCell,
-    view: RecurrentView,
-) -> Float[Tensor, "heads head_dim"]:
-    """Decode a single row, which needs no index: everything is a view."""
-    total = total_of_one(view.tail["decay"], cell, step)
-    since = torch.sub(total, append(view.tail["decay"], cell, total)).exp_()
-    keys, inputs = append(view.tail["B"], cell, B), append(view.tail["input"], cell, dtx)
-    query = C.unsqueeze(1)
-    scores = torch.bmm(query, keys.permute(1, 2, 0))
-    weights = since.t().view(len(C), -1, len(since)) * scores
-    y = torch.bmm(weights.contiguous().view(len(dtx), 1, -1), inputs.transpose(0, 1)).view(dtx.shape)
-    if cell.slot is None:
-        return y
-    return y.addcmul_(torch.bmm(query, view.state["ssm"][cell.slot]).view(dtx.shape), total.exp().unsqueeze(-1))
+    def first(self, count: int) -> Ssd:
+        return Ssd(*(part[:count] for part in (self.dtx, self.steps, self.B, self.C, self.outputs)))
 
+    def given(self) -> dict[str, Tensor]:
+        return {"input": self.dtx, "B": self.B}
 
-def decode_all(
-    dtx: Float[Tensor, "rows heads head_dim"],
-    steps: Float[Tensor, "rows heads"],
-    B: Float[Tensor, "rows groups state"],
-    C: Float[Tensor, "rows groups state"],
-    decodes: Decodes,
-    view: RecurrentView,
-) -> Float[Tensor, "rows heads head_dim"]:
-    """Compute small values for all rows at once, then go row by row where a gather would cost more than the read."""
-    total = totals_of_all(view.tail["decay"], decodes, steps)
-    for name, values in (("input", dtx), ("B", B), ("decay", total)):
-        append_all(view.tail[name], decodes, values)
-    since = torch.sub(total.unsqueeze(1), open_cells(view.tail["decay"], decodes)).exp_()
-    scores = open_cells(view.tail["B"], decodes).transpose(1, 2) @ C.unsqueeze(-1)
-    rows, heads, groups = *steps.shape, B.shape[1]
-    weights = since.view(rows, -1, groups, heads // groups).permute(0, 2, 3, 1) * scores.transpose(2, 3)
-    weights = weights.contiguous().view(rows, heads, 1, -1)
-    y = torch.empty_like(dtx).unsqueeze(2)
-    earlier = y.new_zeros(rows, groups, 1, y[0].numel() // groups)
-    for row, cell in enumerate(decodes.cells):
-        inputs = opened(view.tail["input"], cell, cell.offset + 1).transpose(0, 1)
-        torch.bmm(weights[row, ..., : cell.offset + 1], inputs, out=y[row])
-        if cell.slot is not None:
-            torch.bmm(C[row].unsqueeze(1), view.state["ssm"][cell.slot], out=earlier[row])
-    return y.view_as(dtx).addcmul_(earlier.view_as(dtx), total.exp_().unsqueeze(-1))
+    def decode_one(self, cell: OpenCell, view: RecurrentView) -> Float[Tensor, "heads head_dim"]:
+        """Decode a single row, which needs no index: everything is a view."""
+        dtx, C = self.dtx[0], self.C[0]
+        total = total_of_one(view.tail["decay"], cell, self.steps[0])
+        since = torch.sub(total, append(view.tail["decay"], cell, total)).exp_()
+        keys, inputs = append(view.tail["B"], cell, self.B[0]), append(view.tail["input"], cell, dtx)
+        query = C.unsqueeze(1)
+        scores = torch.bmm(query, keys.permute(1, 2, 0))
+        weights = since.t().view(len(C), -1, len(since)) * scores
+        y = torch.bmm(weights.contiguous().view(len(dtx), 1, -1), inputs.transpose(0, 1)).view(dtx.shape)
+        if cell.slot is None:
+            return y
+        return y.addcmul_(torch.bmm(query, view.state["ssm"][cell.slot]).view(dtx.shape), total.exp().unsqueeze(-1))
 
+    def decode_all(self, decodes: Decodes, view: RecurrentView) -> Float[Tensor, "rows heads head_dim"]:
+        """Compute small values for all rows at once, and go row by row where a gather would cost more than the read."""
+        dtx, B, C = self.dtx, self.B, self.C
+        total = totals_of_all(view.tail["decay"], decodes, self.steps)
+        for name, values in (("input", dtx), ("B", B), ("decay", total)):
+            append_all(view.tail[name], decodes, values)
+        since = torch.sub(total.unsqueeze(1), open_cells(view.tail["decay"], decodes)).exp_()
+        scores = open_cells(view.tail["B"], decodes).transpose(1, 2) @ C.unsqueeze(-1)
+        rows, heads, groups = *self.steps.shape, B.shape[1]
+        weights = since.view(rows, -1, groups, heads // groups).permute(0, 2, 3, 1) * scores.transpose(2, 3)
+        weights = weights.contiguous().view(rows, heads, 1, -1)
+        y = torch.empty_like(dtx).unsqueeze(2)
+        earlier = y.new_zeros(rows, groups, 1, y[0].numel() // groups)
+        for row, cell in enumerate(decodes.cells):
+            inputs = opened(view.tail["input"], cell, cell.offset + 1).transpose(0, 1)
+            torch.bmm(weights[row, ..., : cell.offset + 1], inputs, out=y[row])
+            if cell.slot is not None:
+                torch.bmm(C[row].unsqueeze(1), view.state["ssm"][cell.slot], out=earlier[row])
+        return y.view_as(dtx).addcmul_(earlier.view_as(dtx), total.exp_().unsqueeze(-1))
 
-def extend(
-    dtx: Float[Tensor, "tokens heads head_dim"],
-    steps: Float[Tensor, "tokens heads"],
-    B: Float[Tensor, "tokens groups state"],
-    C: Float[Tensor, "tokens groups state"],
-    y: Float[Tensor, "tokens heads head_dim"],
-    group: Group,
-    view: RecurrentView,
-) -> None:
-    """Compute rows of several tokens, a cell at a time; write outputs to `y`."""
-    state = first_states(group, view.state["ssm"])
-    kept = torch.empty_like(steps)
-    for rank in group.ranks:
-        total = totals(group, rank, steps, view.tail["decay"])
-        inputs = with_tail(group, rank, gather(rank, dtx), view.tail["input"])
-        keys = with_tail(group, rank, gather(rank, B), view.tail["B"])
-        queries = outputs_only(rank, gather(rank, C))
-        spread(rank, read(state, inputs, keys, queries, total, rank), y)
-        if rank.stays:
-            spread(rank, total[:, rank.first :], kept)
-        if rank.continuing or rank.captures:
-            state = advance(state, inputs, keys, total)
-            hand_out(rank, state, view.state["ssm"])
-            state = state[: rank.continuing]
-    for name, values in (("input", dtx), ("B", B), ("decay", kept)):
-        write_tail(group, values, view.tail[name])
+    def pass_cell(
+        self,
+        group: Group,
+        rank: Rank,
+        state: Float[Tensor, "rows groups state width"] | None,
+        total: Float[Tensor, "rows reach heads"],
+        view: RecurrentView,
+    ) -> tuple[Float[Tensor, "rows outputs heads head_dim"], Columns]:
+        inputs = with_tail(group, rank, gather(rank, self.dtx), view.tail["input"])
+        keys = with_tail(group, rank, gather(rank, self.B), view.tail["B"])
+        queries = outputs_only(rank, gather(rank, self.C))
+        return read(state, inputs, keys, queries, total, rank), {"input": inputs, "B": keys, "decay": total}
+
+    def advance(
+        self, state: Float[Tensor, "rows groups state width"] | None, columns: Columns
+    ) -> Float[Tensor, "rows groups state width"]:
+        """Return the decayed earlier state plus the cell's tokens, each decayed since."""
+        inputs, keys, total = columns["input"], columns["B"], columns["decay"]
+        groups = keys.shape[2]
+        since = torch.sub(total[:, -1:], total).exp_().unsqueeze(-1)
+        decayed = (inputs * since).unflatten(2, (groups, -1)).flatten(3)
+        added = keys.permute(0, 2, 3, 1) @ decayed.transpose(1, 2)
+        if state is None:
+            return added
+        through = total[:, -1].exp().unflatten(1, (groups, -1)).repeat_interleave(inputs.shape[3], 2)
+        return added.addcmul_(state, through.unsqueeze(2))
 
 
 def read(
@@ -218,20 +186,3 @@ def read(
         return y
     earlier = (queries @ state).transpose(1, 2).reshape(y.shape)
     return y.addcmul_(earlier, total[:, rank.first :].exp().unsqueeze(-1))
-
-
-def advance(
-    state: Float[Tensor, "rows groups state width"] | None,
-    inputs: Float[Tensor, "rows reach heads head_dim"],
-    keys: Float[Tensor, "rows reach groups state"],
-    total: Float[Tensor, "rows reach heads"],
-) -> Float[Tensor, "rows groups state width"]:
-    """Return the states at the end of a cell: the decayed earlier state plus the cell's tokens, each decayed since."""
-    groups = keys.shape[2]
-    since = torch.sub(total[:, -1:], total).exp_().unsqueeze(-1)
-    decayed = (inputs * since).unflatten(2, (groups, -1)).flatten(3)
-    added = keys.permute(0, 2, 3, 1) @ decayed.transpose(1, 2)
-    if state is None:
-        return added
-    through = total[:, -1].exp().unflatten(1, (groups, -1)).repeat_interleave(inputs.shape[3], 2)
-    return added.addcmul_(state, through.unsqueeze(2))
