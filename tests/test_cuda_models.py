@@ -16,7 +16,7 @@ from statistics import mean
 import pytest
 import torch
 
-from tests import cuda_engines
+from tests import cuda_engines, tiny_model
 from tests.cuda_engines import for_each, make, published, tiny
 from tests.engines import FAMILIES, Answer, Ask, greedy, make_engine, seeded, serve, smallest_memory, tokens
 from tests.hybrid_models import HYBRIDS
@@ -254,9 +254,9 @@ def test_no_stranger_shows_through(family: str) -> None:
             assert max(abs(a - b) for a, b in zip(ours.logprobs, theirs.logprobs, strict=True)) <= TOLERANCE
 
 
-def test_more_memory_than_the_gpu_has_is_told_with_numbers() -> None:
+def test_more_memory_than_the_gpu_has_is_refused_with_numbers() -> None:
     with pytest.raises(OptionError, match=r"cannot allocate memory of 9999\.0 GiB: [\d.]+ GiB"):
-        LLM(device="cuda", memory="9999GiB", progress=False)
+        LLM(**tiny_model.OPTIONS, device="cuda", memory="9999GiB", progress=False)
 
 
 # launches that never wait -------------------------------------------------------------------------------------------
