@@ -18,9 +18,9 @@ class Draft:
     kind: type
     fields: dict[str, Any]
 
-    def arrays(self, path: str = "") -> dict[str, NDArray]:
+    def arrays(self, path: str = "") -> dict[str, NDArray[Any]]:
         """Return every array below this draft, by path."""
-        found: dict[str, NDArray] = {}
+        found: dict[str, NDArray[Any]] = {}
         for name, value in self.fields.items():
             # `type()` instead of `isinstance`: there are no subclasses, and this runs for every field of every step.
             kind = type(value)

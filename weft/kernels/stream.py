@@ -19,8 +19,11 @@ from torch import Tensor
 class Norm(Protocol):
     """Weights of a norm, as layers hold them."""
 
-    weight: Tensor
-    eps: float
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def eps(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ KINDS = {
 _FILLING = np.zeros(ALIGNMENT_BYTES, np.bool_)
 
 
-def upload(arrays: Mapping[str, NDArray], device: torch.device | str, widen: bool = True) -> dict[str, Tensor]:
+def upload(arrays: Mapping[str, NDArray[Any]], device: torch.device | str, widen: bool = True) -> dict[str, Tensor]:
     """Return the arrays as tensors under the same names: views of one uploaded buffer.
 
     With `widen` all integers become int64, so that no layer on a CPU converts an index.
@@ -47,7 +48,7 @@ def upload(arrays: Mapping[str, NDArray], device: torch.device | str, widen: boo
     return sent
 
 
-def _pack(arrays: list[NDArray], kind: str) -> NDArray[np.uint8]:
+def _pack(arrays: list[NDArray[Any]], kind: str) -> NDArray[np.uint8]:
     """Return the bytes of arrays of one kind, each padded to the start of the next."""
     dtype, _, step = KINDS[kind]
     pieces = [piece for array in arrays for piece in (array.ravel(), _FILLING[: -array.size % step])]
@@ -63,7 +64,7 @@ def to_device(packed: NDArray[np.uint8], device: torch.device) -> Tensor:
     return pinned.to(device, non_blocking=True)
 
 
-def kind_of(array: NDArray, widen: bool) -> str:
+def kind_of(array: NDArray[Any], widen: bool) -> str:
     kind = array.dtype.kind
     if kind != "i":
         return kind

@@ -118,7 +118,7 @@ class Config:
 
     def experts_per_token(self, count: int) -> int:
         """Return how many of `count` experts a token goes to."""
-        chosen = self.integer("num_experts_per_tok", "experts_per_token")
+        chosen: int = self.integer("num_experts_per_tok", "experts_per_token")
         if chosen > count:
             raise ModelError(f"config.json: num_experts_per_tok must be at most num_experts {count}, got {chosen}")
         return chosen
@@ -129,12 +129,13 @@ class Config:
         hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
         if self.fields.get("head_dim") is None and hidden % heads:
             raise ModelError(f"config.json: hidden_size {hidden} must be a multiple of num_attention_heads {heads}")
-        return self.integer("head_dim", default=hidden // heads)
+        size: int = self.integer("head_dim", default=hidden // heads)
+        return size
 
     @property
     def kv_heads(self) -> int:
         heads = self.integer("num_attention_heads")
-        kv_heads = self.integer("num_key_value_heads", default=heads)
+        kv_heads: int = self.integer("num_key_value_heads", default=heads)
         if heads % kv_heads:
             raise ModelError(
                 f"config.json: num_attention_heads {heads} must be a multiple of num_key_value_heads {kv_heads}"
@@ -220,7 +221,7 @@ _short.maxlevel, _short.maxstring, _short.maxlong = 3, MOST_SHOWN, MOST_SHOWN
 
 
 def _attention_factor(scope: Config) -> float | None:
-    given = scope.number("attention_factor", default=None)
+    given: float | None = scope.number("attention_factor", default=None)
     weights = [scope.number(name, default=0.0) for name in ("mscale", "mscale_all_dim")]
     if given is not None or not all(weights):
         return given

@@ -5,6 +5,7 @@ Families define the blocks; this file connects them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Block(Layer):
 class Decoder(Layer):
     """Stack of blocks. Checkpoint names: embed_tokens, layers.N, norm."""
 
-    def __init__(self, embedding: Embedding, layers: list[nn.Module], norm: RMSNorm, rotary: Rotary | None) -> None:
+    def __init__(self, embedding: Embedding, layers: Sequence[nn.Module], norm: RMSNorm, rotary: Rotary | None) -> None:
         super().__init__()
         self.embed_tokens = embedding
         self.layers = nn.ModuleList(layers)
@@ -74,13 +75,11 @@ class Decoder(Layer):
 class DecoderModel(CausalModel):
     """A decoder and its head, which may be the embedding itself. Checkpoint names: model, lm_head."""
 
-    model: nn.Module
-
-    def __init__(self, config: Config, model: nn.Module, tied: bool) -> None:
+    def __init__(self, config: Config, model: Decoder, tied: bool) -> None:
         super().__init__()
         self.vocab_size = config.integer("vocab_size")
         self.model = model
-        self.lm_head = None if tied else Linear(config.integer("hidden_size"), self.vocab_size)
+        self.lm_head: Linear | None = None if tied else Linear(config.integer("hidden_size"), self.vocab_size)
         model.embed_tokens.tied = tied
         self.mixers()
 
@@ -94,10 +93,10 @@ class DecoderModel(CausalModel):
         self.model.embed_tokens.tied = False
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
-        return self.model(batch, views)
+        return self.model.forward(batch, views)
 
     def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
-        head = self.model.embed_tokens.scores if self.lm_head is None else self.lm_head
+        head = self.model.embed_tokens.scores if self.lm_head is None else self.lm_head.forward
         return head(hidden, batch)
 
 
@@ -138,7 +137,7 @@ def gated_mlp(config: Config, bias: bool = False) -> GatedMLP:
 
 def frame(
     config: Config,
-    layers: list[nn.Module],
+    layers: Sequence[nn.Module],
     rotary: Rotary | None,
     scale: float = 1.0,
     zero_centred: bool = False,

@@ -114,7 +114,8 @@ def folded_factors(config: Config, shape: Mamba2Shape, gate: float) -> dict[str,
 
 
 def multiplier(config: Config, name: str) -> float:
-    return config.number(f"{name}_multiplier", default=1.0)
+    factor: float = config.number(f"{name}_multiplier", default=1.0)
+    return factor
 
 
 def mamba_norm(config: Config, shape: Mamba2Shape, eps: float) -> GatedRMSNorm | None:

@@ -74,9 +74,9 @@ def default_layer_types(config: Config) -> list[str]:
 
 def feed_forward_size(config: Config) -> int:
     """Return the given size, or two thirds of it times a factor, rounded up to a multiple."""
-    size = config.integer("block_ff_dim", "intermediate_size")
+    size: int = config.integer("block_ff_dim", "intermediate_size")
     if not config.flag("block_auto_adjust_ff_dim", default=True):
         return size
-    multiple = config.integer("block_multiple_of", default=256)
+    multiple: int = config.integer("block_multiple_of", default=256)
     size = int(config.number("block_ffn_dim_multiplier", default=1.0) * int(2 * size / 3))
     return max(1, -(-size // multiple)) * multiple

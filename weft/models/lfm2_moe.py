@@ -44,4 +44,4 @@ class BiasedSparseMLP(Layer):
 
     def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         routing = self.route(batch.operations, self.gate(x, batch), bias=self.expert_bias)
-        return self.experts(x, routing, batch)
+        return self.experts.forward(x, routing, batch)

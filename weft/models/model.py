@@ -74,7 +74,8 @@ class ProjectedMixer(Mixer):
 
     def forward(self, x: Normed, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> Addend:
         before, after = (getattr(self, name) for name in self.projections)
-        return after(self.mix(before(x, batch), rotation, batch, views), batch)
+        mixed: Addend = after(self.mix(before(x, batch), rotation, batch, views), batch)
+        return mixed
 
     def mix(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -49,7 +49,12 @@ class NemotronH(DecoderModel):
     def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
         config = Config(fields)
         hidden, eps = config.integer("hidden_size"), config.number("layer_norm_epsilon", "norm_eps", default=1e-5)
-        builders = {"mamba": mamba, "attention": attention, "mlp": mlp, "moe": SparseSquaredMLP}
+        builders: dict[str, Callable[[Config, torch.dtype], nn.Module]] = {
+            "mamba": mamba,
+            "attention": attention,
+            "mlp": mlp,
+            "moe": SparseSquaredMLP,
+        }
         decoder = Decoder(
             Embedding(config.integer("vocab_size"), hidden),
             [SingleBlock(builders[kind](config, dtype), hidden, eps) for kind in block_types(config)],
@@ -136,6 +141,8 @@ def mlp(config: Config, dtype: torch.dtype, size: str = "intermediate_size", int
 class Router(Layer):
     """Scores of experts, in float32; the bias affects their choice. Checkpoint names as below."""
 
+    e_score_correction_bias: Tensor
+
     def __init__(self, hidden: int, experts: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, hidden, dtype=torch.float32), requires_grad=False)
@@ -186,6 +193,7 @@ class SparseSquaredMLP(Layer):
         x = batch.operations.rows_of(x)
         routing = self.route(batch.operations, self.gate(x), bias=self.gate.e_score_correction_bias)
         if self.fc1_latent_proj is None:
-            return self.experts(x, routing, batch).add_(self.shared_experts(x, batch))
+            return self.experts.forward(x, routing, batch).add_(self.shared_experts(x, batch))
+        assert self.fc2_latent_proj is not None
         latent = self.experts(self.fc1_latent_proj(x, batch), routing, batch)
-        return self.fc2_latent_proj(latent, batch).add_(self.shared_experts(x, batch))
+        return self.fc2_latent_proj.forward(latent, batch).add_(self.shared_experts(x, batch))

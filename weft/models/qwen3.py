@@ -39,4 +39,5 @@ def windows(config: Config) -> list[int | None]:
 
 
 def _layers(config: Config) -> int:
-    return config.integer("num_hidden_layers")
+    count: int = config.integer("num_hidden_layers")
+    return count

@@ -41,7 +41,8 @@ def family_of(config: Mapping[str, Any]) -> type[CausalModel]:
     for name in names:
         if name in FAMILIES:
             module, family = FAMILIES[name]
-            return getattr(import_module(f"weft.models.{module}"), family)
+            found: type[CausalModel] = getattr(import_module(f"weft.models.{module}"), family)
+            return found
     given = " ".join(", ".join(names).split())[:200]
     asked = f"architecture {given} is not supported" if names else "config.json has no architectures"
     raise ModelError(f"{asked}; supported are {', '.join(sorted(FAMILIES))}")

@@ -255,7 +255,8 @@ def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progr
         entry = stored[name]
         if entry.file not in readers:
             readers[entry.file] = safe_open(entry.file, framework="pt")
-        return readers[entry.file].get_tensor(entry.name)
+        tensor: Tensor = readers[entry.file].get_tensor(entry.name)
+        return tensor
 
     # Small models load before the bar appears.
     bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=not progress, delay=1.0)
@@ -282,7 +283,8 @@ def settle_head(model: CausalModel, stored: dict[str, Stored]) -> None:
 def read_tensor(entry: Stored) -> Tensor:
     try:
         with safe_open(entry.file, framework="pt") as reader:
-            return reader.get_tensor(entry.name)
+            tensor: Tensor = reader.get_tensor(entry.name)
+            return tensor
     except (SafetensorError, OSError) as error:
         raise ModelError(f"cannot read {entry.file}: {error}") from error
 
@@ -369,7 +371,7 @@ def _storage(source: Source) -> int:
 
 def _interval(target: Tensor) -> tuple[int, int]:
     """Return the elements of its storage that a view spans."""
-    low = target.storage_offset()
+    low = int(target.storage_offset())
     return low, low + sum((size - 1) * stride for size, stride in zip(target.shape, target.stride())) + 1
 
 

@@ -97,7 +97,8 @@ class Runner:
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the final hidden states of a step."""
-        return self.model(batch, self.store.views)
+        hidden: Tensor = self.model(batch, self.store.views)
+        return hidden
 
     def choose(
         self, logits: Float[Tensor, "rows vocab"], choices: Choices, prompt_scores: DeviceScores | None = None

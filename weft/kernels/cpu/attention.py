@@ -135,7 +135,8 @@ def _mix_padded(
 
     def gather(pages: Tensor) -> Tensor:
         tokens = pages.index_select(0, read.pages).flatten(0, 1).index_fill_(0, read.unseen, 0)
-        return tokens.unflatten(0, (rows, -1)).transpose(1, 2)
+        by_row: Tensor = tokens.unflatten(0, (rows, -1))
+        return by_row.transpose(1, 2)
 
     queries, keys, values = q.unflatten(1, (kv_heads, -1)), gather(view.keys), gather(view.values)
     mixed, total = _softmax_mix(queries, keys, values, read.mask, False, scale, softcap, with_total)
@@ -158,7 +159,8 @@ def _mix_shared(q: Tensor, view: AttentionView, read: SharedRead, scale: float, 
     common_total = common_total.view(kv_heads, rows, -1).transpose(0, 1).flatten(1)
     parts = [_mix(q, view, own, scale, softcap, True) for own in read.own]
     own = torch.cat([values for values, _ in parts]) if len(parts) > 1 else parts[0][0]
-    own_total = torch.cat([total for _, total in parts]) if len(parts) > 1 else parts[0][1]
+    totals = [total for _, total in parts if total is not None]
+    own_total = torch.cat(totals) if len(totals) > 1 else totals[0]
     share = torch.sigmoid(common_total - own_total).to(q.dtype).unsqueeze(-1)
     return torch.lerp(own, common, share), torch.logaddexp(common_total, own_total)
 
@@ -178,7 +180,8 @@ def _softmax_mix(
     bias = None if mask is None else torch.zeros(mask.shape).masked_fill_(~mask, float("-inf"))
     if softcap is None:
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        return flash(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+        mixed, log_sum = flash(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+        return mixed, log_sum
     scores = torch.matmul(q, k.transpose(-1, -2)).float() * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)

@@ -75,9 +75,11 @@ def read_history(indices: Convolution, view: RecurrentView) -> Float[Tensor, "ro
     tail = view.tail["conv"][indices.tail, indices.tail_ring]
     if indices.all_tail:
         return tail
+    assert indices.from_tail is not None
     history = torch.where(indices.from_tail.unsqueeze(-1), tail, 0.0)
     if indices.any_state:
         state = view.state["conv"][indices.read_slot, indices.state_index]
+        assert indices.from_state is not None
         history = torch.where(indices.from_state.unsqueeze(-1), state, history)
     return history
 
@@ -142,5 +144,6 @@ def capture_windows(
 ) -> None:
     """Write the inputs before each captured position into its slot."""
     earlier = history.flatten(0, 1)[indices.capture_history]
+    assert indices.capture_is_new is not None
     window = torch.where(indices.capture_is_new.unsqueeze(-1), x[indices.capture_token], earlier)
     view.state["conv"][indices.capture_slot] = window

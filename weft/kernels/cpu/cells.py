@@ -44,6 +44,7 @@ def open_cells(part: Float[Tensor, "tails ring ..."], decodes: Decodes) -> Float
     """Return each decode's open cell, including its new token. Beyond a shorter cell's last token, values are
     undefined.
     """
+    assert decodes.tail is not None
     if decodes.keys is None:
         return part[:, : decodes.reach].index_select(0, decodes.tail)
     return part[decodes.tail.unsqueeze(1), decodes.keys]
@@ -56,6 +57,7 @@ def totals_of_all(
     before = part[decodes.tail, decodes.previous]
     if decodes.any_opens:
         # Never multiply by zero: an unused tail may hold NaN.
+        assert decodes.opens is not None
         before.masked_fill_(decodes.opens.unsqueeze(1), 0.0)
     return before.add_(step)
 
@@ -64,6 +66,7 @@ def gather(rank: Rank, packed: Float[Tensor, "tokens ..."]) -> Float[Tensor, "ro
     """Return packed values on the columns of a rank's cells; for a rank of one row, only its new tokens."""
     if rank.span is not None:
         return packed[rank.span[0] : rank.span[1]].unsqueeze(0)
+    assert rank.token is not None
     return packed.index_select(0, rank.token).view(rank.rows, rank.reach, *packed.shape[1:])
 
 
@@ -80,6 +83,8 @@ def with_tail(
         return columns
     if rank.span is not None:
         return torch.cat((opened(part, group.cells[0], rank.first).unsqueeze(0), columns), 1)
+    assert group.tail is not None
+    assert group.is_tail is not None
     earlier = part[group.tail.unsqueeze(1), group.ring]
     return torch.where(group.is_tail.view(*group.is_tail.shape, *[1] * (columns.dim() - 2)), earlier, columns)
 
@@ -92,6 +97,7 @@ def tail_columns(
         return None, None
     if rank.span is not None:
         return opened(part, group.cells[0], rank.first).unsqueeze(0), None
+    assert group.tail is not None
     earlier = part[group.tail.unsqueeze(1), group.ring]
     return earlier[:, : rank.first] if rank.first else None, earlier[:, rank.first :]
 
@@ -106,6 +112,8 @@ def totals(
     if rank.span is not None:
         earlier = opened(part, group.cells[0], rank.first)
         return torch.cat((earlier, earlier[-1] + steps[0].cumsum(0))).unsqueeze(0)
+    assert group.opens is not None
+    assert group.is_tail is not None
     before = part[group.tail, group.previous].masked_fill_(group.opens.unsqueeze(1), 0.0)
     sums = steps.masked_fill_(group.is_tail.unsqueeze(2), 0.0).cumsum(1) + before.unsqueeze(1)
     return with_tail(group, rank, sums, part)
@@ -116,6 +124,7 @@ def spread(rank: Rank, outputs: Float[Tensor, "rows outputs ..."], packed: Float
     if rank.span is not None:
         packed[rank.span[0] : rank.span[1]] = outputs[0]
     else:
+        assert rank.real is not None
         packed[rank.real_token] = outputs.flatten(0, 1).index_select(0, rank.real).to(packed.dtype)
 
 

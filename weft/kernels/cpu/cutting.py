@@ -157,10 +157,11 @@ def draft_rank(
     low = np.maximum(rows.start[chosen], cell_start)
     high = np.minimum(rows.end[chosen], cell_start + spec.cell)
     offset, end_offset = low - cell_start, high - cell_start
-    fields = {
+    first, reach = int(offset.min()), int(end_offset.max())
+    fields: dict[str, Any] = {
         "rows": len(chosen),
-        "first": int(offset.min()),
-        "reach": int(end_offset.max()),
+        "first": first,
+        "reach": reach,
         "continuing": continuing,
         "captures": tuple(captures),
         "has_tail": bool(offset.any()),
@@ -170,10 +171,10 @@ def draft_rank(
     shift = rows.first[chosen] - rows.start[chosen]
     if len(chosen) == 1:
         return Draft(Rank, fields | {"span": (int(low[0] + shift[0]), int(high[0] + shift[0]))})
-    columns = np.arange(fields["reach"])
+    columns = np.arange(reach)
     token = shift[:, None] + np.clip(cell_start[:, None] + columns, low[:, None], high[:, None] - 1)
-    real = ((columns >= offset[:, None]) & (columns < end_offset[:, None]))[:, fields["first"] :]
-    real_token = token[:, fields["first"] :][real]
+    real = ((columns >= offset[:, None]) & (columns < end_offset[:, None]))[:, first:]
+    real_token = token[:, first:][real]
     return Draft(Rank, fields | {"token": token.ravel(), "real": np.flatnonzero(real), "real_token": real_token})
 
 
@@ -183,7 +184,8 @@ def earliest_kept(rows: Rows, chosen: Longs, spec: MemorySpec) -> Longs:
     A later row may start at this row's end, or up to draft_room tokens before, and reads its cell from the start.
     """
     earliest = np.maximum(rows.end[chosen] - spec.draft_room, 0)
-    return np.maximum(rows.start[chosen], earliest - earliest % spec.cell)
+    kept: Longs = np.maximum(rows.start[chosen], earliest - earliest % spec.cell)
+    return kept
 
 
 def draft_writes(plan: Plan, rows: Rows, chosen: Longs, spec: MemorySpec, ring: int) -> Draft:
@@ -241,7 +243,7 @@ def heads(rows: Rows, head: int) -> dict[str, Longs]:
     return {"first_token": first_token, "real": np.flatnonzero(real), "real_token": first_token[real]}
 
 
-def window_captures(plan: Plan, rows: Rows, back: int) -> dict[str, NDArray | None]:
+def window_captures(plan: Plan, rows: Rows, back: int) -> dict[str, NDArray[Any] | None]:
     """Locate the `back` inputs before each captured position: among the row's new inputs or its earlier ones."""
     if not len(plan.captures.row):
         return dict.fromkeys(("capture_slot", "capture_token", "capture_history", "capture_is_new"))

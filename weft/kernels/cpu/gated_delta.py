@@ -98,7 +98,9 @@ class GatedDelta:
     name: str = "delta"
 
     def first(self, count: int) -> GatedDelta:
-        return GatedDelta(*(part[:count] for part in (self.both, self.values, self.steps, self.beta, self.outputs)))
+        return GatedDelta(
+            self.both[:count], self.values[:count], self.steps[:count], self.beta[:count], self.outputs[:count]
+        )
 
     def given(self) -> dict[str, Tensor]:
         return {"k": self.both[:, :, 0]}
@@ -179,7 +181,7 @@ class GatedDelta:
         """Return the decayed earlier state plus the cell's tokens, each decayed since."""
         keys, corrected, total = columns["k"].transpose(1, 2), columns["u"].transpose(1, 2), columns["decay"]
         since = torch.sub(total[:, -1:], total).exp_().transpose(1, 2).unsqueeze(-1)
-        added = keys.transpose(2, 3).unsqueeze(2) @ (corrected * since).unflatten(1, (keys.shape[1], -1))
+        added: Tensor = keys.transpose(2, 3).unsqueeze(2) @ (corrected * since).unflatten(1, (keys.shape[1], -1))
         added = added.flatten(1, 2)
         return added if state is None else added.addcmul_(state, total[:, -1].exp()[..., None, None])
 
@@ -226,12 +228,14 @@ def correct(
     right = errors * rate
     if within is not None:
         # On a tail's column u is known, so its equation is u = u.
+        assert group.is_tail is not None
         is_tail = group.is_tail[:, None, rank.first :, None]
         right = torch.where(is_tail, within.transpose(1, 2), right)
         rate = rate.masked_fill(is_tail, 0.0)
     matrix = weights.mul_(rate)
     if before is None:
-        return torch.linalg.solve_triangular(matrix, right, upper=False, unitriangular=True)
+        solved: Tensor = torch.linalg.solve_triangular(matrix, right, upper=False, unitriangular=True)
+        return solved
     before = before.transpose(1, 2)
     right -= matrix[..., : rank.first] @ before
     u = torch.linalg.solve_triangular(matrix[..., rank.first :], right, upper=False, unitriangular=True)

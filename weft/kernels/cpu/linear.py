@@ -29,7 +29,11 @@ EXPECTED_ROWS = 64
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 # Without 16-bit units torch multiplies bfloat16 element by element, hundreds of times slower than float32.
 HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-_onednn = torch.ops.mkldnn._linear_pointwise.default if HAS_ONEDNN else None
+
+
+def _onednn(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, matrix, bias, "none", [], "")
+    return product
 
 
 def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:
@@ -39,7 +43,7 @@ def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:
     if are_few(x, weight.for_few):
         return few_rows(x, weight.for_few, bias)
     if matrix.is_mkldnn:
-        return _onednn(x, matrix, bias, "none", [], "")
+        return _onednn(x, matrix, bias)
     rows = len(x)
     if matrix.dtype == torch.bfloat16 and not HAS_BFLOAT16:
         return F.linear(x.float(), matrix.float(), None if bias is None else bias.float()).to(x.dtype)
@@ -47,8 +51,8 @@ def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:
         return F.linear(x, matrix, bias)
     if matrix.dtype == torch.bfloat16:
         return _weights_first(x, matrix, bias)
-    if rows in HANDFUL and matrix.dtype == torch.float32 and _onednn is not None and matrix.is_contiguous():
-        return _onednn(x, matrix, bias, "none", [], "")
+    if rows in HANDFUL and matrix.dtype == torch.float32 and HAS_ONEDNN and matrix.is_contiguous():
+        return _onednn(x, matrix, bias)
     return F.linear(x, matrix, bias)
 
 
@@ -62,7 +66,10 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
     if activation in NAMES and are_few(x, weight.for_few):
         return few_rows(x, weight.for_few, weight.bias, activation, parts)
     projected = linear(x, weight)
-    return activation(projected) if parts == 1 else gated_product(*projected.chunk(2, -1), activation)
+    if parts == 1:
+        return activation(projected)
+    gate, gated = projected.chunk(2, -1)
+    return gated_product(gate, gated, activation)
 
 
 def are_few(x: Tensor, weight: Tensor) -> bool:
@@ -99,7 +106,8 @@ def pack(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inpu
     if not weight.numel():
         return weight
     if weight.dtype == torch.bfloat16 and HAS_BFLOAT16:
-        return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), EXPECTED_ROWS)
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), EXPECTED_ROWS)
+        return packed
     return weight
 
 

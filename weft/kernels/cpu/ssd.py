@@ -98,7 +98,7 @@ class Ssd:
     name: str = "ssm"
 
     def first(self, count: int) -> Ssd:
-        return Ssd(*(part[:count] for part in (self.dtx, self.steps, self.B, self.C, self.outputs)))
+        return Ssd(self.dtx[:count], self.steps[:count], self.B[:count], self.C[:count], self.outputs[:count])
 
     def given(self) -> dict[str, Tensor]:
         return {"input": self.dtx, "B": self.B}
@@ -158,7 +158,7 @@ class Ssd:
         groups = keys.shape[2]
         since = torch.sub(total[:, -1:], total).exp_().unsqueeze(-1)
         decayed = (inputs * since).unflatten(2, (groups, -1)).flatten(3)
-        added = keys.permute(0, 2, 3, 1) @ decayed.transpose(1, 2)
+        added: Tensor = keys.permute(0, 2, 3, 1) @ decayed.transpose(1, 2)
         if state is None:
             return added
         through = total[:, -1].exp().unflatten(1, (groups, -1)).repeat_interleave(inputs.shape[3], 2)

@@ -54,7 +54,7 @@ def causal_conv(
     (tokens, channels), width = x.shape, weight.shape[1]
     before, after = (None, None) if gates is None else gates
     assert x.stride(1) == 1
-    assert before is None or before.stride() == after.stride() == x.stride()
+    assert gates is None or gates.before.stride() == gates.after.stride() == x.stride()
     assert width - 1 <= batch.cell
     y = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
     given = Arguments(

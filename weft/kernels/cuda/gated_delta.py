@@ -6,7 +6,7 @@ sequence. Matmuls take operands in the model's dtype; sums, decays and states ar
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -95,7 +95,7 @@ def padded(size: int) -> int:
     return max(16, power_of_two(size))
 
 
-def dimensions(inputs: DeltaInputs, batch: Batch, view: RecurrentView) -> dict[str, object]:
+def dimensions(inputs: DeltaInputs, batch: Batch, view: RecurrentView) -> dict[str, Any]:
     """Return the compile-time parameters that all kernels share."""
     key_heads, key_dim = inputs.k.shape[1:]
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -41,7 +42,7 @@ def gpu_of(device: torch.device) -> Gpu:
     return known if known is not None else described(torch.cuda.get_device_properties(device))
 
 
-def described(properties: object) -> Gpu:
+def described(properties: Any) -> Gpu:
     """Return the properties that a device reports."""
     capability = (properties.major, properties.minor)
     return Gpu(

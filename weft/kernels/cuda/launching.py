@@ -83,7 +83,7 @@ class NamedLaunches:
         return launch
 
 
-class Kernel(JITFunction):
+class Kernel(JITFunction):  # type: ignore[misc]  # Triton has no types
     """A Triton kernel that caches its compiled launches."""
 
     # Whether the cache is used; for comparisons.
@@ -124,7 +124,10 @@ def specialise(groups: tuple[Arguments, ...], settings: dict[str, Any]) -> tuple
 
     A constant must have the same type in all launches: 1 and True are one key. The first group has a tensor.
     """
-    key, values = [groups[0].tensor.get_device(), *settings, *settings.values()], []
+    tensor = groups[0].tensor
+    assert tensor is not None, "the first group has a tensor"
+    key: list[Any] = [tensor.get_device(), *settings, *settings.values()]
+    values: list[Any] = []
     for group in groups:
         key += group.key
         values += group.values

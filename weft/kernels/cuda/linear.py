@@ -53,7 +53,8 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
         return product(rows, weight.matrix, weight.bias, NAMES[activation], parts)
     projected = linear(rows, weight)
     if parts == 2:
-        return gated_product(*projected.chunk(2, -1), activation)
+        gate, gated = projected.chunk(2, -1)
+        return gated_product(gate, gated, activation)
     return activate(NAMES[activation], projected) if activation in NAMES else activation(projected)
 
 

@@ -96,7 +96,7 @@ class Watch(TorchDispatchMode):
     """Detects operators that compute, because a recording would leave them out."""
 
     def __init__(self, recording: Recording) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # of PyTorch
         self.recording = recording
 
     @classmethod

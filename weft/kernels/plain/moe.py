@@ -46,7 +46,7 @@ def route_sigmoid(
 
 
 def _only_best_groups(ranking: Tensor, groups: int, kept: int) -> Tensor:
-    grouped = ranking.unflatten(-1, (groups, -1))
+    grouped: Tensor = ranking.unflatten(-1, (groups, -1))
     strength = grouped.topk(2, -1).values.sum(-1)
     out = torch.ones_like(strength, dtype=torch.bool).scatter_(-1, strength.topk(kept, -1).indices, False)
     return grouped.masked_fill(out.unsqueeze(-1), float("-inf")).flatten(-2)

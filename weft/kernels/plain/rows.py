@@ -39,12 +39,9 @@ def rows_of_step(batch: Batch) -> list[Row]:
         ):
             captures[row][position] = slot
         slots = [slot if start else None for slot, start in zip(rows.slots.tolist(), rows.cell_start.tolist())]
-        parts = (rows.start, rows.end, rows.first, plan.tail)
-        found = [
-            Row(*numbers, slot, cell_start, captured)
-            for *numbers, slot, cell_start, captured in zip(
-                *(part.tolist() for part in parts), slots, rows.cell_start.tolist(), captures
-            )
-        ]
+        start, end, first, tail, cell_start = (
+            part.tolist() for part in (rows.start, rows.end, rows.first, plan.tail, rows.cell_start)
+        )
+        found = [Row(*one) for one in zip(start, end, first, tail, slots, cell_start, captures)]
         batch.derived[Row] = found
     return found

@@ -134,4 +134,5 @@ class GatedProjection(PackedLinear):
 
 def half_of_heads(stored: Tensor, heads: int, second: bool) -> Tensor:
     """Return the first or second half of every head's rows."""
-    return stored.unflatten(0, (heads, 2, -1))[:, int(second)].flatten(0, 1)
+    half: Tensor = stored.unflatten(0, (heads, 2, -1))[:, int(second)]
+    return half.flatten(0, 1)

@@ -147,7 +147,8 @@ class GatedDeltaNet(ProjectedMixer):
         )
         y = batch.operations.gated_delta(inputs, batch, view)
         by_head = None if out is None else out.unflatten(-1, (heads, shape.value_dim))
-        return self.norm(y, gate.unflatten(-1, (heads, shape.value_dim)), batch, by_head).flatten(-2)
+        normed: Tensor = self.norm(y, gate.unflatten(-1, (heads, shape.value_dim)), batch, by_head)
+        return normed.flatten(-2)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp())

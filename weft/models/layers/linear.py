@@ -57,8 +57,8 @@ class Linear(Layer):
 class OutputLinear(Linear):
     """Last projection of a block's mixer or MLP: its output goes only into the residual stream."""
 
-    def forward(self, x: Float[Tensor, "n inputs"], batch: Batch) -> Addend:
-        return batch.operations.linear_into_stream(x, self.weights)
+    def forward(self, x: Normed, batch: Batch) -> Addend:
+        return batch.operations.linear_into_stream(batch.operations.rows_of(x), self.weights)
 
 
 class PackedLinear(Linear):
@@ -73,7 +73,7 @@ class PackedLinear(Linear):
         self.parts = parts
 
     def split(self, x: Normed, batch: Batch) -> tuple[Tensor, ...]:
-        return self(x, batch).split(list(self.parts.values()), dim=-1)
+        return self.forward(x, batch).split_with_sizes(list(self.parts.values()), dim=-1)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         siblings = parent_of(prefix)

@@ -44,7 +44,7 @@ class GatedMLP(Layer):
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Normed, batch: Batch) -> Addend:
-        return self.down_proj(self.gate_up.activated(x, self.activation, batch, parts=2), batch)
+        return self.down_proj.forward(self.gate_up.activated(x, self.activation, batch, parts=2), batch)
 
 
 class PlainMLP(Layer):
@@ -59,4 +59,4 @@ class PlainMLP(Layer):
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Normed, batch: Batch) -> Addend:
-        return self.down_proj(self.up_proj.activated(x, self.activation, batch), batch)
+        return self.down_proj.forward(self.up_proj.activated(x, self.activation, batch), batch)

@@ -65,7 +65,8 @@ class Route:
         self.options = options
 
     def __call__(self, operations: Operations, logits: Float[Tensor, "tokens experts"], **more: Any) -> Routing:
-        return getattr(operations, self.operation)(logits, **self.options, **more)
+        routing: Routing = getattr(operations, self.operation)(logits, **self.options, **more)
+        return routing
 
 
 class SparseMLP(Layer):
@@ -78,4 +79,5 @@ class SparseMLP(Layer):
         self.route = route
 
     def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens hidden"]:
-        return self.experts(x, self.route(batch.operations, self.gate(x, batch)), batch)
+        output: Tensor = self.experts(x, self.route(batch.operations, self.gate(x, batch)), batch)
+        return output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import cast
 
 from torch import nn
 
@@ -39,11 +40,11 @@ class Parallel(Layer):
         batch.operations.run_together(
             parts[0],
             *(
-                partial(mixer.mix, parts[place], rotation, batch, views, out)
+                partial(cast(ProjectedMixer, mixer).mix, parts[place], rotation, batch, views, out)
                 for mixer, place, out in zip(self.mixers.values(), self.places, outputs, strict=True)
             ),
         )
-        return self.out_proj(mixed, batch)
+        return self.out_proj.forward(mixed, batch)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         around = parent_of(prefix)
@@ -56,7 +57,7 @@ class Parallel(Layer):
 def take(mixer: ProjectedMixer, which: int) -> Linear:
     """Take a projection out of a mixer, which afterwards is only called through `mix`."""
     name = mixer.projections[which]
-    linear = getattr(mixer, name)
+    linear: Linear = getattr(mixer, name)
     setattr(mixer, name, None)
     return linear
 

@@ -42,4 +42,4 @@ class SharedSparseMLP(Layer):
     def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         logits, opening, gate, up = self.packed(x, batch).split_with_sizes(self.sizes, -1)
         shared = Shared(gate, up, self.second.weights, opening if self.sizes[1] else None)
-        return self.experts(x, self.route(batch.operations, logits), batch, shared)
+        return self.experts.forward(x, self.route(batch.operations, logits), batch, shared)

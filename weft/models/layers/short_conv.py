@@ -38,4 +38,4 @@ class ShortConv(Mixer):
     ) -> Addend:
         view = views[self.index]
         assert isinstance(view, RecurrentView)
-        return self.out_proj(self.conv.gated(x, self.in_proj, batch, view), batch)
+        return self.out_proj.forward(self.conv.gated(x, self.in_proj, batch, view), batch)

@@ -6,6 +6,7 @@ to scratch units of memory, at position 0, so no kernel needs to know that they 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,8 @@ PER_ROW = ("token", "seat", "from_board", "start", "slot", "tail", "closing")
 PER_ROW_OF_PAGES = ("write_page", "first_position")
 # Arrays start at multiples of this number of elements, so that their loads are aligned.
 ALIGNED = 32
+# Writes an array by name, and its padding.
+Put = Callable[[str, Ints | NDArray[np.int64], int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ class DecodeInputs:
             used = self._write_pages(plan, rows, paging, host, put)
         return used
 
-    def _write_pages(self, plan: Plan, rows: int, paging: str, host: NDArray[np.int32], put) -> int:
+    def _write_pages(self, plan: Plan, rows: int, paging: str, host: NDArray[np.int32], put: Put) -> int:
         cell, real = self.spec.cell, plan.rows
         windowed = paging == "windowed"
         table, scratch = (plan.window_table, Kind.WINDOW) if windowed else (plan.page_table, Kind.PAGE)
@@ -153,22 +156,35 @@ class DecodeInputs:
             cell=self.spec.cell,
             token_ids=token_ids,
             positions=self.tensor("start", rows),
+            start=self.tensor("start", rows),
             first=self.packed_first[: rows + 1],
-            **{name: self.tensor(name, rows) for name in ("start", "slot", "tail", "closing")},
-            **dict.fromkeys(("piece_row", "piece_position", "piece_slot"), self.none[:0]),
+            slot=self.tensor("slot", rows),
+            tail=self.tensor("tail", rows),
+            closing=self.tensor("closing", rows),
+            piece_row=self.none[:0],
+            piece_position=self.none[:0],
+            piece_slot=self.none[:0],
             first_piece=self.none,
-            **{name: self._page_list(name, rows) if name in self.pagings else None for name in ("full", "windowed")},
-            **dict.fromkeys(("host_start", "host_first"), torch.empty(0, dtype=torch.int32, device="cpu")),
+            full=self._page_list("full", rows),
+            windowed=self._page_list("windowed", rows),
+            host_start=nothing(),
+            host_first=nothing(),
             host=None,
         )
 
-    def _page_list(self, paging: str, rows: int) -> PageList:
-        nothing = torch.empty(0, dtype=torch.int32, device="cpu")
+    def _page_list(self, paging: str, rows: int) -> PageList | None:
+        if paging not in self.pagings:
+            return None
         return PageList(
             self.tensor(f"{paging}.write_page", rows),
             self.tensor(f"{paging}.first_position", rows),
             self.tensor(f"{paging}.bounds", rows + 1),
             self.tensor(f"{paging}.pages"),
-            nothing,
-            nothing,
+            nothing(),
+            nothing(),
         )
+
+
+def nothing() -> Tensor:
+    """Return an empty host array, for steps that are recorded before their rows are known."""
+    return torch.empty(0, dtype=torch.int32, device="cpu")

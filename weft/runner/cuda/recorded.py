@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -123,9 +124,9 @@ class RecordedSteps:
         """Record the largest first: the others then reuse its memory."""
         self.decodes.fill_with_padding()
         steps: list[tuple[Hashable, Callable[[], Outcome]]] = [
-            (inputs.size, lambda inputs=inputs: self._prompt(inputs)) for inputs in self.prompts[::-1]
+            (inputs.size, partial(self._prompt, inputs)) for inputs in self.prompts[::-1]
         ]
-        steps += [(rows, lambda rows=rows: self._decode(rows)) for rows in self.rows[::-1]]
+        steps += [(rows, partial(self._decode, rows)) for rows in self.rows[::-1]]
         pool = torch.cuda.graph_pool_handle()
         for size, step in tqdm(steps, desc="capturing CUDA graphs", unit="step", disable=not progress):
             # Kernels compile and libraries choose their algorithms here, not while recording.

@@ -80,4 +80,5 @@ class CudaRunner(Runner):
 
     def _choices(self, plan: Plan) -> Choices:
         draft: Draft = draft_choices(plan, self.model.vocab_size)
-        return draft.finish(upload(draft.arrays(), self.device))
+        found: Choices = draft.finish(upload(draft.arrays(), self.device))
+        return found
