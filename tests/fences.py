@@ -223,6 +223,16 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
             yield from functions(node, prefix)
 
 
+def repeated_class_names(modules: dict[str, str]) -> list[str]:
+    """Class names that are defined more than once, at any level of any module, with the modules that define them."""
+    homes: dict[str, list[str]] = {}
+    for module, text in modules.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    return [f"{name} is defined in {', '.join(found)}" for name, found in sorted(homes.items()) if len(found) > 1]
+
+
 def without_header(modules: dict[str, str]) -> list[str]:
     trees = {module: ast.parse(text) for module, text in modules.items()}
     return [f"{module} does not say what it is" for module, t in trees.items() if t.body and not ast.get_docstring(t)]

@@ -13,7 +13,7 @@ import pytest
 
 from tests import tiny_model
 from weft.base.errors import OptionError
-from weft.base.options import Facts, Options, memory_bytes, resolve
+from weft.base.options import Options, SizingFacts, memory_bytes, resolve
 from weft.cli.aliases import SERVER, translate
 from weft.cli.bench.options import BenchOptions
 from weft.cli.generate import GenerateOptions, stats
@@ -316,8 +316,8 @@ def test_chat_says_why_there_is_no_answer_and_goes_on(quiet, monkeypatch, tmp_pa
 # options into a configuration -----------------------------------------------------------------------------------------
 
 
-def facts(free_bytes: int, model_length: int | None, bytes_per_token: int, fixed_bytes: int) -> Facts:
-    return Facts(free_bytes, model_length, lambda size: (size - fixed_bytes) // bytes_per_token, fixed_bytes)
+def facts(free_bytes: int, model_length: int | None, bytes_per_token: int, fixed_bytes: int) -> SizingFacts:
+    return SizingFacts(free_bytes, model_length, lambda size: (size - fixed_bytes) // bytes_per_token, fixed_bytes)
 
 
 FACTS = facts(free_bytes=2 << 30, model_length=8192, bytes_per_token=1024, fixed_bytes=1 << 20)

@@ -19,7 +19,7 @@ from weft.base.grammar import Grammar
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Output, PromptScore, PromptScores, Report
-from weft.engine.exchange import Ask, End, Outputs, Refusal, Refuse, Replies, Shutdown, Stopped, Submit, Topic
+from weft.engine.exchange import End, Outputs, Question, Refusal, Refuse, Replies, Shutdown, Stopped, Submit, Topic
 from weft.engine.request import Request
 from weft.engine.service import Service
 from weft.memory.misses import Miss, Reason
@@ -80,7 +80,7 @@ requests = st.builds(
 commands = st.one_of(
     st.builds(Submit, numbers, requests),
     st.builds(End, numbers, st.booleans()),
-    st.builds(Ask, numbers, st.sampled_from(Topic), st.integers(0, 1 << 20)),
+    st.builds(Question, numbers, st.sampled_from(Topic), st.integers(0, 1 << 20)),
     st.just(Shutdown()),
 )
 misses = st.builds(Miss, st.sampled_from(Reason), counts, counts, counts, counts)

@@ -126,6 +126,13 @@ def test_files_and_functions_stay_small():
     assert fences.too_large({"long": "class A:\n  def f(self):\n" + "    x = 1\n" * 60})
 
 
+def test_a_class_name_has_one_meaning_in_the_whole_package():
+    assert fences.repeated_class_names(WEFT) == []
+    twice = {"weft.a": "class Step: ...", "weft.b": "def f():\n    class Step: ..."}
+    assert fences.repeated_class_names(twice) == ["Step is defined in weft.a, weft.b"]
+    assert fences.repeated_class_names({"weft.a": "class Step: ...\nclass Step: ..."})
+
+
 def test_every_file_says_what_it_is():
     assert fences.without_header(EVERYTHING) == []
     assert fences.without_header({"silent": "import os"})

@@ -37,7 +37,7 @@ from weft.text.answer import Answer
 from weft.text.grammar import as_lark, source_of, terminal_depth
 from weft.text.nesting import nesting
 from weft.text.parsing import TextParser
-from weft.text.parts import Part, joined
+from weft.text.parts import AnswerPart, joined
 from weft.text.patterns import LINEAR
 from weft.text.reader import Reader
 from weft.text.reasoning import REASONING, reasoning_for
@@ -160,7 +160,7 @@ TABLE: dict[str, tuple[Work, Make]] = {
     "regex": (lambda text: source_of(Grammar("regex", text[:4000])), repeated("(")),
     # answers
     "stops": (lambda text: in_pieces(StopStrings(("a" * 500 + "b", "aab")).feed, text), repeated("a")),
-    "parts": (joined, lambda size: [Part("content", "a")] * size),
+    "parts": (joined, lambda size: [AnswerPart("content", "a")] * size),
     "offsets": (followed, lambda size: [97] * size),
     "half characters": (lambda tokens: TINY.decode(tokens), lambda size: [0xE2] * size),
     # models' files

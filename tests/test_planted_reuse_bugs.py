@@ -17,7 +17,7 @@ import pytest
 from tests import test_attention, test_fences, test_hits, test_preemption
 from tests.engines import Ask, greedy, make_engine, serve, tokens
 from weft.engine import sequence as sequence_module
-from weft.engine.choices import Choices
+from weft.engine.choices import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.kernels.cpu import attention, cells, cutting, gated_delta, paged_reads
 from weft.memory import ledger as ledger_module
@@ -123,7 +123,7 @@ def a_preempted_prompt_is_scored_from_its_start_again(patch: Patch) -> None:
 
 @plant(partial(test_preemption.test_scores_and_penalties_do_not_depend_on_preemptions, "llama", 1))
 def penalties_take_the_answer_before_a_preemption_for_the_prompt(patch: Patch) -> None:
-    original = Choices._history
+    original = SeatSampling._history
 
     def confused(self, seats, sequences, starts, boarded):
         rows, tokens, generated = original(self, seats, sequences, starts, boarded)
@@ -132,7 +132,7 @@ def penalties_take_the_answer_before_a_preemption_for_the_prompt(patch: Patch) -
             generated[own] = np.arange(own.sum()) >= len(sequences[row].known)
         return rows, tokens, generated
 
-    patch.setattr(Choices, "_history", confused)
+    patch.setattr(SeatSampling, "_history", confused)
 
 
 # What it takes.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.operations import CPU
 from weft.base.plan import Captures, Plan, Sampling
 from weft.kernels.upload import upload
-from weft.runner.choices import Choices, draft_choices
+from weft.runner.choices import StepSampling, draft_choices
 from weft.runner.sampler import sample
 
 VOCAB = 40
@@ -96,7 +96,7 @@ def plan_of(rows: list[Row]) -> Plan:
     )
 
 
-def choices_of(plan: Plan, vocab_size: int) -> Choices:
+def choices_of(plan: Plan, vocab_size: int) -> StepSampling:
     draft = draft_choices(plan, vocab_size)
     return draft.finish(upload(dict(draft.arrays()), "cpu"))
 

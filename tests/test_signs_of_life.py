@@ -15,7 +15,7 @@ from tests.serving import Served, serving
 from tests.test_backends import ask, collect, in_loop, instant, started, tokens_of
 from weft.base.errors import EngineStopped
 from weft.engine.events import Output
-from weft.engine.exchange import Ask, Command, Topic
+from weft.engine.exchange import Command, Question, Topic
 from weft.server.desk import Desk
 from weft.server.thread_backend import ThreadBackend
 
@@ -101,7 +101,7 @@ async def heard(backend: Desk) -> None:
     before = backend._send
 
     def send(command: Command) -> None:
-        if isinstance(command, Ask) and command.topic is Topic.PULSE:
+        if isinstance(command, Question) and command.topic is Topic.PULSE:
             asked.put_nowait(command.number)
         before(command)
 

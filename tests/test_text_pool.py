@@ -19,12 +19,12 @@ from tests.test_backends import in_loop
 from weft.base.errors import EngineStopped, RequestError
 from weft.server import front as front_module
 from weft.server.intake import SMALL_BYTES
-from weft.server.prompter import Facts
+from weft.server.prompter import PromptFacts
 from weft.server.settings import Limits, ServerSettings
 from weft.server.text_messages import setup_of
 from weft.server.text_pool import ENDED, TextPool
 
-FACTS = Facts("tiny", 259, 2048, 2048)
+FACTS = PromptFacts("tiny", 259, 2048, 2048)
 LIMITS = Limits(waiting_bytes=1000, text_memory_bytes=2 << 30)
 HELLO = {"role": "user", "content": "Hello"}
 

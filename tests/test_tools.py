@@ -17,7 +17,7 @@ from weft.base.grammar import Grammar
 from weft.text import reader
 from weft.text.grammar import Grammars
 from weft.text.output import output_parser
-from weft.text.parts import Part, joined
+from weft.text.parts import AnswerPart, joined
 from weft.text.tool_grammar import after_thoughts, tool_grammar
 from weft.text.tools import FORMATS, detect_tools, parser_for
 
@@ -56,7 +56,7 @@ TOOLS = [
 Plain = list[tuple[str, str, str | None]]
 
 
-def plain(parts: list[Part]) -> Plain:
+def plain(parts: list[AnswerPart]) -> Plain:
     return [(part.kind, part.text, part.name) for part in joined(parts)]
 
 
@@ -71,7 +71,7 @@ def parse(form: str, text: str, cuts: list[int] | None = None, tools=TOOLS) -> P
     return plain(parts)
 
 
-def check_calls(parts: list[Part]) -> None:
+def check_calls(parts: list[AnswerPart]) -> None:
     """Calls are numbered through; the first part of each, and only that, has an id and a name."""
     numbers = [part.call for part in parts if part.kind == "tool_call" and part.name is not None]
     assert numbers == list(range(len(numbers)))

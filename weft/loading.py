@@ -15,7 +15,7 @@ import torch
 from weft import builtin
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError, OptionError
-from weft.base.options import Facts, Options, count, resolve
+from weft.base.options import Options, SizingFacts, count, resolve
 from weft.base.sampling import SamplingParams
 from weft.kernels.choosing import Chosen, choose
 from weft.kernels.devices import choose_device, device_name, free_bytes
@@ -177,10 +177,10 @@ def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTem
     return found, None if found is None else load_template(folder, found.specials)
 
 
-def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: Room | None) -> Facts:
+def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: Room | None) -> SizingFacts:
     # Steps of plain PyTorch on a GPU are not measured, and take more memory for each token.
     kind = "plain" if device != "cpu" and room is None else device
-    return Facts(
+    return SizingFacts(
         device=kind,
         room="" if room is None else str(room),
         free_bytes=free_bytes(device) if room is None else room.arena,

@@ -15,7 +15,7 @@ from weft.base.options import Options
 T = TypeVar("T")
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Reports errors in one line and accepts no abbreviations, whose meaning would change with every new option."""
 
     def __init__(self, **named: Any) -> None:

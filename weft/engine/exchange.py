@@ -43,7 +43,7 @@ class Topic(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Question:
     """A question, answered at the next border between steps."""
 
     number: int
@@ -56,7 +56,7 @@ class Shutdown:
     """Stop stepping. Open requests get no answer: the sender has already failed them."""
 
 
-Command = Submit | Refuse | End | Ask | Shutdown
+Command = Submit | Refuse | End | Question | Shutdown
 
 
 @dataclass(frozen=True, slots=True)

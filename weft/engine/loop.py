@@ -16,7 +16,7 @@ import numpy as np
 from weft.base.config import EngineConfig
 from weft.base.errors import RequestError
 from weft.base.plan import Landing, Scores
-from weft.engine.assembly import Step
+from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.device import Device
 from weft.engine.events import FinishReason, Output, Report, Top
@@ -50,7 +50,7 @@ class Engine:
         self.planner = Planner(self.ledger, config)
         self._device = device
         self._sequences: dict[int, Sequence] = {}
-        self._flights: deque[tuple[Step, Any]] = deque()
+        self._flights: deque[tuple[PlannedStep, Any]] = deque()
         self._outputs: list[Output] = []
         self._next_id = 0
         self._planning_seconds = 0.0
@@ -178,7 +178,7 @@ class Engine:
             self._outputs.append(Output(sequence.id, None, finish=FinishReason.ERROR, error=error))
         self.planner.failed.clear()
 
-    def _settle(self, step: Step, flight: Any) -> None:
+    def _settle(self, step: PlannedStep, flight: Any) -> None:
         landing = self._device.land(flight)
         plan, ledger, planner = step.plan, self.ledger, self.planner
         planner.landed = plan.number
@@ -193,7 +193,7 @@ class Engine:
         if planner.leaving:
             planner.release_landed()
 
-    def _take_tokens(self, step: Step, landing: Landing) -> None:
+    def _take_tokens(self, step: PlannedStep, landing: Landing) -> None:
         rows, scores, tell = step.plan.sampled.tolist(), landing.sampled_scores, self._outputs.append
         for index, (row, token) in enumerate(zip(rows, landing.tokens.tolist(), strict=True)):
             sequence = step.sequences[row]
@@ -232,14 +232,14 @@ class Engine:
         if wanted is not None:
             output.logprob, output.top = float(scores.chosen[index]), _top(scores, index, wanted)
 
-    def _finish_silent(self, step: Step) -> None:
+    def _finish_silent(self, step: PlannedStep) -> None:
         """Finish sequences that generate no token once their prompt is computed."""
         for sequence, end in zip(step.sequences, step.plan.end.tolist(), strict=True):
             if sequence.max_tokens == 0 and sequence.reason is None and end == len(sequence.known):
                 self._finish(sequence, FinishReason.LENGTH)
                 self._outputs.append(Output(sequence.id, None, finish=FinishReason.LENGTH))
 
-    def _take_scores(self, step: Step, landing: Landing) -> None:
+    def _take_scores(self, step: PlannedStep, landing: Landing) -> None:
         scores, index = landing.prompt_scores, 0
         for sequence, count in step.scored:
             assert scores is not None

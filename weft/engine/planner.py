@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
-from weft.engine.assembly import Rows, Step, assemble
-from weft.engine.choices import Choices
+from weft.engine.assembly import PlannedStep, StepBuilder, assemble
+from weft.engine.choices import SeatSampling
 from weft.engine.line import Line
 from weft.engine.sequence import Sequence
 from weft.memory.lease import Grant
@@ -34,7 +34,7 @@ class Planner:
         self.ledger = ledger
         self.config = config
         self.line = Line(config.order, lambda s: ledger.match(s.keys, s.reuse_limit).cached)
-        self.choices = Choices(config.max_sequences)
+        self.choices = SeatSampling(config.max_sequences)
         self.by_seat: list[Sequence | None] = [None] * config.max_sequences
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
@@ -58,9 +58,9 @@ class Planner:
     def running(self) -> int:
         return len(self.prefilling) + len(self.decoding)
 
-    def plan(self) -> Step | None:
+    def plan(self) -> PlannedStep | None:
         """Return the next step, or None if there is nothing to do now."""
-        rows = Rows()
+        rows = StepBuilder()
         preemptions = self.preemptions
         self._short = False
         self._plan_decodes(rows)
@@ -78,7 +78,7 @@ class Planner:
         self._left[step.plan.seat[step.plan.sampled]] -= 1
         return step
 
-    def _take_snapshots(self, rows: Rows) -> None:
+    def _take_snapshots(self, rows: StepBuilder) -> None:
         """Add snapshots for later requests, once every row has the memory that it needs itself."""
         found = [self.by_seat[seat] for seat in rows.grants]
         leases = [s.lease for s in found if s is not None and s.lease is not None]
@@ -86,7 +86,7 @@ class Planner:
 
     # decodes --------------------------------------------------------------------------------------------------------
 
-    def _plan_decodes(self, rows: Rows) -> None:
+    def _plan_decodes(self, rows: StepBuilder) -> None:
         if self._decode_seats is None:
             self._decode_seats = np.array([s.seat for s in self.decoding], np.int64)
         seats = self._decode_seats[self._left[self._decode_seats] > 0]
@@ -110,7 +110,7 @@ class Planner:
         sequence = self.by_seat[seat]
         return sequence is not None and not sequence.leaving
 
-    def _grant_decodes(self, seats: list[int], rows: Rows) -> list[int]:
+    def _grant_decodes(self, seats: list[int], rows: StepBuilder) -> list[int]:
         """Allocate memory for decodes at the border of a cell, oldest first."""
         granted = []
         sequences = [s for seat in seats if (s := self.by_seat[seat]) is not None]
@@ -123,7 +123,7 @@ class Planner:
 
     # prompts --------------------------------------------------------------------------------------------------------
 
-    def _plan_prefills(self, rows: Rows) -> None:
+    def _plan_prefills(self, rows: StepBuilder) -> None:
         budget = self.config.max_tokens_per_step - len(rows.decode_seats)
         for sequence in sorted(self.prefilling, key=lambda s: s.rank):
             if budget <= 0:
@@ -131,7 +131,7 @@ class Planner:
             if not sequence.leaving and sequence.lease is not None:
                 budget -= self._plan_prefill(sequence, budget, rows)
 
-    def _plan_prefill(self, sequence: Sequence, budget: int, rows: Rows) -> int:
+    def _plan_prefill(self, sequence: Sequence, budget: int, rows: StepBuilder) -> int:
         """Plan as much of a prompt as budget and memory allow; return the number of tokens planned."""
         start, total, cell = int(self.ledger.planned[sequence.seat]), len(sequence.known), self.ledger.spec.cell
         end = min(total, start + budget)
@@ -151,7 +151,7 @@ class Planner:
 
     # admission ------------------------------------------------------------------------------------------------------
 
-    def _admit(self, rows: Rows) -> None:
+    def _admit(self, rows: StepBuilder) -> None:
         budget = self.config.max_tokens_per_step - rows.tokens
         for sequence in self.line.head(self.number):
             if budget <= 0 or not self._free_seats:
@@ -204,7 +204,7 @@ class Planner:
 
     # memory ---------------------------------------------------------------------------------------------------------
 
-    def _advance(self, sequence: Sequence, end: int, least: int, rows: Rows) -> Grant | None:
+    def _advance(self, sequence: Sequence, end: int, least: int, rows: StepBuilder) -> Grant | None:
         """Allocate memory up to `end`, or at least up to `least`; preempt younger sequences if necessary."""
         assert sequence.lease is not None
         grant = self.ledger.advance(sequence.lease, end)
@@ -219,7 +219,7 @@ class Planner:
         rows.grants[sequence.seat] = grant
         return grant
 
-    def _make_room(self, sequence: Sequence, rows: Rows) -> bool:
+    def _make_room(self, sequence: Sequence, rows: StepBuilder) -> bool:
         """Preempt the youngest sequence in favour of `sequence`.
 
         Not if a flight is about to land and free memory: that of a leaving sequence, or states.

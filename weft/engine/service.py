@@ -20,8 +20,20 @@ import numpy as np
 from weft.base.errors import RequestError
 from weft.engine.constraint import Constraint
 from weft.engine.events import FinishReason, Output, Report
-from weft.engine.exchange import Ask, Command, End, Event, Outputs, Refusal, Refuse, Replies, Stopped, Submit, Topic
-from weft.engine.preparation import Preparation, Prepared
+from weft.engine.exchange import (
+    Command,
+    End,
+    Event,
+    Outputs,
+    Question,
+    Refusal,
+    Refuse,
+    Replies,
+    Stopped,
+    Submit,
+    Topic,
+)
+from weft.engine.preparation import Preparation, PreparedRequest
 from weft.engine.request import Request
 
 log = logging.getLogger("weft")
@@ -52,11 +64,11 @@ class Drivable(Protocol):
 
 
 class Inbox(Protocol):
-    def take(self, wait: bool) -> Iterable[Command | Prepared]:
+    def take(self, wait: bool) -> Iterable[Command | PreparedRequest]:
         """Return all available commands; with `wait`, sleep until there is one."""
         ...
 
-    def put(self, command: Prepared) -> None:
+    def put(self, command: PreparedRequest) -> None:
         """Add a command from a thread of this process."""
         ...
 
@@ -65,15 +77,15 @@ class ThreadInbox:
     """Accepts commands from any thread."""
 
     def __init__(self) -> None:
-        self._commands: deque[Command | Prepared] = deque()
+        self._commands: deque[Command | PreparedRequest] = deque()
         self._arrived = threading.Condition()
 
-    def put(self, command: Command | Prepared) -> None:
+    def put(self, command: Command | PreparedRequest) -> None:
         with self._arrived:
             self._commands.append(command)
             self._arrived.notify()
 
-    def take(self, wait: bool) -> list[Command | Prepared]:
+    def take(self, wait: bool) -> list[Command | PreparedRequest]:
         with self._arrived:
             if wait:
                 self._arrived.wait_for(lambda: self._commands)
@@ -96,7 +108,7 @@ class Service:
         # Requests whose grammar is being compiled, and whether they were ended meanwhile.
         self._preparing: dict[int, bool] = {}
         self._preparation: Preparation | None = None
-        self._backlog: deque[Command | Prepared] = deque()
+        self._backlog: deque[Command | PreparedRequest] = deque()
         self._replies = Replies()
         self._finished: Counter[FinishReason] = Counter()
         self._requests = self._refused = self._tokens_in = self._tokens_out = 0
@@ -131,17 +143,17 @@ class Service:
             tokens += len(command.request.prompt) if isinstance(command, Submit) else 0
             self._handle(command)
 
-    def _handle(self, command: Command | Prepared) -> None:
+    def _handle(self, command: Command | PreparedRequest) -> None:
         match command:
             case Submit(number, request):
                 self._submit(number, request)
-            case Prepared():
+            case PreparedRequest():
                 self._take_prepared(command)
             case Refuse(number, message):
                 self._refuse(number, RequestError(message))
             case End(number, stopped):
                 self._end(number, stopped)
-            case Ask():
+            case Question():
                 self._replies.answers[command.number] = self._answer(command)
             case _:
                 self._running = False
@@ -162,7 +174,7 @@ class Service:
             self._preparing[number] = False
             self._preparation.begin(number, request)
 
-    def _take_prepared(self, found: Prepared) -> None:
+    def _take_prepared(self, found: PreparedRequest) -> None:
         ended = self._preparing.pop(found.number)
         if ended or found.error is not None:
             self._refuse(found.number, found.error or ENDED)
@@ -195,7 +207,7 @@ class Service:
         else:
             self._engine.abort(sequence)
 
-    def _answer(self, ask: Ask) -> Any:
+    def _answer(self, ask: Question) -> Any:
         if ask.topic is Topic.PULSE:
             return None
         if ask.topic is Topic.STATS:

@@ -19,7 +19,7 @@ from weft.base.plan import Ints
 from weft.memory.alone import check_memory, slabs_alone
 from weft.memory.arena import Arena
 from weft.memory.cache import Cache
-from weft.memory.captures import ALL_CAPTURES, Captures, Origin
+from weft.memory.captures import ALL_CAPTURES, CaptureReasons, Origin
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.lease import Grant, Lease
@@ -42,7 +42,7 @@ class Ledger:
         eviction: str = "value",
         capture_every: int = 0,
         remember_freed: bool = False,
-        captures: Captures = ALL_CAPTURES,
+        captures: CaptureReasons = ALL_CAPTURES,
         alpha: float = 1.0,
     ) -> None:
         self.spec = spec

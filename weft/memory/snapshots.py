@@ -13,7 +13,7 @@ from itertools import pairwise
 from weft.base.grid import floor_to_grid
 from weft.memory.cache import Cache
 from weft.memory.captures import (
-    Captures,
+    CaptureReasons,
     Origin,
     candidates,
     candidates_at_end,
@@ -34,7 +34,7 @@ Wanted = tuple[int, Origin, int]  # position, reason, and tokens since the previ
 class Snapshots:
     """`reasons` are the enabled ones; `every` is the distance between states, 0 to derive it."""
 
-    def __init__(self, cache: Cache, reasons: Captures, every: int, enabled: bool) -> None:
+    def __init__(self, cache: Cache, reasons: CaptureReasons, every: int, enabled: bool) -> None:
         self.cache = cache
         self.reasons = reasons
         self.enabled = enabled

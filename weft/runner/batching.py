@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.base.plan import Ints, Plan
 from weft.kernels.draft import Draft
 from weft.kernels.interface import NO_SLOT, Batch, HostStep, Operations, PageList
-from weft.kernels.rows import Longs, Rows, ranges
+from weft.kernels.rows import Longs, RowPositions, ranges
 from weft.kernels.upload import upload
 from weft.memory.spec import AttentionMemory, MemorySpec
 
@@ -36,7 +36,7 @@ def build_step(
     beside: Draft,
 ) -> tuple[Batch, Any]:
     """Return the batch of `plan`, and the step's other arrays from the same upload."""
-    rows = Rows.of(plan, spec.cell)
+    rows = RowPositions.of(plan, spec.cell)
     draft = draft_batch(plan, rows, spec, operations)
     arrays = draft.arrays()
     for name, array in beside.arrays("beside.").items():
@@ -51,7 +51,7 @@ def build_step(
     return draft.finish(tensors), beside.finish(tensors, "beside.")
 
 
-def draft_batch(plan: Plan, rows: Rows, spec: MemorySpec, operations: Operations) -> Draft:
+def draft_batch(plan: Plan, rows: RowPositions, spec: MemorySpec, operations: Operations) -> Draft:
     """Draft the `Batch`. Values that stay on the host are tensors already."""
     count, decodes, cell = plan.rows, rows.decodes, spec.cell
     positions, _ = ranges(rows.start, rows.length)
@@ -92,7 +92,7 @@ def draft_batch(plan: Plan, rows: Rows, spec: MemorySpec, operations: Operations
     return Draft(Batch, fields)
 
 
-def write_captures(plan: Plan, rows: Rows, cell: int, first_piece: Longs, slots: Ints, closing: Ints) -> None:
+def write_captures(plan: Plan, rows: RowPositions, cell: int, first_piece: Longs, slots: Ints, closing: Ints) -> None:
     """Write each capture at the piece, or the decode, that ends there."""
     captures = plan.captures
     if not len(captures.row):
@@ -105,7 +105,7 @@ def write_captures(plan: Plan, rows: Rows, cell: int, first_piece: Longs, slots:
     slots[piece] = captures.slot[~single]
 
 
-def draft_page_lists(plan: Plan, rows: Rows, spec: MemorySpec) -> dict[str, Draft | None]:
+def draft_page_lists(plan: Plan, rows: RowPositions, spec: MemorySpec) -> dict[str, Draft | None]:
     windows = {memory.window is not None for memory in spec.memories if isinstance(memory, AttentionMemory)}
     none = np.zeros(plan.rows, np.int32)
     full = draft_page_list(plan.page_table, none, rows, spec.cell) if False in windows else None
@@ -113,7 +113,7 @@ def draft_page_lists(plan: Plan, rows: Rows, spec: MemorySpec) -> dict[str, Draf
     return {"full": full, "windowed": windowed}
 
 
-def draft_page_list(table: Ints, first_cell: Ints, rows: Rows, cell: int) -> Draft:
+def draft_page_list(table: Ints, first_cell: Ints, rows: RowPositions, cell: int) -> Draft:
     counts = -(-rows.end // cell) - first_cell
     positions, owners = ranges(rows.start, rows.length)
     bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

@@ -48,7 +48,7 @@ class Biases:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class StepSampling:
     """Sampling of all sampled rows of a step. None: no row needs it."""
 
     index: Tensor  # [sampled] packed index of each row's last token
@@ -63,7 +63,7 @@ class Choices:
 
 
 def draft_choices(plan: Plan, vocab_size: int) -> Draft:
-    """Sort the rows of a plan into a draft of `Choices`."""
+    """Sort the rows of a plan into a draft of `StepSampling`."""
     sampling = plan.sampling
     last = np.cumsum(plan.end - plan.start) - 1
     simple = sampling.all_greedy
@@ -78,7 +78,7 @@ def draft_choices(plan: Plan, vocab_size: int) -> Draft:
         "score_index": plan.score_index,
         "score_token": plan.score_token,
     }
-    return Draft(Choices, fields)
+    return Draft(StepSampling, fields)
 
 
 def _masks(sampling: Sampling) -> Draft | None:

@@ -22,7 +22,7 @@ from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.batching import build_step
-from weft.runner.choices import Choices, draft_choices
+from weft.runner.choices import StepSampling, draft_choices
 from weft.runner.sampler import sample
 
 # Limit on the logits of prompt tokens computed at a time, 16 MiB: a CPU's allocator never frees the largest step's
@@ -100,7 +100,7 @@ class Runner:
         return self.model(batch, self.store.views)
 
     def choose(
-        self, logits: Float[Tensor, "rows vocab"], choices: Choices, prompt_scores: DeviceScores | None = None
+        self, logits: Float[Tensor, "rows vocab"], choices: StepSampling, prompt_scores: DeviceScores | None = None
     ) -> RunnerFlight:
         """Choose a token for every sampled row; write it to the board and download it."""
         logits = self.operations.for_sampling(logits)
@@ -119,7 +119,7 @@ class Runner:
         return Landing(tokens, sampled, prompt)
 
     def _score_prompt(
-        self, hidden: Float[Tensor, "tokens hidden"], batch: Batch, choices: Choices, top: int
+        self, hidden: Float[Tensor, "tokens hidden"], batch: Batch, choices: StepSampling, top: int
     ) -> DeviceScores:
         step = max(1, self.score_elements // self.model.vocab_size)
         parts = [

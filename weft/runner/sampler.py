@@ -12,11 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.interface import Operations
-from weft.runner.choices import Biases, Choices, Masks, Penalties
+from weft.runner.choices import Biases, Masks, Penalties, StepSampling
 
 
 def sample(
-    logits: Float[Tensor, "rows vocab"], choices: Choices, board: Int[Tensor, " seats"], operations: Operations
+    logits: Float[Tensor, "rows vocab"], choices: StepSampling, board: Int[Tensor, " seats"], operations: Operations
 ) -> Int[Tensor, " rows"]:
     """Return one token per row. The logits are not modified."""
     if choices.masks or choices.penalties or choices.biases:

@@ -15,11 +15,11 @@ from weft.base.errors import RequestError, WeftError
 from weft.base.plan import Scores
 from weft.engine.events import Output, PromptScores, Report
 from weft.engine.exchange import (
-    Ask,
     Command,
     End,
     Event,
     Outputs,
+    Question,
     Refusal,
     Refuse,
     Replies,
@@ -49,7 +49,7 @@ class ProtocolError(WeftError):
 # frames ---------------------------------------------------------------------------------------------------------------
 
 
-def frame(message: wire.Message) -> bytes:
+def frame(message: wire.EngineMessage) -> bytes:
     body = _encode(message)
     assert len(body) <= MAX_FRAME_BYTES, f"message has {len(body)} bytes"
     return len(body).to_bytes(HEADER_BYTES, "big") + body
@@ -101,8 +101,8 @@ def encode_command(command: Command) -> bytes:
             return frame(wire.SubmitMessage(number, _encode_request(request)))
         case End(number, stopped):
             return frame(wire.EndMessage(number, stopped))
-        case Ask(number, topic, limit):
-            return frame(wire.AskMessage(number, topic, limit))
+        case Question(number, topic, limit):
+            return frame(wire.QuestionMessage(number, topic, limit))
         case _:
             return frame(wire.ShutdownMessage())
 
@@ -148,8 +148,8 @@ def decode_command(body: bytes) -> Command:
                 return Refuse(number, str(error))
         case wire.EndMessage(number, stopped):
             return End(number, stopped)
-        case wire.AskMessage(number, topic, limit):
-            return Ask(number, topic, limit)
+        case wire.QuestionMessage(number, topic, limit):
+            return Question(number, topic, limit)
         case wire.ShutdownMessage():
             return Shutdown()
     raise ProtocolError("the model is already loaded")

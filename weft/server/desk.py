@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from weft.base.errors import EngineStopped, RequestError
-from weft.engine.exchange import Ask, Command, End, Event, Outputs, Replies, Stopped, Submit, Topic
+from weft.engine.exchange import Command, End, Event, Outputs, Question, Replies, Stopped, Submit, Topic
 from weft.engine.request import Request
 from weft.server.backend import ModelInfo, Stream
 from weft.server.streams import OutputStream
@@ -118,7 +118,7 @@ class Desk(ABC):
         number = next(self._numbers)
         answer = self._asking[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(Ask(number, topic, limit))
+            self._send(Question(number, topic, limit))
             return await answer
         finally:
             self._asking.pop(number, None)

@@ -26,7 +26,7 @@ from weft.server.grammars import Form, with_source
 from weft.server.intake import Intake, is_quick
 from weft.server.limits import check_count, read_body
 from weft.server.metrics import Metrics
-from weft.server.prompter import Facts, Prompt, Prompter
+from weft.server.prompter import Prompt, Prompter, PromptFacts
 from weft.server.runs import Run
 from weft.server.settings import ServerSettings
 from weft.server.sse import while_connected
@@ -98,9 +98,9 @@ class Front:
         return min(self.backend.info.max_length, self.backend.info.memory_tokens or self.backend.info.max_length)
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> PromptFacts:
         info = self.backend.info
-        return Facts(self.model_name, info.vocab_size, info.max_length, self.room)
+        return PromptFacts(self.model_name, info.vocab_size, info.max_length, self.room)
 
     @property
     def prompter(self) -> Prompter:

@@ -50,7 +50,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class ServerContext:
     """What all connections of a server share."""
 
     app: Access
@@ -61,7 +61,7 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ConnectionRefusal:
     """An answer that the connection gives by itself. `scope` holds what is known of the request."""
 
     status: int
@@ -75,7 +75,7 @@ class HttpConnection(asyncio.Protocol):
     `client` is the peer's address and port, None on a Unix socket.
     """
 
-    def __init__(self, shared: Shared, client: tuple[str, int] | None, secure: bool) -> None:
+    def __init__(self, shared: ServerContext, client: tuple[str, int] | None, secure: bool) -> None:
         self.state = State.HANDSHAKE
         self._fresh = True
         self.write_paused = False
@@ -103,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
         self._newest: Any = None
         self._queue: deque[HttpExchange] = deque()
         # Sent after the responses to earlier requests.
-        self._refusal: Refusal | None = None
+        self._refusal: ConnectionRefusal | None = None
         # On the loop's clock: when the newest head began, or the connection.
         self._begun = self._loop.time()
 
@@ -206,7 +206,7 @@ class HttpConnection(asyncio.Protocol):
 
     def refuse(self, status: int, message: str) -> None:
         """Answer nothing on this connection but a refusal; call it before the connection is made."""
-        self._refusal = Refusal(status, message, self._blank_scope())
+        self._refusal = ConnectionRefusal(status, message, self._blank_scope())
 
     def _refuse(self, status: int, message: str, scope: Scope | None = None) -> None:
         """Ignore further input; answer earlier requests, then send the refusal."""
@@ -221,7 +221,7 @@ class HttpConnection(asyncio.Protocol):
             self._newest.leave()
             if self._newest is not self._current:
                 self._queue.pop()
-        self._refusal = Refusal(status, message, scope or self._blank_scope())
+        self._refusal = ConnectionRefusal(status, message, scope or self._blank_scope())
         if self._current is None:
             self._send_refusal()
 

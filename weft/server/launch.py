@@ -38,7 +38,7 @@ from weft.server.backend import ModelInfo
 from weft.server.connections import Connections, bounded_connections, raise_descriptor_limit
 from weft.server.door import Door, bind, unix_listener
 from weft.server.front import pool_for
-from weft.server.http import Shared
+from weft.server.http import ServerContext
 from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
 from weft.server.thread_backend import ThreadBackend
@@ -58,7 +58,7 @@ Running = ThreadBackend | ProcessBackend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LaunchSettings:
     """Where and how the server runs. `uds` is a path to bind instead of host and port."""
 
     host: str = "127.0.0.1"
@@ -86,7 +86,7 @@ class Texts:
 Reread = Callable[[], ServerSettings]
 
 
-def launch(options: Options, settings: ServerSettings, place: Place, read_again: Reread | None = None) -> int:
+def launch(options: Options, settings: ServerSettings, place: LaunchSettings, read_again: Reread | None = None) -> int:
     """Serve until a signal; return the exit code. `read_again` returns the settings whose keys apply after SIGHUP."""
     if place.uds is None:
         warn_of_strangers(place.host, bool(settings.api_keys))
@@ -101,7 +101,7 @@ def launch(options: Options, settings: ServerSettings, place: Place, read_again:
 async def serve(
     options: Options,
     settings: ServerSettings,
-    place: Place,
+    place: LaunchSettings,
     listener: socket.socket,
     tls: ssl.SSLContext | None = None,
     read_again: Reread | None = None,
@@ -156,7 +156,7 @@ async def serve(
         pool.stop()
 
 
-def make_backend(options: Options, settings: ServerSettings, place: Place) -> Running:
+def make_backend(options: Options, settings: ServerSettings, place: LaunchSettings) -> Running:
     most = settings.limits.open_sequences
     patience = place.engine_timeout or None
     # A progress bar is not a line of JSON.
@@ -296,7 +296,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets is not None
         proxies = TrustedProxies(self._settings.trusted_proxies)
-        shared = Shared(self._app, self._settings.limits, self._connections, proxies, self.server_state)
+        shared = ServerContext(self._app, self._settings.limits, self._connections, proxies, self.server_state)
         self.servers = [Door(listener, shared, self._tls) for listener in sockets]
         self.started = True
         self._ready(Address.of(sockets[0], self._tls is not None))

@@ -25,7 +25,7 @@ from weft.server.runs import Followed, Piece, Run
 from weft.server.schemas import UNSERVED, Count, FormFields, StreamOptions, Usage, refuse
 from weft.server.sse import event
 from weft.server.turns import Turn
-from weft.text.parts import Part
+from weft.text.parts import AnswerPart
 
 
 class ChatRequest(FormFields, kw_only=True):
@@ -276,7 +276,7 @@ def whole_message(parts: Parts) -> ChatAnswerMessage:
     return message
 
 
-def delta_of(part: Part) -> ChatDelta:
+def delta_of(part: AnswerPart) -> ChatDelta:
     if part.kind == "content":
         return ChatDelta(content=part.text)
     if part.kind == "reasoning":

@@ -6,15 +6,15 @@ import json
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from weft.text.parts import Part
+from weft.text.parts import AnswerPart
 
 
 class Parser(Protocol):
     """Parses one answer in the format of a model family."""
 
-    def feed(self, text: str) -> list[Part]: ...
+    def feed(self, text: str) -> list[AnswerPart]: ...
 
-    def finish(self) -> list[Part]: ...
+    def finish(self) -> list[AnswerPart]: ...
 
 
 @dataclass(slots=True)
@@ -60,14 +60,14 @@ class Parts:
             return True
         return False
 
-    def feed(self, text: str) -> list[Part]:
+    def feed(self, text: str) -> list[AnswerPart]:
         return self._note(self._parser.feed(text)) if text else []
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[AnswerPart]:
         """Finish parsing: no text follows."""
         return self._note(self._parser.finish())
 
-    def _note(self, parts: list[Part]) -> list[Part]:
+    def _note(self, parts: list[AnswerPart]) -> list[AnswerPart]:
         kept = [part for part in parts if self._wanted(part)]
         for part in kept:
             if part.kind == "content":
@@ -80,7 +80,7 @@ class Parts:
                 self.calls[part.call].pieces.append(part.text)
         return kept
 
-    def _wanted(self, part: Part) -> bool:
+    def _wanted(self, part: AnswerPart) -> bool:
         if part.kind == "tool_call":
             return self._parallel or part.call == 0
         return self._wants_reasoning if part.kind == "reasoning" else not self._forced

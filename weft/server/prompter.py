@@ -21,7 +21,7 @@ from weft.text.template import ChatTemplate, Message
 from weft.text.tokenizer import Tokenizer
 
 
-class Facts(msgspec.Struct, frozen=True):
+class PromptFacts(msgspec.Struct, frozen=True):
     """The engine's facts about prompts. `room` is the maximum number of tokens of a sequence."""
 
     model: str
@@ -47,7 +47,7 @@ class Prompter:
         template: ChatTemplate | None,
         limits: Limits,
         template_kwargs: Sequence[str],
-        facts: Facts,
+        facts: PromptFacts,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template

@@ -20,7 +20,7 @@ import msgspec
 from weft.base.errors import EngineStopped, RequestError
 from weft.server.errors import FieldError
 from weft.server.process_backend import environment
-from weft.server.prompter import Facts
+from weft.server.prompter import PromptFacts
 from weft.server.settings import Limits
 from weft.server.text_messages import (
     HEADER_BYTES,
@@ -30,7 +30,7 @@ from weft.server.text_messages import (
     FromWorker,
     Job,
     Refused,
-    Setup,
+    WorkerSetup,
     decode_reply,
     frame,
 )
@@ -114,7 +114,7 @@ class TextPool:
 
     def __init__(
         self,
-        setup: Callable[[], Setup],
+        setup: Callable[[], WorkerSetup],
         limits: Limits,
         *,
         size: int | None = None,
@@ -148,7 +148,7 @@ class TextPool:
             worker.kill()
         self._idle.clear()
 
-    async def run(self, name: str, facts: Facts, body: bytes) -> bytes:
+    async def run(self, name: str, facts: PromptFacts, body: bytes) -> bytes:
         """Return a worker's result for a body; raises what it raises. Cancelling ends the worker."""
         if self.held_bytes + len(body) > self._limits.waiting_bytes:
             raise RequestError(BUSY, 503)

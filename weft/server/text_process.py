@@ -24,7 +24,7 @@ from weft.base.errors import RequestError
 from weft.base.heap import keep_heap
 from weft.server import native, openai_chat, openai_completions, openai_responses, tokens
 from weft.server.grammars import prepared_grammar
-from weft.server.prompter import Facts, Prompter
+from weft.server.prompter import Prompter, PromptFacts
 from weft.server.text_messages import (
     HEADER_BYTES,
     MAX_REPLY_BYTES,
@@ -33,7 +33,7 @@ from weft.server.text_messages import (
     FromWorker,
     Job,
     Refused,
-    Setup,
+    WorkerSetup,
     decode_command,
     frame,
 )
@@ -53,13 +53,13 @@ JOBS: dict[str, Callable[[Prompter, bytes], bytes]] = {
 }
 
 
-def prompter_of(setup: Setup) -> Prompter:
+def prompter_of(setup: WorkerSetup) -> Prompter:
     tokenizer = template = None
     if setup.tokenizer is not None:
         tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(setup.tokenizer), setup.specials, setup.end_tokens)
     if setup.template is not None:
         template = ChatTemplate(setup.template, setup.specials, with_tools=setup.tool_template)
-    return Prompter(tokenizer, template, setup.limits, setup.template_kwargs, Facts("", 0, 0, 0))
+    return Prompter(tokenizer, template, setup.limits, setup.template_kwargs, PromptFacts("", 0, 0, 0))
 
 
 def reply_to(prompter: Prompter, job: Job) -> FromWorker:
@@ -91,7 +91,7 @@ def resident_bytes() -> int:
 def work(connection: socket.socket) -> None:
     """Process jobs until the front has ended, or until a reply announced that this worker leaves."""
     setup = decode_command(received(connection))
-    assert isinstance(setup, Setup), "the first message must be a Setup"
+    assert isinstance(setup, WorkerSetup), "the first message must be a Setup"
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(name)s: %(message)s")
     prompter = prompter_of(setup)
     most = setup.limits.text_memory_bytes

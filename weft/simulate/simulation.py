@@ -10,12 +10,12 @@ import numpy as np
 
 from weft.base.config import EngineConfig
 from weft.engine.events import FinishReason
-from weft.memory.captures import ALL_CAPTURES, Captures
+from weft.memory.captures import ALL_CAPTURES, CaptureReasons
 from weft.memory.ledger import Ledger
 from weft.memory.report import memory_stats
 from weft.simulate.costs import CostModel, Work
 from weft.simulate.oracle import Oracle
-from weft.simulate.sessions import Arrivals, Session
+from weft.simulate.sessions import Arrivals, SimulatedSession
 from weft.simulate.stepping import Simulated, Stride, StridingPlanner, settle
 
 # Maximum number of samples of the course of memory.
@@ -72,11 +72,11 @@ class Simulation:
         self,
         cost: CostModel,
         config: EngineConfig,
-        sessions: Iterator[Session],
+        sessions: Iterator[SimulatedSession],
         stride: int = 64,
         oracle: bool = True,
         tell: Callable[[Simulated], None] | None = None,
-        captures: Captures = ALL_CAPTURES,
+        captures: CaptureReasons = ALL_CAPTURES,
         alpha: float = 1.0,
     ) -> None:
         self.cost = cost

@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.base.sampling import SamplingParams
-from weft.engine.assembly import Rows
+from weft.engine.assembly import StepBuilder
 from weft.engine.events import FinishReason, Report
 from weft.engine.planner import Planner
 from weft.memory.keys import Key
 from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Miss
-from weft.simulate.sessions import Session
-from weft.simulate.text import Ask
+from weft.simulate.sessions import SimulatedSession
+from weft.simulate.text import SimulatedRequest
 
 
 class Asked:
@@ -32,7 +32,7 @@ class Asked:
 
     PARAMS = SamplingParams(max_tokens=1)
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: SimulatedRequest) -> None:
         self.prompt = range(ask.prompt)  # only its length is used
         self.params = self.PARAMS
         self.priority = 0
@@ -67,7 +67,7 @@ class Simulated:
         "waited_since",
     )
 
-    def __init__(self, number: int, ask: Ask, session: Session, now: float) -> None:
+    def __init__(self, number: int, ask: SimulatedRequest, session: SimulatedSession, now: float) -> None:
         self.id = self.arrival = number
         self.ask = ask
         self.session = session
@@ -119,7 +119,7 @@ class NoChoices:
 
 
 @dataclass(slots=True)
-class Stride(Rows):
+class Stride(StepBuilder):
     """A step: rows of the planner, and how many tokens each decode computes."""
 
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import accumulate, count
 from random import Random
 
-from weft.simulate.sessions import Session
-from weft.simulate.text import Ask, Text, ask
+from weft.simulate.sessions import SimulatedSession
+from weft.simulate.text import SimulatedRequest, Text, ask
 
-Turns = Iterator[tuple[float, Ask]]
+Turns = Iterator[tuple[float, SimulatedRequest]]
 # Numbers of stretches that many sessions share; those of a session are lower.
 SHARED = 1 << 60
 PER_SESSION = 1 << 20
@@ -60,11 +60,13 @@ def zipf(choices: int, exponent: float) -> list[float]:
     return list(accumulate(1 / rank**exponent for rank in range(1, choices + 1)))
 
 
-def sessions(draw: Draw, rate: float, turns_each: float, turns: Callable[[Dice, int], Turns]) -> Iterator[Session]:
+def sessions(
+    draw: Draw, rate: float, turns_each: float, turns: Callable[[Dice, int], Turns]
+) -> Iterator[SimulatedSession]:
     """Yield as many sessions as make about the wanted number of requests; their starts are random (Poisson)."""
     random, start = Random(draw.seed), 0.0
     for index in range(max(1, round(draw.requests / turns_each))):
-        yield Session(start, turns(Dice(draw.seed, index), index))
+        yield SimulatedSession(start, turns(Dice(draw.seed, index), index))
         start += random.expovariate(draw.rate or rate)
 
 
@@ -84,12 +86,12 @@ def _conversation(draw: Draw, dice: Dice, turns: int, message: float, answer: fl
         yield dice.pause(pause) if turn else 0.0, ask(text, dice.number(), dice.length(answer, 0.9, 2000))
 
 
-def lmsys(draw: Draw) -> Iterator[Session]:
+def lmsys(draw: Draw) -> Iterator[SimulatedSession]:
     """Chat with short messages, most conversations of one or two turns (like LMSys-Chat-1M)."""
     return sessions(draw, 4.0, 2.0, lambda dice, _: _conversation(draw, dice, dice.turns(2.0, 30), 35, 160, 60))
 
 
-def sharegpt(draw: Draw) -> Iterator[Session]:
+def sharegpt(draw: Draw) -> Iterator[SimulatedSession]:
     """Chat with longer messages and more turns (like ShareGPT)."""
     return sessions(draw, 2.0, 5.0, lambda dice, _: _conversation(draw, dice, dice.turns(5.0, 60), 120, 250, 60))
 
@@ -97,7 +99,7 @@ def sharegpt(draw: Draw) -> Iterator[Session]:
 # agents ---------------------------------------------------------------------------------------------------------------
 
 
-def coding(draw: Draw, compact_at: int | None = None) -> Iterator[Session]:
+def coding(draw: Draw, compact_at: int | None = None) -> Iterator[SimulatedSession]:
     """A coding agent: one long instruction, then dozens of steps that only extend the context."""
     rules = 9000
 
@@ -114,12 +116,12 @@ def coding(draw: Draw, compact_at: int | None = None) -> Iterator[Session]:
     return sessions(draw, 0.12, 24.0, turns)
 
 
-def compacting(draw: Draw) -> Iterator[Session]:
+def compacting(draw: Draw) -> Iterator[SimulatedSession]:
     """The coding agent, whose context is replaced by a summary when it exceeds 32,000 tokens."""
     return coding(draw, compact_at=32_000)
 
 
-def tools(draw: Draw) -> Iterator[Session]:
+def tools(draw: Draw) -> Iterator[SimulatedSession]:
     """Short agents: one of forty sets of tools, a question, a few calls and their results."""
     lengths = instructions(draw, 40, 2200, 0.6, 8000)
     weights = zipf(len(lengths), 1.0)
@@ -137,7 +139,7 @@ def tools(draw: Draw) -> Iterator[Session]:
 # shared prefixes ------------------------------------------------------------------------------------------------------
 
 
-def system_prompts(draw: Draw) -> Iterator[Session]:
+def system_prompts(draw: Draw) -> Iterator[SimulatedSession]:
     """Five hundred system prompts of very different popularity (Zipf), each before a question that never returns."""
     lengths = instructions(draw, 500, 1300, 0.8, 12_000)
     weights = zipf(len(lengths), 1.0)
@@ -150,7 +152,7 @@ def system_prompts(draw: Draw) -> Iterator[Session]:
     return sessions(draw, 6.0, 1.0, turns)
 
 
-def retrieval(draw: Draw) -> Iterator[Session]:
+def retrieval(draw: Draw) -> Iterator[SimulatedSession]:
     """Questions about long documents: a common instruction, one of 400 documents, one to three questions."""
     lengths = instructions(draw, 400, 9000, 0.7, 60_000)
     weights = zipf(len(lengths), 0.8)
@@ -168,7 +170,7 @@ def retrieval(draw: Draw) -> Iterator[Session]:
 # searches -------------------------------------------------------------------------------------------------------------
 
 
-def best_of_n(draw: Draw) -> Iterator[Session]:
+def best_of_n(draw: Draw) -> Iterator[SimulatedSession]:
     """Eight answers to every question, requested at the same time; one is chosen and followed up once."""
     samples, start, random = 8, 0.0, Random(draw.seed)
 
@@ -184,11 +186,11 @@ def best_of_n(draw: Draw) -> Iterator[Session]:
         question = (SHARED + index, dice.length(500, 1.0, 8000))
         for sample in range(samples):
             own = Dice(draw.seed, index * samples + sample)
-            yield Session(start, one(own, question, last=sample == samples - 1))
+            yield SimulatedSession(start, one(own, question, last=sample == samples - 1))
         start += random.expovariate(draw.rate or 0.4)
 
 
-def tree_search(draw: Draw) -> Iterator[Session]:
+def tree_search(draw: Draw) -> Iterator[SimulatedSession]:
     """A search over chains of thought: every node is continued three times, the better half continues, five levels."""
 
     def turns(dice: Dice, _: int) -> Turns:
@@ -208,7 +210,7 @@ def tree_search(draw: Draw) -> Iterator[Session]:
 # nothing to share -----------------------------------------------------------------------------------------------------
 
 
-def unique(draw: Draw) -> Iterator[Session]:
+def unique(draw: Draw) -> Iterator[SimulatedSession]:
     """Prompts that share nothing with each other."""
 
     def turns(dice: Dice, _: int) -> Turns:
@@ -218,14 +220,14 @@ def unique(draw: Draw) -> Iterator[Session]:
     return sessions(draw, 3.0, 1.0, turns)
 
 
-def scan(draw: Draw) -> Iterator[Session]:
+def scan(draw: Draw) -> Iterator[SimulatedSession]:
     """A warm set of instructions in steady use; in the middle third, a flood of long prompts that never return."""
     lengths = instructions(draw, 60, 2500, 0.5, 8000)
     total = max(3, draw.requests)
     random, start = Random(draw.seed), 0.0
     for index in range(total):
         flood = total // 3 <= index < 2 * total // 3 and index % 2 == 0
-        yield Session(start, _scan_turn(draw, Dice(draw.seed, index), flood, lengths))
+        yield SimulatedSession(start, _scan_turn(draw, Dice(draw.seed, index), flood, lengths))
         start += random.expovariate(draw.rate or 3.0)
 
 
@@ -238,7 +240,7 @@ def _scan_turn(draw: Draw, dice: Dice, flood: bool, lengths: list[int]) -> Turns
     yield 0.0, ask(text, dice.number(), dice.length(100, 0.6, 600))
 
 
-WORKLOADS: dict[str, Callable[[Draw], Iterator[Session]]] = {
+WORKLOADS: dict[str, Callable[[Draw], Iterator[SimulatedSession]]] = {
     "lmsys": lmsys,
     "sharegpt": sharegpt,
     "coding": coding,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.text.parts import Part, joined
+from weft.text.parts import AnswerPart, joined
 from weft.text.reader import Reader, Reading
 
 
@@ -14,14 +14,14 @@ class TextParser:
         self._reader = reader
         self._reading = reading
 
-    def feed(self, text: str) -> list[Part]:
+    def feed(self, text: str) -> list[AnswerPart]:
         """Return the parts that the text so far makes certain, beyond those returned before."""
         if text:
             self._reader.feed(text)
             self._read()
         return self._told()
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[AnswerPart]:
         """Return the remaining parts: no text follows."""
         self._reader.ended = True
         self._read()
@@ -31,6 +31,6 @@ class TextParser:
     def _read(self) -> None:
         next(self._reading, None)
 
-    def _told(self) -> list[Part]:
+    def _told(self) -> list[AnswerPart]:
         parts, self._reader.parts = self._reader.parts, []
         return joined(parts)

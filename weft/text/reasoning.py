@@ -8,7 +8,7 @@ from weft.base.errors import OptionError
 from weft.text.formats.harmony import MARKERS, harmony
 from weft.text.formats.json_calls import SPACE
 from weft.text.parsing import TextParser
-from weft.text.parts import Part
+from weft.text.parts import AnswerPart
 from weft.text.reader import Reader, Reading, without_space
 
 
@@ -74,9 +74,9 @@ def _thoughts_first(reader: Reader, style: Thoughts, opened: bool) -> Reading:
             yield from reader.skip(SPACE)
             yield from reader.skip_to((style.answer[1],), reader.content)
     else:
-        reader.parts.append(Part("content", "".join(space)))
+        reader.parts.append(AnswerPart("content", "".join(space)))
     while (yield from reader.peek()):
-        reader.parts.append(Part("content", reader.text[reader.place :]))
+        reader.parts.append(AnswerPart("content", reader.text[reader.place :]))
         reader.place = len(reader.text)
 
 

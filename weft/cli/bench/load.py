@@ -9,24 +9,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import aclosing, nullcontext
 from typing import Any
 
-from weft.cli.bench.measures import Outcome
+from weft.cli.bench.measures import MeasuredRequest
 from weft.cli.bench.options import BenchOptions
-from weft.cli.bench.workloads import Session, Turn, words
+from weft.cli.bench.workloads import BenchSession, BenchTurn, words
 from weft.cli.client import Client, ServerError
 
 PATHS = {"tokens": "/v1/completions", "text": "/v1/completions", "chat": "/v1/chat/completions"}
-Tell = Callable[[Outcome], None]
+Tell = Callable[[MeasuredRequest], None]
 
 
 async def send_all(
-    client: Client, model: str, sessions: Sequence[Session], options: BenchOptions, tell: Tell
-) -> tuple[list[Outcome], float]:
+    client: Client, model: str, sessions: Sequence[BenchSession], options: BenchOptions, tell: Tell
+) -> tuple[list[MeasuredRequest], float]:
     """Return the results of all requests, and the time from the first arrival to the last chunk."""
     gate = asyncio.Semaphore(options.concurrency) if options.concurrency else nullcontext()
-    outcomes: list[Outcome] = []
+    outcomes: list[MeasuredRequest] = []
     started = time.perf_counter()
 
-    async def one(session: Session) -> None:
+    async def one(session: BenchSession) -> None:
         async with gate:
             async for outcome in converse(client, model, session, options):
                 outcomes.append(outcome)
@@ -39,11 +39,11 @@ async def send_all(
 
 
 async def arrivals(
-    sessions: Sequence[Session],
+    sessions: Sequence[BenchSession],
     options: BenchOptions,
     now: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> AsyncIterator[Session]:
+) -> AsyncIterator[BenchSession]:
     """Yield every session when it is due; a delayed session does not delay the ones after it."""
     started = now()
     for session, due in zip(sessions, due_times(sessions, options)):
@@ -51,7 +51,7 @@ async def arrivals(
         yield session
 
 
-def due_times(sessions: Sequence[Session], options: BenchOptions) -> Iterator[float]:
+def due_times(sessions: Sequence[BenchSession], options: BenchOptions) -> Iterator[float]:
     """Yield start times in seconds: Poisson arrivals at the given rate, the trace's clock, or all at once."""
     chance, due = random.Random(options.seed), 0.0
     for session in sessions:
@@ -62,7 +62,9 @@ def due_times(sessions: Sequence[Session], options: BenchOptions) -> Iterator[fl
         yield due
 
 
-async def converse(client: Client, model: str, session: Session, options: BenchOptions) -> AsyncIterator[Outcome]:
+async def converse(
+    client: Client, model: str, session: BenchSession, options: BenchOptions
+) -> AsyncIterator[MeasuredRequest]:
     """Yield the results of a session's turns; a failure ends the session, because later turns build on it."""
     said: list[dict[str, str]] = []
     for turn in session.turns:
@@ -73,7 +75,7 @@ async def converse(client: Client, model: str, session: Session, options: BenchO
         said += [{"role": "user", "content": words(turn.drawn)}, {"role": "assistant", "content": outcome.text}]
 
 
-def body_of(model: str, said: list[dict[str, str]], turn: Turn, options: BenchOptions) -> dict[str, Any]:
+def body_of(model: str, said: list[dict[str, str]], turn: BenchTurn, options: BenchOptions) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": turn.max_tokens,
@@ -92,8 +94,8 @@ def body_of(model: str, said: list[dict[str, str]], turn: Turn, options: BenchOp
     return body
 
 
-async def ask(client: Client, path: str, body: dict[str, Any]) -> Outcome:
-    outcome = Outcome(sent=time.perf_counter())
+async def ask(client: Client, path: str, body: dict[str, Any]) -> MeasuredRequest:
+    outcome = MeasuredRequest(sent=time.perf_counter())
     try:
         async with aclosing(client.stream(path, body)) as events:
             async for event in events:
@@ -107,7 +109,7 @@ async def ask(client: Client, path: str, body: dict[str, Any]) -> Outcome:
     return outcome
 
 
-def _take(outcome: Outcome, event: dict[str, Any], now: float) -> None:
+def _take(outcome: MeasuredRequest, event: dict[str, Any], now: float) -> None:
     for choice in event.get("choices") or ():
         spoken = choice.get("delta", {}) if "delta" in choice else {"content": choice.get("text")}
         text = spoken.get("content") or spoken.get("reasoning_content") or ""

@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Outcome:
+class MeasuredRequest:
     """One request: when it was sent, when its chunks arrived (seconds), what the server counted, or why it failed."""
 
     sent: float
@@ -53,7 +53,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def summary(outcomes: Sequence[Outcome], duration: float) -> dict[str, Any]:
+def summary(outcomes: Sequence[MeasuredRequest], duration: float) -> dict[str, Any]:
     """Return all metrics, named as in the result files of other benchmarks so that their tools can read them."""
     good = [each for each in outcomes if each.error is None]
     prompt, tokens = sum(each.prompt_tokens for each in good), sum(each.tokens for each in good)

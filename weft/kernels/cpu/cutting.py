@@ -22,7 +22,7 @@ from weft.kernels.cpu.indices import (
 )
 from weft.kernels.draft import Draft
 from weft.kernels.interface import Batch
-from weft.kernels.rows import Longs, Rows, ranges
+from weft.kernels.rows import Longs, RowPositions, ranges
 from weft.memory.spec import AttentionMemory, MemorySpec, RecurrentMemory
 
 # Rows per group: the intermediate values of a rank of this size should fit in a core's cache.
@@ -45,7 +45,7 @@ def widened(array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(np.int64) if array.dtype == np.int32 else np.ascontiguousarray(array)
 
 
-def cut(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
+def cut(plan: Plan, rows: RowPositions, spec: MemorySpec) -> Draft:
     """Draft the `Indices` that the model needs."""
     ring = first_ring(spec, convolution=False)
     fields: dict[str, Any] = {"decodes": None, "groups": (), "convolution": None}
@@ -69,14 +69,14 @@ def first_ring(spec: MemorySpec, convolution: bool) -> int | None:
     return None
 
 
-def open_cells(plan: Plan, rows: Rows, chosen: slice | Longs, ring: int) -> tuple[OpenCell, ...]:
+def open_cells(plan: Plan, rows: RowPositions, chosen: slice | Longs, ring: int) -> tuple[OpenCell, ...]:
     cell_start = rows.cell_start[chosen]
     slots = [slot if start else None for slot, start in zip(rows.slots[chosen].tolist(), cell_start.tolist())]
     offsets = (rows.start[chosen] - cell_start).tolist()
     return tuple(map(OpenCell, plan.tail[chosen].tolist(), slots, (cell_start % ring).tolist(), offsets))
 
 
-def draft_decodes(plan: Plan, rows: Rows, ring: int) -> Draft:
+def draft_decodes(plan: Plan, rows: RowPositions, ring: int) -> Draft:
     count = rows.decodes
     start, cell_start = rows.start[:count], rows.cell_start[:count]
     offset = start - cell_start
@@ -104,7 +104,7 @@ def draft_decodes(plan: Plan, rows: Rows, ring: int) -> Draft:
     return Draft(Decodes, fields)
 
 
-def draft_groups(plan: Plan, rows: Rows, spec: MemorySpec, ring: int) -> tuple[Draft, ...]:
+def draft_groups(plan: Plan, rows: RowPositions, spec: MemorySpec, ring: int) -> tuple[Draft, ...]:
     """Draft groups of the rows that are not decodes: rows with equally many pieces together, a limited number at a
     time.
     """
@@ -114,7 +114,7 @@ def draft_groups(plan: Plan, rows: Rows, spec: MemorySpec, ring: int) -> tuple[D
     return tuple(draft_group(plan, rows, chosen, pieces[chosen], spec, ring) for chosen in some)
 
 
-def draft_group(plan: Plan, rows: Rows, chosen: Longs, pieces: Longs, spec: MemorySpec, ring: int) -> Draft:
+def draft_group(plan: Plan, rows: RowPositions, chosen: Longs, pieces: Longs, spec: MemorySpec, ring: int) -> Draft:
     captures: dict[int, list[CaptureAt]] = {}
     place = {row: index for index, row in enumerate(chosen.tolist())}
     for row, position, slot in zip(
@@ -150,7 +150,7 @@ def draft_group(plan: Plan, rows: Rows, chosen: Longs, pieces: Longs, spec: Memo
 
 
 def draft_rank(
-    rows: Rows, chosen: Longs, spec: MemorySpec, number: int, continuing: int, captures: list[CaptureAt]
+    rows: RowPositions, chosen: Longs, spec: MemorySpec, number: int, continuing: int, captures: list[CaptureAt]
 ) -> Draft:
     """Draft rank `number` of a group; `chosen` are those of its rows that reach this rank."""
     cell_start = rows.cell_start[chosen] + number * spec.cell
@@ -177,7 +177,7 @@ def draft_rank(
     return Draft(Rank, fields | {"token": token.ravel(), "real": np.flatnonzero(real), "real_token": real_token})
 
 
-def earliest_kept(rows: Rows, chosen: Longs, spec: MemorySpec) -> Longs:
+def earliest_kept(rows: RowPositions, chosen: Longs, spec: MemorySpec) -> Longs:
     """Return the first position of each row that stays in its tail.
 
     A later row may start at this row's end, or up to draft_room tokens before, and reads its cell from the start.
@@ -186,14 +186,14 @@ def earliest_kept(rows: Rows, chosen: Longs, spec: MemorySpec) -> Longs:
     return np.maximum(rows.start[chosen], earliest - earliest % spec.cell)
 
 
-def draft_writes(plan: Plan, rows: Rows, chosen: Longs, spec: MemorySpec, ring: int) -> Draft:
+def draft_writes(plan: Plan, rows: RowPositions, chosen: Longs, spec: MemorySpec, ring: int) -> Draft:
     low = earliest_kept(rows, chosen, spec)
     positions, owners = ranges(low, rows.end[chosen] - low)
     token = positions + (rows.first - rows.start)[chosen][owners]
     return Draft(TailWrites, {"token": token, "tail": plan.tail[chosen][owners], "ring": positions % ring})
 
 
-def draft_convolution(plan: Plan, rows: Rows, spec: MemorySpec, ring: int) -> Draft:
+def draft_convolution(plan: Plan, rows: RowPositions, spec: MemorySpec, ring: int) -> Draft:
     back = ring - spec.draft_room
     longest = int(rows.length.max())
     single = longest == 1
@@ -220,7 +220,7 @@ def draft_convolution(plan: Plan, rows: Rows, spec: MemorySpec, ring: int) -> Dr
     return Draft(Convolution, fields)
 
 
-def history_sources(rows: Rows, history: Longs, back: int) -> dict[str, Any]:
+def history_sources(rows: RowPositions, history: Longs, back: int) -> dict[str, Any]:
     """Return the source of each of the `back` inputs before a row."""
     names = ("from_tail", "from_state", "read_slot", "state_index")
     cell_start = rows.cell_start[:, None]
@@ -233,7 +233,7 @@ def history_sources(rows: Rows, history: Longs, back: int) -> dict[str, Any]:
     return {"all_tail": False, "any_state": bool(from_state.any()), **dict(sources)}
 
 
-def heads(rows: Rows, head: int) -> dict[str, Longs]:
+def heads(rows: RowPositions, head: int) -> dict[str, Longs]:
     """Return the first `head` tokens of each row; a shorter row repeats its last."""
     columns = np.arange(head)
     first_token = rows.first[:, None] + np.minimum(columns, rows.length[:, None] - 1)
@@ -241,7 +241,7 @@ def heads(rows: Rows, head: int) -> dict[str, Longs]:
     return {"first_token": first_token, "real": np.flatnonzero(real), "real_token": first_token[real]}
 
 
-def window_captures(plan: Plan, rows: Rows, back: int) -> dict[str, NDArray | None]:
+def window_captures(plan: Plan, rows: RowPositions, back: int) -> dict[str, NDArray | None]:
     """Locate the `back` inputs before each captured position: among the row's new inputs or its earlier ones."""
     if not len(plan.captures.row):
         return dict.fromkeys(("capture_slot", "capture_token", "capture_history", "capture_is_new"))
@@ -255,7 +255,7 @@ def window_captures(plan: Plan, rows: Rows, back: int) -> dict[str, NDArray | No
     }
 
 
-def draft_pagings(plan: Plan, rows: Rows, spec: MemorySpec) -> dict[str, Draft | None]:
+def draft_pagings(plan: Plan, rows: RowPositions, spec: MemorySpec) -> dict[str, Draft | None]:
     positions, owners = ranges(rows.start, rows.length)
     windows = {memory.window is not None for memory in spec.memories if isinstance(memory, AttentionMemory)}
     none = np.zeros(plan.rows, np.int64)

@@ -26,7 +26,7 @@ ALIGNED = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferSlice:
     first: int
     length: int
 
@@ -47,7 +47,7 @@ class DecodeInputs:
         windows = {m.window is not None for m in spec.memories if isinstance(m, AttentionMemory)}
         # Lists of pages come last, the potentially long one at the very end: the unused part is not copied.
         self.pagings = [name for name, windowed in (("windowed", True), ("full", False)) if windowed in windows]
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, BufferSlice] = {}
         self.size = 0
         for name in PER_ROW:
             self._place(name, rows)
@@ -63,7 +63,7 @@ class DecodeInputs:
         self.none = torch.zeros(1, dtype=torch.int32, device=device)
 
     def _place(self, name: str, length: int) -> None:
-        self.places[name] = Place(self.size, length)
+        self.places[name] = BufferSlice(self.size, length)
         self.size += -(-length // ALIGNED) * ALIGNED
 
     def tensor(self, name: str, length: int | None = None) -> Tensor:

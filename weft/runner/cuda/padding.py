@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.base.plan import Captures, Ints, Plan, Sampling
 from weft.kernels.draft import Draft
 from weft.kernels.interface import NO_SLOT, Batch, Operations
-from weft.kernels.rows import Rows
+from weft.kernels.rows import RowPositions
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import draft_batch
@@ -114,7 +114,7 @@ def trial(start: Ints, end: Ints, spec: MemorySpec, scratch: Mapping[Kind, int])
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepTensors:
     """Inputs of a recorded step: tensors on the device, always at the same addresses."""
 
     batch: Batch
@@ -127,9 +127,9 @@ class Step:
 def draft_step(
     plan: Plan, size: Size, seat: int, spec: MemorySpec, scratch: Mapping[Kind, int], operations: Operations
 ) -> Draft:
-    """Draft the `Step` of a plan that fits. Its host numbers are those of its size, for any plan."""
+    """Draft the `StepTensors` of a plan that fits. Its host numbers are those of its size, for any plan."""
     wide = padded(plan, size, seat, spec.cell, scratch)
-    batch = draft_batch(wide, Rows.of(wide, spec.cell), spec, operations)
+    batch = draft_batch(wide, RowPositions.of(wide, spec.cell), spec, operations)
     fields = batch.fields
     pieces = size.pieces(spec.cell)
     spare = pieces - fields["pieces"]
@@ -143,7 +143,7 @@ def draft_step(
     answer, answer_seat = np.zeros(size.answers, np.int32), np.full(size.answers, seat, np.int32)
     answer[: plan.rows], answer_seat[: plan.rows] = last[real], plan.seat
     seats = {"seat": wide.seat, "from_board": wide.from_board, "answer": answer, "answer_seat": answer_seat}
-    return Draft(Step, {"batch": batch, **seats})
+    return Draft(StepTensors, {"batch": batch, **seats})
 
 
 class StepInputs:
@@ -176,7 +176,7 @@ class StepInputs:
         self.lengths = lengths
         self.buffer = torch.zeros(ends[-1], dtype=torch.int32, device=device)
         views = {name: self.buffer[self.first[name] :][: lengths[name]] for name in self.names}
-        self.step: Step = draft.finish(views)
+        self.step: StepTensors = draft.finish(views)
         self._send(draft)
 
     def fill(self, plan: Plan) -> None:

@@ -13,10 +13,10 @@ from weft.kernels.upload import upload
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
-from weft.runner.choices import Choices, draft_choices
+from weft.runner.choices import StepSampling, draft_choices
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
-from weft.runner.cuda.recorded import Outcome, RecordedSteps, prompt_sizes
+from weft.runner.cuda.recorded import RecordedSteps, StepOutput, prompt_sizes
 from weft.runner.runner import Runner, RunnerFlight, fly
 
 # The CPU's limit, raised because memory for temporaries is ample here: 64 MiB.
@@ -71,13 +71,13 @@ class CudaRunner(Runner):
         logits = outcome.logits[: plan.rows] if every else outcome.logits[choices.index]
         return self.choose(logits, choices)
 
-    def _replay(self, plan: Plan) -> Outcome | None:
+    def _replay(self, plan: Plan) -> StepOutput | None:
         """Run a recorded step, if one fits and computes everything that the plan asks for."""
         decodes_only = len(plan.tokens) == plan.rows
         if len(plan.score_index) or not len(plan.sampled) or not (decodes_only or len(plan.sampled) == plan.rows):
             return None
         return self.recorded.run(plan)
 
-    def _choices(self, plan: Plan) -> Choices:
+    def _choices(self, plan: Plan) -> StepSampling:
         draft: Draft = draft_choices(plan, self.model.vocab_size)
         return draft.finish(upload(draft.arrays(), self.device))
