@@ -28,10 +28,10 @@ from weft.memory.captures import CaptureReasons
 from weft.simulate.costs import cost_model
 from weft.simulate.oracle import Survey, survey
 from weft.simulate.plots import bars, lines
-from weft.simulate.runs import SimulationSetup, Traffic, run
 from weft.simulate.sessions import SimulatedSession
+from weft.simulate.setup import SimulationSetup, Traffic, run
 from weft.simulate.simulation import Found
-from weft.simulate.text import Text, ask
+from weft.simulate.text import Text, simulated_request
 
 MODELS = ("qwen3-next-mini", "nemotron-nano-9b-v2", "lfm2-1.2b")
 SHARES = (0.02, 0.05, 0.10, 0.20, 0.50)
@@ -177,12 +177,12 @@ def _pairs(model: str, pairs: int = 400) -> Results:
         for member in range(2):
             own = 10 * pair + 1 + member
             text = Text(64, [(10 * pair, shared), (own, random.randint(100, 3000))])
-            request = ask(text, 10 * pair + 5 + member, 64)
+            request = simulated_request(text, 10 * pair + 5 + member, 64)
             sessions.append(
                 SimulatedSession(1000.0 * (2 * pair + member), iter([(0.0, replace(request, boundaries=()))]))
             )
     setup = SimulationSetup(Traffic("pairs", 0), cost, 1 << 44)
-    from weft.simulate.runs import simulation
+    from weft.simulate.setup import simulation
 
     found = simulation(setup, 1 << 44, 0.0, sessions=iter(sessions)).run()
     return {"hit_tokens": found.hit_tokens, "shared_tokens": 64 * shared_cells}

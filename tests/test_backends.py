@@ -25,7 +25,7 @@ from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Output, Report
 from weft.engine.request import Request
-from weft.server.desk import Desk
+from weft.server.dispatcher import Dispatcher
 from weft.server.engine_process import load_engine
 from weft.server.process_backend import ProcessBackend
 from weft.server.streams import OutputStream
@@ -46,21 +46,21 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
-def instant(kind: str, step_seconds: float = 0.0, **settings: object) -> Desk:
+def instant(kind: str, step_seconds: float = 0.0, **settings: object) -> Dispatcher:
     options = Options(model=str(step_seconds))
     if kind == "thread":
         return ThreadBackend(lambda: load_instant(options, False), **settings)
     return ProcessBackend(options, program=PROGRAM, **settings)
 
 
-def real(kind: str, options: Options = SMALL) -> Desk:
+def real(kind: str, options: Options = SMALL) -> Dispatcher:
     if kind == "thread":
         return ThreadBackend.from_options(options, progress=False)
     return ProcessBackend(options, progress=False)
 
 
 @asynccontextmanager
-async def started(backend: Desk) -> AsyncIterator[Desk]:
+async def started(backend: Dispatcher) -> AsyncIterator[Dispatcher]:
     await backend.start()
     try:
         yield backend
@@ -79,7 +79,7 @@ async def collect(stream: OutputStream) -> tuple[list[Output], Report | None]:
     return outputs, stream.report
 
 
-async def tokens_of(backend: Desk, request: Request) -> list[int]:
+async def tokens_of(backend: Dispatcher, request: Request) -> list[int]:
     return [output.token for output in (await collect(await backend.submit(request)))[0]]
 
 
@@ -262,7 +262,7 @@ async def test_an_engine_without_work_sleeps(kind):
         assert cpu_seconds(backend) - used < 0.1
 
 
-def cpu_seconds(backend: Desk) -> float:
+def cpu_seconds(backend: Dispatcher) -> float:
     """Of the thread that steps, or of the process."""
     place = f"self/task/{backend._thread.native_id}" if isinstance(backend, ThreadBackend) else backend.process_id
     words = Path(f"/proc/{place}/stat").read_text().rpartition(")")[2].split()

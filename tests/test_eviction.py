@@ -92,10 +92,10 @@ def test_a_point_that_became_the_end_of_its_path_is_ranked_with_the_pages_that_i
     before = above.stamp
     cache._evict_point(end.resume)
     above.heir_of = None
-    value = cache.worth.score(above)
-    while (leaf := cache.worth.pop_useless()) is not None:
+    value = cache.valuation.score(above)
+    while (leaf := cache.valuation.pop_useless()) is not None:
         cache._evict(leaf)
-    assert cache.worth.score(above) < value
+    assert cache.valuation.score(above) < value
     # It stands in the ranking anew, or its old, higher place would protect it.
     assert above.stamp > before
 

@@ -40,7 +40,7 @@ def test_imports_go_down():
         ("weft.models.lfm2", "from weft.runner.batching import build_batch"),
         ("weft.runner.runner", "import weft.engine.planner"),
         ("weft.offline.llm", "from weft.cli.main import main"),
-        ("weft.server.desk", "def late():\n    from weft.loading import load"),
+        ("weft.server.dispatcher", "def late():\n    from weft.loading import load"),
         ("weft.server.codec", "from weft.memory.ledger import Ledger"),
         ("weft.engine.service", "from weft.server.codec import frame"),
     ],

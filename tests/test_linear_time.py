@@ -28,19 +28,19 @@ from weft.base.sampling import SamplingParams
 from weft.engine.request import Request
 from weft.server.codec import Frames
 from weft.server.errors import param_of
+from weft.server.generation import Followed
 from weft.server.limits import check_depth, decode, wrong_type
 from weft.server.metrics import Metrics
 from weft.server.openai_responses import ResponsesRequest, messages_of
-from weft.server.runs import Followed
 from weft.server.settings import Limits
 from weft.text.answer import Answer
+from weft.text.answer_parts import AnswerPart, joined
 from weft.text.grammar import as_lark, source_of, terminal_depth
 from weft.text.nesting import nesting
 from weft.text.parsing import TextParser
-from weft.text.parts import AnswerPart, joined
 from weft.text.patterns import LINEAR
-from weft.text.reader import Reader
 from weft.text.reasoning import REASONING, reasoning_for
+from weft.text.scanner import Scanner
 from weft.text.stops import StopStrings
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import load_tokenizer
@@ -248,7 +248,7 @@ def test_a_parser_keeps_nothing_that_it_has_read(form, piece):
         MARKERS.get(form, ""),
         MARKERS.get(form, "") + '{"name": "f", "arguments": {"a": "',
     ):
-        reader = Reader()
+        reader = Scanner()
         if form in FORMATS:
             parser = TextParser(reader, FORMATS[form].read(reader, [TOOL]))
         else:

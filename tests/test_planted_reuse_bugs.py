@@ -17,7 +17,7 @@ import pytest
 from tests import test_attention, test_fences, test_hits, test_preemption
 from tests.engines import Ask, greedy, make_engine, serve, tokens
 from weft.engine import sequence as sequence_module
-from weft.engine.choices import SeatSampling
+from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.kernels.cpu import attention, cells, cutting, gated_delta, paged_reads
 from weft.memory import ledger as ledger_module

@@ -188,7 +188,7 @@ def test_ends_that_are_wanted_now_and_then_are_candidates_only_while_memory_is_f
         target = make(memory=memory)
         for seed in range(60):
             compute(target, text(seed, 100))
-        target.cache.worth.popularity = known
+        target.cache.valuation.popularity = known
         before = target.cache.counts.kept[Origin.PROMPT_END]
         for seed in range(60, 76):
             compute(target, text(seed, 100))
@@ -275,20 +275,20 @@ def test_what_was_evicted_and_then_wanted_counts_as_wanted():
     compute(target, text(1, 60))
     end = points(target)[56]
     kind = class_of(end.origin, 0, 0)
-    before = target.cache.worth.popularity.chance(kind)
+    before = target.cache.valuation.popularity.chance(kind)
     target.cache._evict_point(end)
     compute(target, text(1, 60))
-    assert target.cache.worth.popularity.chance(kind) > before
+    assert target.cache.valuation.popularity.chance(kind) > before
 
 
 def test_who_wanted_an_evicted_point_will_want_the_one_above_it():
     target = make(captures=CaptureReasons(candidates=False, regular=False))
     compute(target, text(1, 90), boundaries=(40,))
     above, end = points(target)[40], points(target)[88]
-    before = target.cache.worth.score(above)
+    before = target.cache.valuation.score(above)
     target.cache._evict_point(end)
     assert above.heir_of == (end.kind, end.used)
-    assert target.cache.worth.score(above) > before
+    assert target.cache.valuation.score(above) > before
 
 
 def test_snapshots_that_nobody_hit_do_not_push_out_those_that_were():
@@ -308,7 +308,7 @@ def test_a_beginning_is_known_again_after_its_pages_are_gone():
     target = make(captures=CaptureReasons(candidates=False), capture_every=4096)
     compute(target, text(1, 90) + text(2, 50))
     target.cache._evict_point(points(target)[136])
-    while (victim := target.cache.worth.pop_least()) is not None:
+    while (victim := target.cache.valuation.pop_least()) is not None:
         target.cache._evict(victim)
     assert not target.cache.trie.nodes
     assert compute(target, text(1, 90) + text(3, 50)) == 0

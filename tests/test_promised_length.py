@@ -18,8 +18,8 @@ from weft.base.options import Options, SizingFacts, resolve
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.memory.alone import PAGE_BYTES, least_bytes, longest_alone, slabs_alone
 from weft.memory.arena import choose_slab_bytes
+from weft.memory.capacity import PAGE_BYTES, least_bytes, longest_alone, slabs_alone
 from weft.memory.kinds import unit_bytes
 from weft.memory.ledger import Ledger
 

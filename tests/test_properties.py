@@ -19,8 +19,8 @@ from tests.rolling import VOCABULARY, RollingDevice, oracle, rolling_spec
 from tests.workloads import random_workload, run_and_check
 from weft.base.sampling import SamplingParams
 from weft.engine.assembly import StepBuilder, assemble
-from weft.engine.choices import SeatSampling
 from weft.engine.request import Request
+from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
 from weft.memory.ledger import Ledger

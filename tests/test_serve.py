@@ -29,9 +29,9 @@ from weft.cli.serve import (
     settings_of,
 )
 from weft.server.backend import ModelInfo
-from weft.server.door import bind
 from weft.server.keys import Key, RateLimits
 from weft.server.launch import LOOPBACK, Address, first_line, load_texts, warn_of_strangers
+from weft.server.listener import bind
 from weft.server.logs import FORMATS as SERVER_LOG_FORMATS
 from weft.server.settings import ServerSettings
 from weft.text.reasoning import REASONING

@@ -29,10 +29,10 @@ from weft.models.weights import find_checkpoint
 from weft.simulate.costs import CostModel, DeviceRates, Work, calibrated, cost_model
 from weft.simulate.oracle import Oracle, survey
 from weft.simulate.report import not_served
-from weft.simulate.runs import SimulationSetup, Traffic, bootstrap_alpha, run, simulation
 from weft.simulate.sessions import Arrivals, SimulatedSession
+from weft.simulate.setup import SimulationSetup, Traffic, bootstrap_alpha, run, simulation
 from weft.simulate.simulation import Found, Refusals, Simulation
-from weft.simulate.text import SimulatedRequest, Text, ask, tokens
+from weft.simulate.text import SimulatedRequest, Text, simulated_request, tokens
 from weft.simulate.traces import read_trace
 from weft.simulate.workloads import WORKLOADS, Draw
 
@@ -151,12 +151,12 @@ def test_a_workload_follows_from_its_seed_and_has_about_as_many_requests_as_aske
 def test_the_oracle_counts_full_cells_and_never_the_last_token():
     oracle = Oracle(64)
     text = Text(64, [(1, 128)])
-    request = ask(text, 2, 65)
+    request = simulated_request(text, 2, 65)
     assert oracle.look(request) == 0
     # The same prompt again: of its two full cells one token must be computed. Its answer's last token never was.
     assert oracle.look(request) == 64
     text.append(3, 10)
-    assert oracle.look(ask(text, 4, 1)) == 192
+    assert oracle.look(simulated_request(text, 4, 1)) == 192
 
 
 # ties to reality ------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def conversations(plan) -> list[list[SimulatedRequest]]:
             if text.length > 400:
                 text = Text(64, [(1, 150)])
             text.append(number, new)
-            asks.append((conversation, ask(text, number + 1, answer), text))
+            asks.append((conversation, simulated_request(text, number + 1, answer), text))
             number += 2
         for conversation, _, text in asks:
             texts[conversation] = text
@@ -406,7 +406,7 @@ def test_a_prefix_is_hit_when_it_is_seen_for_the_second_time():
         shared += length // 64 * 64
         for member in range(2):
             text = Text(64, [(10 * pair, length), (10 * pair + 1 + member, random.randint(70, 1000))])
-            request = replace(ask(text, 10 * pair + 5 + member, 8), boundaries=())
+            request = replace(simulated_request(text, 10 * pair + 5 + member, 8), boundaries=())
             sessions.append(SimulatedSession(100.0 * len(sessions), iter([(0.0, request)])))
     found = simulation(setup("pairs", 0, 1 << 42), 1 << 42, 0.0, sessions=iter(sessions)).run()
     assert found.hit_tokens >= 0.95 * shared

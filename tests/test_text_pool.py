@@ -18,8 +18,8 @@ from tests.http_server import Served, posted, serving
 from tests.test_backends import in_loop
 from weft.base.errors import EngineStopped, RequestError
 from weft.server import front as front_module
-from weft.server.intake import SMALL_BYTES
-from weft.server.prompter import PromptFacts
+from weft.server.body_reader import SMALL_BYTES
+from weft.server.prompt_builder import PromptFacts
 from weft.server.settings import Limits, ServerSettings
 from weft.server.text_messages import setup_of
 from weft.server.text_pool import ENDED, TextPool

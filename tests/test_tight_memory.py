@@ -26,7 +26,7 @@ from weft.models import configurations
 from weft.models.shapes import shape_of
 from weft.simulate.costs import cost_model
 from weft.simulate.oracle import survey
-from weft.simulate.runs import SimulationSetup, Traffic, run
+from weft.simulate.setup import SimulationSetup, Traffic, run
 
 CELL = 4
 TRACES = Path(__file__).parents[1] / "benchmarks" / "traces"

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests import tiny_model
 from weft import OptionError, RequestError
 from weft.base.grammar import Grammar
-from weft.text import reader
+from weft.text import scanner
+from weft.text.answer_parts import AnswerPart, joined
 from weft.text.grammar import Grammars
 from weft.text.output import output_parser
-from weft.text.parts import AnswerPart, joined
 from weft.text.tool_grammar import after_thoughts, tool_grammar
 from weft.text.tools import FORMATS, detect_tools, parser_for
 
@@ -305,11 +305,11 @@ def test_thoughts_and_calls_together_do_not_depend_on_the_cuts(pieces, cuts):
 
 
 def test_what_is_held_back_is_bounded(monkeypatch):
-    monkeypatch.setattr(reader, "MAX_HELD", 1000)
+    monkeypatch.setattr(scanner, "MAX_HELD", 1000)
     parser = parser_for("hermes")
     parser.feed('<tool_call>{"other": "')
     assert sum(len(part.text) for _ in range(60) for part in parser.feed("x" * 20)) > 900
-    monkeypatch.setattr(reader, "MAX_CALLS", 3)
+    monkeypatch.setattr(scanner, "MAX_CALLS", 3)
     found = parse("hermes", f"<tool_call>{NAMED}</tool_call>" * 5)
     assert [kind for kind, _, _ in found] == ["tool_call"] * 3 + ["content"]
 

@@ -20,7 +20,7 @@ from weft.base.sampling import SamplingParams
 from weft.kernels.choosing import Chosen, choose
 from weft.kernels.devices import choose_device, device_name, free_bytes
 from weft.kernels.interface import Operations
-from weft.memory.alone import least_bytes, longest_alone
+from weft.memory.capacity import least_bytes, longest_alone
 from weft.memory.spec import MemorySpec
 from weft.models.config import Config, read_config, shown, text_part
 from weft.models.model import CausalModel
@@ -35,7 +35,7 @@ from weft.text.tokenizer import Tokenizer, end_tokens, find_text_files, load_tok
 log = logging.getLogger("weft")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ def load(options: Options, progress: bool = True) -> Loaded:
 
 
 def tell_once(notice: str) -> None:
-    if notice not in _told:
-        _told.add(notice)
+    if notice not in _logged:
+        _logged.add(notice)
         print(notice, file=sys.stderr)
 
 

@@ -10,7 +10,7 @@ from weft.base.errors import OptionError
 from weft.base.options import memory_bytes, option
 
 if TYPE_CHECKING:
-    from weft.simulate.runs import SimulationSetup
+    from weft.simulate.setup import SimulationSetup
     from weft.simulate.simulation import Found
     from weft.simulate.stepping import Simulated
 
@@ -125,7 +125,7 @@ def run(options: SimulateOptions) -> int:
 def setup_of(options: SimulateOptions, eviction: str) -> SimulationSetup:
     from weft.memory.captures import CaptureReasons
     from weft.simulate.costs import calibrated, cost_model
-    from weft.simulate.runs import SimulationSetup, Traffic
+    from weft.simulate.setup import SimulationSetup, Traffic
 
     cost = cost_model(options.model)
     if options.calibrate is not None:
@@ -153,7 +153,7 @@ def setup_of(options: SimulateOptions, eviction: str) -> SimulationSetup:
 def _simulate(setup: SimulationSetup, progress: bool) -> Found:
     from tqdm import tqdm
 
-    from weft.simulate.runs import run as run_setup
+    from weft.simulate.setup import run as run_setup
 
     shown = None if progress else True
     with tqdm(total=setup.traffic.requests or None, unit="request", disable=shown, leave=False, file=sys.stderr) as bar:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.plan import Captures, Ints, Plan
-from weft.engine.choices import SeatSampling
+from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.memory.kinds import Kind
 from weft.memory.lease import Grant

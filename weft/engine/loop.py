@@ -86,7 +86,7 @@ class Engine:
         sequence = Sequence(self._next_id, request, max_tokens, seed, self.ledger.spec.cell, constraint)
         self._next_id += 1
         self._sequences[sequence.id] = sequence
-        self.planner.line.add(sequence, self.planner.number)
+        self.planner.queue.add(sequence, self.planner.number)
         return sequence.id
 
     def abort(self, number: int) -> None:
@@ -109,7 +109,7 @@ class Engine:
         if sequence.leaving:
             return  # it was about to be preempted; now it will not return
         if sequence.lease is None:
-            self.planner.line.remove(sequence)
+            self.planner.queue.remove(sequence)
         else:
             self.planner.leave(sequence)
 
@@ -127,7 +127,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         planner = self.planner
-        busy = planner.running or planner.leaving or len(planner.line) or self._flights or self._outputs
+        busy = planner.running or planner.leaving or len(planner.queue) or self._flights or self._outputs
         return not busy
 
     # inspection -----------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Engine:
         planner = self.planner
         own = {
             "running": planner.running + len(planner.leaving),
-            "waiting": len(planner.line),
+            "waiting": len(planner.queue),
             "preemptions": planner.preemptions,
             "steps": planner.number,
             "planning_seconds": self._planning_seconds,

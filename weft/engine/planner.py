@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
-from weft.engine.choices import SeatSampling
-from weft.engine.line import Line
+from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
+from weft.engine.waiting_queue import WaitingQueue
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 
@@ -33,8 +33,8 @@ class Planner:
     def __init__(self, ledger: Ledger, config: EngineConfig) -> None:
         self.ledger = ledger
         self.config = config
-        self.line = Line(config.order, lambda s: ledger.match(s.keys, s.reuse_limit).cached)
-        self.choices = SeatSampling(config.max_sequences)
+        self.queue = WaitingQueue(config.order, lambda s: ledger.match(s.keys, s.reuse_limit).cached)
+        self.sampling = SeatSampling(config.max_sequences)
         self.by_seat: list[Sequence | None] = [None] * config.max_sequences
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
@@ -73,7 +73,7 @@ class Planner:
             return None
         self._take_snapshots(rows)
         self.number += 1
-        step = assemble(self.number, rows, self.by_seat, self.ledger, self.choices)
+        step = assemble(self.number, rows, self.by_seat, self.ledger, self.sampling)
         self._last_plan[step.plan.seat] = self.number
         self._left[step.plan.seat[step.plan.sampled]] -= 1
         return step
@@ -90,7 +90,7 @@ class Planner:
         if self._decode_seats is None:
             self._decode_seats = np.array([s.seat for s in self.decoding], np.int64)
         seats = self._decode_seats[self._left[self._decode_seats] > 0]
-        constrained = self.choices.constrained[seats]
+        constrained = self.sampling.constrained[seats]
         if constrained.any():
             # What may follow a token in flight is unknown until it has landed; the other rows need not wait.
             seats = seats[~constrained | (self._last_plan[seats] <= self.landed)]
@@ -153,7 +153,7 @@ class Planner:
 
     def _admit(self, rows: StepBuilder) -> None:
         budget = self.config.max_tokens_per_step - rows.tokens
-        for sequence in self.line.head(self.number):
+        for sequence in self.queue.head(self.number):
             if budget <= 0 or not self._free_seats:
                 return
             match = self.ledger.match(sequence.keys, sequence.reuse_limit)
@@ -171,7 +171,7 @@ class Planner:
 
     def _look_ahead(self) -> None:
         """Protect the resume points of the next requests in the queue."""
-        ahead = list(islice(self.line, LOOK_AHEAD))
+        ahead = list(islice(self.queue, LOOK_AHEAD))
         seen = ([s.id for s in ahead], self.ledger.cache.counts.captures_kept)
         if seen != self._seen_ahead:
             self._seen_ahead = seen
@@ -192,12 +192,12 @@ class Planner:
         if lease is None:
             heappush(self._free_seats, seat)
             return False
-        self.line.remove(sequence)
+        self.queue.remove(sequence)
         sequence.seat, sequence.lease = seat, lease
         again = sequence.report.preemptions > 0
         self.ledger.cache.count(lease.miss if again else sequence.note_start(lease.miss), again)
         self.by_seat[seat] = sequence
-        self.choices.sit(sequence)
+        self.sampling.sit(sequence)
         self._left[seat] = sequence.max_tokens - len(sequence.generated)
         self.prefilling.append(sequence)
         return True
@@ -282,4 +282,4 @@ class Planner:
         if sequence.reason is None:
             self.preemptions += 1
             sequence.go_back()
-            self.line.add(sequence, self.number)
+            self.queue.add(sequence, self.number)

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from weft.base.grid import cells_covering, first_window_cell, floor_to_grid
 from weft.base.plan import Ints
-from weft.memory.alone import check_memory, slabs_alone
 from weft.memory.arena import Arena
 from weft.memory.cache import Cache
+from weft.memory.capacity import check_memory, slabs_alone
 from weft.memory.captures import ALL_CAPTURES, CaptureReasons, Origin
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind, unit_bytes
@@ -105,7 +105,7 @@ class Ledger:
         if self.enabled and self.cache.point_bytes:
             cells = [(keys, self.cache.match(keys, limit).cached // self.cell) for keys, limit in waiting]
             nodes = [self.cache.trie.nodes[keys[depth - 1]] for keys, depth in cells if depth]
-            self.cache.worth.expect({node.resume for node in nodes if node.resume is not None})
+            self.cache.valuation.expect({node.resume for node in nodes if node.resume is not None})
 
     # open -----------------------------------------------------------------------------------------------------------
 

@@ -8,16 +8,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.access import Record
+from weft.server.access_log import Record
 from weft.server.front import Front
-from weft.server.runs import Run
+from weft.server.generation import Generation
 from weft.server.sse import DONE, EventStream, Silence, error_event, while_connected
 
 
 async def deliver(
     front: Front,
     request: Request,
-    run: Run,
+    run: Generation,
     events: AsyncIterator[bytes] | None,
     whole: Callable[[], Any],
     *,

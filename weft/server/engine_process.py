@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from weft import builtin
 from weft.base.errors import ModelError, OptionError
-from weft.base.heap import keep_heap
+from weft.base.garbage_collection import freeze_heap
 from weft.base.options import Options
 from weft.engine.exchange import Command, Event, Shutdown
 from weft.engine.preparation import PreparedRequest
@@ -127,7 +127,7 @@ def run_engine(connection: socket.socket, load: Load) -> int:
     except (OptionError, ModelError) as error:
         connection.sendall(frame(wire.Unloadable(str(error), isinstance(error, OptionError))))
         return 1
-    keep_heap()
+    freeze_heap()
     connection.sendall(frame(wire.Ready(**asdict(info))))
 
     def deliver(event: Event) -> None:
@@ -149,7 +149,7 @@ def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
     """Load a model and return its engine and facts. Everything with tensors is imported here."""
     from weft.engine.loop import Engine
     from weft.loading import load
-    from weft.memory.alone import longest_alone
+    from weft.memory.capacity import longest_alone
 
     loaded = load(options, progress)
     config, model = loaded.config, loaded.model

@@ -21,13 +21,13 @@ from weft.base.sampling import SamplingParams
 from weft.engine.request import Request
 from weft.server.auth import Tenant
 from weft.server.backend import Backend
+from weft.server.body_reader import BodyReader, is_quick
 from weft.server.errors import FieldError, json_response
+from weft.server.generation import Generation
 from weft.server.grammars import Form, with_source
-from weft.server.intake import Intake, is_quick
 from weft.server.limits import check_count, read_body
 from weft.server.metrics import Metrics
-from weft.server.prompter import Prompt, Prompter, PromptFacts
-from weft.server.runs import Run
+from weft.server.prompt_builder import Prompt, PromptBuilder, PromptFacts
 from weft.server.settings import ServerSettings
 from weft.server.sse import while_connected
 from weft.server.text_messages import setup_of
@@ -83,9 +83,9 @@ class Front:
         self.reasoning_parser = chosen(settings.reasoning_parser, lambda: detect_reasoning(source or ""))
         # An unknown parser name fails now, not with the first request.
         output_parser(self.reasoning_parser, self.tool_parser)
-        self._prompter = Prompter(tokenizer, template, self.limits, settings.template_kwargs, self.facts)
+        self._builder = PromptBuilder(tokenizer, template, self.limits, settings.template_kwargs, self.facts)
         self.pool = pool or pool_for(tokenizer, template, settings)
-        self.runs: set[Run] = set()
+        self.runs: set[Generation] = set()
         self.open_sequences = 0
 
     @property
@@ -103,15 +103,15 @@ class Front:
         return PromptFacts(self.model_name, info.vocab_size, info.max_length, self.room)
 
     @property
-    def prompter(self) -> Prompter:
-        self._prompter.facts = self.facts
-        return self._prompter
+    def builder(self) -> PromptBuilder:
+        self._builder.facts = self.facts
+        return self._builder
 
     def check_model(self, name: str | None) -> None:
-        self.prompter.check_model(name)
+        self.builder.check_model(name)
 
     def need_tokenizer(self) -> Tokenizer:
-        return self.prompter.need_tokenizer()
+        return self.builder.need_tokenizer()
 
     def count(self, text: str) -> int:
         """Return the number of tokens of a text."""
@@ -119,11 +119,11 @@ class Front:
 
     # prompts --------------------------------------------------------------------------------------------------------
 
-    async def take(self, request: HttpRequest, intake: Intake[B]) -> tuple[B, list[Prompt]]:
+    async def take(self, request: HttpRequest, intake: BodyReader[B]) -> tuple[B, list[Prompt]]:
         """Return a request's body without its texts, and its prompts. A worker process reads what may take long."""
         data = await read_body(request, self.limits)
-        if is_quick(data, self.prompter):
-            return intake.read(self.prompter, data)
+        if is_quick(data, self.builder):
+            return intake.read(self.builder, data)
         with self.counted(1):
             return intake.unpacked(await self.worked(request, intake.name, data))
 
@@ -162,7 +162,7 @@ class Front:
         quick = self.tokenizer is None or self.tokenizer.is_linear
         return work() if quick and size <= LONG_TEXT else await asyncio.to_thread(work)
 
-    async def shaped(self, run: Run, make: Callable[[], Any]) -> Response:
+    async def shaped(self, run: Generation, make: Callable[[], Any]) -> Response:
         """Return an answer as JSON. Encoding a long one, or the scores of a long text, is long work."""
         return await self.beside(run.size, lambda: json_response(make()))
 
@@ -188,7 +188,7 @@ class Front:
         form: Form | None = None,
         skip_special: bool = True,
         shown: frozenset[str] = frozenset(),
-    ) -> Run:
+    ) -> Generation:
         """Start everything that one HTTP request asks for: n sequences per prompt, in order."""
         form = None if form is None else await self.prepared(form)
         requests, answers = [], []
@@ -236,7 +236,7 @@ class Front:
         sequences: int,
         form: Form | None,
         wishes: Sequence[Wish],
-    ) -> Run:
+    ) -> Generation:
         self._reserve(sequences)
         prompt = sum(len(wish.tokens) for wish in wishes)
         try:
@@ -245,13 +245,13 @@ class Front:
             self.open_sequences -= sequences
             raise
 
-        def closed(run: Run) -> None:
+        def closed(run: Generation) -> None:
             if run in self.runs:
                 self.runs.remove(run)
                 self.open_sequences -= sequences
                 tenant.account.settle(reserved, run.used())
 
-        run = Run((name, *aliases), tenant, self.backend, self.metrics, closed, form)
+        run = Generation((name, *aliases), tenant, self.backend, self.metrics, closed, form)
         self.runs.add(run)
         return run
 

@@ -16,7 +16,7 @@ from weft.server.settings import Limits
 from weft.text.grammar import FIELDS, MAX_CHOICES, source_of
 
 if TYPE_CHECKING:
-    from weft.server.prompter import Prompter
+    from weft.server.prompt_builder import PromptBuilder
     from weft.server.schemas import FormFields, ResponseFormat, StructuredOutputs
 
 
@@ -44,7 +44,7 @@ def with_source(grammar: Grammar) -> Grammar:
     return Grammar(grammar.kind, "", source_of(grammar))
 
 
-def prepared_grammar(prompter: Prompter, data: bytes) -> bytes:
+def prepared_grammar(builder: PromptBuilder, data: bytes) -> bytes:
     """Check and translate a grammar in a worker process."""
     return msgspec.msgpack.encode(with_source(msgspec.msgpack.decode(data, type=Grammar)))
 

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 from uvicorn.server import ServerState
 
-from weft.server.access import REFUSED, Access
+from weft.server.access_log import REFUSED, AccessLog
 from weft.server.addresses import TrustedProxies, share_of
 from weft.server.connections import Connections
 from weft.server.errors import response
@@ -53,7 +53,7 @@ class State(Enum):
 class ServerContext:
     """What all connections of a server share."""
 
-    app: Access
+    app: AccessLog
     limits: Limits
     connections: Connections
     proxies: TrustedProxies

@@ -27,18 +27,18 @@ from uvicorn.loops.auto import auto_loop_factory
 
 from weft import builtin
 from weft.base.errors import ModelError, OptionError
-from weft.base.heap import keep_heap
+from weft.base.garbage_collection import freeze_heap
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
-from weft.server.access import Access
+from weft.server.access_log import AccessLog
 from weft.server.addresses import TrustedProxies
 from weft.server.app import create_app
 from weft.server.auth import Keys, reread
 from weft.server.backend import ModelInfo
 from weft.server.connections import Connections, bounded_connections, raise_descriptor_limit
-from weft.server.door import Door, bind, unix_listener
 from weft.server.front import pool_for
 from weft.server.http import ServerContext
+from weft.server.listener import Listener, bind, unix_listener
 from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
 from weft.server.thread_backend import ThreadBackend
@@ -140,7 +140,7 @@ async def serve(
     except BaseException:
         await backend.stop(0)
         raise
-    keep_heap()
+    freeze_heap()
 
     def ready(address: Address) -> None:
         print(first_line(backend.info, settings, texts, address), flush=True)
@@ -267,12 +267,12 @@ class Server(uvicorn.Server):
     """Reports its address when it listens; before it closes, `drain` ends running requests, so that all are answered.
 
     uvicorn provides the clock, the tasks and the order of shutdown. Weft has its own connections (`http.py`) and its
-    own request log (`access.py`).
+    own request log (`access_log.py`).
     """
 
     def __init__(
         self,
-        app: Access,
+        app: AccessLog,
         settings: ServerSettings,
         drain: Callable[[], Awaitable[None]],
         ready: Callable[[Address], None],
@@ -297,7 +297,7 @@ class Server(uvicorn.Server):
         assert sockets is not None
         proxies = TrustedProxies(self._settings.trusted_proxies)
         shared = ServerContext(self._app, self._settings.limits, self._connections, proxies, self.server_state)
-        self.servers = [Door(listener, shared, self._tls) for listener in sockets]
+        self.servers = [Listener(listener, shared, self._tls) for listener in sockets]
         self.started = True
         self._ready(Address.of(sockets[0], self._tls is not None))
 

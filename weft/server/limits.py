@@ -16,7 +16,7 @@ from weft.server.settings import Limits
 from weft.text.nesting import nesting
 
 T = TypeVar("T")
-# For a body without prompts. `intake.py` decides where others are read.
+# For a body without prompts. `body_reader.py` decides where others are read.
 MAX_PLAIN_BYTES = 1 << 16
 # Maximum characters of a message that quotes the client.
 MAX_QUOTED = 300

@@ -13,15 +13,15 @@ from starlette.responses import Response
 
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Top
+from weft.server.body_reader import BodyReader
 from weft.server.delivery import deliver
 from weft.server.errors import FieldError
 from weft.server.front import Front, Wish, new_name
+from weft.server.generation import Followed, Generation
 from weft.server.grammars import Form, from_grammar, from_json, from_regex, only
-from weft.server.intake import Intake
 from weft.server.limits import check_count
 from weft.server.openai_shapes import miss_of, token_text
-from weft.server.prompter import Prompt, Prompter
-from weft.server.runs import Followed, Run
+from weft.server.prompt_builder import Prompt, PromptBuilder
 from weft.server.schemas import CacheFields, Count, Penalty, SamplingFields, Seed, TokenId, refuse, sampling_params
 from weft.server.settings import Limits
 from weft.server.sse import event
@@ -213,7 +213,7 @@ class Native:
             raise FieldError("sampling_params", "must share one grammar and one skip_special_tokens for all prompts")
         self.form, self.skip_special = forms[0], shown[0]
 
-    async def start(self, request: Request) -> Run:
+    async def start(self, request: Request) -> Generation:
         rid = self.body.rid
         return await self.front.run(
             self.wishes,
@@ -228,7 +228,7 @@ class Native:
 
     # responses --------------------------------------------------------------------------------------------------------
 
-    async def events(self, run: Run) -> AsyncIterator[bytes]:
+    async def events(self, run: Generation) -> AsyncIterator[bytes]:
         """Yield events; in this API, each event contains the whole answer so far."""
         async for piece in run:
             run.check(piece)
@@ -237,7 +237,7 @@ class Native:
                 found.index = piece.index
             yield event(found)
 
-    def whole(self, run: Run) -> GenerateAnswer | list[GenerateAnswer]:
+    def whole(self, run: Generation) -> GenerateAnswer | list[GenerateAnswer]:
         answers = [self.answer(sequence) for sequence in run.sequences]
         return answers if self.many else answers[0]
 
@@ -282,10 +282,10 @@ class Native:
         return logprob, token, text
 
 
-def prompts_of(prompter: Prompter, body: GenerateRequest) -> list[Prompt]:
+def prompts_of(builder: PromptBuilder, body: GenerateRequest) -> list[Prompt]:
     """Check a body and take its prompts out of it; the rest still shows whether they were a list."""
     refuse(body, UNSERVED)
-    found = prompter.encode(sent_prompts(body), "input_ids" if body.text is None else "text")
+    found = builder.encode(sent_prompts(body), "input_ids" if body.text is None else "text")
     if body.text is not None:
         body.text = [] if is_list(body) else ""
     else:
@@ -310,7 +310,7 @@ def is_list(body: GenerateRequest) -> bool:
     return isinstance(body.text, list) or (body.text is None and isinstance((body.input_ids or [0])[0], list))
 
 
-GENERATE = Intake("generate", GenerateRequest, prompts_of)
+GENERATE = BodyReader("generate", GenerateRequest, prompts_of)
 
 
 def spread(name: str, value: Any, count: int, default: Any) -> list[Any]:

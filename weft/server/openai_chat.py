@@ -12,20 +12,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.engine.events import FinishReason, Output
+from weft.server.body_reader import BodyReader
+from weft.server.chat_turn import ChatTurn
 from weft.server.delivery import deliver
 from weft.server.errors import FieldError
 from weft.server.front import Front, new_name
+from weft.server.generation import Followed, Generation, Piece
 from weft.server.grammars import form_of
-from weft.server.intake import Intake
 from weft.server.openai_messages import ChatMessage, Tool, ToolChoice
 from weft.server.openai_shapes import ChatLogprobs, chat_logprobs, finish_word, usage_of
-from weft.server.parts import Parts
-from weft.server.prompter import Prompt, Prompter
-from weft.server.runs import Followed, Piece, Run
+from weft.server.prompt_builder import Prompt, PromptBuilder
 from weft.server.schemas import UNSERVED, Count, FormFields, StreamOptions, Usage, refuse
+from weft.server.split_answer import SplitAnswer
 from weft.server.sse import event
-from weft.server.turns import Turn
-from weft.text.parts import AnswerPart
+from weft.text.answer_parts import AnswerPart
 
 
 class ChatRequest(FormFields, kw_only=True):
@@ -139,21 +139,21 @@ def check_unsupported(body: ChatRequest) -> None:
         raise FieldError("top_logprobs", "needs logprobs=true")
 
 
-def prompts_of(prompter: Prompter, body: ChatRequest) -> list[Prompt]:
+def prompts_of(builder: PromptBuilder, body: ChatRequest) -> list[Prompt]:
     """Check a body and take its conversation out of it."""
-    prompter.check_model(body.model)
+    builder.check_model(body.model)
     check_unsupported(body)
     effort, variables = body.reasoning_effort, body.chat_template_kwargs
-    found = prompter.talk(body.messages, body.tools, body.tool_choice, variables, effort)
+    found = builder.talk(body.messages, body.tools, body.tool_choice, variables, effort)
     body.messages = []
     return [found]
 
 
-CHAT = Intake("chat", ChatRequest, prompts_of)
+CHAT = BodyReader("chat", ChatRequest, prompts_of)
 
 
-def turn_of(front: Front, body: ChatRequest) -> Turn:
-    return Turn(
+def turn_of(front: Front, body: ChatRequest) -> ChatTurn:
+    return ChatTurn(
         front,
         tools=body.tools,
         choice=body.tool_choice,
@@ -173,7 +173,7 @@ class Chat:
         self.created = int(time.time())
         self.turn = turn_of(front, body)
 
-    async def start(self, request: Request, prompt: Prompt) -> Run:
+    async def start(self, request: Request, prompt: Prompt) -> Generation:
         body = self.body
         most = ("max_tokens", body.max_tokens)
         if body.max_completion_tokens is not None:
@@ -184,7 +184,7 @@ class Chat:
 
     # whole response ---------------------------------------------------------------------------------------------------
 
-    def answer(self, run: Run) -> ChatAnswer:
+    def answer(self, run: Generation) -> ChatAnswer:
         parts = [self.turn.parts() for _ in run.sequences]
         found = ChatAnswer(
             id=self.name,
@@ -197,11 +197,11 @@ class Chat:
             found.prompt_token_ids = run.sequences[0].request.prompt.tolist()
         return found
 
-    def _usage(self, run: Run, parts: list[Parts]) -> Usage:
+    def _usage(self, run: Generation, parts: list[SplitAnswer]) -> Usage:
         thought = sum(self.front.count(each.reasoning) for each in parts)
         return usage_of(run.sequences, self.body.n or 1, thought or None)
 
-    def _choice(self, sequence: Followed, parts: Parts) -> ChatChoice:
+    def _choice(self, sequence: Followed, parts: SplitAnswer) -> ChatChoice:
         parts.feed(sequence.answer.text)
         parts.finish()
         return ChatChoice(
@@ -218,7 +218,7 @@ class Chat:
 
     # streamed response ------------------------------------------------------------------------------------------------
 
-    async def events(self, run: Run) -> AsyncIterator[bytes]:
+    async def events(self, run: Generation) -> AsyncIterator[bytes]:
         options = self.body.stream_options or StreamOptions()
         no_usage = None if options.include_usage else UNSET
         parts = [self.turn.parts() for _ in run.sequences]
@@ -233,7 +233,7 @@ class Chat:
             usage = await self.front.beside(run.size, lambda: self._usage(run, parts))
             yield event(self._chunk([], usage))
 
-    def _pieces(self, sequence: Followed, piece: Piece, parts: Parts) -> list[ChatChunkChoice]:
+    def _pieces(self, sequence: Followed, piece: Piece, parts: SplitAnswer) -> list[ChatChunkChoice]:
         """Return a piece as chunks, one per part of the answer; the first has scores and ids, the last the finish."""
         found = parts.feed(piece.text)
         if piece.finish is not None:
@@ -255,14 +255,14 @@ class Chat:
         return ChatChunk(id=self.name, created=self.created, model=self.front.model_name, choices=choices, usage=usage)
 
 
-def end_word(sequence: Followed, parts: Parts) -> str:
+def end_word(sequence: Followed, parts: SplitAnswer) -> str:
     """Return the finish reason; a call that the client's stop string cut short does not count as made."""
     assert sequence.finish is not None
     made = parts.calls and not (sequence.cut and parts.broken_off)
     return "tool_calls" if made and sequence.finish is FinishReason.STOP else finish_word(sequence.finish)
 
 
-def whole_message(parts: Parts) -> ChatAnswerMessage:
+def whole_message(parts: SplitAnswer) -> ChatAnswerMessage:
     message = ChatAnswerMessage(content=None if parts.calls and not parts.content else parts.content)
     if parts.reasoning:
         message.reasoning_content = parts.reasoning

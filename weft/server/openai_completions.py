@@ -11,14 +11,14 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.server.body_reader import BodyReader
 from weft.server.delivery import deliver
 from weft.server.errors import FieldError
 from weft.server.front import Front, Wish, new_name
+from weft.server.generation import Followed, Generation, Piece
 from weft.server.grammars import form_of
-from weft.server.intake import Intake
 from weft.server.openai_shapes import TextLogprobs, finish_word, joined, prompt_logprobs, text_logprobs, usage_of
-from weft.server.prompter import Prompt, Prompter
-from weft.server.runs import Followed, Piece, Run
+from weft.server.prompt_builder import Prompt, PromptBuilder
 from weft.server.schemas import (
     UNSERVED,
     Count,
@@ -86,21 +86,21 @@ async def complete(front: Front, request: Request) -> Response:
     return await deliver(front, request, run, events, lambda: asked.answer(run))
 
 
-def prompts_of(prompter: Prompter, body: CompletionRequest) -> list[Prompt]:
+def prompts_of(builder: PromptBuilder, body: CompletionRequest) -> list[Prompt]:
     """Check a body and take its prompts out of it."""
-    prompter.check_model(body.model)
+    builder.check_model(body.model)
     refuse(body, UNSERVED)
     n = body.n or 1
     if body.best_of is not None and body.best_of != n:
         raise FieldError("best_of", f"must equal n ({n}), got {body.best_of}")
     if body.suffix:
         raise FieldError("suffix", "is not supported; put it into the prompt")
-    found = prompter.encode(as_prompts(body.prompt), "prompt")
+    found = builder.encode(as_prompts(body.prompt), "prompt")
     body.prompt = ""
     return found
 
 
-COMPLETION = Intake("completion", CompletionRequest, prompts_of)
+COMPLETION = BodyReader("completion", CompletionRequest, prompts_of)
 
 
 def prepare(front: Front, body: CompletionRequest, prompts: list[Prompt]) -> Completion:
@@ -140,7 +140,7 @@ class Completion:
         self.created = int(time.time())
         self.with_ids = bool(body.return_token_ids) or front.tokenizer is None
 
-    def answer(self, run: Run) -> CompletionAnswer:
+    def answer(self, run: Generation) -> CompletionAnswer:
         choices = [self._choice(sequence) for sequence in run.sequences]
         return self._wrap(choices, usage_of(run.sequences, self.body.n or 1))
 
@@ -175,7 +175,7 @@ class Completion:
         scores = sequence.report.prompt_scores
         return prompt_logprobs(self.front.tokenizer, sequence.request.prompt.tolist(), scores)
 
-    async def events(self, run: Run) -> AsyncIterator[bytes]:
+    async def events(self, run: Generation) -> AsyncIterator[bytes]:
         options = self.body.stream_options or StreamOptions()
         no_usage = None if options.include_usage else msgspec.UNSET
         begun: set[int] = set()

@@ -13,11 +13,13 @@ from starlette.responses import Response
 
 from weft.base.grammar import Grammar
 from weft.engine.events import FinishReason
+from weft.server.body_reader import BodyReader
+from weft.server.chat_turn import ChatTurn
 from weft.server.delivery import deliver
 from weft.server.errors import FieldError, describe
 from weft.server.front import Front, new_name
+from weft.server.generation import Followed, Generation
 from weft.server.grammars import Form, from_schema
-from weft.server.intake import Intake
 from weft.server.limits import check_text_depth
 from weft.server.openai_messages import (
     CalledFunction,
@@ -31,14 +33,12 @@ from weft.server.openai_messages import (
     ToolFunction,
 )
 from weft.server.openai_shapes import chat_logprobs, miss_of
-from weft.server.parts import Parts
-from weft.server.prompter import Prompt, Prompter
+from weft.server.prompt_builder import Prompt, PromptBuilder
 from weft.server.responses_events import Events
-from weft.server.runs import Followed, Run
 from weft.server.schemas import Count, SamplingFields, refuse
 from weft.server.settings import Limits
+from weft.server.split_answer import SplitAnswer
 from weft.server.sse import named_event
-from weft.server.turns import Turn
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -186,23 +186,23 @@ def format_of(body: ResponsesRequest, front: Front) -> Form | None:
     return from_schema("text.format.schema", wanted.schema, front.limits)
 
 
-def prompts_of(prompter: Prompter, body: ResponsesRequest) -> list[Prompt]:
+def prompts_of(builder: PromptBuilder, body: ResponsesRequest) -> list[Prompt]:
     """Check a body and take its conversation out of it, except the instructions, which the response repeats."""
-    prompter.check_model(body.model)
+    builder.check_model(body.model)
     check_unsupported(body)
-    messages, places = messages_of(body, prompter.limits)
+    messages, places = messages_of(body, builder.limits)
     effort = body.reasoning.effort if body.reasoning else None
     variables, tools, choice = body.chat_template_kwargs, tools_of(body), choice_of(body)
-    found = prompter.talk(messages, tools, choice, variables, effort, field="input", places=places)
+    found = builder.talk(messages, tools, choice, variables, effort, field="input", places=places)
     body.input = ""
     return [found]
 
 
-RESPONSE = Intake("response", ResponsesRequest, prompts_of, ("instructions",))
+RESPONSE = BodyReader("response", ResponsesRequest, prompts_of, ("instructions",))
 
 
-def turn_of(front: Front, body: ResponsesRequest) -> Turn:
-    return Turn(
+def turn_of(front: Front, body: ResponsesRequest) -> ChatTurn:
+    return ChatTurn(
         front,
         field="input",
         tools=tools_of(body),
@@ -227,7 +227,7 @@ def tool_of(tool: ResponseTool) -> Tool:
     return Tool(type="function", function=function)
 
 
-def cut_by(sequence: Followed, parts: Parts) -> str | None:
+def cut_by(sequence: Followed, parts: SplitAnswer) -> str | None:
     """Return why an answer is incomplete, if it is. A stop string inside a tool call cuts the call short."""
     if sequence.cut and parts.broken_off:
         return "stop"
@@ -246,7 +246,7 @@ class ResponseAnswer:
         self.scored = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
         self._events = Events(self.name)
 
-    async def start(self, request: Request, prompt: Prompt) -> Run:
+    async def start(self, request: Request, prompt: Prompt) -> Generation:
         most = ("max_output_tokens", self.body.max_output_tokens)
         logprobs = (self.body.top_logprobs or 0) if self.scored else None
         tenant = request.state.tenant
@@ -310,7 +310,7 @@ class ResponseAnswer:
 
     # streamed response ------------------------------------------------------------------------------------------------
 
-    async def events(self, run: Run) -> AsyncIterator[bytes]:
+    async def events(self, run: Generation) -> AsyncIterator[bytes]:
         parts, sequence, events = self.turn.parts(), run.sequences[0], self._events
         for kind in ("response.created", "response.in_progress"):
             yield named_event(*events.numbered(kind, {"response": self._response([])}))

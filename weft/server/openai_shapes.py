@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from weft.engine.events import FinishReason, Output, PromptScores, Report
-from weft.server.runs import Followed
+from weft.server.generation import Followed
 from weft.server.schemas import PromptDetails, Usage
 from weft.text.tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from weft.server.front import new_name
-from weft.text.parts import AnswerPart
+from weft.text.answer_parts import AnswerPart
 
 Event = tuple[str, dict[str, Any]]
 

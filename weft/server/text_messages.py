@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from weft.server.prompter import PromptFacts
+from weft.server.prompt_builder import PromptFacts
 from weft.server.settings import Limits
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer

@@ -20,7 +20,7 @@ import msgspec
 from weft.base.errors import EngineStopped, RequestError
 from weft.server.errors import FieldError
 from weft.server.process_backend import environment
-from weft.server.prompter import PromptFacts
+from weft.server.prompt_builder import PromptFacts
 from weft.server.settings import Limits
 from weft.server.text_messages import (
     HEADER_BYTES,

@@ -114,7 +114,7 @@ class Simulation:
             self._fail_hopeless()
             if step is None:
                 following = self._arrivals.next_time()
-                if following is None and not self.planner.running and not len(self.planner.line):
+                if following is None and not self.planner.running and not len(self.planner.queue):
                     return self._finish()
                 if following is not None:
                     self.now = max(self.now, following)
@@ -137,7 +137,7 @@ class Simulation:
             self._number += 1
             if self.oracle:
                 self.oracle.look(ask)
-            self.planner.line.add(sequence, self.planner.number)  # type: ignore[arg-type]
+            self.planner.queue.add(sequence, self.planner.number)  # type: ignore[arg-type]
             arrived = True
         return arrived
 
@@ -159,8 +159,8 @@ class Simulation:
 
     def _refuse_rest(self) -> None:
         """Refuse the waiting requests: nothing runs and nothing can start, so they would wait for ever."""
-        sequence = next(iter(self.planner.line))
-        self.planner.line.remove(sequence)
+        sequence = next(iter(self.planner.queue))
+        self.planner.queue.remove(sequence)
         self.found.failed += 1
 
     def _end(self, sequence: Simulated, reason: FinishReason) -> None:
@@ -173,7 +173,7 @@ class Simulation:
     def _choose_stride(self, arrived: bool) -> int:
         """Return how many tokens decodes take at once: many while only they run, but not far past the next arrival."""
         planner, most = self.planner, self._most_at_once()
-        waiting = len(planner.line) > 0
+        waiting = len(planner.queue) > 0
         if arrived or planner.prefilling or not planner.decoding or (waiting and not self._admission_is_settled):
             return 1
         if waiting:
@@ -268,7 +268,7 @@ class Simulation:
         found.stats = memory_stats(self.ledger) | {
             "preemptions": self.planner.preemptions,
             "steps": self.planner.number,
-            "learned": self.ledger.cache.worth.popularity.table(),
+            "learned": self.ledger.cache.valuation.popularity.table(),
         }
         if self.oracle:
             found.oracle_tokens, found.distinct_cells = self.oracle.hit_tokens, self.oracle.cells

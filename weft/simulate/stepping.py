@@ -136,7 +136,7 @@ class StridingPlanner(Planner):
 
     def __init__(self, ledger: Ledger, config: EngineConfig) -> None:
         super().__init__(ledger, config)
-        self.choices = NoChoices(config.max_sequences)  # type: ignore[assignment]
+        self.sampling = NoChoices(config.max_sequences)  # type: ignore[assignment]
         self.stride = 1
 
     def plan(self) -> Stride | None:  # type: ignore[override]
@@ -145,7 +145,7 @@ class StridingPlanner(Planner):
         self._plan_decodes(rows)
         if self.prefilling:
             self._plan_prefills(rows)
-        if self.stride == 1 and not self.leaving and self.preemptions == preemptions and len(self.line):
+        if self.stride == 1 and not self.leaving and self.preemptions == preemptions and len(self.queue):
             self._admit(rows)
         if self.stride == 1:
             self._look_ahead()

@@ -73,7 +73,7 @@ class SimulatedRequest:
     declared: tuple[int, ...] = ()
 
 
-def ask(text: Text, number: int, answer: int, declared: tuple[int, ...] = ()) -> SimulatedRequest:
+def simulated_request(text: Text, number: int, answer: int, declared: tuple[int, ...] = ()) -> SimulatedRequest:
     """Return a request for an answer to the text so far, and append the answer (stretch `number`) to the text."""
     prompt, boundaries, stretches = text.length, tuple(text.marks[:-1]), tuple(text.stretches)
     text.append(number, answer)

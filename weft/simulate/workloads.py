@@ -12,7 +12,7 @@ from itertools import accumulate, count
 from random import Random
 
 from weft.simulate.sessions import SimulatedSession
-from weft.simulate.text import SimulatedRequest, Text, ask
+from weft.simulate.text import SimulatedRequest, Text, simulated_request
 
 Turns = Iterator[tuple[float, SimulatedRequest]]
 # Numbers of stretches that many sessions share; those of a session are lower.
@@ -83,7 +83,7 @@ def _conversation(draw: Draw, dice: Dice, turns: int, message: float, answer: fl
     text = Text(draw.cell)
     for turn in range(turns):
         text.append(dice.number(), dice.length(message, 1.2, 4000))
-        yield dice.pause(pause) if turn else 0.0, ask(text, dice.number(), dice.length(answer, 0.9, 2000))
+        yield dice.pause(pause) if turn else 0.0, simulated_request(text, dice.number(), dice.length(answer, 0.9, 2000))
 
 
 def lmsys(draw: Draw) -> Iterator[SimulatedSession]:
@@ -111,7 +111,7 @@ def coding(draw: Draw, compact_at: int | None = None) -> Iterator[SimulatedSessi
             if compact_at is not None and text.length > compact_at:
                 # A summary replaces the context.
                 text = Text(draw.cell, [(SHARED, rules), (dice.number(), dice.length(1500, 0.4, 4000))])
-            yield dice.pause(6.0) if turn else 0.0, ask(text, dice.number(), dice.length(120, 0.9, 2000))
+            yield dice.pause(6.0) if turn else 0.0, simulated_request(text, dice.number(), dice.length(120, 0.9, 2000))
 
     return sessions(draw, 0.12, 24.0, turns)
 
@@ -131,7 +131,7 @@ def tools(draw: Draw) -> Iterator[SimulatedSession]:
         text = Text(draw.cell, [(SHARED + which, lengths[which])])
         for turn in range(dice.turns(4.0, 16)):
             text.append(dice.number(), dice.length(180, 1.0, 4000))
-            yield dice.pause(3.0) if turn else 0.0, ask(text, dice.number(), dice.length(70, 0.7, 600))
+            yield dice.pause(3.0) if turn else 0.0, simulated_request(text, dice.number(), dice.length(70, 0.7, 600))
 
     return sessions(draw, 2.0, 3.9, turns)
 
@@ -147,7 +147,7 @@ def system_prompts(draw: Draw) -> Iterator[SimulatedSession]:
     def turns(dice: Dice, _: int) -> Turns:
         which = dice.random.choices(range(len(lengths)), cum_weights=weights)[0]
         text = Text(draw.cell, [(SHARED + which, lengths[which]), (dice.number(), dice.length(120, 1.0, 3000))])
-        yield 0.0, ask(text, dice.number(), dice.length(150, 0.8, 1000))
+        yield 0.0, simulated_request(text, dice.number(), dice.length(150, 0.8, 1000))
 
     return sessions(draw, 6.0, 1.0, turns)
 
@@ -162,7 +162,7 @@ def retrieval(draw: Draw) -> Iterator[SimulatedSession]:
         text = Text(draw.cell, [(SHARED, 300), (SHARED + 1 + which, lengths[which])])
         for turn in range(dice.turns(1.6, 3)):
             text.append(dice.number(), dice.length(40, 0.8, 500))
-            yield dice.pause(40.0) if turn else 0.0, ask(text, dice.number(), dice.length(120, 0.8, 1000))
+            yield dice.pause(40.0) if turn else 0.0, simulated_request(text, dice.number(), dice.length(120, 0.8, 1000))
 
     return sessions(draw, 1.0, 1.5, turns)
 
@@ -176,10 +176,10 @@ def best_of_n(draw: Draw) -> Iterator[SimulatedSession]:
 
     def one(dice: Dice, question: tuple[int, int], last: bool) -> Turns:
         text = Text(draw.cell, [question])
-        yield 0.0, ask(text, dice.number(), dice.length(300, 0.6, 1500))
+        yield 0.0, simulated_request(text, dice.number(), dice.length(300, 0.6, 1500))
         if last:
             text.append(dice.number(), dice.length(80, 0.8, 1000))
-            yield 1.0, ask(text, dice.number(), dice.length(100, 0.5, 500))
+            yield 1.0, simulated_request(text, dice.number(), dice.length(100, 0.5, 500))
 
     for index in range(max(1, round(draw.requests / (samples + 1)))):
         dice = Dice(draw.seed, index * samples + samples)
@@ -200,7 +200,7 @@ def tree_search(draw: Draw) -> Iterator[SimulatedSession]:
             for node in level:
                 for _ in range(3):
                     branch = node.fork()
-                    yield 0.05, ask(branch, dice.number(), dice.length(110, 0.5, 600))
+                    yield 0.05, simulated_request(branch, dice.number(), dice.length(110, 0.5, 600))
                     grown.append(branch)
             level = dice.random.sample(grown, max(1, min(4, len(grown) // 2)))
 
@@ -215,7 +215,7 @@ def unique(draw: Draw) -> Iterator[SimulatedSession]:
 
     def turns(dice: Dice, _: int) -> Turns:
         text = Text(draw.cell, [(dice.number(), dice.length(1500, 1.0, 30_000))])
-        yield 0.0, ask(text, dice.number(), dice.length(150, 0.8, 1000))
+        yield 0.0, simulated_request(text, dice.number(), dice.length(150, 0.8, 1000))
 
     return sessions(draw, 3.0, 1.0, turns)
 
@@ -237,7 +237,7 @@ def _scan_turn(draw: Draw, dice: Dice, flood: bool, lengths: list[int]) -> Turns
     else:
         which = dice.random.randrange(len(lengths))
         text = Text(draw.cell, [(SHARED + which, lengths[which]), (dice.number(), dice.length(120, 0.8, 2000))])
-    yield 0.0, ask(text, dice.number(), dice.length(100, 0.6, 600))
+    yield 0.0, simulated_request(text, dice.number(), dice.length(100, 0.6, 600))
 
 
 WORKLOADS: dict[str, Callable[[Draw], Iterator[SimulatedSession]]] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.text.answer_parts import AnswerPart, joined
 from weft.text.parsing import TextParser
-from weft.text.parts import AnswerPart, joined
 from weft.text.reasoning import opens, reasoning_for
 from weft.text.tools import Tool, parser_for
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from weft.text.parts import AnswerPart
+from weft.text.answer_parts import AnswerPart
 
 
 class Parser(Protocol):
@@ -18,7 +18,7 @@ class Parser(Protocol):
 
 
 @dataclass(slots=True)
-class Call:
+class ToolCall:
     id: str
     name: str
     pieces: list[str] = field(default_factory=list)
@@ -28,14 +28,14 @@ class Call:
         return "".join(self.pieces)
 
 
-class Parts:
+class SplitAnswer:
     """Takes the text of one answer. Not `parallel`: tool calls after the first are dropped, as is unwanted reasoning.
 
     `forced`: the answer is a tool call, so any other part is a call that was cut short, and is dropped.
     """
 
     def __init__(self, parser: Parser, parallel: bool = True, reasoning: bool = True, forced: bool = False) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[ToolCall] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._parser = parser
@@ -76,7 +76,7 @@ class Parts:
                 self._reasoning.append(part.text)
             else:
                 if part.name is not None:
-                    self.calls.append(Call(part.id or "", part.name))
+                    self.calls.append(ToolCall(part.id or "", part.name))
                 self.calls[part.call].pieces.append(part.text)
         return kept
 

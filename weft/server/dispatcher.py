@@ -31,7 +31,7 @@ NOT_STARTED = "the engine is not ready"
 SHUTTING_DOWN = "the server is shutting down"
 
 
-class Desk(ABC):
+class Dispatcher(ABC):
     """Base of both backends. Everything here runs in the event loop's thread.
 
     An engine that has not responded for `patience_seconds` counts as unhealthy until it does; None: no timeout.

@@ -31,7 +31,7 @@ RETRY_SECONDS = 0.1
 TLS_GOODBYE_SECONDS = 5.0
 
 
-class Door:
+class Listener:
     """Accepts clients on a listening socket. Stands in for asyncio's server object in `uvicorn.Server.servers`."""
 
     def __init__(self, listener: socket.socket, shared: ServerContext, tls: ssl.SSLContext | None) -> None:

@@ -1,7 +1,7 @@
 """The outermost layer: gives every request an id, and logs one line when its response is complete.
 
 Routes and inner layers record what they know in the request's `Record`; nothing here runs per token. A connection that
-answers by itself, because it received no valid request or received it too late, reports that to `Access.refused`.
+answers by itself, because it received no valid request or received it too late, reports that to `AccessLog.refused`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.server.auth import Tenant
 from weft.server.errors import GONE
+from weft.server.generation import Generation
 from weft.server.logs import log_fields
 from weft.server.metrics import OTHER, Metrics
-from weft.server.runs import Run
 from weft.server.sse import DIRECT, DISCONNECT, ERROR
 
 log = logging.getLogger("weft.access")
@@ -47,7 +47,7 @@ class Record:
         self.path: str = scope["path"]
         self.tenant: Tenant | None = None
         self.status: int | None = None
-        self.run: Run | None = None
+        self.run: Generation | None = None
         self.end: str | None = None
 
     def ended(self, how: str) -> None:
@@ -96,7 +96,7 @@ class Record:
 NO_RUN = dict.fromkeys(("tokens_in", "tokens_cached", "tokens_out", "queue_ms", "first_token_ms"))
 
 
-class Access:
+class AccessLog:
     """Wraps the whole application, so that no response leaves without an id and a count."""
 
     def __init__(

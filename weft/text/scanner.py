@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Generator
 
-from weft.text.parts import AnswerPart, call_id, is_text
+from weft.text.answer_parts import AnswerPart, call_id, is_text
 
 # Maximum text of one call to hold back before it is certain that it is a call.
 MAX_HELD = 1 << 18
@@ -47,7 +47,7 @@ def without_space(text: str, held: list[str]) -> str:
     return found
 
 
-class Reader:
+class Scanner:
     """The text so far, the position up to which it is read, and the parts found in it."""
 
     def __init__(self, make_id: Callable[[], str] = call_id) -> None:

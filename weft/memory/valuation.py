@@ -19,7 +19,7 @@ from weft.memory.trie import Node, ResumePoint, Trie, resume_at_or_above
 MOST_RANKED_ANEW = 512
 
 
-class Worth:
+class Valuation:
     """`alpha` weighs work against recency for the policy "flops". `clock` counts lookups."""
 
     def __init__(self, spec: MemorySpec, arena: Arena, trie: Trie, eviction: str, alpha: float) -> None:
@@ -134,7 +134,7 @@ class Worth:
         # It is worth more now; eviction will notice when it reaches the top.
         above.heir_of = max((each for each in wanting if each), key=lambda each: self._rate(*each))
 
-    # worth ----------------------------------------------------------------------------------------------------------
+    # values ---------------------------------------------------------------------------------------------------------
 
     def bytes_of(self, candidate: Candidate) -> int:
         return self.point_bytes if isinstance(candidate, ResumePoint) else self.page_bytes

@@ -106,7 +106,7 @@ class Followed:
         return len(self.answer.tokens)
 
 
-class Run:
+class Generation:
     """Iterate once over its pieces; always `close` it. A sequence's last piece has its finish."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Run:
         tenant: Tenant,
         backend: Backend,
         metrics: Metrics,
-        closed: Callable[[Run], None] = lambda run: None,
+        closed: Callable[[Generation], None] = lambda run: None,
         form: Form | None = None,
     ) -> None:
         self.names = frozenset(names)

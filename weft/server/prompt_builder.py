@@ -1,6 +1,6 @@
 """Turns client text into prompts: sizes, tokens, rendered conversations. Needs no engine, so a worker can do it.
 
-Work that costs more than its size in bytes suggests happens only here; `intake.py` decides in which process.
+Work that costs more than its size in bytes suggests happens only here; `body_reader.py` decides in which process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Prompt:
     snapshots: tuple[int, ...] = ()
 
 
-class Prompter:
+class PromptBuilder:
     """`facts` are set before each use: a restarted engine may have others."""
 
     def __init__(

@@ -6,12 +6,12 @@ from weft.base.grammar import Grammar
 from weft.server.auth import Tenant
 from weft.server.errors import FieldError
 from weft.server.front import Front, Wish
+from weft.server.generation import Generation
 from weft.server.grammars import Form
 from weft.server.openai_messages import Tool, ToolChoice, wanted_tools
-from weft.server.parts import Parser, Parts
-from weft.server.prompter import Prompt
-from weft.server.runs import Run
+from weft.server.prompt_builder import Prompt
 from weft.server.schemas import SamplingFields, sampling_params
+from weft.server.split_answer import Parser, SplitAnswer
 from weft.text.output import output_parser
 from weft.text.reasoning import opens
 from weft.text.tool_grammar import after_thoughts, tool_grammar
@@ -20,7 +20,7 @@ from weft.text.tool_grammar import after_thoughts, tool_grammar
 PROMPT_END = 16
 
 
-class Turn:
+class ChatTurn:
     """Tools and constraints, named as in the chat API. A grammar forces a required call.
 
     `field` is the place of the conversation in the body.
@@ -59,7 +59,7 @@ class Turn:
         max_tokens: tuple[str, int | None],
         n: int = 1,
         logprobs: int | None = None,
-    ) -> Run:
+    ) -> Generation:
         """Start the answers. `max_tokens` is the body's value and its name."""
         front = self.front
         tokens = prompt.tokens
@@ -110,9 +110,9 @@ class Turn:
         """Return the special tokens that the parser must see."""
         return getattr(self._parser(), "markers", frozenset())
 
-    def parts(self) -> Parts:
+    def parts(self) -> SplitAnswer:
         """Return a parser for one answer."""
-        return Parts(self._parser(), self.parallel, self.reasoning, self._forced)
+        return SplitAnswer(self._parser(), self.parallel, self.reasoning, self._forced)
 
     def _parser(self) -> Parser:
         calls = self._notation if self._forced else self.front.tool_parser
