@@ -19,7 +19,7 @@ from tests.engines import Ask, greedy, make_engine, serve, tokens
 from weft.engine import sequence as sequence_module
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
-from weft.kernels.cpu import attention, cells, cutting, gated_delta, paged_reads
+from weft.kernels.cpu import attention, cells, gated_delta, index_building, paged_reads
 from weft.memory import ledger as ledger_module
 from weft.memory import snapshots
 from weft.memory.kinds import Kind
@@ -110,7 +110,7 @@ def a_kept_state_is_quantised(patch: Patch) -> None:
 def a_stranger_shows_through_the_convolution(patch: Patch) -> None:
     names = ("from_tail", "from_state", "read_slot", "state_index")
     trusting = {"all_tail": True, "any_state": False, **dict.fromkeys(names)}
-    patch.setattr(cutting, "history_sources", lambda rows, history, back: trusting)
+    patch.setattr(index_building, "history_sources", lambda rows, history, back: trusting)
 
 
 # That a preemption loses nothing of it.

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.operations import CPU
 from weft.base.plan import Captures, Plan, Sampling
 from weft.kernels.upload import upload
-from weft.runner.choices import StepSampling, draft_choices
 from weft.runner.sampler import sample
+from weft.runner.step_sampling import StepSampling, stage_sampling
 
 VOCAB = 40
 
@@ -97,8 +97,8 @@ def plan_of(rows: list[Row]) -> Plan:
 
 
 def choices_of(plan: Plan, vocab_size: int) -> StepSampling:
-    draft = draft_choices(plan, vocab_size)
-    return draft.finish(upload(dict(draft.arrays()), "cpu"))
+    staged = stage_sampling(plan, vocab_size)
+    return staged.finish(upload(dict(staged.arrays()), "cpu"))
 
 
 def choose(rows: list[Row]) -> list[int]:

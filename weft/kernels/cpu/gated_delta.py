@@ -36,7 +36,7 @@ from weft.kernels.cpu.cells import (
     with_tail,
     write_tail,
 )
-from weft.kernels.cpu.cutting import indices
+from weft.kernels.cpu.index_building import indices
 from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import DeltaInputs, DeltaShape, conv_parts, delta_state

@@ -94,9 +94,9 @@ class RecordedSteps:
     def _replay(self, size: Hashable, step: Callable[[], StepOutput]) -> StepOutput:
         if size not in self._recorded:
             return step()
-        replay, outcome = self._recorded[size]
+        replay, output = self._recorded[size]
         replay()
-        return outcome
+        return output
 
     def _decode(self, rows: int) -> StepOutput:
         """Run one step on the present inputs."""
@@ -133,5 +133,5 @@ class RecordedSteps:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                outcome = step()
-            self._recorded[size] = graph.replay, outcome
+                output = step()
+            self._recorded[size] = graph.replay, output
