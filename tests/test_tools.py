@@ -319,7 +319,7 @@ def test_a_long_call_costs_the_same_for_every_token():
     parser.feed('<tool_call>{"name": "f", "arguments": {"code": "')
     for _ in range(20_000):
         assert len(parser.feed("some code ")) == 1
-    assert len(parser._reader.text) < 100
+    assert len(parser._scanner.text) < 100
 
 
 def test_ids_are_those_that_the_family_takes():

@@ -25,7 +25,7 @@ from weft.memory.spec import MemorySpec
 from weft.models.config import Config, read_config, shown, text_part
 from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
-from weft.runner.cuda.room import Room, find_room
+from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory
 from weft.runner.runner import Runner, available_cores
 from weft.text.grammar import Grammars
 from weft.text.suggestions import suggested_params
@@ -122,12 +122,12 @@ def tell_once(notice: str) -> None:
         print(notice, file=sys.stderr)
 
 
-def measure(model: CausalModel, operations: Operations, options: Options) -> Room | str:
+def measure(model: CausalModel, operations: Operations, options: Options) -> GpuMemory | str:
     """Find the room on the GPU by running the largest steps; if kernels fail in them, return the reason."""
     spec = MemorySpec(model.memories(operations))
     tokens, rows = (count(n, getattr(options, n), "cuda") for n in ("max_tokens_per_step", "max_sequences"))
     try:
-        return find_room(model, spec, operations, max(tokens, rows), rows, options.memory_fraction)
+        return measure_memory(model, spec, operations, max(tokens, rows), rows, options.memory_fraction)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"a step of {tokens} tokens does not fit beside the weights; lower max_tokens_per_step ({error})"
@@ -177,7 +177,7 @@ def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTem
     return found, None if found is None else load_template(folder, found.specials)
 
 
-def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: Room | None) -> SizingFacts:
+def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: GpuMemory | None) -> SizingFacts:
     # Steps of plain PyTorch on a GPU are not measured, and take more memory for each token.
     kind = "plain" if device != "cpu" and room is None else device
     return SizingFacts(

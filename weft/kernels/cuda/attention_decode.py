@@ -24,7 +24,7 @@ from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Parts of one upload: their addresses differ from step to step, and must not be compiled in.
-LANES = ("start_ptr", "first_position_ptr", "bounds_ptr", "pages_ptr")
+ANY_ALIGNMENT = ("start_ptr", "first_position_ptr", "bounds_ptr", "pages_ptr")
 SHARING = ("rows", "shares", "least_cells")
 
 
@@ -124,7 +124,7 @@ def _row_of(cell, bounds_ptr, rows):
     return row
 
 
-@jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def _attend_share(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, sinks_ptr,
     start_ptr, first_position_ptr, bounds_ptr, pages_ptr, rows, shares, least_cells,
@@ -207,7 +207,7 @@ def _attend_share(
             tl.store(parts_ptr + shares * (2 * HEADS * HEAD_DIM) + which, peak + tl.log2(total), mask=member < GROUP)
 
 
-@jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize=SHARING, do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def _merge_parts(
     parts_ptr, out_ptr, sinks_ptr, bounds_ptr, rows, shares, least_cells, out_token_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,

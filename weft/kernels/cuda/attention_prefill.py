@@ -24,7 +24,7 @@ from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Parts of one upload: their addresses differ from step to step, and must not be compiled in.
-LANES = (
+ANY_ALIGNMENT = (
     "start_ptr", "first_ptr", "piece_row_ptr", "piece_position_ptr", "first_position_ptr", "bounds_ptr", "pages_ptr",
 )  # fmt: skip
 
@@ -158,7 +158,7 @@ def _merge_shares(parts_ptr, sums_ptr, shares, BLOCK: tl.constexpr, BLOCK_DIM: t
     return peak, total, mixed
 
 
-@jit(do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def _attend_block(
     q_ptr, keys_ptr, values_ptr, out_ptr, parts_ptr, come_ptr, sinks_ptr,
     start_ptr, first_ptr, piece_row_ptr, piece_position_ptr, first_position_ptr, bounds_ptr, pages_ptr,

@@ -33,7 +33,7 @@ CHANNELS, WARPS, SPLITS = 256, 2, 4
 # The widest filter of published models; up to it, longer rows keep their inputs in registers.
 UNROLLED = tl.constexpr(4)
 # Their addresses in a step's upload vary, and must not be compiled in.
-LANES = (
+ANY_ALIGNMENT = (
     "row_start", "row_first", "row_slot", "row_tail", "row_closing", "piece_row", "piece_position", "piece_slot",
     "first_piece",
 )  # fmt: skip
@@ -144,7 +144,7 @@ def finish(total, offset, after, token, x_stride, channel, real, HAS_BIAS: tl.co
     return total
 
 
-@jit(do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def decode_kernel(
     x, before, after, weight, bias, y, state, tail, row_start, row_slot, row_tail, row_closing,
     x_stride, weight_channel, weight_tap, state_stride, tail_stride, channels, ring, cell,
@@ -262,7 +262,7 @@ def convolve_tap_by_tap(
         tl.store(y + token.to(tl.int64) * channels + channel, total.to(y.dtype.element_ty), mask=real)
 
 
-@jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def extend_kernel(
     x, before, after, weight, bias, y, state, tail, row_start, row_slot, row_tail, row_first,
     piece_row, piece_position, piece_slot, first_piece, decodes,

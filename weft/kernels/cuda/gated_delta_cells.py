@@ -17,7 +17,7 @@ from weft.kernels.cuda.launching import jit
 SMALL = tl.constexpr(16)
 NORM_EPSILON = tl.constexpr(1e-6)
 # Their addresses in a step's upload vary, and must not be compiled in.
-LANES = [
+ANY_ALIGNMENT = [
     "row_start", "row_first", "row_slot", "row_tail", "row_closing",
     "piece_row", "piece_position", "piece_slot", "first_piece",
 ]  # fmt: skip
@@ -73,7 +73,7 @@ def invert(below, BLOCK: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.conste
     return diagonal - tl.dot(nilpotent, diagonal.to(INNER), input_precision=PRECISION)
 
 
-@jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def solve_cells(
     q, k, token_stride, step, strength, gate_stride, rates, bias,
     tail_k, tail_k_stride, tail_decay, tail_decay_stride,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.kernels.cuda.gated_delta_cells import LANES, NORM_EPSILON, gates
+from weft.kernels.cuda.gated_delta_cells import ANY_ALIGNMENT, NORM_EPSILON, gates
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.tails import ring_places
@@ -19,7 +19,7 @@ from weft.kernels.cuda.tails import ring_places
 CLOSED = tl.constexpr(32)
 
 
-@jit(do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def weigh_tails(
     q, k, token_stride, step, strength, gate_stride, rates, bias,
     tail_k, tail_k_stride, tail_decay, tail_decay_stride, row_start, row_tail, lookups, weights, factors,
@@ -137,7 +137,7 @@ def sums(a, b):
     return tl.reduce((a, b), 0, add_both)
 
 
-@jit(do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def decode_rows(
     v, value_stride, lookups, weights, factors, y,
     tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride, state, state_stride,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.kernels.cuda.gated_delta_cells import LANES, NORM_EPSILON
+from weft.kernels.cuda.gated_delta_cells import ANY_ALIGNMENT, NORM_EPSILON
 from weft.kernels.cuda.launching import jit
 
 
@@ -155,7 +155,7 @@ def pass_whole(
     return memory
 
 
-@jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize=["decodes"], do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def walk_cells(
     k, q_offset, token_stride, v, value_stride, y, systems, scales, head_keys,
     tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride, state, state_stride,

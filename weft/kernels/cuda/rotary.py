@@ -22,7 +22,7 @@ from weft.memory.device.store import AttentionView
 DECODE_TILE, DECODE_WARPS = 1024, 4
 TILE, WARPS = 512, 1
 # Their addresses in a step's upload vary, and must not be compiled in.
-LANES = ("positions", "write_page")
+ANY_ALIGNMENT = ("positions", "write_page")
 
 
 def make_rotation(
@@ -37,7 +37,7 @@ def make_rotation(
     return Rotation(cosine, sine)
 
 
-@jit(do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def rotation_kernel(positions, frequency, cosine, sine, scale, half, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, BLOCK)
@@ -105,7 +105,7 @@ def store_part(value, column, inside, queries, keys, values, head, heads, kv_hea
     tl.store(values + last * HEAD_DIM + column, value, mask=inside & (last >= 0))
 
 
-@jit(do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def rotate_kernel(
     projected, weight, cosine, sine, queries, keys, values, positions, write_page,
     projected_stride, page_stride, heads, kv_heads, cell, eps,

@@ -14,7 +14,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.causal_conv import LANES, Gates, causal_conv, load_taps, store_window, sum_earlier
+from weft.kernels.cuda.causal_conv import ANY_ALIGNMENT, Gates, causal_conv, load_taps, store_window, sum_earlier
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.linear import for_matmul, linear
 from weft.kernels.cuda.linear_few import INPUTS, are_few, rows_compiled, summed_products
@@ -93,7 +93,7 @@ def channels_of_one(inputs: int) -> int:
     return CHANNELS_OF_ONE if 3 * CHANNELS_OF_ONE * Vectors(1, WARPS).pieces(inputs) <= LOADS else 1
 
 
-@jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=LANES)
+@jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def short_conv_kernel(
     x, scale, eps, change, factor, stream, norm, projection, projection_bias, weight, bias, y, state, tail,
     row_start, row_slot, row_tail, row_closing,
