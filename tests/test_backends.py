@@ -160,17 +160,18 @@ async def test_many_callers_at_once_each_get_their_own(kind):
 async def test_a_request_that_cannot_be_served_harms_no_other(kind):
     async with started(instant(kind)) as backend:
         going = await backend.submit(ask([20], 200))
-        for wrong, complaint in [
-            (ask([20, 256], 2), "prompt must have token ids from 0 to"),
-            (ask([-1], 2), "prompt must have token ids from 0 to"),
-            (ask([20], 2, snapshots=(7,)), "snapshots"),
-            (ask([20], 1 << 21), "exceed"),
-            (ask([], 2), "at least one token"),
-            (Request(np.array([1], np.int32), SamplingParams(logit_bias={256: 1.0})), "logit_bias has token id 256"),
+        biased = SamplingParams(logit_bias={256: 1.0})
+        for wrong, field, complaint in [
+            (ask([20, 256], 2), "prompt", "prompt must have token ids from 0 to"),
+            (ask([-1], 2), "prompt", "prompt must have token ids from 0 to"),
+            (ask([20], 2, snapshots=(7,)), "snapshots", "snapshots"),
+            (ask([20], 1 << 21), "prompt", "exceed"),
+            (ask([], 2), "prompt", "at least one token"),
+            (Request(np.array([1], np.int32), biased), "logit_bias", "logit_bias has token id 256"),
         ]:
             with pytest.raises(RequestError, match=complaint) as caught:
                 await backend.submit(wrong)
-            assert caught.value.status == 400
+            assert (caught.value.status, caught.value.field) == (400, field)
         assert [output.token for output in (await collect(going))[0]] == answer([20], 200)
         assert (await backend.stats())["refused"] == 6
         assert backend.open == 0

@@ -81,5 +81,5 @@ def test_errors_quote_a_bounded_part_of_what_was_sent():
     status, answer = describe(RequestError("x" * 1_000_000))
     assert (status, len(answer.error.message)) == (400, MAX_MESSAGE + 3)
     error = wrong_type("Invalid enum value '" + "x - at `$.y`" * 1000 + "' - at `$.field`")
-    assert error.param == "field"
+    assert error.field == "field"
     assert len(str(error)) <= MAX_QUOTED + len("field: ")

@@ -112,6 +112,7 @@ def outputs(draw: st.DrawFn) -> Outputs:
             output.logprob, output.top = draw(floats), draw(st.lists(st.tuples(tokens, floats), max_size=3))
         if draw(st.booleans()):
             output.finish, output.error = draw(st.sampled_from(FinishReason)), draw(st.none() | words)
+            output.error_field = draw(st.none() | words)
             told[number] = draw(reports)
         found.append(output)
     return Outputs(found, told)
@@ -167,7 +168,7 @@ def test_every_field_of_a_request_and_a_report_travels():
     """A field that somebody adds must not get lost on the way."""
     assert [each.name for each in fields(Request)] == list(wire.RequestBody.__struct_fields__)
     told = {each.name for each in fields(Report)} - {"prompt_scores"}
-    assert told == set(wire.EndingBody.__struct_fields__) - {"row", "finish", "error"}
+    assert told == set(wire.EndingBody.__struct_fields__) - {"row", "finish", "error", "error_field"}
     assert [each.name for each in fields(ModelInfo)] == list(wire.Ready.__struct_fields__)
 
 

@@ -27,7 +27,6 @@ from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 from weft.engine.request import Request
 from weft.server.codec import Frames
-from weft.server.errors import param_of
 from weft.server.generation import Followed
 from weft.server.limits import check_depth, decode, wrong_type
 from weft.server.metrics import Metrics
@@ -144,9 +143,6 @@ TABLE: dict[str, tuple[Work, Make]] = {
     "body: brackets": (BROKEN, sent("[],", '{"input":[')),
     "error: backticks": (wrong_type, repeated("`$", "Expected x - at ")),
     "error: places": (wrong_type, repeated(" - at ", "Expected x")),
-    "error: field": (lambda text: param_of(RequestError(text)), repeated("a")),
-    "error: fields": (lambda text: param_of(RequestError(text)), repeated(".a_")),
-    "error: indices": (lambda text: param_of(RequestError(text)), repeated("[1]", "a")),
     "responses: calls": (lambda body: messages_of(body, Limits()), calls),
     "frames": (cut_into_frames, frames),
     # grammars

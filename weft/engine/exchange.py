@@ -25,6 +25,7 @@ class Refuse:
 
     number: int
     message: str
+    field: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,12 @@ Command = Submit | Refuse | End | Question | Shutdown
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
+    """The fields of a `RequestError`."""
+
     number: int
     message: str
     status: int
+    field: str | None = None
 
 
 @dataclass(slots=True)

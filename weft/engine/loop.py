@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from weft.base.config import EngineConfig
-from weft.base.errors import RequestError
+from weft.base.errors import InvalidField, RequestError
 from weft.base.plan import Landing, Scores
 from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
@@ -70,14 +70,15 @@ class Engine:
         """Add a request to the queue and return its number. Its constraint may be compiled beforehand."""
         length, limit = len(request.prompt), self.config.max_length
         if length < 1:
-            raise RequestError("prompt must have at least one token")
+            raise InvalidField("prompt", "must have at least one token")
         if length > limit:
-            raise RequestError(f"prompt has {length} tokens; max_length is {limit}")
+            raise InvalidField("prompt", f"has {length} tokens; max_length is {limit}")
         max_tokens = min(request.params.max_tokens, limit - length)
         if not self.ledger.fits_alone(length + max_tokens):
-            raise RequestError(
-                f"prompt of {length} tokens plus max_tokens {max_tokens} does not fit into the engine's memory of "
-                f"{self.config.memory_bytes} bytes; shorten it or raise --memory"
+            raise InvalidField(
+                "prompt",
+                f"of {length} tokens plus max_tokens {max_tokens} does not fit into the engine's memory of "
+                f"{self.config.memory_bytes} bytes; shorten it or raise --memory",
             )
         if constraint is None:
             constraint = self.constrain(request)
@@ -222,7 +223,7 @@ class Engine:
         try:
             constraint.take(token)
         except RequestError as error:
-            output.finish, output.error = FinishReason.ERROR, str(error)
+            output.finish, output.error, output.error_field = FinishReason.ERROR, str(error), error.field
             self._finish(sequence, FinishReason.ERROR)
             return False
         return constraint.ended

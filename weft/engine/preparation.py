@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from weft.base.errors import RequestError
+from weft.base.errors import InvalidField, RequestError
 from weft.engine.constraint import Constraint
 from weft.engine.request import Request
 
@@ -19,7 +19,7 @@ log = logging.getLogger("weft")
 
 # One long compilation must not delay the next; more threads would take cores from the engine.
 THREADS = 2
-BROKEN = "grammar cannot be used: compiling it failed"
+BROKEN = "cannot be used: compiling it failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +64,4 @@ class Preparation:
             return PreparedRequest(number, request, None, error)
         except BaseException:  # third-party code: any failure is this request's error alone
             log.exception("cannot compile a grammar")
-            return PreparedRequest(number, request, None, RequestError(BROKEN))
+            return PreparedRequest(number, request, None, InvalidField("grammar", BROKEN))

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from weft.base.errors import RequestError
+from weft.base.errors import InvalidField, RequestError
 from weft.engine.constraint import Constraint
 from weft.engine.events import FinishReason, Output, Report
 from weft.engine.exchange import (
@@ -149,8 +149,8 @@ class Service:
                 self._submit(number, request)
             case PreparedRequest():
                 self._take_prepared(command)
-            case Refuse(number, message):
-                self._refuse(number, RequestError(message))
+            case Refuse(number, message, field):
+                self._refuse(number, RequestError(message, field=field))
             case End(number, stopped):
                 self._end(number, stopped)
             case Question():
@@ -194,7 +194,7 @@ class Service:
 
     def _refuse(self, number: int, error: RequestError) -> None:
         self._refused += 1
-        self._replies.refused.append(Refusal(number, str(error), error.status))
+        self._replies.refused.append(Refusal(number, str(error), error.status, error.field))
 
     def _end(self, number: int, stopped: bool) -> None:
         if number in self._preparing:
@@ -263,13 +263,13 @@ def checked(request: Request, vocab_size: int) -> Request:
     """Check that all token ids are in the vocabulary: one that is not would fail the step of all requests."""
     prompt, params = request.prompt, request.params
     if len(prompt) and not 0 <= int(np.min(prompt)) <= int(np.max(prompt)) < vocab_size:
-        raise RequestError(f"prompt must have token ids from 0 to {vocab_size - 1}, the vocabulary's range")
+        raise InvalidField("prompt", f"must have token ids from 0 to {vocab_size - 1}, the vocabulary's range")
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
         beyond = [token for token in ids if token >= vocab_size]
         if beyond:
-            raise RequestError(f"{name} has token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
+            raise InvalidField(name, f"has token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
     for position in request.snapshots:
         if not 0 < position <= len(prompt):
-            raise RequestError(f"snapshots must be positions from 1 to the prompt's length, got {position}")
+            raise InvalidField("snapshots", f"must be positions from 1 to the prompt's length, got {position}")
     known = frozenset(token for token in request.stop_tokens if 0 <= token < vocab_size)
     return request if known == request.stop_tokens else replace(request, stop_tokens=known)

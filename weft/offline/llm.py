@@ -13,7 +13,7 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
-from weft.base.errors import EngineStopped, OptionError, RequestError
+from weft.base.errors import EngineStopped, InvalidField, OptionError, RequestError
 from weft.base.grammar import Grammar
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
@@ -176,9 +176,9 @@ class LLM:
         """Return every prompt as a valid request; raise before any of them runs."""
         self._check_open()
         if not isinstance(priority, int) or isinstance(priority, bool):
-            raise RequestError(f"priority must be an integer, got {priority!r}")
+            raise InvalidField("priority", f"must be an integer, got {priority!r}")
         if not isinstance(cache_salt, str | None):
-            raise RequestError(f"cache_salt must be a string, got {cache_salt!r}")
+            raise InvalidField("cache_salt", f"must be a string, got {cache_salt!r}")
         wishes = _per_prompt(self.suggested if params is None else params, len(prompts))
         kept = _snapshots_per_prompt(snapshots, len(prompts))
         salt = (cache_salt or "").encode()
@@ -306,12 +306,12 @@ def _per_prompt(params: SamplingParams | Sequence[SamplingParams], count: int) -
     if isinstance(params, SamplingParams):
         return [params] * count
     if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
-        raise RequestError(f"params must be SamplingParams or a list of them, got {params!r:.80}")
+        raise InvalidField("params", f"must be SamplingParams or a list of them, got {params!r:.80}")
     if len(params) != count:
-        raise RequestError(f"params must have one entry per prompt, got {len(params)} for {count} prompts")
+        raise InvalidField("params", f"must have one entry per prompt, got {len(params)} for {count} prompts")
     for place, each in enumerate(params):
         if not isinstance(each, SamplingParams):
-            raise RequestError(f"params[{place}] must be SamplingParams, got {each!r:.80}")
+            raise InvalidField(f"params[{place}]", f"must be SamplingParams, got {each!r:.80}")
     return list(params)
 
 
@@ -319,7 +319,7 @@ def _snapshots_per_prompt(snapshots: Sequence[int] | Sequence[Sequence[int]], co
     if all(isinstance(each, int) for each in snapshots):
         return [snapshots] * count  # type: ignore[list-item]
     if len(snapshots) != count:
-        raise RequestError(f"snapshots must have one entry per prompt, got {len(snapshots)} for {count} prompts")
+        raise InvalidField("snapshots", f"must have one entry per prompt, got {len(snapshots)} for {count} prompts")
     return list(snapshots)  # type: ignore[arg-type]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
 from weft.server.auth import Tenant
-from weft.server.errors import FieldError
 from weft.server.front import Front, Wish
 from weft.server.generation import Generation
 from weft.server.grammars import Form
@@ -46,7 +46,7 @@ class ChatTurn:
         self._forced = self.choice == "required" or self._only is not None
         self._form = form
         if self._forced and form is not None:
-            raise FieldError("tool_choice", "forces a tool call, which excludes another constraint on the answer")
+            raise InvalidField("tool_choice", "forces a tool call, which excludes another constraint on the answer")
         self._prompt_end = ""
 
     async def run(

@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft import __version__
-from weft.base.errors import EngineStopped, RequestError
+from weft.base.errors import EngineStopped, InvalidField, RequestError
 from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
 from weft.server.auth import Tenant
-from weft.server.errors import FieldError, json_response
+from weft.server.errors import json_response
 from weft.server.front import Front, Wish, new_name
 from weft.server.limits import read
 
@@ -115,7 +115,7 @@ async def flush_cache(front: Front, request: Request) -> Response:
 async def abort_request(front: Front, request: Request) -> Response:
     body = await read(request, AbortRequest, front.limits)
     if body.rid is None and not body.abort_all:
-        raise FieldError("rid", "or abort_all must be given")
+        raise InvalidField("rid", "or abort_all must be given")
     names = None if body.abort_all else [body.rid] if isinstance(body.rid, str) else body.rid
     return json_response(AbortAnswer(aborted=front.abort(names, request.state.tenant)))
 

@@ -191,7 +191,7 @@ class Dispatcher(ABC):
         for refusal in replies.refused:
             waiter = self._submitting.get(refusal.number)
             if waiter is not None and not waiter.done():
-                waiter.set_exception(RequestError(refusal.message, refusal.status))
+                waiter.set_exception(RequestError(refusal.message, refusal.status, field=refusal.field))
             self._forget(refusal.number)
         for number, value in replies.answers.items():
             _resolve(self._asking.get(number), value)

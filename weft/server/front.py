@@ -15,14 +15,14 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from weft.base.errors import RequestError
+from weft.base.errors import InvalidField, RequestError
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 from weft.engine.request import Request
 from weft.server.auth import Tenant
 from weft.server.backend import Backend
 from weft.server.body_reader import BodyReader, is_quick
-from weft.server.errors import FieldError, json_response
+from weft.server.errors import json_response
 from weft.server.generation import Generation
 from weft.server.grammars import Form, with_source
 from weft.server.limits import check_count, read_body
@@ -202,7 +202,7 @@ class Front:
                 requests.append(request)
                 answers.append(Answer(request.params, detokenizer, request.stop_tokens))
         if len(requests) > self.limits.sequences:
-            raise FieldError("n", f"asks for {len(requests)} answers in all; the limit is {self.limits.sequences}")
+            raise InvalidField("n", f"asks for {len(requests)} answers in all; the limit is {self.limits.sequences}")
         run = self._open(name, aliases, tenant, len(requests), form, wishes)
         try:
             await run.submit(requests, answers)
@@ -218,7 +218,7 @@ class Front:
                 f"does not fit: prompt has {length} tokens; with max_tokens={wish.params.max_tokens} it exceeds the "
                 f"context of {info.max_length}"
             )
-            raise FieldError(field, what, code="context_length_exceeded")
+            raise InvalidField(field, what, code="context_length_exceeded")
         check_request(wish.tokens, wish.params, self.tokenizer is not None, info.vocab_size, info.max_length)
 
     def _request(self, wish: Wish, salt: bytes, priority: int, form: Form | None) -> Request:

@@ -34,6 +34,7 @@ class Piece:
     outputs: list[Output]
     finish: FinishReason | None = None
     error: str | None = None
+    error_field: str | None = None
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class Followed:
     text_ends: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     error: str | None = None
+    error_field: str | None = None
     _length: int = 0
 
     def take(self, outputs: list[Output], backend: Backend) -> Piece:
@@ -70,13 +72,13 @@ class Followed:
         if new:
             self.outputs += new
             self.meter.token(len(new))
-        return Piece(self.index, "".join(pieces), new, self.finish, self.error)
+        return Piece(self.index, "".join(pieces), new, self.finish, self.error, self.error_field)
 
     def _end(self, output: Output, pieces: list[str]) -> None:
         if self.finish is None:
             pieces.append(self.answer.finish())
             self.finish = FinishReason.STOP if self.answer.stopped else output.finish
-            self.error = output.error
+            self.error, self.error_field = output.error, output.error_field
 
     def measured(self) -> None:
         """Record the metrics of a sequence that is over."""
@@ -256,7 +258,7 @@ class Generation:
     def check(self, piece: Piece) -> None:
         """Raise if the answer failed."""
         if piece.finish is FinishReason.ERROR:
-            error = RequestError(piece.error or "the answer was not completed", 503)
+            error = RequestError(piece.error or "the answer was not completed", 503, field=piece.error_field)
             raise error if self._form is None else self._form.named(error)
 
     def abort(self) -> None:

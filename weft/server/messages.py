@@ -114,6 +114,7 @@ class RefusalBody(EngineMessage):
     number: Number
     message: Text
     status: Annotated[int, Meta(ge=400, le=599)]
+    field: Text | None
 
 
 class RepliesMessage(EngineMessage, tag="replies"):
@@ -147,6 +148,7 @@ class EndingBody(EngineMessage):
     row: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
     finish: FinishReason
     error: Text | None
+    error_field: Text | None
     cached_tokens: Count
     miss: Miss | None
     preemptions: Count

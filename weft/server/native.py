@@ -11,11 +11,11 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.base.errors import InvalidField
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Top
 from weft.server.body_reader import BodyReader
 from weft.server.delivery import deliver
-from weft.server.errors import FieldError
 from weft.server.front import Front, Wish, new_name
 from weft.server.generation import Followed, Generation
 from weft.server.grammars import Form, from_grammar, from_json, from_regex, only
@@ -169,7 +169,7 @@ class Native:
         if isinstance(rid, str):
             return [rid] if count == 1 else [f"{rid}_{place}" for place in range(count)]
         if len(rid) != count:
-            raise FieldError("rid", f"must have one entry per prompt, got {len(rid)} for {count} prompts")
+            raise InvalidField("rid", f"must have one entry per prompt, got {len(rid)} for {count} prompts")
         return list(rid)
 
     def add(self, prompt: Any, sampling: NativeSampling, scoring: Scoring | None, name: str) -> None:
@@ -183,7 +183,7 @@ class Native:
     def params_of(self, sampling: NativeSampling, length: int, scoring: Scoring | None) -> SamplingParams:
         for name in ("stop_regex", "structural_tag"):
             if getattr(sampling, name) is not None:
-                raise FieldError(f"sampling_params.{name}", "is not supported")
+                raise InvalidField(f"sampling_params.{name}", "is not supported")
         most = "sampling_params.max_new_tokens"
         max_tokens = self.front.max_tokens(sampling.max_new_tokens, length, most, DEFAULT_MAX_TOKENS)
         top, start = (None, 0) if scoring is None else (scoring.top, scoring.start)
@@ -199,18 +199,18 @@ class Native:
                 "top_logprobs_num",
                 self.front.suggested,
             )
-        except FieldError as error:
-            if error.param == "top_logprobs_num":
+        except InvalidField as error:
+            if error.field is None or error.field == "top_logprobs_num":
                 raise
-            name = NATIVE_NAMES.get(error.param, error.param)
-            raise FieldError(f"sampling_params.{name}", str(error).removeprefix(f"{error.param} ")) from None
+            name = NATIVE_NAMES.get(error.field, error.field)
+            raise InvalidField(f"sampling_params.{name}", error.complaint) from None
 
     def take_form(self, samplings: list[NativeSampling]) -> None:
         """Set the grammar and the treatment of special tokens, which apply to the whole body."""
         forms = [form_of_native(each, self.front.limits) for each in samplings]
         shown = [each.skip_special_tokens is not False for each in samplings]
         if any(form != forms[0] for form in forms) or any(each != shown[0] for each in shown):
-            raise FieldError("sampling_params", "must share one grammar and one skip_special_tokens for all prompts")
+            raise InvalidField("sampling_params", "must share one grammar and one skip_special_tokens for all prompts")
         self.form, self.skip_special = forms[0], shown[0]
 
     async def start(self, request: Request) -> Generation:
@@ -295,13 +295,13 @@ def prompts_of(builder: PromptBuilder, body: GenerateRequest) -> list[Prompt]:
 
 def sent_prompts(body: GenerateRequest) -> list[str | list[int]]:
     if (body.text is None) == (body.input_ids is None):
-        raise FieldError("text", "or input_ids must be given, but not both")
+        raise InvalidField("text", "or input_ids must be given, but not both")
     if body.text is not None:
         return [body.text] if isinstance(body.text, str) else list(body.text)
     ids = body.input_ids or []
     lists = [each for each in ids if isinstance(each, list)]
     if lists and len(lists) != len(ids):
-        raise FieldError("input_ids", "must be a list of token ids or a list of such lists, not a mixture")
+        raise InvalidField("input_ids", "must be a list of token ids or a list of such lists, not a mixture")
     return list(lists) if lists else [[each for each in ids if isinstance(each, int)]]
 
 
@@ -320,13 +320,13 @@ def spread(name: str, value: Any, count: int, default: Any) -> list[Any]:
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise FieldError(name, f"must have one entry per prompt, got {len(value)} for {count} prompts")
+        raise InvalidField(name, f"must have one entry per prompt, got {len(value)} for {count} prompts")
     return value
 
 
 def scoring_of(prompt: int, start: int, top: int) -> Scoring:
     if start >= prompt:
-        raise FieldError("logprob_start_len", f"must be less than the prompt's length {prompt}, got {start}")
+        raise InvalidField("logprob_start_len", f"must be less than the prompt's length {prompt}, got {start}")
     return Scoring(prompt - 1 if start < 0 else start, top)
 
 

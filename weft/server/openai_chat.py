@@ -11,11 +11,11 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.base.errors import InvalidField
 from weft.engine.events import FinishReason, Output
 from weft.server.body_reader import BodyReader
 from weft.server.chat_turn import ChatTurn
 from weft.server.delivery import deliver
-from weft.server.errors import FieldError
 from weft.server.front import Front, new_name
 from weft.server.generation import Followed, Generation, Piece
 from weft.server.grammars import form_of
@@ -132,11 +132,11 @@ async def chat(front: Front, request: Request) -> Response:
 def check_unsupported(body: ChatRequest) -> None:
     refuse(body, UNSERVED + UNSERVED_HERE)
     if body.functions:
-        raise FieldError("functions", "is not supported; use tools")
+        raise InvalidField("functions", "is not supported; use tools")
     if body.modalities is not None and body.modalities != ["text"]:
-        raise FieldError("modalities", 'must be ["text"]')
+        raise InvalidField("modalities", 'must be ["text"]')
     if body.top_logprobs is not None and not body.logprobs:
-        raise FieldError("top_logprobs", "needs logprobs=true")
+        raise InvalidField("top_logprobs", "needs logprobs=true")
 
 
 def prompts_of(builder: PromptBuilder, body: ChatRequest) -> list[Prompt]:

@@ -11,9 +11,9 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.base.errors import InvalidField
 from weft.server.body_reader import BodyReader
 from weft.server.delivery import deliver
-from weft.server.errors import FieldError
 from weft.server.front import Front, Wish, new_name
 from weft.server.generation import Followed, Generation, Piece
 from weft.server.grammars import form_of
@@ -92,9 +92,9 @@ def prompts_of(builder: PromptBuilder, body: CompletionRequest) -> list[Prompt]:
     refuse(body, UNSERVED)
     n = body.n or 1
     if body.best_of is not None and body.best_of != n:
-        raise FieldError("best_of", f"must equal n ({n}), got {body.best_of}")
+        raise InvalidField("best_of", f"must equal n ({n}), got {body.best_of}")
     if body.suffix:
-        raise FieldError("suffix", "is not supported; put it into the prompt")
+        raise InvalidField("suffix", "is not supported; put it into the prompt")
     found = builder.encode(as_prompts(body.prompt), "prompt")
     body.prompt = ""
     return found
@@ -125,7 +125,7 @@ def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int
     if numbers and len(numbers) == len(prompt):
         return [numbers]
     if numbers:
-        raise FieldError("prompt", "must be a string, a list of token ids, or a list of those, not a mixture")
+        raise InvalidField("prompt", "must be a string, a list of token ids, or a list of those, not a mixture")
     return [each for each in prompt if not isinstance(each, int)]
 
 

@@ -11,12 +11,13 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
 from weft.engine.events import FinishReason
 from weft.server.body_reader import BodyReader
 from weft.server.chat_turn import ChatTurn
 from weft.server.delivery import deliver
-from weft.server.errors import FieldError, describe
+from weft.server.errors import describe
 from weft.server.front import Front, new_name
 from weft.server.generation import Followed, Generation
 from weft.server.grammars import Form, from_schema
@@ -123,11 +124,11 @@ async def respond(front: Front, request: Request) -> Response:
 def check_unsupported(body: ResponsesRequest) -> None:
     refuse(body, ("conversation", "prompt"))
     if body.previous_response_id is not None:
-        raise FieldError("previous_response_id", "is not supported: responses are not stored; send all messages")
+        raise InvalidField("previous_response_id", "is not supported: responses are not stored; send all messages")
     if body.background:
-        raise FieldError("background", "is not supported: responses are not stored")
+        raise InvalidField("background", "is not supported: responses are not stored")
     if body.truncation == "auto":
-        raise FieldError("truncation", 'must be "disabled"')
+        raise InvalidField("truncation", 'must be "disabled"')
 
 
 def messages_of(body: ResponsesRequest, limits: Limits) -> tuple[list[ChatMessage], list[str]]:
@@ -147,13 +148,13 @@ def messages_of(body: ResponsesRequest, limits: Limits) -> tuple[list[ChatMessag
         match item.type:
             case "message":
                 if item.role is None or item.content is None:
-                    raise FieldError(where, "is a message and must have role and content")
+                    raise InvalidField(where, "is a message and must have role and content")
                 found.append(ChatMessage(role=item.role, content=item.content))
             case "function_call":
                 _add_call(found, item, where, limits)
             case "function_call_output":
                 if item.call_id is None or item.output is None:
-                    raise FieldError(where, "is an output and must have call_id and output")
+                    raise InvalidField(where, "is an output and must have call_id and output")
                 found.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
             case "reasoning":
                 pass  # earlier reasoning is not shown to the model again
@@ -163,7 +164,7 @@ def messages_of(body: ResponsesRequest, limits: Limits) -> tuple[list[ChatMessag
 
 def _add_call(found: list[ChatMessage], item: InputItem, where: str, limits: Limits) -> None:
     if item.name is None or item.call_id is None:
-        raise FieldError(where, "is a call and must have call_id and name")
+        raise InvalidField(where, "is a call and must have call_id and name")
     # Checked here, under the field's own name: a call may become part of the previous message.
     check_text_depth(f"{where}.arguments", item.arguments or "", limits.json_depth)
     call = CalledTool(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments or "{}"))
@@ -182,7 +183,7 @@ def format_of(body: ResponsesRequest, front: Front) -> Form | None:
     if wanted.type == "json_object":
         return Form(Grammar("json_object"), "text.format")
     if wanted.schema is None:
-        raise FieldError("text.format.schema", "must be given")
+        raise InvalidField("text.format.schema", "must be given")
     return from_schema("text.format.schema", wanted.schema, front.limits)
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from weft.base.errors import RequestError
-from weft.server.errors import FieldError
+from weft.base.errors import InvalidField, RequestError
 from weft.server.openai_messages import ChatMessage, Tool, ToolChoice, plain_messages, wanted_tools
 from weft.server.settings import Limits
 from weft.text import conversation
@@ -57,7 +56,7 @@ class PromptBuilder:
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.facts.model:
-            raise FieldError(
+            raise InvalidField(
                 "model", f"{name!r:.80} does not exist; this server has {self.facts.model!r}", 404, "model_not_found"
             )
 
@@ -79,7 +78,7 @@ class PromptBuilder:
     def encode(self, prompts: Sequence[str | list[int]], field: str) -> list[Prompt]:
         """Return prompts, given as texts or token ids, as token ids."""
         if not 0 < len(prompts) <= self.limits.prompts:
-            raise FieldError(field, f"must have 1 to {self.limits.prompts} prompts, got {len(prompts)}")
+            raise InvalidField(field, f"must have 1 to {self.limits.prompts} prompts, got {len(prompts)}")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:
             self.check_size(len(text), field)
@@ -136,11 +135,13 @@ class PromptBuilder:
         for name, value in (given or {}).items():
             if name not in self._template_kwargs:
                 known = ", ".join(self._template_kwargs)
-                raise FieldError(f"chat_template_kwargs.{name:.64}", f"is not allowed; allowed are {known}")
+                raise InvalidField(f"chat_template_kwargs.{name:.64}", f"is not allowed; allowed are {known}")
             if not isinstance(value, str | int | float | None) or len(str(value)) > 256:
-                raise FieldError(f"chat_template_kwargs.{name}", "must be a short string, number, true, false or null")
+                raise InvalidField(
+                    f"chat_template_kwargs.{name}", "must be a short string, number, true, false or null"
+                )
         return dict(given or {})
 
 
-def too_long(field: str, what: str) -> FieldError:
-    return FieldError(field, f"is too long: {what}", code="context_length_exceeded")
+def too_long(field: str, what: str) -> InvalidField:
+    return InvalidField(field, f"is too long: {what}", code="context_length_exceeded")

@@ -21,8 +21,7 @@ class RateLimited(RequestError):
     """A key has used up one of its limits. `retry_seconds` is the time until it may retry."""
 
     def __init__(self, message: str, retry_seconds: float) -> None:
-        super().__init__(message, 429)
-        self.code = "rate_limit_exceeded"
+        super().__init__(message, 429, code="rate_limit_exceeded")
         self.retry_seconds = max(1, math.ceil(retry_seconds))
 
 

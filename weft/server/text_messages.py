@@ -49,11 +49,11 @@ class Done(WorkerMessage, tag="done"):
 
 
 class Refused(WorkerMessage, tag="refused"):
-    """The fields of a `RequestError`, or of a `FieldError` if there is a `param`."""
+    """The fields of a `RequestError`."""
 
     message: Line
     status: Annotated[int, Meta(ge=400, le=599)]
-    param: Line | None
+    field: Line | None
     code: Line | None
     leaving: bool
 

@@ -70,8 +70,8 @@ def reply_to(builder: PromptBuilder, job: Job) -> FromWorker:
             raise RequestError(f"the result for this body has {len(body)} bytes, more than the limit", 413)
         return Done(body, leaving())
     except RequestError as error:
-        param, code = getattr(error, "param", None), getattr(error, "code", None)
-        return Refused(str(error)[:4000], error.status, param and param[:4000], code, leaving())
+        field = error.field and error.field[:4000]
+        return Refused(str(error)[:4000], error.status, field, error.code, leaving())
     except MemoryError:
         most = builder.limits.text_memory_bytes
         return Refused(f"reading this body takes more than {most} bytes of memory", 413, None, None, True)

@@ -9,8 +9,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.base.errors import InvalidField
 from weft.server.body_reader import is_quick
-from weft.server.errors import FieldError
 from weft.server.front import Front
 from weft.server.limits import decode, read_body
 from weft.server.openai_messages import ChatMessage, Tool
@@ -76,7 +76,7 @@ def tokenized(builder: PromptBuilder, data: bytes) -> bytes:
     builder.check_model(body.model)
     tokenizer = builder.need_tokenizer()
     if (body.prompt is None) == (body.messages is None):
-        raise FieldError("prompt", "or messages must be given, but not both")
+        raise InvalidField("prompt", "or messages must be given, but not both")
     if body.messages is not None:
         opens = body.add_generation_prompt is not False
         prompt = builder.talk(body.messages, body.tools, None, body.chat_template_kwargs, opens=opens)

@@ -11,7 +11,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from weft.base.errors import RequestError
+from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
 from weft.text.grammar import EXPLANATIONS, SPACES, checked_choices, checked_schema
 from weft.text.reasoning import STYLES, opens
@@ -103,16 +103,16 @@ def tool_grammar(
 
 def _checked(tools: Sequence[Tool], only: str | None) -> dict[str, Mapping[str, Any]]:
     if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools has {len(tools)} entries; the limit is {MAX_TOOLS}")
+        raise InvalidField("tools", f"has {len(tools)} entries; the limit is {MAX_TOOLS}")
     named = {str(function_of(tool).get("name")): parameters_of(tool) for tool in tools}
     for place, schema in enumerate(named.values()):
         checked_schema(json.dumps(schema), f"tools[{place}].function.parameters")
     if only is not None:
         if only not in named:
-            raise RequestError(f"tool_choice names {only!r}, which is not one of the tools")
+            raise InvalidField("tool_choice", f"names {only!r}, which is not one of the tools")
         named = {only: named[only]}
     if not named:
-        raise RequestError("tool_choice forces a tool call, but the request has no tools")
+        raise InvalidField("tool_choice", "forces a tool call, but the request has no tools")
     closed = {"type": "object", "additionalProperties": False}
     return {name: {**(closed if "properties" in schema else _ANY), **schema} for name, schema in named.items()}
 
