@@ -24,7 +24,16 @@ MAY_IMPORT = {
     "weft.models": ["weft.base", "weft.memory.spec", "weft.memory.device", "weft.kernels", "weft.models"],
     "weft.runner": ["weft.base", "weft.memory", "weft.memory.device", "weft.kernels", "weft.models", "weft.runner"],
     "weft.builtin": ["weft.builtin"],
-    "weft.server": ["weft.base", "weft.builtin", "weft.memory.misses", "weft.engine", "weft.text", "weft.server"],
+    "weft.answers": ["weft.base", "weft.engine", "weft.text", "weft.answers"],
+    "weft.server": [
+        "weft.base",
+        "weft.builtin",
+        "weft.memory.misses",
+        "weft.engine",
+        "weft.text",
+        "weft.answers",
+        "weft.server",
+    ],
     # The one module of the server that knows tensors, inside a function that only the engine's process calls.
     "weft.server.engine_process": ["weft"],
     "weft.cli": ["weft"],

@@ -27,8 +27,8 @@ from weft.engine.events import FinishReason, Output, Report
 from weft.engine.request import Request
 from weft.server.dispatcher import Dispatcher
 from weft.server.engine_process import load_engine
+from weft.server.output_stream import OutputStream
 from weft.server.process_backend import ProcessBackend
-from weft.server.streams import OutputStream
 from weft.server.thread_backend import ThreadBackend
 
 SMALL = Options(**tiny_model.OPTIONS, memory="16MiB", max_length=512, max_sequences=4, threads=1)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import thread_time
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,17 +21,16 @@ from tokenizers.pre_tokenizers import Split
 
 from tests import tiny_model
 from weft import builtin
+from weft.answers.followed import FollowedAnswer
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
+from weft.engine.events import Output
 from weft.engine.request import Request
 from weft.server.codec import Frames
-from weft.server.generation import Followed
 from weft.server.limits import check_depth, decode, wrong_type
-from weft.server.metrics import Metrics
 from weft.server.openai_responses import ResponsesRequest, messages_of
 from weft.server.settings import Limits
-from weft.text.answer import Answer
 from weft.text.answer_parts import AnswerPart, joined
 from weft.text.grammar import as_lark, source_of, terminal_depth
 from weft.text.nesting import nesting
@@ -91,12 +89,10 @@ def rendered(template: str) -> Work:
 
 def followed(tokens: list[int]) -> None:
     """Streams an answer whose offsets are asked for with every token."""
-    request = Request(np.array([1], np.int32), SamplingParams(max_tokens=1 << 20))
-    stream: Any = SimpleNamespace(report=None)
-    answer = Answer(request.params, TINY.detokenizer())
-    sequence = Followed(0, request, answer, stream, Metrics().meter())
+    request = Request(np.array([1], np.int32), SamplingParams(max_tokens=1 << 20, logprobs=0))
+    sequence = FollowedAnswer(request, TINY.detokenizer())
     for token in tokens:
-        sequence.take([SimpleNamespace(token=token, finish=None, logprob=None)], None)  # type: ignore[list-item]
+        sequence.take([Output(0, token)])
         sequence.begins(1)
 
 

@@ -34,7 +34,7 @@ from weft.engine.exchange import (
     Topic,
 )
 from weft.engine.preparation import Preparation, PreparedRequest
-from weft.engine.request import Request
+from weft.engine.request import Request, check_token_ids
 
 log = logging.getLogger("weft")
 
@@ -261,13 +261,10 @@ class Service:
 
 def checked(request: Request, vocab_size: int) -> Request:
     """Check that all token ids are in the vocabulary: one that is not would fail the step of all requests."""
-    prompt, params = request.prompt, request.params
+    prompt = request.prompt
     if len(prompt) and not 0 <= int(np.min(prompt)) <= int(np.max(prompt)) < vocab_size:
         raise InvalidField("prompt", f"must have token ids from 0 to {vocab_size - 1}, the vocabulary's range")
-    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
-        beyond = [token for token in ids if token >= vocab_size]
-        if beyond:
-            raise InvalidField(name, f"has token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
+    check_token_ids(request.params, vocab_size)
     for position in request.snapshots:
         if not 0 < position <= len(prompt):
             raise InvalidField("snapshots", f"must be positions from 1 to the prompt's length, got {position}")

@@ -67,7 +67,7 @@ class ChatTurn:
         most = front.max_tokens(max_tokens[1], len(tokens), max_tokens[0])
         params = sampling_params(body, front.limits, most, logprobs, scored="top_logprobs", suggested=front.suggested)
         return await front.run(
-            [Wish(tokens, params, n, prompt.snapshots, self.field)],
+            [Wish(prompt, params, n, self.field)],
             tenant,
             name=name,
             cache_salt=body.cache_salt,

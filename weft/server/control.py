@@ -20,6 +20,7 @@ from weft.server.auth import Tenant
 from weft.server.errors import json_response
 from weft.server.front import Front, Wish, new_name
 from weft.server.limits import read
+from weft.server.prompt_builder import Prompt
 
 HEALTH_SECONDS = 20.0
 CREATED = int(time.time())
@@ -130,7 +131,7 @@ async def health_generate(front: Front, request: Request) -> Response:
     if not front.backend.healthy:
         raise EngineStopped("unhealthy")
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-    wish = Wish(np.zeros(1, np.int32), params)
+    wish = Wish(Prompt(np.zeros(1, np.int32)), params)
     run = await front.run([wish], Tenant(b"health"), name=new_name("health-"), priority=-1)
     try:
         await asyncio.wait_for(run.collect(), HEALTH_SECONDS)

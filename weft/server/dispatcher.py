@@ -15,8 +15,8 @@ from typing import Any
 from weft.base.errors import EngineStopped, RequestError
 from weft.engine.exchange import Command, End, Event, Outputs, Question, Replies, Stopped, Submit, Topic
 from weft.engine.request import Request
-from weft.server.backend import ModelInfo, Stream
-from weft.server.streams import OutputStream
+from weft.server.backend import ModelInfo
+from weft.server.output_stream import OutputStream
 
 log = logging.getLogger("weft")
 
@@ -71,7 +71,7 @@ class Dispatcher(ABC):
         """Number of open requests."""
         return len(self._streams)
 
-    async def submit(self, request: Request) -> Stream:
+    async def submit(self, request: Request) -> OutputStream:
         self._check_open()
         if self._draining or self._silent:
             raise EngineStopped(SHUTTING_DOWN if self._draining else SILENT)
@@ -94,13 +94,13 @@ class Dispatcher(ABC):
             self._submitting.pop(stream.id, None)
         return stream
 
-    def abort(self, stream: Stream) -> None:
+    def abort(self, stream: OutputStream) -> None:
         self._end(stream, stopped=False)
 
-    def finish(self, stream: Stream) -> None:
+    def finish(self, stream: OutputStream) -> None:
         self._end(stream, stopped=True)
 
-    def _end(self, stream: Stream, stopped: bool) -> None:
+    def _end(self, stream: OutputStream, stopped: bool) -> None:
         if stream.id in self._streams:
             self._send(End(stream.id, stopped))
 

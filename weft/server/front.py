@@ -15,6 +15,8 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from weft.answers.followed import FollowedAnswer
+from weft.answers.requests import ModelBounds, build_request
 from weft.base.errors import InvalidField, RequestError
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
@@ -32,9 +34,7 @@ from weft.server.settings import ServerSettings
 from weft.server.sse import while_connected
 from weft.server.text_messages import setup_of
 from weft.server.text_pool import TextPool
-from weft.text.answer import Answer
 from weft.text.output import output_parser
-from weft.text.prompts import Tokens, check_request, ends_of_messages
 from weft.text.reasoning import detect_reasoning
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
@@ -52,10 +52,9 @@ SMALL_GRAMMAR = 1 << 11
 class Wish:
     """One prompt, its parameters and the number of answers `n`. `field` is the prompt's place in the body."""
 
-    tokens: Tokens
+    prompt: Prompt
     params: SamplingParams
     n: int = 1
-    snapshots: tuple[int, ...] = ()
     field: str = "prompt"
 
 
@@ -96,6 +95,11 @@ class Front:
     def room(self) -> int:
         """The maximum number of tokens of a sequence."""
         return min(self.backend.info.max_length, self.backend.info.memory_tokens or self.backend.info.max_length)
+
+    @property
+    def bounds(self) -> ModelBounds:
+        info = self.backend.info
+        return ModelBounds(info.vocab_size, info.max_length, self.end_tokens, self.tokenizer is not None)
 
     @property
     def facts(self) -> PromptFacts:
@@ -191,42 +195,32 @@ class Front:
     ) -> Generation:
         """Start everything that one HTTP request asks for: n sequences per prompt, in order."""
         form = None if form is None else await self.prepared(form)
-        requests, answers = [], []
+        requests: list[Request] = []
         for wish in wishes:
             check_count("n", wish.n, self.limits.n, 1)
-            self._check(wish)
-            first = self._request(wish, tenant.salted(cache_salt), priority or 0, form)
-            for place in range(wish.n):
-                request = replace(first, params=numbered(wish.params, place))
-                detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer(skip_special, shown)
-                requests.append(request)
-                answers.append(Answer(request.params, detokenizer, request.stop_tokens))
+            first = build_request(
+                wish.prompt.tokens,
+                wish.params,
+                self.bounds,
+                salt=tenant.salted(cache_salt),
+                priority=priority or 0,
+                snapshots=wish.prompt.snapshots,
+                grammar=None if form is None else form.grammar,
+                field=wish.field,
+            )
+            requests += [replace(first, params=numbered(wish.params, place)) for place in range(wish.n)]
         if len(requests) > self.limits.sequences:
             raise InvalidField("n", f"asks for {len(requests)} answers in all; the limit is {self.limits.sequences}")
         run = self._open(name, aliases, tenant, len(requests), form, wishes)
         try:
-            await run.submit(requests, answers)
+            await run.submit([self._followed(*each, skip_special, shown) for each in enumerate(requests)])
         except RequestError as error:
             raise error if form is None else form.named(error) from None
         return run
 
-    def _check(self, wish: Wish) -> None:
-        info, length = self.backend.info, len(wish.tokens)
-        if length + wish.params.max_tokens > info.max_length:
-            field = wish.field if length >= info.max_length else "max_tokens"
-            what = (
-                f"does not fit: prompt has {length} tokens; with max_tokens={wish.params.max_tokens} it exceeds the "
-                f"context of {info.max_length}"
-            )
-            raise InvalidField(field, what, code="context_length_exceeded")
-        check_request(wish.tokens, wish.params, self.tokenizer is not None, info.vocab_size, info.max_length)
-
-    def _request(self, wish: Wish, salt: bytes, priority: int, form: Form | None) -> Request:
-        params = wish.params
-        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_tokens)
-        grammar = None if form is None else form.grammar
-        ends = ends_of_messages(wish.tokens, self.end_tokens)
-        return Request(wish.tokens, params, stops, salt, priority, wish.snapshots, grammar, ends)
+    def _followed(self, index: int, request: Request, skip_special: bool, shown: frozenset[str]) -> FollowedAnswer:
+        detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer(skip_special, shown)
+        return FollowedAnswer(request, detokenizer, index)
 
     def _open(
         self,
@@ -238,7 +232,7 @@ class Front:
         wishes: Sequence[Wish],
     ) -> Generation:
         self._reserve(sequences)
-        prompt = sum(len(wish.tokens) for wish in wishes)
+        prompt = sum(len(wish.prompt.tokens) for wish in wishes)
         try:
             reserved = tenant.account.reserve(prompt, sum(wish.n * wish.params.max_tokens for wish in wishes))
         except BaseException:

@@ -11,13 +11,14 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.answers.followed import FollowedAnswer
 from weft.base.errors import InvalidField
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Top
 from weft.server.body_reader import BodyReader
 from weft.server.delivery import deliver
 from weft.server.front import Front, Wish, new_name
-from weft.server.generation import Followed, Generation
+from weft.server.generation import Generation
 from weft.server.grammars import Form, from_grammar, from_json, from_regex, only
 from weft.server.limits import check_count
 from weft.server.openai_shapes import miss_of, token_text
@@ -149,15 +150,15 @@ class Native:
 
     @classmethod
     def prepare(cls, front: Front, body: GenerateRequest, prompts: list[Prompt]) -> Native:
-        tokens, many = [prompt.tokens for prompt in prompts], is_list(body)
-        samplings = spread("sampling_params", body.sampling_params, len(tokens), NativeSampling())
-        natives = cls(front, body, many or any((each.n or 1) > 1 for each in samplings))
-        scored = spread("return_logprob", body.return_logprob, len(tokens), False)
-        starts = spread("logprob_start_len", body.logprob_start_len, len(tokens), -1)
-        tops = spread("top_logprobs_num", body.top_logprobs_num, len(tokens), 0)
-        names = natives.request_names(len(tokens))
-        for prompt, sampling, wanted, start, top, name in zip(tokens, samplings, scored, starts, tops, names):
-            scoring = scoring_of(len(prompt), start, top) if wanted else None
+        count = len(prompts)
+        samplings = spread("sampling_params", body.sampling_params, count, NativeSampling())
+        natives = cls(front, body, is_list(body) or any((each.n or 1) > 1 for each in samplings))
+        scored = spread("return_logprob", body.return_logprob, count, False)
+        starts = spread("logprob_start_len", body.logprob_start_len, count, -1)
+        tops = spread("top_logprobs_num", body.top_logprobs_num, count, 0)
+        names = natives.request_names(count)
+        for prompt, sampling, wanted, start, top, name in zip(prompts, samplings, scored, starts, tops, names):
+            scoring = scoring_of(len(prompt.tokens), start, top) if wanted else None
             natives.add(prompt, sampling, scoring, name)
         natives.take_form(samplings)
         return natives
@@ -172,11 +173,11 @@ class Native:
             raise InvalidField("rid", f"must have one entry per prompt, got {len(rid)} for {count} prompts")
         return list(rid)
 
-    def add(self, prompt: Any, sampling: NativeSampling, scoring: Scoring | None, name: str) -> None:
+    def add(self, prompt: Prompt, sampling: NativeSampling, scoring: Scoring | None, name: str) -> None:
         n = sampling.n or 1
         check_count("sampling_params.n", n, self.front.limits.n, 1)
-        params = self.params_of(sampling, len(prompt), scoring)
-        self.wishes.append(Wish(prompt, params, n, (), "input_ids" if self.body.text is None else "text"))
+        params = self.params_of(sampling, len(prompt.tokens), scoring)
+        self.wishes.append(Wish(prompt, params, n, "input_ids" if self.body.text is None else "text"))
         self.names += [name] if n == 1 else [f"{name}_{place}" for place in range(n)]
         self.scorings += [scoring] * n
 
@@ -241,7 +242,7 @@ class Native:
         answers = [self.answer(sequence) for sequence in run.sequences]
         return answers if self.many else answers[0]
 
-    def answer(self, sequence: Followed) -> GenerateAnswer:
+    def answer(self, sequence: FollowedAnswer) -> GenerateAnswer:
         report, scoring = sequence.report, self.scorings[sequence.index]
         meta: dict[str, Any] = {
             "id": self.names[sequence.index],
@@ -257,7 +258,7 @@ class Native:
             meta |= self._scores(sequence, scoring)
         return GenerateAnswer(text=sequence.answer.text, output_ids=sequence.answer.tokens, meta_info=meta)
 
-    def _scores(self, sequence: Followed, scoring: Scoring) -> dict[str, Any]:
+    def _scores(self, sequence: FollowedAnswer, scoring: Scoring) -> dict[str, Any]:
         prompt, scores = sequence.request.prompt.tolist(), sequence.report.prompt_scores
         outputs = [output for output in sequence.outputs if output.logprob is not None]
         # The first reported token has no probability, as in SGLang.
@@ -340,7 +341,7 @@ def form_of_native(sampling: NativeSampling, limits: Limits) -> Form | None:
     )
 
 
-def finish_of(sequence: Followed) -> dict[str, Any] | None:
+def finish_of(sequence: FollowedAnswer) -> dict[str, Any] | None:
     """Return the finish reason as an object."""
     match sequence.finish:
         case None:

@@ -11,13 +11,14 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.answers.followed import FollowedAnswer, Piece
 from weft.base.errors import InvalidField
 from weft.engine.events import FinishReason, Output
 from weft.server.body_reader import BodyReader
 from weft.server.chat_turn import ChatTurn
 from weft.server.delivery import deliver
 from weft.server.front import Front, new_name
-from weft.server.generation import Followed, Generation, Piece
+from weft.server.generation import Generation
 from weft.server.grammars import form_of
 from weft.server.openai_messages import ChatMessage, Tool, ToolChoice
 from weft.server.openai_shapes import ChatLogprobs, chat_logprobs, finish_word, usage_of
@@ -201,7 +202,7 @@ class Chat:
         thought = sum(self.front.count(each.reasoning) for each in parts)
         return usage_of(run.sequences, self.body.n or 1, thought or None)
 
-    def _choice(self, sequence: Followed, parts: SplitAnswer) -> ChatChoice:
+    def _choice(self, sequence: FollowedAnswer, parts: SplitAnswer) -> ChatChoice:
         parts.feed(sequence.answer.text)
         parts.finish()
         return ChatChoice(
@@ -233,7 +234,7 @@ class Chat:
             usage = await self.front.beside(run.size, lambda: self._usage(run, parts))
             yield event(self._chunk([], usage))
 
-    def _pieces(self, sequence: Followed, piece: Piece, parts: SplitAnswer) -> list[ChatChunkChoice]:
+    def _pieces(self, sequence: FollowedAnswer, piece: Piece, parts: SplitAnswer) -> list[ChatChunkChoice]:
         """Return a piece as chunks, one per part of the answer; the first has scores and ids, the last the finish."""
         found = parts.feed(piece.text)
         if piece.finish is not None:
@@ -255,7 +256,7 @@ class Chat:
         return ChatChunk(id=self.name, created=self.created, model=self.front.model_name, choices=choices, usage=usage)
 
 
-def end_word(sequence: Followed, parts: SplitAnswer) -> str:
+def end_word(sequence: FollowedAnswer, parts: SplitAnswer) -> str:
     """Return the finish reason; a call that the client's stop string cut short does not count as made."""
     assert sequence.finish is not None
     made = parts.calls and not (sequence.cut and parts.broken_off)

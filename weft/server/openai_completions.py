@@ -11,11 +11,12 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.answers.followed import FollowedAnswer, Piece
 from weft.base.errors import InvalidField
 from weft.server.body_reader import BodyReader
 from weft.server.delivery import deliver
 from weft.server.front import Front, Wish, new_name
-from weft.server.generation import Followed, Generation, Piece
+from weft.server.generation import Generation
 from weft.server.grammars import form_of
 from weft.server.openai_shapes import TextLogprobs, finish_word, joined, prompt_logprobs, text_logprobs, usage_of
 from weft.server.prompt_builder import Prompt, PromptBuilder
@@ -110,7 +111,7 @@ def prepare(front: Front, body: CompletionRequest, prompts: list[Prompt]) -> Com
     for prompt in prompts:
         max_tokens = front.max_tokens(body.max_tokens, len(prompt.tokens), default=DEFAULT_MAX_TOKENS)
         params = sampling_params(body, front.limits, max_tokens, body.logprobs, scored, suggested=front.suggested)
-        wishes.append(Wish(prompt.tokens, params, n))
+        wishes.append(Wish(prompt, params, n))
     return Completion(front, body, wishes)
 
 
@@ -144,7 +145,7 @@ class Completion:
         choices = [self._choice(sequence) for sequence in run.sequences]
         return self._wrap(choices, usage_of(run.sequences, self.body.n or 1))
 
-    def _choice(self, sequence: Followed) -> CompletionChoice:
+    def _choice(self, sequence: FollowedAnswer) -> CompletionChoice:
         assert sequence.finish is not None
         start = 0
         text, logprobs = sequence.answer.text, None
@@ -166,12 +167,12 @@ class Completion:
             prompt_token_ids=sequence.request.prompt.tolist() if self.body.return_token_ids else msgspec.UNSET,
         )
 
-    def _prompt_text(self, sequence: Followed) -> str:
+    def _prompt_text(self, sequence: FollowedAnswer) -> str:
         if self.front.tokenizer is None:
             return ""
         return self.front.tokenizer.decode(sequence.request.prompt.tolist(), skip_special=False)
 
-    def _prompt_logprobs(self, sequence: Followed) -> TextLogprobs:
+    def _prompt_logprobs(self, sequence: FollowedAnswer) -> TextLogprobs:
         scores = sequence.report.prompt_scores
         return prompt_logprobs(self.front.tokenizer, sequence.request.prompt.tolist(), scores)
 
@@ -198,7 +199,7 @@ class Completion:
         if options.include_usage:
             yield event(self._wrap([], usage_of(run.sequences, self.body.n or 1)))
 
-    def _piece(self, sequence: Followed, piece: Piece) -> CompletionChoice:
+    def _piece(self, sequence: FollowedAnswer, piece: Piece) -> CompletionChoice:
         text, logprobs = piece.text, None
         if self.body.logprobs is not None:
             begins = sequence.begins(len(piece.outputs))

@@ -11,6 +11,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.answers.followed import FollowedAnswer
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
 from weft.engine.events import FinishReason
@@ -19,7 +20,7 @@ from weft.server.chat_turn import ChatTurn
 from weft.server.delivery import deliver
 from weft.server.errors import describe
 from weft.server.front import Front, new_name
-from weft.server.generation import Followed, Generation
+from weft.server.generation import Generation
 from weft.server.grammars import Form, from_schema
 from weft.server.limits import check_text_depth
 from weft.server.openai_messages import (
@@ -228,7 +229,7 @@ def tool_of(tool: ResponseTool) -> Tool:
     return Tool(type="function", function=function)
 
 
-def cut_by(sequence: Followed, parts: SplitAnswer) -> str | None:
+def cut_by(sequence: FollowedAnswer, parts: SplitAnswer) -> str | None:
     """Return why an answer is incomplete, if it is. A stop string inside a tool call cuts the call short."""
     if sequence.cut and parts.broken_off:
         return "stop"
@@ -255,7 +256,7 @@ class ResponseAnswer:
 
     # whole response ---------------------------------------------------------------------------------------------------
 
-    def whole(self, sequence: Followed) -> dict[str, Any]:
+    def whole(self, sequence: FollowedAnswer) -> dict[str, Any]:
         parts = self.turn.parts()
         events = Events(self.name)
         events.take(parts.feed(sequence.answer.text) + parts.finish())
@@ -263,11 +264,15 @@ class ResponseAnswer:
         events.end(self._logprobs(sequence), whole=cut is None or not parts.broken_off)
         return self._response(events.output, sequence, cut, parts.reasoning)
 
-    def _logprobs(self, sequence: Followed) -> list[Any]:
+    def _logprobs(self, sequence: FollowedAnswer) -> list[Any]:
         return chat_logprobs(self.front.tokenizer, sequence.outputs).content if self.scored else []
 
     def _response(
-        self, output: list[dict[str, Any]], sequence: Followed | None = None, cut: str | None = None, thought: str = ""
+        self,
+        output: list[dict[str, Any]],
+        sequence: FollowedAnswer | None = None,
+        cut: str | None = None,
+        thought: str = "",
     ) -> dict[str, Any]:
         """Return the response so far; for a finished one, pass its sequence and what cut it short."""
         body = self.body
@@ -299,7 +304,7 @@ class ResponseAnswer:
             "user": body.user,
         }
 
-    def _usage(self, sequence: Followed, thought: str) -> dict[str, Any]:
+    def _usage(self, sequence: FollowedAnswer, thought: str) -> dict[str, Any]:
         prompt, report = len(sequence.request.prompt), sequence.report
         return {
             "input_tokens": prompt,

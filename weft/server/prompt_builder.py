@@ -15,7 +15,7 @@ from weft.base.errors import InvalidField, RequestError
 from weft.server.openai_messages import ChatMessage, Tool, ToolChoice, plain_messages, wanted_tools
 from weft.server.settings import Limits
 from weft.text import conversation
-from weft.text.prompts import NO_TOKENIZER, Tokens, check_snapshots, checked_tokens
+from weft.text.prompts import NO_TOKENIZER, Tokens, checked_tokens, encode_prompts
 from weft.text.template import ChatTemplate, Message
 from weft.text.tokenizer import Tokenizer
 
@@ -79,14 +79,11 @@ class PromptBuilder:
         """Return prompts, given as texts or token ids, as token ids."""
         if not 0 < len(prompts) <= self.limits.prompts:
             raise InvalidField(field, f"must have 1 to {self.limits.prompts} prompts, got {len(prompts)}")
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        for text in texts:
-            self.check_size(len(text), field)
-        found = iter(self.need_tokenizer().encode_all(texts) if texts else ())
-        named = [field] if len(prompts) == 1 else [f"{field}[{place}]" for place in range(len(prompts))]
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self.check_size(len(prompt), field)
         return [
-            Prompt(checked_tokens(next(found) if isinstance(prompt, str) else prompt, self.facts.vocab_size, name))
-            for prompt, name in zip(prompts, named)
+            Prompt(tokens) for tokens in encode_prompts(prompts, self.tokenizer, self.facts.vocab_size, field, field)
         ]
 
     def talk(
@@ -128,7 +125,7 @@ class PromptBuilder:
             check=lambda text: self.check_size(len(text), field),
         )
         checked = checked_tokens(tokens, self.facts.vocab_size, field)
-        return Prompt(checked, check_snapshots(positions, len(checked)))
+        return Prompt(checked, tuple(positions))
 
     def variables(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the template variables of a request: names from a list, plain values."""

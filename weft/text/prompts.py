@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.errors import InvalidField, RequestError
-from weft.base.sampling import SamplingParams
 from weft.text.tokenizer import Tokenizer
 
 Tokens = NDArray[np.int32]
@@ -37,18 +36,21 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def encode_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer | None, vocab_size: int) -> list[Tokens]:
-    """Return the token ids of every prompt; texts are tokenized together."""
+def encode_prompts(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer | None, vocab_size: int, one: str = "prompt", many: str = "prompts"
+) -> list[Tokens]:
+    """Return the token ids of every prompt; texts are tokenized together.
+
+    Errors call a single prompt `one`, and several `many[0]`, `many[1]` and so on.
+    """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if texts and tokenizer is None:
         raise RequestError(NO_TOKENIZER)
     encoded = iter(tokenizer.encode_all(texts) if tokenizer is not None and texts else ())
-    many = len(prompts) > 1
+    names = [one] if len(prompts) == 1 else [f"{many}[{place}]" for place in range(len(prompts))]
     return [
-        checked_tokens(
-            next(encoded) if isinstance(prompt, str) else prompt, vocab_size, f"prompts[{i}]" if many else "prompt"
-        )
-        for i, prompt in enumerate(prompts)
+        checked_tokens(next(encoded) if isinstance(prompt, str) else prompt, vocab_size, name)
+        for prompt, name in zip(prompts, names)
     ]
 
 
@@ -69,20 +71,6 @@ def checked_tokens(tokens: Sequence[int], vocab_size: int, name: str = "prompt")
             f"{name}[{place}]", f"is token id {array[place]}; the vocabulary has ids 0 to {vocab_size - 1}"
         )
     return array.astype(np.int32)
-
-
-def check_request(tokens: Tokens, params: SamplingParams, has_text: bool, vocab_size: int, max_length: int) -> None:
-    """Check the parameters of a request against the model."""
-    if len(tokens) + params.max_tokens > max_length:
-        raise InvalidField(
-            "prompt", f"of {len(tokens)} tokens plus max_tokens {params.max_tokens} exceeds max_length {max_length}"
-        )
-    if params.stop and not has_text:
-        raise InvalidField("stop", f"takes strings, but {NO_TOKENIZER.partition(':')[0]}; use stop_token_ids")
-    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
-        beyond = [token for token in ids if token >= vocab_size]
-        if beyond:
-            raise InvalidField(name, f"has token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
 
 
 def check_snapshots(snapshots: Sequence[int], length: int) -> tuple[int, ...]:
