@@ -234,7 +234,7 @@ def test_parameters_are_checked_again_where_they_arrive():
     good = bodies(encode_command(Submit(5, Request(np.array([1], np.int32), SamplingParams(top_p=0.625)))))[0]
     bad = good.replace(msgspec.msgpack.encode(0.625), msgspec.msgpack.encode(7.0))
     assert bad != good
-    assert decode_command(bad) == Refuse(5, "top_p must be a number from 1e-06 to 1.0, got 7.0")
+    assert decode_command(bad) == Refuse(5, "top_p must be a number from 1e-06 to 1.0, got 7.0", "top_p")
 
 
 def test_a_message_of_the_wrong_side_is_refused():

@@ -244,7 +244,7 @@ def test_a_parser_keeps_nothing_that_it_has_read(form, piece):
         if form in FORMATS:
             parser = TextParser(reader, FORMATS[form].read(reader, [TOOL]))
         else:
-            parser = reasoning_for(form, reader=reader)
+            parser = reasoning_for(form, scanner=reader)
         parser.feed(before)
         kept = 0
         for _ in range(500):

@@ -233,7 +233,7 @@ def test_what_stands_beside_prompts_in_a_large_body_has_a_bound(server: Served):
 
 def test_text_above_the_threshold_is_read_elsewhere_and_below_it_here(server: Served, monkeypatch):
     """No tokenizer of this process sees a long text; one that breaks here shows who reads a short one."""
-    monkeypatch.setattr(front_module.Prompter, "encode", None)
+    monkeypatch.setattr(front_module.PromptBuilder, "encode", None)
     assert server.complete(**large({"prompt": "short"}))["usage"]["prompt_tokens"] == 5
     server.complete("short", 500)
 

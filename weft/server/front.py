@@ -123,13 +123,13 @@ class Front:
 
     # prompts --------------------------------------------------------------------------------------------------------
 
-    async def take(self, request: HttpRequest, intake: BodyReader[B]) -> tuple[B, list[Prompt]]:
+    async def take(self, request: HttpRequest, reader: BodyReader[B]) -> tuple[B, list[Prompt]]:
         """Return a request's body without its texts, and its prompts. A worker process reads what may take long."""
         data = await read_body(request, self.limits)
         if is_quick(data, self.builder):
-            return intake.read(self.builder, data)
+            return reader.read(self.builder, data)
         with self.counted(1):
-            return intake.unpacked(await self.worked(request, intake.name, data))
+            return reader.unpacked(await self.worked(request, reader.name, data))
 
     async def worked(self, request: HttpRequest, name: str, data: bytes) -> bytes:
         """Return the result of a worker process for a body; the work ends when the client disconnects."""

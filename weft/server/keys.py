@@ -133,7 +133,7 @@ def parse_line(line: str) -> Key | None:
     """Return the key of a line; None for an empty line and a comment.
 
     >>> parse_line("alice sesame tokens_per_minute=1000")
-    Key(name='alice', rates=Rates(requests_per_minute=None, tokens_per_minute=1000), admin=False)
+    Key(name='alice', rates=RateLimits(requests_per_minute=None, tokens_per_minute=1000), admin=False)
     >>> parse_line("# keys of the team"), parse_line("sesame").name
     (None, '')
     """

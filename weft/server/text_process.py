@@ -44,9 +44,9 @@ log = logging.getLogger("weft.text")
 
 # A worker that holds more after a job is replaced by a fresh one: allocators do not return everything.
 LEAVE_BYTES = 1 << 29
-INTAKES = (openai_chat.CHAT, openai_completions.COMPLETION, openai_responses.RESPONSE, native.GENERATE)
+READERS = (openai_chat.CHAT, openai_completions.COMPLETION, openai_responses.RESPONSE, native.GENERATE)
 JOBS: dict[str, Callable[[PromptBuilder, bytes], bytes]] = {
-    **{intake.name: intake.packed for intake in INTAKES},
+    **{reader.name: reader.packed for reader in READERS},
     "tokenize": tokens.tokenized,
     "detokenize": tokens.detokenized,
     "grammar": prepared_grammar,
@@ -91,7 +91,7 @@ def resident_bytes() -> int:
 def work(connection: socket.socket) -> None:
     """Process jobs until the front has ended, or until a reply announced that this worker leaves."""
     setup = decode_command(received(connection))
-    assert isinstance(setup, WorkerSetup), "the first message must be a Setup"
+    assert isinstance(setup, WorkerSetup), "the first message must be a WorkerSetup"
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(name)s: %(message)s")
     builder = builder_of(setup)
     most = setup.limits.text_memory_bytes
