@@ -18,7 +18,7 @@ from weft.text import scanner
 from weft.text.answer_parts import AnswerPart, joined
 from weft.text.grammar import Grammars
 from weft.text.output import output_parser
-from weft.text.tool_grammar import after_thoughts, tool_grammar
+from weft.text.tool_grammar import after_reasoning, tool_grammar
 from weft.text.tools import FORMATS, detect_tools, parser_for
 
 TOOLS = [
@@ -432,9 +432,9 @@ def test_forced_calls_may_follow_thoughts():
         (Grammar("json_object"), '{"a": 1}'),
         (Grammar("json_schema", '{"type": "integer"}'), "17"),
     ]:
-        assert takes(after_thoughts(grammar, "think", "<think>"), f"Hm.</think>\n\n{answer}")
-        assert not takes(after_thoughts(grammar, "think", "<think>"), "Hm.</think>\n\nx")
-        assert after_thoughts(grammar, "think", "<think></think>") == grammar
+        assert takes(after_reasoning(grammar, "think", "<think>"), f"Hm.</think>\n\n{answer}")
+        assert not takes(after_reasoning(grammar, "think", "<think>"), "Hm.</think>\n\nx")
+        assert after_reasoning(grammar, "think", "<think></think>") == grammar
 
 
 def test_special_tokens_stand_in_a_grammar_as_themselves():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
 from weft.server.auth import Tenant
-from weft.server.front import Front, Wish
+from weft.server.front import AskedPrompt, Front
 from weft.server.generation import Generation
 from weft.server.grammars import Form
 from weft.server.openai_messages import Tool, ToolChoice, wanted_tools
@@ -14,7 +14,7 @@ from weft.server.schemas import SamplingFields, sampling_params
 from weft.server.split_answer import Parser, SplitAnswer
 from weft.text.output import output_parser
 from weft.text.reasoning import opens
-from weft.text.tool_grammar import after_thoughts, tool_grammar
+from weft.text.tool_grammar import after_reasoning, tool_grammar
 
 # Number of tokens at the prompt's end that show whether it opens the reasoning.
 PROMPT_END = 16
@@ -49,7 +49,7 @@ class ChatTurn:
             raise InvalidField("tool_choice", "forces a tool call, which excludes another constraint on the answer")
         self._prompt_end = ""
 
-    async def run(
+    async def generate(
         self,
         prompt: Prompt,
         body: SamplingFields,
@@ -66,8 +66,8 @@ class ChatTurn:
         self._prompt_end = front.need_tokenizer().decode(tokens[-PROMPT_END:].tolist(), skip_special=False)
         most = front.max_tokens(max_tokens[1], len(tokens), max_tokens[0])
         params = sampling_params(body, front.limits, most, logprobs, scored="top_logprobs", suggested=front.suggested)
-        return await front.run(
-            [Wish(prompt, params, n, self.field)],
+        return await front.generate(
+            [AskedPrompt(prompt, params, n, self.field)],
             tenant,
             name=name,
             cache_salt=body.cache_salt,
@@ -87,7 +87,7 @@ class ChatTurn:
             return Form(self._tool_grammar(reasoning), "tools")
         if self._form is None or reasoning is None:
             return self._form
-        return self._form.within(after_thoughts(self._form.grammar, reasoning, self._prompt_end, token_of))
+        return self._form.within(after_reasoning(self._form.grammar, reasoning, self._prompt_end, token_of))
 
     def _tool_grammar(self, reasoning: str | None) -> Grammar:
         return tool_grammar(

@@ -18,7 +18,7 @@ from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
 from weft.server.auth import Tenant
 from weft.server.errors import json_response
-from weft.server.front import Front, Wish, new_name
+from weft.server.front import AskedPrompt, Front, new_name
 from weft.server.limits import read
 from weft.server.prompt_builder import Prompt
 
@@ -131,14 +131,14 @@ async def health_generate(front: Front, request: Request) -> Response:
     if not front.backend.healthy:
         raise EngineStopped("unhealthy")
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-    wish = Wish(Prompt(np.zeros(1, np.int32)), params)
-    run = await front.run([wish], Tenant(b"health"), name=new_name("health-"), priority=-1)
+    asked = AskedPrompt(Prompt(np.zeros(1, np.int32)), params)
+    generation = await front.generate([asked], Tenant(b"health"), name=new_name("health-"), priority=-1)
     try:
-        await asyncio.wait_for(run.collect(), HEALTH_SECONDS)
+        await asyncio.wait_for(generation.collect(), HEALTH_SECONDS)
     except TimeoutError:
         raise RequestError(f"the engine returned no token within {HEALTH_SECONDS:g} seconds", 503) from None
     finally:
-        run.close()
+        generation.close()
     return json_response({"status": "ok"})
 
 

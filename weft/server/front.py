@@ -1,4 +1,4 @@
-"""What all routes share: the tokenizer and templates, the engine's backend, and the runs in progress."""
+"""What all routes share: the tokenizer and templates, the engine's backend, and the generations in progress."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SMALL_GRAMMAR = 1 << 11
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class AskedPrompt:
     """One prompt, its parameters and the number of answers `n`. `field` is the prompt's place in the body."""
 
     prompt: Prompt
@@ -84,7 +84,7 @@ class Front:
         output_parser(self.reasoning_parser, self.tool_parser)
         self._builder = PromptBuilder(tokenizer, template, self.limits, settings.template_kwargs, self.facts)
         self.pool = pool or pool_for(tokenizer, template, settings)
-        self.runs: set[Generation] = set()
+        self.generations: set[Generation] = set()
         self.open_sequences = 0
 
     @property
@@ -123,15 +123,15 @@ class Front:
 
     # prompts --------------------------------------------------------------------------------------------------------
 
-    async def take(self, request: HttpRequest, reader: BodyReader[B]) -> tuple[B, list[Prompt]]:
+    async def read_prompts(self, request: HttpRequest, reader: BodyReader[B]) -> tuple[B, list[Prompt]]:
         """Return a request's body without its texts, and its prompts. A worker process reads what may take long."""
         data = await read_body(request, self.limits)
         if is_quick(data, self.builder):
             return reader.read(self.builder, data)
         with self.counted(1):
-            return reader.unpacked(await self.worked(request, reader.name, data))
+            return reader.unpacked(await self.read_in_worker(request, reader.name, data))
 
-    async def worked(self, request: HttpRequest, name: str, data: bytes) -> bytes:
+    async def read_in_worker(self, request: HttpRequest, name: str, data: bytes) -> bytes:
         """Return the result of a worker process for a body; the work ends when the client disconnects."""
         return await while_connected(request, self.pool.run(name, self.facts, data))
 
@@ -161,14 +161,14 @@ class Front:
             raise form.named(error) from None
         return form.within(msgspec.msgpack.decode(found, type=Grammar))
 
-    async def beside(self, size: int, work: Callable[[], T]) -> T:
+    async def run_off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Run work that may tokenize an answer; long work goes to a thread, so that it does not delay other streams."""
         quick = self.tokenizer is None or self.tokenizer.is_linear
         return work() if quick and size <= LONG_TEXT else await asyncio.to_thread(work)
 
-    async def shaped(self, run: Generation, make: Callable[[], Any]) -> Response:
+    async def shaped(self, generation: Generation, make: Callable[[], Any]) -> Response:
         """Return an answer as JSON. Encoding a long one, or the scores of a long text, is long work."""
-        return await self.beside(run.size, lambda: json_response(make()))
+        return await self.run_off_loop(generation.size, lambda: json_response(make()))
 
     def max_tokens(self, asked: int | None, prompt: int, field: str = "max_tokens", default: int | None = None) -> int:
         """Return the number asked for, or this API's default, or all that fits behind the prompt."""
@@ -180,9 +180,9 @@ class Front:
 
     # running --------------------------------------------------------------------------------------------------------
 
-    async def run(
+    async def generate(
         self,
-        wishes: Sequence[Wish],
+        prompts: Sequence[AskedPrompt],
         tenant: Tenant,
         *,
         name: str,
@@ -196,27 +196,27 @@ class Front:
         """Start everything that one HTTP request asks for: n sequences per prompt, in order."""
         form = None if form is None else await self.prepared(form)
         requests: list[Request] = []
-        for wish in wishes:
-            check_count("n", wish.n, self.limits.n, 1)
+        for asked in prompts:
+            check_count("n", asked.n, self.limits.n, 1)
             first = build_request(
-                wish.prompt.tokens,
-                wish.params,
+                asked.prompt.tokens,
+                asked.params,
                 self.bounds,
                 salt=tenant.salted(cache_salt),
                 priority=priority or 0,
-                snapshots=wish.prompt.snapshots,
+                snapshots=asked.prompt.snapshots,
                 grammar=None if form is None else form.grammar,
-                field=wish.field,
+                field=asked.field,
             )
-            requests += [replace(first, params=numbered(wish.params, place)) for place in range(wish.n)]
+            requests += [replace(first, params=numbered(asked.params, place)) for place in range(asked.n)]
         if len(requests) > self.limits.sequences:
             raise InvalidField("n", f"asks for {len(requests)} answers in all; the limit is {self.limits.sequences}")
-        run = self._open(name, aliases, tenant, len(requests), form, wishes)
+        generation = self._open(name, aliases, tenant, len(requests), form, prompts)
         try:
-            await run.submit([self._followed(*each, skip_special, shown) for each in enumerate(requests)])
+            await generation.submit([self._followed(*each, skip_special, shown) for each in enumerate(requests)])
         except RequestError as error:
             raise error if form is None else form.named(error) from None
-        return run
+        return generation
 
     def _followed(self, index: int, request: Request, skip_special: bool, shown: frozenset[str]) -> FollowedAnswer:
         detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer(skip_special, shown)
@@ -229,35 +229,36 @@ class Front:
         tenant: Tenant,
         sequences: int,
         form: Form | None,
-        wishes: Sequence[Wish],
+        prompts: Sequence[AskedPrompt],
     ) -> Generation:
         self._reserve(sequences)
-        prompt = sum(len(wish.prompt.tokens) for wish in wishes)
+        prompt = sum(len(asked.prompt.tokens) for asked in prompts)
         try:
-            reserved = tenant.account.reserve(prompt, sum(wish.n * wish.params.max_tokens for wish in wishes))
+            reserved = tenant.account.reserve(prompt, sum(asked.n * asked.params.max_tokens for asked in prompts))
         except BaseException:
             self.open_sequences -= sequences
             raise
 
-        def closed(run: Generation) -> None:
-            if run in self.runs:
-                self.runs.remove(run)
+        def closed(generation: Generation) -> None:
+            if generation in self.generations:
+                self.generations.remove(generation)
                 self.open_sequences -= sequences
-                tenant.account.settle(reserved, run.used())
+                tenant.account.settle(reserved, generation.used())
 
-        run = Generation((name, *aliases), tenant, self.backend, self.metrics, closed, form)
-        self.runs.add(run)
-        return run
+        generation = Generation((name, *aliases), tenant, self.backend, self.metrics, closed, form)
+        self.generations.add(generation)
+        return generation
 
     def abort(self, names: Sequence[str] | None, tenant: Tenant) -> int:
-        """Abort runs by name, or all runs of a tenant (of all tenants, for an admin); return how many."""
+        """Abort generations by name, or all of a tenant (of all tenants, for an admin); return how many."""
         found = [
-            run
-            for run in self.runs
-            if (tenant.admin or run.tenant == tenant) and (names is None or not run.names.isdisjoint(names))
+            generation
+            for generation in self.generations
+            if (tenant.admin or generation.tenant == tenant)
+            and (names is None or not generation.names.isdisjoint(names))
         ]
-        for run in found:
-            run.abort()
+        for generation in found:
+            generation.abort()
         return len(found)
 
 

@@ -1,6 +1,6 @@
 """The sequences of one HTTP request: takes outputs of the engine, yields pieces of text.
 
-A run may have several sequences (`n`, lists of prompts). It knows no API: routes shape the pieces.
+A generation may have several sequences (`n`, lists of prompts). It knows no API: routes shape the pieces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weft.server.metrics import Meter, Metrics
 from weft.server.output_stream import OutputStream
 from weft.server.rates import Used
 
-# Of several answers, the first of these tells how the run ended.
+# Of several answers, the first of these tells how it ended.
 ENDS = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP)
 # Length of a prompt that takes a millisecond to send.
 LONG_PROMPT = 1 << 15
@@ -65,7 +65,7 @@ class Generation:
         tenant: Tenant,
         backend: Backend,
         metrics: Metrics,
-        closed: Callable[[Generation], None] = lambda run: None,
+        closed: Callable[[Generation], None] = lambda generation: None,
         form: Form | None = None,
     ) -> None:
         self.names = frozenset(names)

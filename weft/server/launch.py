@@ -150,7 +150,7 @@ async def serve(
     server = Server(app, settings, lambda: drain(backend, orders, settings.drain_seconds), ready, tls, connections)
     watchdog = Watchdog(place.front_timeout)
     try:
-        return await run_until_told(server, backend, orders, listener)
+        return await run_until_signalled(server, backend, orders, listener)
     finally:
         watchdog.stop()
         pool.stop()
@@ -216,7 +216,7 @@ async def first_of(event: asyncio.Event, *tasks: asyncio.Task[Any]) -> None:
         waiting.cancel()
 
 
-async def run_until_told(server: Server, backend: Running, orders: Orders, listener: socket.socket) -> int:
+async def run_until_signalled(server: Server, backend: Running, orders: Orders, listener: socket.socket) -> int:
     """Serve until a signal or the engine's death; return the exit code."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     dying = asyncio.create_task(backend.wait_failed())

@@ -17,7 +17,7 @@ from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Top
 from weft.server.body_reader import BodyReader
 from weft.server.delivery import deliver
-from weft.server.front import Front, Wish, new_name
+from weft.server.front import AskedPrompt, Front, new_name
 from weft.server.generation import Generation
 from weft.server.grammars import Form, from_grammar, from_json, from_regex, only
 from weft.server.limits import check_count
@@ -127,11 +127,11 @@ class Scoring(msgspec.Struct, frozen=True):
 
 
 async def generate(front: Front, request: Request) -> Response:
-    body, prompts = await front.take(request, GENERATE)
+    body, prompts = await front.read_prompts(request, GENERATE)
     native = Native.prepare(front, body, prompts)
-    run = await native.start(request)
-    events = native.events(run) if body.stream else None
-    return await deliver(front, request, run, events, lambda: native.whole(run))
+    generation = await native.start(request)
+    events = native.events(generation) if body.stream else None
+    return await deliver(front, request, generation, events, lambda: native.whole(generation))
 
 
 class Native:
@@ -144,7 +144,7 @@ class Native:
         self.began = time.perf_counter()
         self.names: list[str] = []  # by sequence
         self.scorings: list[Scoring | None] = []  # by sequence
-        self.wishes: list[Wish] = []
+        self.prompts: list[AskedPrompt] = []
         self.form: Form | None = None
         self.skip_special = True
 
@@ -177,7 +177,7 @@ class Native:
         n = sampling.n or 1
         check_count("sampling_params.n", n, self.front.limits.n, 1)
         params = self.params_of(sampling, len(prompt.tokens), scoring)
-        self.wishes.append(Wish(prompt, params, n, "input_ids" if self.body.text is None else "text"))
+        self.prompts.append(AskedPrompt(prompt, params, n, "input_ids" if self.body.text is None else "text"))
         self.names += [name] if n == 1 else [f"{name}_{place}" for place in range(n)]
         self.scorings += [scoring] * n
 
@@ -216,8 +216,8 @@ class Native:
 
     async def start(self, request: Request) -> Generation:
         rid = self.body.rid
-        return await self.front.run(
-            self.wishes,
+        return await self.front.generate(
+            self.prompts,
             request.state.tenant,
             name=rid if isinstance(rid, str) else self.names[0],
             aliases=tuple(self.names),
@@ -229,17 +229,17 @@ class Native:
 
     # responses --------------------------------------------------------------------------------------------------------
 
-    async def events(self, run: Generation) -> AsyncIterator[bytes]:
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         """Yield events; in this API, each event contains the whole answer so far."""
-        async for piece in run:
-            run.check(piece)
-            found = self.answer(run.sequences[piece.index])
+        async for piece in generation:
+            generation.check(piece)
+            found = self.answer(generation.sequences[piece.index])
             if self.many:
                 found.index = piece.index
             yield event(found)
 
-    def whole(self, run: Generation) -> GenerateAnswer | list[GenerateAnswer]:
-        answers = [self.answer(sequence) for sequence in run.sequences]
+    def whole(self, generation: Generation) -> GenerateAnswer | list[GenerateAnswer]:
+        answers = [self.answer(sequence) for sequence in generation.sequences]
         return answers if self.many else answers[0]
 
     def answer(self, sequence: FollowedAnswer) -> GenerateAnswer:

@@ -123,11 +123,11 @@ class ChatChunk(msgspec.Struct, kw_only=True):
 
 
 async def chat(front: Front, request: Request) -> Response:
-    body, [prompt] = await front.take(request, CHAT)
+    body, [prompt] = await front.read_prompts(request, CHAT)
     asked = Chat(front, body)
-    run = await asked.start(request, prompt)
-    events = asked.events(run) if body.stream else None
-    return await deliver(front, request, run, events, lambda: asked.answer(run))
+    generation = await asked.start(request, prompt)
+    events = asked.events(generation) if body.stream else None
+    return await deliver(front, request, generation, events, lambda: asked.answer(generation))
 
 
 def check_unsupported(body: ChatRequest) -> None:
@@ -145,7 +145,7 @@ def prompts_of(builder: PromptBuilder, body: ChatRequest) -> list[Prompt]:
     builder.check_model(body.model)
     check_unsupported(body)
     effort, variables = body.reasoning_effort, body.chat_template_kwargs
-    found = builder.talk(body.messages, body.tools, body.tool_choice, variables, effort)
+    found = builder.render_conversation(body.messages, body.tools, body.tool_choice, variables, effort)
     body.messages = []
     return [found]
 
@@ -181,26 +181,28 @@ class Chat:
             most = ("max_completion_tokens", body.max_completion_tokens)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         tenant = request.state.tenant
-        return await self.turn.run(prompt, body, tenant, self.name, max_tokens=most, n=body.n or 1, logprobs=logprobs)
+        return await self.turn.generate(
+            prompt, body, tenant, self.name, max_tokens=most, n=body.n or 1, logprobs=logprobs
+        )
 
     # whole response ---------------------------------------------------------------------------------------------------
 
-    def answer(self, run: Generation) -> ChatAnswer:
-        parts = [self.turn.parts() for _ in run.sequences]
+    def answer(self, generation: Generation) -> ChatAnswer:
+        parts = [self.turn.parts() for _ in generation.sequences]
         found = ChatAnswer(
             id=self.name,
             created=self.created,
             model=self.front.model_name,
-            choices=[self._choice(*each) for each in zip(run.sequences, parts)],
-            usage=self._usage(run, parts),
+            choices=[self._choice(*each) for each in zip(generation.sequences, parts)],
+            usage=self._usage(generation, parts),
         )
         if self.body.return_token_ids:
-            found.prompt_token_ids = run.sequences[0].request.prompt.tolist()
+            found.prompt_token_ids = generation.sequences[0].request.prompt.tolist()
         return found
 
-    def _usage(self, run: Generation, parts: list[SplitAnswer]) -> Usage:
+    def _usage(self, generation: Generation, parts: list[SplitAnswer]) -> Usage:
         thought = sum(self.front.count(each.reasoning) for each in parts)
-        return usage_of(run.sequences, self.body.n or 1, thought or None)
+        return usage_of(generation.sequences, self.body.n or 1, thought or None)
 
     def _choice(self, sequence: FollowedAnswer, parts: SplitAnswer) -> ChatChoice:
         parts.feed(sequence.answer.text)
@@ -219,19 +221,19 @@ class Chat:
 
     # streamed response ------------------------------------------------------------------------------------------------
 
-    async def events(self, run: Generation) -> AsyncIterator[bytes]:
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         options = self.body.stream_options or StreamOptions()
         no_usage = None if options.include_usage else UNSET
-        parts = [self.turn.parts() for _ in run.sequences]
-        for sequence in run.sequences:
+        parts = [self.turn.parts() for _ in generation.sequences]
+        for sequence in generation.sequences:
             opening = ChatChunkChoice(index=sequence.index, delta=ChatDelta(role="assistant", content=""))
             yield event(self._chunk([opening], no_usage))
-        async for piece in run:
-            run.check(piece)
-            for choice in self._pieces(run.sequences[piece.index], piece, parts[piece.index]):
+        async for piece in generation:
+            generation.check(piece)
+            for choice in self._pieces(generation.sequences[piece.index], piece, parts[piece.index]):
                 yield event(self._chunk([choice], no_usage))
         if options.include_usage:
-            usage = await self.front.beside(run.size, lambda: self._usage(run, parts))
+            usage = await self.front.run_off_loop(generation.size, lambda: self._usage(generation, parts))
             yield event(self._chunk([], usage))
 
     def _pieces(self, sequence: FollowedAnswer, piece: Piece, parts: SplitAnswer) -> list[ChatChunkChoice]:

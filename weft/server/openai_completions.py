@@ -15,7 +15,7 @@ from weft.answers.followed import FollowedAnswer, Piece
 from weft.base.errors import InvalidField
 from weft.server.body_reader import BodyReader
 from weft.server.delivery import deliver
-from weft.server.front import Front, Wish, new_name
+from weft.server.front import AskedPrompt, Front, new_name
 from weft.server.generation import Generation
 from weft.server.grammars import form_of
 from weft.server.openai_shapes import TextLogprobs, finish_word, joined, prompt_logprobs, text_logprobs, usage_of
@@ -72,19 +72,19 @@ class CompletionAnswer(msgspec.Struct, kw_only=True):
 
 
 async def complete(front: Front, request: Request) -> Response:
-    asked = prepare(front, *await front.take(request, COMPLETION))
-    body = asked.body
-    run = await front.run(
-        asked.wishes,
+    completion = prepare(front, *await front.read_prompts(request, COMPLETION))
+    body = completion.body
+    generation = await front.generate(
+        completion.prompts,
         request.state.tenant,
-        name=asked.name,
+        name=completion.name,
         cache_salt=body.cache_salt,
         priority=body.priority,
         form=form_of(body, front.limits),
         skip_special=body.skip_special_tokens is not False,
     )
-    events = asked.events(run) if body.stream else None
-    return await deliver(front, request, run, events, lambda: asked.answer(run))
+    events = completion.events(generation) if body.stream else None
+    return await deliver(front, request, generation, events, lambda: completion.answer(generation))
 
 
 def prompts_of(builder: PromptBuilder, body: CompletionRequest) -> list[Prompt]:
@@ -107,12 +107,12 @@ COMPLETION = BodyReader("completion", CompletionRequest, prompts_of)
 def prepare(front: Front, body: CompletionRequest, prompts: list[Prompt]) -> Completion:
     n = body.n or 1
     scored = body.logprobs if body.echo else None
-    wishes = []
+    asked = []
     for prompt in prompts:
         max_tokens = front.max_tokens(body.max_tokens, len(prompt.tokens), default=DEFAULT_MAX_TOKENS)
         params = sampling_params(body, front.limits, max_tokens, body.logprobs, scored, suggested=front.suggested)
-        wishes.append(Wish(prompt, params, n))
-    return Completion(front, body, wishes)
+        asked.append(AskedPrompt(prompt, params, n))
+    return Completion(front, body, asked)
 
 
 def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -133,17 +133,17 @@ def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int
 class Completion:
     """Shapes the response to one request."""
 
-    def __init__(self, front: Front, body: CompletionRequest, wishes: list[Wish]) -> None:
+    def __init__(self, front: Front, body: CompletionRequest, asked: list[AskedPrompt]) -> None:
         self.front = front
         self.body = body
-        self.wishes = wishes
+        self.prompts = asked
         self.name = new_name("cmpl-")
         self.created = int(time.time())
         self.with_ids = bool(body.return_token_ids) or front.tokenizer is None
 
-    def answer(self, run: Generation) -> CompletionAnswer:
-        choices = [self._choice(sequence) for sequence in run.sequences]
-        return self._wrap(choices, usage_of(run.sequences, self.body.n or 1))
+    def answer(self, generation: Generation) -> CompletionAnswer:
+        choices = [self._choice(sequence) for sequence in generation.sequences]
+        return self._wrap(choices, usage_of(generation.sequences, self.body.n or 1))
 
     def _choice(self, sequence: FollowedAnswer) -> CompletionChoice:
         assert sequence.finish is not None
@@ -176,28 +176,28 @@ class Completion:
         scores = sequence.report.prompt_scores
         return prompt_logprobs(self.front.tokenizer, sequence.request.prompt.tolist(), scores)
 
-    async def events(self, run: Generation) -> AsyncIterator[bytes]:
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         options = self.body.stream_options or StreamOptions()
         no_usage = None if options.include_usage else msgspec.UNSET
         begun: set[int] = set()
-        async for piece in run:
-            run.check(piece)
-            sequence, first = run.sequences[piece.index], piece.index not in begun
+        async for piece in generation:
+            generation.check(piece)
+            sequence, first = generation.sequences[piece.index], piece.index not in begun
             if self.body.echo and self.body.logprobs is not None:
                 # Scores of the prompt, which come first, are known only at the end.
                 if piece.finish is not None:
-                    yield await self.front.beside(
-                        run.size, lambda whole=sequence: event(self._wrap([self._choice(whole)], no_usage))
+                    yield await self.front.run_off_loop(
+                        generation.size, lambda whole=sequence: event(self._wrap([self._choice(whole)], no_usage))
                     )
                 continue
             begun.add(piece.index)
             choice = self._piece(sequence, piece)
             if first and self.body.echo:
-                prompt = await self.front.beside(run.size, lambda whole=sequence: self._prompt_text(whole))
+                prompt = await self.front.run_off_loop(generation.size, lambda whole=sequence: self._prompt_text(whole))
                 choice.text = prompt + choice.text
             yield event(self._wrap([choice], no_usage))
         if options.include_usage:
-            yield event(self._wrap([], usage_of(run.sequences, self.body.n or 1)))
+            yield event(self._wrap([], usage_of(generation.sequences, self.body.n or 1)))
 
     def _piece(self, sequence: FollowedAnswer, piece: Piece) -> CompletionChoice:
         text, logprobs = piece.text, None

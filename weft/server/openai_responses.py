@@ -113,12 +113,18 @@ class ResponsesRequest(SamplingFields, kw_only=True):
 
 
 async def respond(front: Front, request: Request) -> Response:
-    body, [prompt] = await front.take(request, RESPONSE)
+    body, [prompt] = await front.read_prompts(request, RESPONSE)
     answer = ResponseAnswer(front, body)
-    run = await answer.start(request, prompt)
-    events = answer.events(run) if body.stream else None
+    generation = await answer.start(request, prompt)
+    events = answer.events(generation) if body.stream else None
     return await deliver(
-        front, request, run, events, lambda: answer.whole(run.sequences[0]), failed=answer.failed, done=b""
+        front,
+        request,
+        generation,
+        events,
+        lambda: answer.whole(generation.sequences[0]),
+        failed=answer.failed,
+        done=b"",
     )
 
 
@@ -195,7 +201,7 @@ def prompts_of(builder: PromptBuilder, body: ResponsesRequest) -> list[Prompt]:
     messages, places = messages_of(body, builder.limits)
     effort = body.reasoning.effort if body.reasoning else None
     variables, tools, choice = body.chat_template_kwargs, tools_of(body), choice_of(body)
-    found = builder.talk(messages, tools, choice, variables, effort, field="input", places=places)
+    found = builder.render_conversation(messages, tools, choice, variables, effort, field="input", places=places)
     body.input = ""
     return [found]
 
@@ -252,7 +258,7 @@ class ResponseAnswer:
         most = ("max_output_tokens", self.body.max_output_tokens)
         logprobs = (self.body.top_logprobs or 0) if self.scored else None
         tenant = request.state.tenant
-        return await self.turn.run(prompt, self.body, tenant, self.name, max_tokens=most, logprobs=logprobs)
+        return await self.turn.generate(prompt, self.body, tenant, self.name, max_tokens=most, logprobs=logprobs)
 
     # whole response ---------------------------------------------------------------------------------------------------
 
@@ -316,12 +322,12 @@ class ResponseAnswer:
 
     # streamed response ------------------------------------------------------------------------------------------------
 
-    async def events(self, run: Generation) -> AsyncIterator[bytes]:
-        parts, sequence, events = self.turn.parts(), run.sequences[0], self._events
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
+        parts, sequence, events = self.turn.parts(), generation.sequences[0], self._events
         for kind in ("response.created", "response.in_progress"):
             yield named_event(*events.numbered(kind, {"response": self._response([])}))
-        async for piece in run:
-            run.check(piece)
+        async for piece in generation:
+            generation.check(piece)
             scored = chat_logprobs(self.front.tokenizer, piece.outputs).content if self.scored else []
             for each in events.take(parts.feed(piece.text), scored):
                 yield named_event(*each)
@@ -330,7 +336,9 @@ class ResponseAnswer:
         for each in [*last, *events.end(self._logprobs(sequence), whole=cut is None or not parts.broken_off)]:
             yield named_event(*each)
         thought = parts.reasoning
-        found = await self.front.beside(len(thought), lambda: self._response(events.output, sequence, cut, thought))
+        found = await self.front.run_off_loop(
+            len(thought), lambda: self._response(events.output, sequence, cut, thought)
+        )
         yield named_event(*events.numbered(f"response.{found['status']}", {"response": found}))
 
     def failed(self, error: Exception) -> bytes:

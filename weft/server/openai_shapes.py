@@ -127,7 +127,7 @@ def miss_of(report: Report) -> dict[str, Any] | None:
 
 
 def usage_of(sequences: Sequence[FollowedAnswer], per_prompt: int, reasoning: int | None = None) -> Usage:
-    """Return the usage of a run; `per_prompt` sequences share a prompt, which counts once."""
+    """Return the usage of a generation; `per_prompt` sequences share a prompt, which counts once."""
     firsts = sequences[::per_prompt]
     prompt = sum(len(each.request.prompt) for each in firsts)
     generated = sum(each.generated for each in sequences)

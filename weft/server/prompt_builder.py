@@ -86,7 +86,7 @@ class PromptBuilder:
             Prompt(tokens) for tokens in encode_prompts(prompts, self.tokenizer, self.facts.vocab_size, field, field)
         ]
 
-    def talk(
+    def render_conversation(
         self,
         messages: list[ChatMessage],
         tools: list[Tool] | None,

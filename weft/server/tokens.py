@@ -66,7 +66,7 @@ async def answered(
         if is_quick(body, front.builder):
             found = answer(front.builder, body)
         else:
-            found = await front.worked(request, name, body)
+            found = await front.read_in_worker(request, name, body)
     return Response(found, media_type="application/json")
 
 
@@ -79,7 +79,7 @@ def tokenized(builder: PromptBuilder, data: bytes) -> bytes:
         raise InvalidField("prompt", "or messages must be given, but not both")
     if body.messages is not None:
         opens = body.add_generation_prompt is not False
-        prompt = builder.talk(body.messages, body.tools, None, body.chat_template_kwargs, opens=opens)
+        prompt = builder.render_conversation(body.messages, body.tools, None, body.chat_template_kwargs, opens=opens)
         tokens, field = prompt.tokens.tolist(), "messages"
     else:
         text, field = body.prompt or "", "prompt"

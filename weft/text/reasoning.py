@@ -13,7 +13,7 @@ from weft.text.scanner import Reading, Scanner, without_space
 
 
 @dataclass(frozen=True, slots=True)
-class Thoughts:
+class ReasoningMarkers:
     """Markers around the reasoning, and around the answer if a family has them. They may be special tokens."""
 
     starts: tuple[str, ...]
@@ -22,9 +22,9 @@ class Thoughts:
 
 
 STYLES = {
-    "think": Thoughts(("<think>",), ("</think>",)),
-    "mistral": Thoughts(("[THINK]",), ("[/THINK]",)),
-    "granite": Thoughts(
+    "think": ReasoningMarkers(("<think>",), ("</think>",)),
+    "mistral": ReasoningMarkers(("[THINK]",), ("[/THINK]",)),
+    "granite": ReasoningMarkers(
         ("<think>", "Here is my thought process:", "Here's my thought process:"),
         ("</think>", "Here is my response:", "Here's my response:"),
         ("<response>", "</response>"),
@@ -42,7 +42,7 @@ def reasoning_for(name: str, opened: bool = False, scanner: Scanner | None = Non
         raise OptionError(f"reasoning_parser must be one of {', '.join(REASONING)}, got {name!r}")
     style = STYLES[name]
     markers = (*style.starts, *style.ends, *(style.answer or ()))
-    return TextParser(scanner, _thoughts_first(scanner, style, opened), markers)
+    return TextParser(scanner, _reasoning_first(scanner, style, opened), markers)
 
 
 def opens(name: str, prompt: str) -> bool:
@@ -60,14 +60,14 @@ def detect_reasoning(template: str) -> str | None:
     return next((name for mark, name in marks.items() if mark in template), None)
 
 
-def _thoughts_first(scanner: Scanner, style: Thoughts, opened: bool) -> Reading:
+def _reasoning_first(scanner: Scanner, style: ReasoningMarkers, opened: bool) -> Reading:
     space: list[str] = []
     yield from scanner.skip(SPACE, space.append)
     marker = yield from scanner.sees(*style.starts)
     if marker or opened:
         scanner.place += len(marker)
         yield from scanner.skip(SPACE)
-        yield from _thoughts(scanner, style.ends)
+        yield from _read_reasoning(scanner, style.ends)
         yield from scanner.skip(SPACE)
         if style.answer is not None and (yield from scanner.sees(style.answer[0])):
             scanner.place += len(style.answer[0])
@@ -80,7 +80,7 @@ def _thoughts_first(scanner: Scanner, style: Thoughts, opened: bool) -> Reading:
         scanner.place = len(scanner.text)
 
 
-def _thoughts(scanner: Scanner, ends: tuple[str, ...]) -> Reading:
+def _read_reasoning(scanner: Scanner, ends: tuple[str, ...]) -> Reading:
     held: list[str] = []
     if not (yield from scanner.skip_to(ends, lambda text: scanner.reasoning(without_space(text, held)))):
         scanner.reasoning("".join(held))
