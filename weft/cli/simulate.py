@@ -151,7 +151,7 @@ def setup_of(options: SimulateOptions, eviction: str) -> SimulationSetup:
 
 
 def _simulate(setup: SimulationSetup, progress: bool) -> Found:
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped]  # tqdm ships no types
 
     from weft.simulate.setup import run as run_setup
 

@@ -82,8 +82,6 @@ class PromptScores:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PromptScores) and list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 @dataclass(slots=True)
 class Report:

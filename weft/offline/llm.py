@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from weft.answers.followed import FollowedAnswer
 from weft.answers.requests import ModelBounds, build_request
@@ -132,7 +132,7 @@ class LLM:
         priority: int = 0,
         snapshots: Sequence[int] = (),
         grammar: Grammar | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Yield an answer as it grows; the last chunk has the whole result. Closing the iterator ends the request."""
         found = encode_prompts(_single(prompt), self.tokenizer, self.vocab_size)
         return self._follow(self._requests(found, params, cache_salt, priority, snapshots, grammar)[0])
@@ -147,7 +147,7 @@ class LLM:
         cache_salt: str | None = None,
         priority: int = 0,
         grammar: Grammar | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Yield the next message of a conversation as it grows."""
         tokens, positions = self._render(check_messages(messages), tools, template_variables)
         found = encode_prompts([tokens], self.tokenizer, self.vocab_size)
@@ -158,7 +158,7 @@ class LLM:
         with self._lock:
             self._abort(list(self._running.values()))
             self._stopped = self._stopped or "it is closed"
-            self.engine = None  # type: ignore[assignment]
+            self.engine = None  # type: ignore[assignment]  # frees the memory; `_check_open` keeps calls away
 
     def __enter__(self) -> LLM:
         return self
@@ -225,7 +225,7 @@ class LLM:
                 raise
         return [each.result for each in opened if each.result is not None]
 
-    def _follow(self, request: Request) -> Iterator[Chunk]:
+    def _follow(self, request: Request) -> Generator[Chunk, None, None]:
         opened = self._add(request)
         chunks = opened.chunks = deque()
         try:
@@ -320,16 +320,16 @@ def _per_prompt(params: SamplingParams | Sequence[SamplingParams], count: int) -
 
 def _snapshots_per_prompt(snapshots: Sequence[int] | Sequence[Sequence[int]], count: int) -> list[Sequence[int]]:
     if all(isinstance(each, int) for each in snapshots):
-        return [snapshots] * count  # type: ignore[list-item]
+        return [cast(Sequence[int], snapshots)] * count
     if len(snapshots) != count:
         raise InvalidField("snapshots", f"must have one entry per prompt, got {len(snapshots)} for {count} prompts")
-    return list(snapshots)  # type: ignore[arg-type]
+    return list(cast(Sequence[Sequence[int]], snapshots))
 
 
 def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
     if isinstance(messages, Sequence) and messages and all(isinstance(each, list | tuple) for each in messages):
-        return [check_messages(each) for each in messages]  # type: ignore[arg-type]
-    return [check_messages(messages)]  # type: ignore[arg-type]
+        return [check_messages(each) for each in cast(Sequence[Conversation], messages)]
+    return [check_messages(cast(Conversation, messages))]
 
 
 def _single(prompt: Prompt) -> list[Prompt]:

@@ -287,7 +287,7 @@ class EventReader:
             miss=ending.miss,
             preemptions=ending.preemptions,
             queued_seconds=ending.queued_seconds,
-            prompt_scores=self._scores.pop(number, None) or PromptScores(),
+            prompt_scores=self._scores.pop(number, PromptScores()),
         )
 
 

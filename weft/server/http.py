@@ -113,7 +113,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = transport
         self.write = transport.write
         self._local = transport.get_extra_info("sockname")
-        self._shared.server.connections.add(self)
+        self._shared.server.connections.add(self)  # type: ignore[arg-type]  # uvicorn only shuts them down
         self._enter(State.HEAD)
         if self._refusal is not None:
             self._send_refusal()

@@ -297,7 +297,8 @@ class Server(uvicorn.Server):
         assert sockets is not None
         proxies = TrustedProxies(self._settings.trusted_proxies)
         shared = ServerContext(self._app, self._settings.limits, self._connections, proxies, self.server_state)
-        self.servers = [Listener(listener, shared, self._tls) for listener in sockets]
+        # uvicorn only closes them, and waits for that.
+        self.servers = [Listener(listener, shared, self._tls) for listener in sockets]  # type: ignore[misc]
         self.started = True
         self._ready(Address.of(sockets[0], self._tls is not None))
 

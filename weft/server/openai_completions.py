@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -186,18 +187,20 @@ class Completion:
             if self.body.echo and self.body.logprobs is not None:
                 # Scores of the prompt, which come first, are known only at the end.
                 if piece.finish is not None:
-                    yield await self.front.run_off_loop(
-                        generation.size, lambda whole=sequence: event(self._wrap([self._choice(whole)], no_usage))
-                    )
+                    work = partial(self._whole_event, sequence, no_usage)
+                    yield await self.front.run_off_loop(generation.size, work)
                 continue
             begun.add(piece.index)
             choice = self._piece(sequence, piece)
             if first and self.body.echo:
-                prompt = await self.front.run_off_loop(generation.size, lambda whole=sequence: self._prompt_text(whole))
+                prompt = await self.front.run_off_loop(generation.size, partial(self._prompt_text, sequence))
                 choice.text = prompt + choice.text
             yield event(self._wrap([choice], no_usage))
         if options.include_usage:
             yield event(self._wrap([], usage_of(generation.sequences, self.body.n or 1)))
+
+    def _whole_event(self, sequence: FollowedAnswer, usage: msgspec.UnsetType | None) -> bytes:
+        return event(self._wrap([self._choice(sequence)], usage))
 
     def _piece(self, sequence: FollowedAnswer, piece: Piece) -> CompletionChoice:
         text, logprobs = piece.text, None

@@ -43,6 +43,7 @@ from weft.server.split_answer import SplitAnswer
 from weft.server.sse import named_event
 
 LOGPROBS = "message.output_text.logprobs"
+INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.ABORT: "aborted"}
 
 
 class InputItem(msgspec.Struct, kw_only=True):
@@ -239,7 +240,7 @@ def cut_by(sequence: FollowedAnswer, parts: SplitAnswer) -> str | None:
     """Return why an answer is incomplete, if it is. A stop string inside a tool call cuts the call short."""
     if sequence.cut and parts.broken_off:
         return "stop"
-    return {FinishReason.LENGTH: "max_output_tokens", FinishReason.ABORT: "aborted"}.get(sequence.finish)  # type: ignore[arg-type]
+    return None if sequence.finish is None else INCOMPLETE.get(sequence.finish)
 
 
 class ResponseAnswer:

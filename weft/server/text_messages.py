@@ -66,13 +66,23 @@ FromFront = WorkerSetup | Job
 FromWorker = Done | Refused | Failed
 
 encode = msgspec.msgpack.Encoder().encode
-decode_command = msgspec.msgpack.Decoder(FromFront).decode
-decode_reply = msgspec.msgpack.Decoder(FromWorker).decode
+_from_front = msgspec.msgpack.Decoder(FromFront)
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
 
 
 def frame(message: WorkerMessage) -> bytes:
     body = encode(message)
     return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def decode_command(body: bytes | bytearray) -> FromFront:
+    found: FromFront = _from_front.decode(body)
+    return found
+
+
+def decode_reply(body: bytes) -> FromWorker:
+    found: FromWorker = _from_worker.decode(body)
+    return found
 
 
 def setup_of(

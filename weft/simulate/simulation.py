@@ -16,7 +16,7 @@ from weft.memory.report import memory_stats
 from weft.simulate.costs import CostModel, Work
 from weft.simulate.oracle import Oracle
 from weft.simulate.sessions import Arrivals, SimulatedSession
-from weft.simulate.stepping import Simulated, Stride, StridingPlanner, settle
+from weft.simulate.stepping import Simulated, Stride, StridingPlanner, for_planner, from_planner, settle
 
 # Maximum number of samples of the course of memory.
 SAMPLES = 400
@@ -137,7 +137,7 @@ class Simulation:
             self._number += 1
             if self.oracle:
                 self.oracle.look(ask)
-            self.planner.queue.add(sequence, self.planner.number)  # type: ignore[arg-type]
+            self.planner.queue.add(for_planner(sequence), self.planner.number)
             arrived = True
         return arrived
 
@@ -154,7 +154,7 @@ class Simulation:
     def _fail_hopeless(self) -> None:
         for sequence in self.planner.failed:
             self.found.failed += 1
-            self._end(sequence, FinishReason.ERROR)
+            self._end(from_planner(sequence), FinishReason.ERROR)
         self.planner.failed.clear()
 
     def _refuse_rest(self) -> None:
@@ -165,7 +165,7 @@ class Simulation:
 
     def _end(self, sequence: Simulated, reason: FinishReason) -> None:
         sequence.reason = reason
-        self.planner.leave(sequence)  # type: ignore[arg-type]
+        self.planner.leave(for_planner(sequence))
         self._arrivals.go_on(sequence.session, self.now)
 
     # steps ----------------------------------------------------------------------------------------------------------
@@ -201,9 +201,9 @@ class Simulation:
         seconds = self._seconds(step)
         self.now += seconds
         self.found.busy_seconds += seconds
-        for sequence, _, _, samples in step.prefills:
-            if samples and sequence.first_seconds is None:
-                sequence.first_seconds = self.now
+        for planned, _, _, samples in step.prefills:
+            if samples and from_planner(planned).first_seconds is None:
+                from_planner(planned).first_seconds = self.now
         ended = settle(self.planner, step)
         for sequence in ended:
             self._end(sequence, FinishReason.LENGTH)

@@ -7,6 +7,7 @@ is the engine's planner, step by step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from weft.base.sampling import SamplingParams
 from weft.engine.assembly import StepBuilder
 from weft.engine.events import FinishReason, Report
 from weft.engine.planner import Planner
+from weft.engine.sequence import Sequence
 from weft.memory.keys import Key
 from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
@@ -108,7 +110,17 @@ class Simulated:
         self.report.preemptions += 1
 
 
-class NoChoices:
+def for_planner(sequence: Simulated) -> Sequence:
+    """Return a simulated sequence as the planner takes it: it has every attribute that the planner uses."""
+    return cast(Sequence, sequence)
+
+
+def from_planner(sequence: Sequence | None) -> Simulated:
+    """Return a sequence of the planner, which holds only simulated ones here."""
+    return cast(Simulated, sequence)
+
+
+class NoSampling:
     """Replaces the sampling parameters: the simulation samples nothing."""
 
     def __init__(self, seats: int) -> None:
@@ -136,10 +148,10 @@ class StridingPlanner(Planner):
 
     def __init__(self, ledger: Ledger, config: EngineConfig) -> None:
         super().__init__(ledger, config)
-        self.sampling = NoChoices(config.max_sequences)  # type: ignore[assignment]
+        self.sampling = NoSampling(config.max_sequences)  # type: ignore[assignment]  # the planner only seats sequences there
         self.stride = 1
 
-    def plan(self) -> Stride | None:  # type: ignore[override]
+    def plan(self) -> Stride | None:  # type: ignore[override]  # a step without a plan for a device
         rows, preemptions = Stride(), self.preemptions
         self._short = False
         self._plan_decodes(rows)
@@ -161,7 +173,7 @@ class StridingPlanner(Planner):
             self._left[sequence.seat] -= samples
         return rows
 
-    def _plan_decodes(self, rows: Stride) -> None:  # type: ignore[override]
+    def _plan_decodes(self, rows: Stride) -> None:  # type: ignore[override]  # only `plan` calls it
         if not self.decoding:
             return
         if self._decode_seats is None:
@@ -181,13 +193,13 @@ class StridingPlanner(Planner):
         rows.decode_seats = np.concatenate([plain, np.array([s for s, _ in granted], np.int64)])
         ledger.planned[plain] += rows.counts[: len(plain)]
         rows.decode_starts = ledger.planned[rows.decode_seats] - rows.counts
-        rows.decoders = [self.by_seat[seat] for seat in rows.decode_seats.tolist()]  # type: ignore[misc]
+        rows.decoders = [from_planner(self.by_seat[seat]) for seat in rows.decode_seats.tolist()]
 
     def _grant_strides(self, seats: list[int], counts: list[int], rows: Stride) -> list[tuple[int, int]]:
         granted = []
-        found = [(self.by_seat[seat], count) for seat, count in zip(seats, counts, strict=True)]
-        for sequence, count in sorted(found, key=lambda each: each[0].rank):  # type: ignore[union-attr]
-            assert sequence is not None
+        found = [(from_planner(self.by_seat[seat]), count) for seat, count in zip(seats, counts, strict=True)]
+        for simulated, count in sorted(found, key=lambda each: each[0].rank):
+            sequence = for_planner(simulated)
             if self._runs(sequence.seat) and self.by_seat[sequence.seat] is sequence:
                 start = int(self.ledger.planned[sequence.seat])
                 least = min(start + count, floor_to_grid(start, self.ledger.spec.cell) + self.ledger.spec.cell)
@@ -210,8 +222,9 @@ def settle(planner: StridingPlanner, step: Stride) -> list[Simulated]:
         sequence.generated = range(len(sequence.generated) + count)
         if len(sequence.generated) >= sequence.max_tokens:
             done.append(sequence)
-    for sequence, _, _, samples in sorted(step.prefills, key=lambda row: row[2] - row[1] > 1):
+    for planned, _, _, samples in sorted(step.prefills, key=lambda row: row[2] - row[1] > 1):
         if samples:
+            sequence = from_planner(planned)
             sequence.generated = range(len(sequence.generated) + 1)
             if len(sequence.generated) >= sequence.max_tokens:
                 done.append(sequence)

@@ -48,7 +48,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _checked(line: str, place: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        found: dict[str, Any] = json.loads(line)
         missing = [name for name in FIELDS if name not in found]
     except (ValueError, TypeError):
         raise OptionError(f"{place} is not a JSON object") from None

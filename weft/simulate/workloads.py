@@ -42,7 +42,8 @@ class Dice:
 
     def length(self, median: float, spread: float, most: int, least: int = 1) -> int:
         """Draw a log-normal length: half below the median, a third beyond `median * e**spread` or below its inverse."""
-        return max(least, min(most, round(median * 2.718281828 ** self.random.gauss(0, spread))))
+        drawn: float = median * 2.718281828 ** self.random.gauss(0, spread)
+        return max(least, min(most, round(drawn)))
 
     def pause(self, mean: float) -> float:
         return self.random.expovariate(1 / mean)

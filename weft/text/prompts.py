@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +33,8 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
         raise InvalidField("prompts", f"must be a string, a list of token ids, or a list of those, got {prompts!r:.80}")
     if prompts and all(isinstance(item, int | np.integer) for item in prompts):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))
 
 
 def encode_prompts(

@@ -78,7 +78,7 @@ class Bar:
     """Progress bar on a terminal: requests done, tokens per second, failures."""
 
     def __init__(self, total: int, shown: bool) -> None:
-        from tqdm import tqdm
+        from tqdm import tqdm  # type: ignore[import-untyped]  # tqdm ships no types
 
         self._tokens = self._failed = 0
         self._bar = tqdm(total=total, unit="request", disable=None if shown else True, leave=False, file=sys.stderr)
