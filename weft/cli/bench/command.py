@@ -48,10 +48,10 @@ async def measure(sessions: Sequence[BenchSession], options: BenchOptions) -> di
         await warm_up(client, model, options)
         total = sum(len(session.turns) for session in sessions)
         with Bar(total, options.progress) as bar:
-            outcomes, duration = await send_all(client, model, sessions, options, bar.tell)
+            measured, duration = await send_all(client, model, sessions, options, bar.tell)
     finally:
         await client.close()
-    return summary(outcomes, duration) | {"model": model}
+    return summary(measured, duration) | {"model": model}
 
 
 async def warm_up(client: Client, model: str, options: BenchOptions) -> None:
@@ -60,9 +60,9 @@ async def warm_up(client: Client, model: str, options: BenchOptions) -> None:
 
     for number in range(options.warmup):
         turn = BenchTurn(draw(f"{options.seed} warmup {number}", 32, options.vocabulary), 2)
-        outcome = await ask(client, PATHS[options.shape], body_of(model, [], turn, options))
-        if outcome.error is not None:
-            raise OptionError(f"the first request failed: {outcome.error}")
+        request = await ask(client, PATHS[options.shape], body_of(model, [], turn, options))
+        if request.error is not None:
+            raise OptionError(f"the first request failed: {request.error}")
 
 
 def write(options: BenchOptions, found: dict[str, Any]) -> None:
@@ -89,9 +89,9 @@ class Bar:
     def __exit__(self, *ignored: object) -> None:
         self._bar.close()
 
-    def tell(self, outcome: MeasuredRequest) -> None:
-        self._tokens += outcome.tokens
-        self._failed += outcome.error is not None
+    def tell(self, request: MeasuredRequest) -> None:
+        self._tokens += request.tokens
+        self._failed += request.error is not None
         self._bar.update()
         if not self._bar.disable:
             pace = self._tokens / max(1e-9, self._bar.format_dict["elapsed"])

@@ -23,19 +23,19 @@ async def send_all(
 ) -> tuple[list[MeasuredRequest], float]:
     """Return the results of all requests, and the time from the first arrival to the last chunk."""
     gate = asyncio.Semaphore(options.concurrency) if options.concurrency else nullcontext()
-    outcomes: list[MeasuredRequest] = []
+    measured: list[MeasuredRequest] = []
     started = time.perf_counter()
 
     async def one(session: BenchSession) -> None:
         async with gate:
-            async for outcome in converse(client, model, session, options):
-                outcomes.append(outcome)
-                tell(outcome)
+            async for request in converse(client, model, session, options):
+                measured.append(request)
+                tell(request)
 
     async with asyncio.TaskGroup() as tasks:
         async for session in arrivals(sessions, options):
             tasks.create_task(one(session))
-    return outcomes, time.perf_counter() - started
+    return measured, time.perf_counter() - started
 
 
 async def arrivals(
@@ -68,11 +68,11 @@ async def converse(
     """Yield the results of a session's turns; a failure ends the session, because later turns build on it."""
     said: list[dict[str, str]] = []
     for turn in session.turns:
-        outcome = await ask(client, PATHS[options.shape], body_of(model, said, turn, options))
-        yield outcome
-        if outcome.error is not None:
+        request = await ask(client, PATHS[options.shape], body_of(model, said, turn, options))
+        yield request
+        if request.error is not None:
             return
-        said += [{"role": "user", "content": words(turn.drawn)}, {"role": "assistant", "content": outcome.text}]
+        said += [{"role": "user", "content": words(turn.drawn)}, {"role": "assistant", "content": request.text}]
 
 
 def body_of(model: str, said: list[dict[str, str]], turn: BenchTurn, options: BenchOptions) -> dict[str, Any]:
@@ -95,32 +95,32 @@ def body_of(model: str, said: list[dict[str, str]], turn: BenchTurn, options: Be
 
 
 async def ask(client: Client, path: str, body: dict[str, Any]) -> MeasuredRequest:
-    outcome = MeasuredRequest(sent=time.perf_counter())
+    request = MeasuredRequest(sent=time.perf_counter())
     try:
         async with aclosing(client.stream(path, body)) as events:
             async for event in events:
-                _take(outcome, event, time.perf_counter())
-        if not outcome.chunks:
-            outcome.error = "the response has no choices"
+                _take(request, event, time.perf_counter())
+        if not request.chunks:
+            request.error = "the response has no choices"
     except ServerError as error:
-        outcome.error = str(error)
-    outcome.ended = outcome.chunks[-1] if outcome.chunks else time.perf_counter()
-    outcome.tokens = outcome.tokens or len(outcome.chunks)
-    return outcome
+        request.error = str(error)
+    request.ended = request.chunks[-1] if request.chunks else time.perf_counter()
+    request.tokens = request.tokens or len(request.chunks)
+    return request
 
 
-def _take(outcome: MeasuredRequest, event: dict[str, Any], now: float) -> None:
+def _take(request: MeasuredRequest, event: dict[str, Any], now: float) -> None:
     for choice in event.get("choices") or ():
         spoken = choice.get("delta", {}) if "delta" in choice else {"content": choice.get("text")}
         text = spoken.get("content") or spoken.get("reasoning_content") or ""
         # The first chunk of a chat may contain only the role, and the last one only the finish reason.
-        silent = "role" in spoken or (choice.get("finish_reason") and outcome.chunks)
+        silent = "role" in spoken or (choice.get("finish_reason") and request.chunks)
         if text or not silent:
-            outcome.chunks.append(now)
-            outcome.text += text
+            request.chunks.append(now)
+            request.text += text
     usage = event.get("usage")
     if usage:
-        outcome.prompt_tokens, outcome.tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+        request.prompt_tokens, request.tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
         details = usage.get("prompt_tokens_details")
         if details is not None:
-            outcome.cached_tokens = details.get("cached_tokens") or 0
+            request.cached_tokens = details.get("cached_tokens") or 0
