@@ -26,7 +26,7 @@ from benchmarks.instant import INFO, PROGRAM
 from tests import tiny_model
 from tests.fake_engines import InstantEngine
 from weft.base.options import Options
-from weft.engine.exchange import Command, End, Replies, Submit
+from weft.engine.protocol import Command, End, Replies, Submit
 from weft.server.app import create_app
 from weft.server.dispatcher import Dispatcher
 from weft.server.launch import Server

@@ -19,7 +19,7 @@ from weft.base.grammar import Grammar
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Output, PromptScore, PromptScores, Report
-from weft.engine.exchange import End, Outputs, Question, Refusal, Refuse, Replies, Shutdown, Stopped, Submit, Topic
+from weft.engine.protocol import End, Outputs, Question, Refusal, Refuse, Replies, Shutdown, Stopped, Submit, Topic
 from weft.engine.request import Request
 from weft.engine.service import Service
 from weft.memory.misses import Miss, Reason

@@ -27,8 +27,8 @@ from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 from weft.engine.events import Output
 from weft.engine.request import Request
+from weft.server.bodies import check_depth, decode, wrong_type
 from weft.server.codec import Frames
-from weft.server.limits import check_depth, decode, wrong_type
 from weft.server.openai_responses import ResponsesRequest, messages_of
 from weft.server.settings import Limits
 from weft.text.answer_parts import AnswerPart, joined

@@ -15,7 +15,7 @@ from tests.serving import Served, serving
 from tests.test_backends import ask, collect, in_loop, instant, started, tokens_of
 from weft.base.errors import EngineStopped
 from weft.engine.events import Output
-from weft.engine.exchange import Command, Question, Topic
+from weft.engine.protocol import Command, Question, Topic
 from weft.server.dispatcher import Dispatcher
 from weft.server.thread_backend import ThreadBackend
 

@@ -20,9 +20,9 @@ from starlette.types import Receive, Scope, Send
 
 from tests.held_steps import SECONDS
 from weft.server.access_log import AccessLog
+from weft.server.bodies import read_body
 from weft.server.http import HttpConnection
 from weft.server.launch import Address, Server
-from weft.server.limits import read_body
 from weft.server.listener import bind, unix_listener
 from weft.server.metrics import Metrics
 from weft.server.settings import Limits, ServerSettings

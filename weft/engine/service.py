@@ -20,7 +20,8 @@ import numpy as np
 from weft.base.errors import InvalidField, RequestError
 from weft.engine.constraint import Constraint
 from weft.engine.events import FinishReason, Output, Report
-from weft.engine.exchange import (
+from weft.engine.preparation import Preparation, PreparedRequest
+from weft.engine.protocol import (
     Command,
     End,
     Event,
@@ -33,7 +34,6 @@ from weft.engine.exchange import (
     Submit,
     Topic,
 )
-from weft.engine.preparation import Preparation, PreparedRequest
 from weft.engine.request import Request, check_token_ids
 
 log = logging.getLogger("weft")

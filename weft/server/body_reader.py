@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from weft.base.errors import RequestError
-from weft.server.limits import decode
+from weft.server.bodies import decode
 from weft.server.prompt_builder import Prompt, PromptBuilder
 
 B = TypeVar("B", bound=msgspec.Struct)

@@ -14,7 +14,7 @@ import numpy as np
 from weft.base.errors import InvalidField, RequestError, WeftError
 from weft.base.plan import Scores
 from weft.engine.events import Output, PromptScores, Report
-from weft.engine.exchange import (
+from weft.engine.protocol import (
     Command,
     End,
     Event,

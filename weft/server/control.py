@@ -17,9 +17,9 @@ from weft.base.errors import EngineStopped, InvalidField, RequestError
 from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
 from weft.server.auth import Tenant
+from weft.server.bodies import read
 from weft.server.errors import json_response
 from weft.server.front import AskedPrompt, Front, new_name
-from weft.server.limits import read
 from weft.server.prompt_builder import Prompt
 
 HEALTH_SECONDS = 20.0

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from weft.base.errors import EngineStopped, RequestError
-from weft.engine.exchange import Command, End, Event, Outputs, Question, Replies, Stopped, Submit, Topic
+from weft.engine.protocol import Command, End, Event, Outputs, Question, Replies, Stopped, Submit, Topic
 from weft.engine.request import Request
 from weft.server.backend import ModelInfo
 from weft.server.output_stream import OutputStream

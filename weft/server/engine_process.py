@@ -24,8 +24,8 @@ from weft import builtin
 from weft.base.errors import ModelError, OptionError
 from weft.base.garbage_collection import freeze_heap
 from weft.base.options import Options
-from weft.engine.exchange import Command, Event, Shutdown
 from weft.engine.preparation import PreparedRequest
+from weft.engine.protocol import Command, Event, Shutdown
 from weft.engine.service import Drivable, Service
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo

@@ -23,11 +23,11 @@ from weft.base.sampling import SamplingParams
 from weft.engine.request import Request
 from weft.server.auth import Tenant
 from weft.server.backend import Backend
+from weft.server.bodies import check_count, read_body
 from weft.server.body_reader import BodyReader, is_quick
 from weft.server.errors import json_response
 from weft.server.generation import Generation
 from weft.server.grammars import Form, with_source
-from weft.server.limits import check_count, read_body
 from weft.server.metrics import Metrics
 from weft.server.prompt_builder import Prompt, PromptBuilder, PromptFacts
 from weft.server.settings import ServerSettings

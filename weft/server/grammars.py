@@ -10,7 +10,7 @@ import msgspec
 
 from weft.base.errors import InvalidField, RequestError
 from weft.base.grammar import Grammar
-from weft.server.limits import check_items, check_regex, check_schema, read_json
+from weft.server.bodies import check_items, check_regex, check_schema, read_json
 from weft.server.settings import Limits
 from weft.text.grammar import FIELDS, MAX_CHOICES, source_of
 

@@ -1,6 +1,6 @@
 """The messages between front and engine process on the wire: typed, tagged, every field bounded.
 
-Only `codec.py` builds and reads these; all other code uses `weft.engine.exchange`. A step's outputs are columns, not an
+Only `codec.py` builds and reads these; all other code uses `weft.engine.protocol`. A step's outputs are columns, not an
 object per token, so that a batch of hundreds costs little.
 """
 
@@ -15,7 +15,7 @@ from weft.base.grammar import Grammar
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason
-from weft.engine.exchange import Topic
+from weft.engine.protocol import Topic
 from weft.memory.misses import Miss
 
 MAX_ROWS = 1 << 16

@@ -15,12 +15,12 @@ from weft.answers.followed import FollowedAnswer
 from weft.base.errors import InvalidField
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Top
+from weft.server.bodies import check_count
 from weft.server.body_reader import BodyReader
 from weft.server.delivery import deliver
 from weft.server.front import AskedPrompt, Front, new_name
 from weft.server.generation import Generation
 from weft.server.grammars import Form, from_grammar, from_json, from_regex, only
-from weft.server.limits import check_count
 from weft.server.openai_shapes import miss_of, token_text
 from weft.server.prompt_builder import Prompt, PromptBuilder
 from weft.server.schemas import CacheFields, Count, Penalty, SamplingFields, Seed, TokenId, refuse, sampling_params

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from weft.base.errors import InvalidField
-from weft.server.limits import check_items, check_schema, read_json
+from weft.server.bodies import check_items, check_schema, read_json
 from weft.server.settings import Limits
 from weft.text.template import ROLE_FORM, is_role
 

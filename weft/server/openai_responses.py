@@ -15,6 +15,7 @@ from weft.answers.followed import FollowedAnswer
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
 from weft.engine.events import FinishReason
+from weft.server.bodies import check_text_depth
 from weft.server.body_reader import BodyReader
 from weft.server.chat_turn import ChatTurn
 from weft.server.delivery import deliver
@@ -22,7 +23,6 @@ from weft.server.errors import describe
 from weft.server.front import Front, new_name
 from weft.server.generation import Generation
 from weft.server.grammars import Form, from_schema
-from weft.server.limits import check_text_depth
 from weft.server.openai_messages import (
     CalledFunction,
     CalledTool,

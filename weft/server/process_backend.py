@@ -20,7 +20,7 @@ from typing import Literal, cast
 import weft
 from weft.base.errors import EngineStopped, ModelError, OptionError, WeftError
 from weft.base.options import Options
-from weft.engine.exchange import Command, Event, Shutdown, Stopped
+from weft.engine.protocol import Command, Event, Shutdown, Stopped
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo
 from weft.server.codec import EventReader, Frames, ProtocolError, encode_command, frame

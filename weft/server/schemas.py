@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from weft.base.errors import InvalidField
 from weft.base.sampling import MAX_BIASES, MAX_LOGPROBS, SamplingParams
-from weft.server.limits import check_count, check_items
+from weft.server.bodies import check_count, check_items
 from weft.server.settings import Limits
 
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from weft.base.options import Options
-from weft.engine.exchange import Command, Event, Shutdown
+from weft.engine.protocol import Command, Event, Shutdown
 from weft.engine.service import Drivable, Service, ThreadInbox
 from weft.server.backend import ModelInfo
 from weft.server.dispatcher import MAX_OPEN, Dispatcher

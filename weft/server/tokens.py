@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.base.errors import InvalidField
+from weft.server.bodies import decode, read_body
 from weft.server.body_reader import is_quick
 from weft.server.front import Front
-from weft.server.limits import decode, read_body
 from weft.server.openai_messages import ChatMessage, Tool
 from weft.server.openai_shapes import token_text
 from weft.server.prompt_builder import PromptBuilder

@@ -34,7 +34,7 @@ def indices(batch: Batch) -> Indices:
     found: Indices | None = batch.derived.get(Indices)
     if found is None:
         assert batch.host is not None, "a recorded step has no rows on the host"
-        staged = cut(batch.host.plan, batch.host.rows, batch.host.spec)
+        staged = stage_indices(batch.host.plan, batch.host.rows, batch.host.spec)
         tensors = {name: torch.from_numpy(widened(array)) for name, array in staged.arrays().items()}
         found = batch.derived[Indices] = staged.finish(tensors)
     return found
@@ -45,7 +45,7 @@ def widened(array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(np.int64) if array.dtype == np.int32 else np.ascontiguousarray(array)
 
 
-def cut(plan: Plan, rows: RowPositions, spec: MemorySpec) -> StagedValue:
+def stage_indices(plan: Plan, rows: RowPositions, spec: MemorySpec) -> StagedValue:
     """Stage the `Indices` that the model needs."""
     ring = first_ring(spec, convolution=False)
     fields: dict[str, Any] = {"decodes": None, "groups": (), "convolution": None}
