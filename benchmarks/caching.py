@@ -24,24 +24,24 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from weft.memory.captures import Captures
+from weft.memory.captures import CaptureReasons
 from weft.simulate.costs import cost_model
 from weft.simulate.oracle import Survey, survey
 from weft.simulate.plots import bars, lines
-from weft.simulate.runs import Setup, Traffic, run
-from weft.simulate.sessions import Session
+from weft.simulate.sessions import SimulatedSession
+from weft.simulate.setup import SimulationSetup, Traffic, run
 from weft.simulate.simulation import Found
-from weft.simulate.text import Text, ask
+from weft.simulate.text import Text, simulated_request
 
 MODELS = ("qwen3-next-mini", "nemotron-nano-9b-v2", "lfm2-1.2b")
 SHARES = (0.02, 0.05, 0.10, 0.20, 0.50)
 CURVE = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 # The plain ones keep what is published: ends of prompts and answers, junctions that pages show, every N tokens.
-PLAIN = Captures(popular=False, boundaries=False, candidates=False)
+PLAIN = CaptureReasons(popular=False, boundaries=False, candidates=False)
 POLICIES = {
-    "value": ("value", Captures()),
-    "lru": ("lru", Captures()),
-    "flops": ("flops", Captures()),
+    "value": ("value", CaptureReasons()),
+    "lru": ("lru", CaptureReasons()),
+    "flops": ("flops", CaptureReasons()),
     "lru-plain": ("lru", PLAIN),
     "flops-plain": ("flops", PLAIN),
 }
@@ -68,7 +68,7 @@ LINES = {
     "synthetic": {"tuned": (0, 2000), "held-out": (2000, 1993)},
 }
 WORKLOADS = (*SIZES, *LINES)
-PUBLISHED = Captures(popular=False, boundaries=False, answers=False, candidates=False)
+PUBLISHED = CaptureReasons(popular=False, boundaries=False, answers=False, candidates=False)
 Results = dict[str, Any]
 
 
@@ -130,7 +130,9 @@ def matrix(
 def _entry(sent: Traffic, model: str, share: float, policy: str) -> Results:
     eviction, captures = POLICIES[policy]
     known = _surveyed(sent)
-    return told(run(Setup(sent, cost_model(model), share, eviction, captures, surveyed=known)), known.oracle_tokens)
+    return told(
+        run(SimulationSetup(sent, cost_model(model), share, eviction, captures, surveyed=known)), known.oracle_tokens
+    )
 
 
 @lru_cache
@@ -142,10 +144,10 @@ def ample(study: Study, folder: str) -> None:
     """Memory without end and the whole traces: how much of what the oracle would hit, and for how many snapshots."""
     for name in LINES:
         whole = Traffic(name, 0, trace=f"{folder}/{name}.jsonl.gz")
-        base = Setup(whole, cost_model(MODELS[0]), 1 << 50, oracle=True)
+        base = SimulationSetup(whole, cost_model(MODELS[0]), 1 << 50, oracle=True)
         variants = {
             "default": base,
-            "without candidates": replace(base, captures=Captures(candidates=False)),
+            "without candidates": replace(base, captures=CaptureReasons(candidates=False)),
             "prompt end, junction, every 8192": replace(base, captures=PUBLISHED, capture_every=8192),
             "default, four times the working set": replace(base, memory=4.0),
         }
@@ -153,7 +155,7 @@ def ample(study: Study, folder: str) -> None:
             study.add(f"ample/{name}/{variant}", lambda setup=setup: _with_oracle(setup))
 
 
-def _with_oracle(setup: Setup) -> Results:
+def _with_oracle(setup: SimulationSetup) -> Results:
     found = run(setup)
     return told(found, found.oracle_tokens or 0)
 
@@ -175,10 +177,12 @@ def _pairs(model: str, pairs: int = 400) -> Results:
         for member in range(2):
             own = 10 * pair + 1 + member
             text = Text(64, [(10 * pair, shared), (own, random.randint(100, 3000))])
-            request = ask(text, 10 * pair + 5 + member, 64)
-            sessions.append(Session(1000.0 * (2 * pair + member), iter([(0.0, replace(request, boundaries=()))])))
-    setup = Setup(Traffic("pairs", 0), cost, 1 << 44)
-    from weft.simulate.runs import simulation
+            request = simulated_request(text, 10 * pair + 5 + member, 64)
+            sessions.append(
+                SimulatedSession(1000.0 * (2 * pair + member), iter([(0.0, replace(request, boundaries=()))]))
+            )
+    setup = SimulationSetup(Traffic("pairs", 0), cost, 1 << 44)
+    from weft.simulate.setup import simulation
 
     found = simulation(setup, 1 << 44, 0.0, sessions=iter(sessions)).run()
     return {"hit_tokens": found.hit_tokens, "shared_tokens": 64 * shared_cells}
@@ -190,7 +194,7 @@ def no_sharing(study: Study) -> None:
         for cache in (True, False):
             busy = Traffic("unique", 400, rate=200.0)
             # Step by step: in strides, batches fall differently, and that is more than what is measured here.
-            setup = Setup(busy, cost_model(model), 0.5, cache=cache, stride=1)
+            setup = SimulationSetup(busy, cost_model(model), 0.5, cache=cache, stride=1)
             study.add(f"no sharing/{model}/cache {'on' if cache else 'off'}", lambda setup=setup: told(run(setup), 0))
 
 
@@ -213,7 +217,7 @@ def _scan(model: str, policy: str) -> Results:
 
     # Room for the warm set and the running requests, and a tenth of what the flood brings.
     memory = int(1.5 * warm.working_set_bytes(cost.spec))
-    run(Setup(Traffic("scan", requests), cost, memory, policy), tell)
+    run(SimulationSetup(Traffic("scan", requests), cost, memory, policy), tell)
     shares = {part: sum(c for c, _ in found) / max(1, sum(r for _, r in found)) for part, found in hits.items()}
     return {"before": shares[0], "during": shares[1], "after": shares[2]}
 

@@ -63,7 +63,7 @@ def decoding(llm: LLM, rows: int, answer: int, seed: int) -> Engine:
     engine = fresh(llm)
     for number in range(rows):
         engine.add(Ask(random_prompt(llm, PROMPT, seed + number), answer).request())
-    while len(engine.planner.line) or engine.planner.prefilling:
+    while len(engine.planner.queue) or engine.planner.prefilling:
         engine.step()
     for _ in range(WARM_STEPS):
         engine.step()

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.floors import copy_bandwidth, matrix_rate
 from weft import LLM
-from weft.base.heap import keep_heap
+from weft.base.garbage_collection import freeze_heap
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -174,7 +174,7 @@ def start(model: str, arguments: argparse.Namespace, **options: Any) -> LLM:
     if arguments.device == "cuda" and type(llm.engine._device) is Runner:
         raise RuntimeError("the kernels for GPUs cannot be used here, for the reason above: nothing worth measuring")
     # As the engine of a server does.
-    keep_heap()
+    freeze_heap()
     return llm
 
 

@@ -26,11 +26,11 @@ from benchmarks.instant import INFO, PROGRAM
 from tests import tiny_model
 from tests.fake_engines import InstantEngine
 from weft.base.options import Options
-from weft.engine.exchange import Command, End, Replies, Submit
+from weft.engine.protocol import Command, End, Replies, Submit
 from weft.server.app import create_app
-from weft.server.desk import Desk
-from weft.server.door import bind
+from weft.server.dispatcher import Dispatcher
 from weft.server.launch import Server
+from weft.server.listener import bind
 from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
 from weft.text.template import ChatTemplate
@@ -38,7 +38,7 @@ from weft.text.template import ChatTemplate
 PROMPT = "x" * 40
 
 
-class LockstepBackend(Desk):
+class LockstepBackend(Dispatcher):
     """An instant engine in the event loop itself: one token for every open request, then everybody gets a turn.
 
     No token waits for another, so every one of them is a chunk of its own: the dearest way to stream.
@@ -88,7 +88,7 @@ class LockstepBackend(Desk):
 STEP_SECONDS = {"instant": 0.0, "paced": 0.01}
 
 
-def make_backend(kind: str) -> Desk:
+def make_backend(kind: str) -> Dispatcher:
     if kind == "lockstep":
         return LockstepBackend()
     return ProcessBackend(Options(model=str(STEP_SECONDS[kind])), program=PROGRAM)

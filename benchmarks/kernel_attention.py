@@ -22,8 +22,8 @@ from benchmarks.floors import copy_bandwidth, matrix_rate, recorded, seconds_of
 from tests.operations import GPU
 from tests.plans import Row, make_plan
 from weft.kernels.cuda import attention, flashinfer
-from weft.kernels.cuda.attention_decode import Launch, attend_decodes
-from weft.kernels.cuda.attention_prefill import Launch as BlockLaunch
+from weft.kernels.cuda.attention_decode import DecodeLaunch, attend_decodes
+from weft.kernels.cuda.attention_prefill import PrefillLaunch as BlockLaunch
 from weft.kernels.cuda.attention_prefill import attend_pieces
 from weft.kernels.interface import Batch, PageList
 from weft.memory.device.store import AttentionView
@@ -166,7 +166,7 @@ def cases() -> Iterator[tuple[str, Call, float, dict[str, Call]]]:
 # choosing launches --------------------------------------------------------------------------------------------------
 
 
-def tune_decode(scene: Scene, launches: list[Launch]) -> list[tuple[float, Launch]]:
+def tune_decode(scene: Scene, launches: list[DecodeLaunch]) -> list[tuple[float, DecodeLaunch]]:
     """Seconds of each, best first; those that do not compile are left out."""
     found = []
     out, batch, view = torch.empty_like(scene.q), scene.batch, scene.view()
@@ -193,7 +193,7 @@ def tune_prefill(scene: Scene, launches: list[BlockLaunch]) -> list[tuple[float,
 
 def main() -> None:
     for name, scene in decodes().items():
-        launches = [Launch(*each) for each in itertools.product((32, 64), (2, 4), (2, 3, 4))]
+        launches = [DecodeLaunch(*each) for each in itertools.product((32, 64), (2, 4), (2, 3, 4))]
         print(name, *tune_decode(scene, launches)[:5], sep="\n   ")
     for name, scene in prompts().items():
         launches = [BlockLaunch(*each) for each in itertools.product((64, 128), (4, 8), (2, 3, 4))]

@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
 from tests.operations import GPU, gated_delta_memory, projected_gated_delta
 from tests.plans import Capture, Row, make_plan
-from weft.kernels.cuda.gated_delta import SOLVE, WALK, Choice, launch_decode, launch_extend
+from weft.kernels.cuda.gated_delta import SOLVE, WALK, GatedDeltaLaunch, launch_decode, launch_extend
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import DeltaInputs
 from weft.memory.device.store import RecurrentView, Store
@@ -248,7 +248,7 @@ def show(title: str, found: dict[Any, float | str]) -> None:
         print(f"    {micros if isinstance(micros, str) else format(micros, '8.1f')}  {tuple(choice)}", flush=True)
 
 
-def tune_decode(choices: Sequence[Choice], batches: Sequence[int]) -> None:
+def tune_decode(choices: Sequence[GatedDeltaLaunch], batches: Sequence[int]) -> None:
     for rows in batches:
         layer = decode_layer(rows)
         y = torch.empty(layer.inputs.v.shape, dtype=torch.bfloat16, device="cuda")
@@ -260,7 +260,7 @@ def tune_decode(choices: Sequence[Choice], batches: Sequence[int]) -> None:
         show("  in place", {c: timed(in_place(layer, c)) for c in itertools.product((32, 64, 128), (2, 4, 8))})
 
 
-def tune_prefill(choices: Sequence[tuple[Choice, Choice]], lengths: Sequence[int]) -> None:
+def tune_prefill(choices: Sequence[tuple[GatedDeltaLaunch, GatedDeltaLaunch]], lengths: Sequence[int]) -> None:
     layer = prefill_layer(lengths)
     y = torch.empty(layer.inputs.v.shape, dtype=torch.bfloat16, device="cuda")
     show(
@@ -271,11 +271,11 @@ def tune_prefill(choices: Sequence[tuple[Choice, Choice]], lengths: Sequence[int
 
 def main() -> None:
     print(f"copy {copy_bandwidth() / 1e12:.2f} TB/s")
-    decodes = [Choice(v, w, 1, r) for v in (16, 32, 64, 128) for w in (1, 2, 4) for r in (None, 128)]
+    decodes = [GatedDeltaLaunch(v, w, 1, r) for v in (16, 32, 64, 128) for w in (1, 2, 4) for r in (None, 128)]
     tune_decode(decodes, (32, 128))
-    solves = [Choice(0, 4, 1, registers) for registers in (None, 168, 128)]
+    solves = [GatedDeltaLaunch(0, 4, 1, registers) for registers in (None, 168, 128)]
     # One stage is not tried: with it, products of 16-bit operands have come out wrong (Triton 3.6).
-    walks = [Choice(v, w, s) for v in (16, 32, 64) for w in (4, 8) for s in (2, 3, 4)]
+    walks = [GatedDeltaLaunch(v, w, s) for v in (16, 32, 64) for w in (4, 8) for s in (2, 3, 4)]
     pairs = [(solve, WALK) for solve in solves] + [(SOLVE, walk) for walk in walks]
     for lengths in ((5461, 6000, 4923), (8192,)):
         tune_prefill(pairs, lengths)

@@ -25,7 +25,7 @@ from torch import Tensor
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
 from weft.kernels.cuda.activation import activate
 from weft.kernels.cuda.gpus import gpu_of
-from weft.kernels.cuda.linear import product, suits
+from weft.kernels.cuda.linear import matmul, suits
 from weft.kernels.cuda.linear_few import Cut, cut, few_rows, rows_compiled
 from weft.kernels.cuda.linear_one import blocks, one_row
 from weft.kernels.cuda.vectors import LOADS, Vectors
@@ -61,7 +61,7 @@ class Layer:
         return suits(x, weight, activated=self.activation is not None)
 
     def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
-        return product(x, weight, None, self.activation, self.parts, self.summed)
+        return matmul(x, weight, None, self.activation, self.parts, self.summed)
 
     def multiply_by(self, by: Cut | Vectors, x: Tensor, weight: Tensor) -> Tensor:
         if isinstance(by, Vectors):

@@ -25,8 +25,8 @@ import numpy as np
 from weft import builtin
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
+from weft.server.bodies import check_depth, decode
 from weft.server.errors import json_response
-from weft.server.limits import check_depth, decode
 from weft.server.openai_chat import ChatRequest
 from weft.server.settings import Limits
 from weft.server.tokens import TokenizeRequest

@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from weft.base.config import EngineConfig
-from weft.base.heap import keep_heap
+from weft.base.garbage_collection import freeze_heap
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
@@ -72,7 +72,7 @@ def time_steps(sequences: int, trie_nodes: int, steps: int = 400) -> tuple[float
     fill_trie(target, random, trie_nodes)
     for _ in range(sequences):
         target.add(Request(prompt(random, 100 + int(random.integers(64))), SamplingParams(max_tokens=4000)))
-    while len(target.planner.line) or target.planner.prefilling:
+    while len(target.planner.queue) or target.planner.prefilling:
         target.step()
     for _ in range(50):
         target.step()
@@ -122,7 +122,7 @@ def time_collections(nodes: int) -> tuple[float, float, float]:
 
     gc.collect()
     before = collect()
-    keep_heap()
+    freeze_heap()
     kept = collect()
     target = engine(256)
     fill_trie(target, np.random.default_rng(2), nodes)

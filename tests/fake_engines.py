@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from weft.base.errors import OptionError, RequestError
+from weft.base.errors import InvalidField, OptionError
 from weft.base.options import Options
 from weft.engine.events import FinishReason, Output, PromptScore, PromptScores, Report
 from weft.engine.request import Request
@@ -42,9 +42,9 @@ class InstantEngine:
 
     def add(self, request: Request, constraint: None = None) -> int:
         if not len(request.prompt):
-            raise RequestError("prompt must have at least one token")
+            raise InvalidField("prompt", "must have at least one token")
         if len(request.prompt) + request.params.max_tokens > MAX_LENGTH:
-            raise RequestError(f"prompt plus max_tokens exceed {MAX_LENGTH}")
+            raise InvalidField("prompt", f"plus max_tokens exceed {MAX_LENGTH}")
         self._next += 1
         self._open[self._next] = request, 0
         miss = Miss(Reason.NEVER_COMPUTED, 0, 0, len(request.prompt), len(request.prompt))

@@ -10,18 +10,18 @@ import sys
 from pathlib import Path
 
 from weft.server import text_process
-from weft.server.prompter import Prompter
+from weft.server.prompt_builder import PromptBuilder
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve()))
 
 
-def act(prompter: Prompter, body: bytes) -> bytes:
+def act(builder: PromptBuilder, body: bytes) -> bytes:
     if body == b"hang":
         signal.pause()
     if body == b"die":
         raise SystemExit(3)
     if body == b"memory":
-        bytearray(prompter.limits.text_memory_bytes)
+        bytearray(builder.limits.text_memory_bytes)
     return body
 
 

@@ -24,7 +24,16 @@ MAY_IMPORT = {
     "weft.models": ["weft.base", "weft.memory.spec", "weft.memory.device", "weft.kernels", "weft.models"],
     "weft.runner": ["weft.base", "weft.memory", "weft.memory.device", "weft.kernels", "weft.models", "weft.runner"],
     "weft.builtin": ["weft.builtin"],
-    "weft.server": ["weft.base", "weft.builtin", "weft.memory.misses", "weft.engine", "weft.text", "weft.server"],
+    "weft.answers": ["weft.base", "weft.engine", "weft.text", "weft.answers"],
+    "weft.server": [
+        "weft.base",
+        "weft.builtin",
+        "weft.memory.misses",
+        "weft.engine",
+        "weft.text",
+        "weft.answers",
+        "weft.server",
+    ],
     # The one module of the server that knows tensors, inside a function that only the engine's process calls.
     "weft.server.engine_process": ["weft"],
     "weft.cli": ["weft"],
@@ -221,6 +230,16 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
             yield from functions(node, f"{prefix}{node.name}.")
         else:
             yield from functions(node, prefix)
+
+
+def repeated_class_names(modules: dict[str, str]) -> list[str]:
+    """Class names that are defined more than once, at any level of any module, with the modules that define them."""
+    homes: dict[str, list[str]] = {}
+    for module, text in modules.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    return [f"{name} is defined in {', '.join(found)}" for name, found in sorted(homes.items()) if len(found) > 1]
 
 
 def without_header(modules: dict[str, str]) -> list[str]:

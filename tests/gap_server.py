@@ -15,8 +15,8 @@ from benchmarks.instant import PROGRAM as ENGINE
 from tests import tiny_model
 from weft.base.options import Options
 from weft.server.app import create_app
-from weft.server.door import bind
 from weft.server.launch import Server
+from weft.server.listener import bind
 from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
 from weft.text.template import ChatTemplate

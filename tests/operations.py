@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.kernels.activations import Function
 from weft.kernels.attention import AttentionForm
 from weft.kernels.choosing import DECODES, GROUPS, assemble, everywhere
-from weft.kernels.experts import Activation, ExpertWeights, Shared
+from weft.kernels.experts import Activation, ExpertWeights, SharedExpert
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import UNLIMITED, ConvolutionWeights, DeltaInputs, DeltaShape, SsdInputs, SsdShape
 from weft.kernels.stream import Normed
@@ -163,7 +163,7 @@ def experts(
     activation: Activation,
     first_bias: Tensor | None = None,
     second_bias: Tensor | None = None,
-    shared: Shared | None = None,
+    shared: SharedExpert | None = None,
     by=CPU,
 ) -> Tensor:
     layer = ExpertWeights(first, second, activation, first_bias, second_bias)

@@ -14,7 +14,7 @@ import pytest
 from tests.asgi import Exchange, PacedEngine, application
 from tests.fake_engines import POISON
 from tests.serving import serving
-from weft.server.access import METHODS
+from weft.server.access_log import METHODS
 from weft.server.keys import Key
 from weft.server.logs import JsonLines, TextLines
 from weft.server.openai_completions import Completion

@@ -25,10 +25,10 @@ from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Output, Report
 from weft.engine.request import Request
-from weft.server.desk import Desk
+from weft.server.dispatcher import Dispatcher
 from weft.server.engine_process import load_engine
+from weft.server.output_stream import OutputStream
 from weft.server.process_backend import ProcessBackend
-from weft.server.streams import OutputStream
 from weft.server.thread_backend import ThreadBackend
 
 SMALL = Options(**tiny_model.OPTIONS, memory="16MiB", max_length=512, max_sequences=4, threads=1)
@@ -46,21 +46,21 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
-def instant(kind: str, step_seconds: float = 0.0, **settings: object) -> Desk:
+def instant(kind: str, step_seconds: float = 0.0, **settings: object) -> Dispatcher:
     options = Options(model=str(step_seconds))
     if kind == "thread":
         return ThreadBackend(lambda: load_instant(options, False), **settings)
     return ProcessBackend(options, program=PROGRAM, **settings)
 
 
-def real(kind: str, options: Options = SMALL) -> Desk:
+def real(kind: str, options: Options = SMALL) -> Dispatcher:
     if kind == "thread":
         return ThreadBackend.from_options(options, progress=False)
     return ProcessBackend(options, progress=False)
 
 
 @asynccontextmanager
-async def started(backend: Desk) -> AsyncIterator[Desk]:
+async def started(backend: Dispatcher) -> AsyncIterator[Dispatcher]:
     await backend.start()
     try:
         yield backend
@@ -79,7 +79,7 @@ async def collect(stream: OutputStream) -> tuple[list[Output], Report | None]:
     return outputs, stream.report
 
 
-async def tokens_of(backend: Desk, request: Request) -> list[int]:
+async def tokens_of(backend: Dispatcher, request: Request) -> list[int]:
     return [output.token for output in (await collect(await backend.submit(request)))[0]]
 
 
@@ -160,17 +160,18 @@ async def test_many_callers_at_once_each_get_their_own(kind):
 async def test_a_request_that_cannot_be_served_harms_no_other(kind):
     async with started(instant(kind)) as backend:
         going = await backend.submit(ask([20], 200))
-        for wrong, complaint in [
-            (ask([20, 256], 2), "prompt must have token ids from 0 to"),
-            (ask([-1], 2), "prompt must have token ids from 0 to"),
-            (ask([20], 2, snapshots=(7,)), "snapshots"),
-            (ask([20], 1 << 21), "exceed"),
-            (ask([], 2), "at least one token"),
-            (Request(np.array([1], np.int32), SamplingParams(logit_bias={256: 1.0})), "logit_bias has token id 256"),
+        biased = SamplingParams(logit_bias={256: 1.0})
+        for wrong, field, complaint in [
+            (ask([20, 256], 2), "prompt", "prompt must have token ids from 0 to"),
+            (ask([-1], 2), "prompt", "prompt must have token ids from 0 to"),
+            (ask([20], 2, snapshots=(7,)), "snapshots", "snapshots"),
+            (ask([20], 1 << 21), "prompt", "exceed"),
+            (ask([], 2), "prompt", "at least one token"),
+            (Request(np.array([1], np.int32), biased), "logit_bias", "logit_bias has token id 256"),
         ]:
             with pytest.raises(RequestError, match=complaint) as caught:
                 await backend.submit(wrong)
-            assert caught.value.status == 400
+            assert (caught.value.status, caught.value.field) == (400, field)
         assert [output.token for output in (await collect(going))[0]] == answer([20], 200)
         assert (await backend.stats())["refused"] == 6
         assert backend.open == 0
@@ -262,7 +263,7 @@ async def test_an_engine_without_work_sleeps(kind):
         assert cpu_seconds(backend) - used < 0.1
 
 
-def cpu_seconds(backend: Desk) -> float:
+def cpu_seconds(backend: Dispatcher) -> float:
     """Of the thread that steps, or of the process."""
     place = f"self/task/{backend._thread.native_id}" if isinstance(backend, ThreadBackend) else backend.process_id
     words = Path(f"/proc/{place}/stat").read_text().rpartition(")")[2].split()

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.operations import CPU, ssd_memory
 from tests.plans import NOWHERE, Capture, Row, make_plan
 from weft.kernels import upload as uploading
-from weft.kernels.cpu.cutting import indices
+from weft.kernels.cpu.index_building import indices
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import short_conv_memory
 from weft.kernels.upload import upload

@@ -13,9 +13,9 @@ import pytest
 from tests.serving import serving
 from weft.base.errors import OptionError
 from weft.cli.bench.load import arrivals, ask, body_of, due_times
-from weft.cli.bench.measures import Outcome, quantile, report, summary
+from weft.cli.bench.measures import MeasuredRequest, quantile, report, summary
 from weft.cli.bench.options import KINDS, BenchOptions
-from weft.cli.bench.workloads import WORKLOADS, Session, Turn, words
+from weft.cli.bench.workloads import WORKLOADS, BenchSession, BenchTurn, words
 from weft.cli.client import Client, ServerError
 from weft.cli.main import main
 
@@ -164,7 +164,7 @@ def test_a_line_that_is_no_request_is_named(tmp_path, line):
 
 
 def test_requests_are_due_by_chance_at_the_rate_or_as_the_trace_says():
-    plain = [Session((Turn((1,), 1),))] * 2000
+    plain = [BenchSession((BenchTurn((1,), 1),))] * 2000
     due = list(due_times(plain, BenchOptions(request_rate=50.0)))
     gaps = [after - before for before, after in pairwise([0.0, *due])]
     assert min(gaps) >= 0
@@ -173,7 +173,7 @@ def test_requests_are_due_by_chance_at_the_rate_or_as_the_trace_says():
     assert stdev(gaps) == pytest.approx(1 / 50, rel=0.1)
     assert due == list(due_times(plain, BenchOptions(request_rate=50.0)))
     assert due != list(due_times(plain, BenchOptions(request_rate=50.0, seed=1)))
-    timed = [Session((Turn((1,), 1),), due=seconds) for seconds in (0.0, 0.5, 0.75)]
+    timed = [BenchSession((BenchTurn((1,), 1),), due=seconds) for seconds in (0.0, 0.5, 0.75)]
     assert list(due_times(timed, BenchOptions())) == [0.0, 0.5, 0.75]
     assert set(due_times(plain, BenchOptions())) == {0.0}
 
@@ -192,7 +192,7 @@ class Clock:
 
 
 def test_a_request_is_sent_when_it_is_due_and_at_once_when_that_has_passed():
-    timed = [Session((Turn((1,), 1),), due=seconds) for seconds in (0.5, 0.75, 2.0, 4.0)]
+    timed = [BenchSession((BenchTurn((1,), 1),), due=seconds) for seconds in (0.5, 0.75, 2.0, 4.0)]
     clock, sent = Clock(100.0), []
 
     async def send():
@@ -205,7 +205,7 @@ def test_a_request_is_sent_when_it_is_due_and_at_once_when_that_has_passed():
 
 
 def test_bodies_are_what_the_form_says():
-    turn, said = Turn((1, 2), 7), [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    turn, said = BenchTurn((1, 2), 7), [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     tokens = body_of("m", [], turn, BenchOptions(form="tokens"))
     assert (tokens["prompt"], tokens["max_tokens"], tokens["ignore_eos"]) == ([1, 2], 7, True)
     assert body_of("m", said, turn, BenchOptions(form="text"))["prompt"] == "a\nb\n" + words((1, 2))
@@ -237,9 +237,9 @@ def test_options_that_cannot_work_are_refused(changes):
 
 
 def test_numbers_follow_their_definitions():
-    one = Outcome(10.0, [10.5, 10.7, 11.0], ended=11.0, prompt_tokens=100, tokens=5, cached_tokens=64)
-    two = Outcome(10.0, [12.0], ended=12.0, prompt_tokens=50, tokens=1)
-    failed = Outcome(10.0, ended=13.0, error="broken")
+    one = MeasuredRequest(10.0, [10.5, 10.7, 11.0], ended=11.0, prompt_tokens=100, tokens=5, cached_tokens=64)
+    two = MeasuredRequest(10.0, [12.0], ended=12.0, prompt_tokens=50, tokens=1)
+    failed = MeasuredRequest(10.0, ended=13.0, error="broken")
     found = summary([one, two, failed], duration=4.0)
     assert (found["completed"], found["failed"], found["errors"]) == (2, 1, {"broken": 1})
     assert (found["mean_ttft_ms"], found["median_ttft_ms"]) == (1250.0, 1250.0)
@@ -253,7 +253,7 @@ def test_numbers_follow_their_definitions():
 
 
 def test_nothing_measured_is_not_zero():
-    found = summary([Outcome(0.0, ended=1.0, error="x")], duration=1.0)
+    found = summary([MeasuredRequest(0.0, ended=1.0, error="x")], duration=1.0)
     assert found["mean_ttft_ms"] is None
     assert "n/a" in report(found)
 

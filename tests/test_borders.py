@@ -11,14 +11,14 @@ from tests.fake_engines import VOCABULARY, InstantEngine
 from weft.base.errors import RequestError
 from weft.base.sampling import SamplingParams
 from weft.engine import service
-from weft.engine.exchange import Command, Shutdown, Submit
+from weft.engine.protocol import Command, Shutdown, Submit
 from weft.engine.request import Request
 from weft.engine.service import Service
 from weft.server import engine_process
+from weft.server.bodies import MAX_QUOTED, wrong_type
 from weft.server.codec import encode_command
 from weft.server.engine_process import SocketInbox
 from weft.server.errors import MAX_MESSAGE, describe
-from weft.server.limits import MAX_QUOTED, wrong_type
 
 
 def asked(tokens: int, answers: int = 50) -> Request:
@@ -81,5 +81,5 @@ def test_errors_quote_a_bounded_part_of_what_was_sent():
     status, answer = describe(RequestError("x" * 1_000_000))
     assert (status, len(answer.error.message)) == (400, MAX_MESSAGE + 3)
     error = wrong_type("Invalid enum value '" + "x - at `$.y`" * 1000 + "' - at `$.field`")
-    assert error.param == "field"
+    assert error.field == "field"
     assert len(str(error)) <= MAX_QUOTED + len("field: ")

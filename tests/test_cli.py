@@ -13,7 +13,7 @@ import pytest
 
 from tests import tiny_model
 from weft.base.errors import OptionError
-from weft.base.options import Facts, Options, memory_bytes, resolve
+from weft.base.options import Options, SizingFacts, memory_bytes, resolve
 from weft.cli.aliases import SERVER, translate
 from weft.cli.bench.options import BenchOptions
 from weft.cli.generate import GenerateOptions, stats
@@ -118,7 +118,7 @@ def test_a_prompt_may_come_from_standard_input(quiet, monkeypatch, tmp_path):
         (["--max-tokens", "-1", "x"], "max_tokens must be"),
         (["--temperature", "1000", "x"], "temperature must be"),
         (["--model", "/no/such/model", "x"], "/no/such/model"),
-        (["--max-length", "20", "--max-tokens", "30", "--memory", "32MiB", "x"], "exceeds max_length 20"),
+        (["--max-length", "20", "--max-tokens", "30", "--memory", "32MiB", "x"], "exceeds the context of 20"),
         (["--depth", "7", "--memory", "32MiB", "x"], "depth must be one of 0, 1"),
     ],
 )
@@ -309,15 +309,15 @@ def test_chat_says_why_there_is_no_answer_and_goes_on(quiet, monkeypatch, tmp_pa
         monkeypatch.setattr("sys.stdin", file)
         code, _, told = quiet("chat", *SMALL, "--stats")
     assert code == 0
-    assert "(no answer: prompt of" in told
+    assert "(no answer: prompt does not fit" in told
     assert told.count("prompt tokens cached") == 1
 
 
 # options into a configuration -----------------------------------------------------------------------------------------
 
 
-def facts(free_bytes: int, model_length: int | None, bytes_per_token: int, fixed_bytes: int) -> Facts:
-    return Facts(free_bytes, model_length, lambda size: (size - fixed_bytes) // bytes_per_token, fixed_bytes)
+def facts(free_bytes: int, model_length: int | None, bytes_per_token: int, fixed_bytes: int) -> SizingFacts:
+    return SizingFacts(free_bytes, model_length, lambda size: (size - fixed_bytes) // bytes_per_token, fixed_bytes)
 
 
 FACTS = facts(free_bytes=2 << 30, model_length=8192, bytes_per_token=1024, fixed_bytes=1 << 20)

@@ -19,7 +19,7 @@ from weft.base.grammar import Grammar
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Output, PromptScore, PromptScores, Report
-from weft.engine.exchange import Ask, End, Outputs, Refusal, Refuse, Replies, Shutdown, Stopped, Submit, Topic
+from weft.engine.protocol import End, Outputs, Question, Refusal, Refuse, Replies, Shutdown, Stopped, Submit, Topic
 from weft.engine.request import Request
 from weft.engine.service import Service
 from weft.memory.misses import Miss, Reason
@@ -80,7 +80,7 @@ requests = st.builds(
 commands = st.one_of(
     st.builds(Submit, numbers, requests),
     st.builds(End, numbers, st.booleans()),
-    st.builds(Ask, numbers, st.sampled_from(Topic), st.integers(0, 1 << 20)),
+    st.builds(Question, numbers, st.sampled_from(Topic), st.integers(0, 1 << 20)),
     st.just(Shutdown()),
 )
 misses = st.builds(Miss, st.sampled_from(Reason), counts, counts, counts, counts)
@@ -112,6 +112,7 @@ def outputs(draw: st.DrawFn) -> Outputs:
             output.logprob, output.top = draw(floats), draw(st.lists(st.tuples(tokens, floats), max_size=3))
         if draw(st.booleans()):
             output.finish, output.error = draw(st.sampled_from(FinishReason)), draw(st.none() | words)
+            output.error_field = draw(st.none() | words)
             told[number] = draw(reports)
         found.append(output)
     return Outputs(found, told)
@@ -122,7 +123,7 @@ events = st.one_of(
     st.builds(
         Replies,
         st.lists(numbers, max_size=4),
-        st.lists(st.builds(Refusal, numbers, words, st.integers(400, 599)), max_size=4),
+        st.lists(st.builds(Refusal, numbers, words, st.integers(400, 599), st.none() | words), max_size=4),
         st.dictionaries(numbers, st.dictionaries(words, counts | floats | words, max_size=3), max_size=3),
     ),
     st.builds(Stopped, words),
@@ -167,7 +168,7 @@ def test_every_field_of_a_request_and_a_report_travels():
     """A field that somebody adds must not get lost on the way."""
     assert [each.name for each in fields(Request)] == list(wire.RequestBody.__struct_fields__)
     told = {each.name for each in fields(Report)} - {"prompt_scores"}
-    assert told == set(wire.EndingBody.__struct_fields__) - {"row", "finish", "error"}
+    assert told == set(wire.EndingBody.__struct_fields__) - {"row", "finish", "error", "error_field"}
     assert [each.name for each in fields(ModelInfo)] == list(wire.Ready.__struct_fields__)
 
 
@@ -233,7 +234,7 @@ def test_parameters_are_checked_again_where_they_arrive():
     good = bodies(encode_command(Submit(5, Request(np.array([1], np.int32), SamplingParams(top_p=0.625)))))[0]
     bad = good.replace(msgspec.msgpack.encode(0.625), msgspec.msgpack.encode(7.0))
     assert bad != good
-    assert decode_command(bad) == Refuse(5, "top_p must be a number from 1e-06 to 1.0, got 7.0")
+    assert decode_command(bad) == Refuse(5, "top_p must be a number from 1e-06 to 1.0, got 7.0", "top_p")
 
 
 def test_a_message_of_the_wrong_side_is_refused():
@@ -254,7 +255,7 @@ def test_a_message_of_the_wrong_side_is_refused():
         wire.OutputsMessage([1, 2], [3], [], []),
         wire.OutputsMessage([1], [3], [wire.ScoreBody(1, -1.0, [], [])], []),
         wire.OutputsMessage([1], [3], [wire.ScoreBody(0, -1.0, [4], [])], []),
-        wire.OutputsMessage([1], [3], [], [wire.EndingBody(7, FinishReason.STOP, None, 0, None, 0, 0.0)]),
+        wire.OutputsMessage([1], [3], [], [wire.EndingBody(7, FinishReason.STOP, None, None, 0, None, 0, 0.0)]),
         wire.ScoresMessage(1, 2, b"\0" * 8, b"\0" * 16, b"\0" * 12),
         wire.ScoresMessage(1, 0, b"\0" * 7, b"", b""),
     ],

@@ -18,9 +18,9 @@ from tests.operations import GPU_ROWS, PLAIN, attention
 from tests.plans import Row, make_plan
 from weft.kernels.cuda import attention as on_gpu
 from weft.kernels.cuda import attention_prefill, flashinfer
-from weft.kernels.cuda.attention_decode import Sharing, attend_decodes
+from weft.kernels.cuda.attention_decode import DecodeSharing, attend_decodes
 from weft.kernels.cuda.attention_prefill import PLAIN_LAUNCH, attend_pieces
-from weft.kernels.cuda.flashinfer import Shape
+from weft.kernels.cuda.flashinfer import WrapperShape
 from weft.kernels.interface import Operations
 from weft.memory.device.store import AttentionView
 from weft.memory.spec import AttentionMemory, MemorySpec
@@ -103,7 +103,7 @@ class Scene:
         sink = self.sinks if sinks else None
         return attention(self.q, self.k, self.v, self.batch(), self.view(), self.scale, softcap, sink)
 
-    def shape(self, softcap: float | None = None) -> Shape:
+    def shape(self, softcap: float | None = None) -> WrapperShape:
         return on_gpu.shape_of(self.q, self.view(), self.scale, softcap)
 
 
@@ -160,7 +160,9 @@ def test_cells_of_64_tokens():
     assert_equal(Scene([(200, 201), (100, 170)], 70, cell=64), sinks=True)
 
 
-@pytest.mark.parametrize("sharing", [Sharing(1, 1), Sharing(3, 2), Sharing(5, 1), Sharing(40, 1)])
+@pytest.mark.parametrize(
+    "sharing", [DecodeSharing(1, 1), DecodeSharing(3, 2), DecodeSharing(5, 1), DecodeSharing(40, 1)]
+)
 @pytest.mark.parametrize("window", [None, 50])
 def test_the_number_of_shares_changes_nothing(sharing, window):
     scene = Scene([(150, 151), (0, 1), (16, 17), (70, 71)], window, heads=3, kv_heads=1)
@@ -200,7 +202,7 @@ def test_how_many_programs_share_a_prompts_cells_changes_nothing(sharing, window
     out = torch.full(scene.q.shape, torch.nan, device=scene.device)
     attend_pieces(
         scene.q, out, batch, view, scene.scale, None, scene.sinks,
-        sharing=attention_prefill.Sharing(*sharing),
+        sharing=attention_prefill.PrefillSharing(*sharing),
     )  # fmt: skip
     assert error_of(out[1:], scene.reference(sinks=True)[1:]) < 2e-6
     assert not attention_prefill.counters(out.device).any()
@@ -317,7 +319,7 @@ def test_nothing_waits_for_the_device():
         torch.cuda.set_sync_debug_mode("default")
 
 
-LAYER = Shape(torch.bfloat16, 32, 8, 128, 64, 0.1, None, None)
+LAYER = WrapperShape(torch.bfloat16, 32, 8, 128, 64, 0.1, None, None)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +337,7 @@ LAYER = Shape(torch.bfloat16, 32, 8, 128, 64, 0.1, None, None)
 )
 def test_flashinfer_is_chosen_where_it_can(changes, capability, installed, chosen):
     fields = {name: getattr(LAYER, name) for name in LAYER.__slots__} | changes
-    assert on_gpu.choose_backend(Shape(**fields), capability, installed) == chosen
+    assert on_gpu.choose_backend(WrapperShape(**fields), capability, installed) == chosen
 
 
 def test_a_missing_flashinfer_is_said_once_and_triton_takes_over(monkeypatch, caplog):

@@ -13,7 +13,7 @@ from tests.compiled import assert_compiles
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cuda import linear_some
 from weft.kernels.cuda.gpus import H200, described, gpu_of
-from weft.kernels.cuda.linear import product, suits
+from weft.kernels.cuda.linear import matmul, suits
 from weft.kernels.cuda.linear_few import Cut, counters, cut, few_rows
 from weft.kernels.cuda.linear_one import USUAL_LOADS, blocks, one_row
 from weft.kernels.cuda.linear_some import are_some, can_describe, some_rows
@@ -49,10 +49,10 @@ def check_activated(rows: int, inputs: int, outputs: int, parts: int, dtype: tor
     x = torch.randn(rows, inputs, device=device).to(dtype)
     weight = (torch.randn(outputs, inputs, device=device) * inputs**-0.5).to(dtype)
     found = few_rows(x, weight, None, "silu" if parts == 2 else "relu2", parts)
-    product = F.linear(x.float(), weight.float())
-    wanted = F.relu(product).square()
+    matmul = F.linear(x.float(), weight.float())
+    wanted = F.relu(matmul).square()
     if parts == 2:
-        gate, up = product.chunk(2, -1)
+        gate, up = matmul.chunk(2, -1)
         wanted = F.silu(gate) * up
     torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2)
     assert not counters(x.device).any()
@@ -136,8 +136,8 @@ def check_one(inputs: int, outputs: int, dtype: torch.dtype, device: str, by: Ve
     x = torch.randn(1, inputs, device=device).to(dtype)
     weight = (torch.randn(outputs, inputs, device=device) * inputs**-0.5).to(dtype)
     bias = torch.randn(outputs, device=device).to(dtype)
-    product = F.linear(x.float(), weight.float())
-    for added, wanted in ((None, product), (bias, product + bias.float())):
+    matmul = F.linear(x.float(), weight.float())
+    for added, wanted in ((None, matmul), (bias, matmul + bias.float())):
         gate, up = wanted.chunk(2, -1)
         found = {
             "": (one_row(x, weight, added, by=by), wanted),
@@ -216,7 +216,7 @@ def test_one_row_suits_more_outputs_than_several():
 def test_any_number_of_rows_finds_its_way(rows):
     x, weight = torch.randn(rows, 144).half(), torch.randn(64, 144).half() / 12
     gate, up = F.linear(x.float(), weight.float()).chunk(2, -1)
-    found = product(x, weight, None, "silu", 2)
+    found = matmul(x, weight, None, "silu", 2)
     torch.testing.assert_close(found.float(), F.silu(gate) * up, rtol=2e-2, atol=2e-2)
 
 

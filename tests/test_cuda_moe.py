@@ -17,7 +17,7 @@ from weft.kernels.cuda.moe_many import many_experts
 from weft.kernels.cuda.moe_routing import list_pairs, route
 from weft.kernels.cuda.moe_some import some_experts
 from weft.kernels.cuda.vectors import Vectors
-from weft.kernels.experts import Shared, clamped, gated, plain
+from weft.kernels.experts import SharedExpert, clamped, gated, plain
 from weft.kernels.plain import moe as reference
 from weft.kernels.weight import Weight
 
@@ -59,7 +59,7 @@ def shared_expert(tokens, hidden, inner, opened, dtype=torch.float32):
     """Its first product is part of a wider one, so that rows are not contiguous."""
     wide = random(tokens, 2 * inner + 1, seed=7, dtype=dtype)
     second = random(hidden, inner, seed=8, dtype=dtype) / inner**0.5
-    return Shared(wide[:, 1 : inner + 1], wide[:, inner + 1 :], Weight(second), wide[:, :1] if opened else None)
+    return SharedExpert(wide[:, 1 : inner + 1], wide[:, inner + 1 :], Weight(second), wide[:, :1] if opened else None)
 
 
 def expected(x, weights, chosen, first, second, activation, first_bias, second_bias, shared):

@@ -17,7 +17,7 @@ from weft.kernels.cuda import sampling, sampling_scores
 from weft.kernels.sampling import Draws
 from weft.kernels.upload import upload
 from weft.runner import sampler
-from weft.runner.choices import draft_choices
+from weft.runner.step_sampling import stage_sampling
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCAB = 40
@@ -164,10 +164,10 @@ def test_indices_of_32_bits_ban_penalise_and_bias_as_well():
     seen = {"prompt": [1, 2], "answer": [3, 3], "board": 4, "repetition": 1.3, "presence": 0.5, "bias": {5: 2.0}}
     batch = [Row(row.numpy(), top_k=5, temperature=heat, **seen) for row, heat in zip(logits, (0.0, 1.0, 0.7))]
     sampling_wishes = replace(plan_of(batch).sampling, mask_row=ints([1]), mask_bits=np.array([[5, 0]], np.uint32))
-    draft = draft_choices(replace(plan_of(batch), sampling=sampling_wishes), VOCAB)
+    staged = stage_sampling(replace(plan_of(batch), sampling=sampling_wishes), VOCAB)
     chosen = []
     for widen in (True, False):
-        choices = draft.finish(upload(dict(draft.arrays()), DEVICE, widen))
+        choices = staged.finish(upload(dict(staged.arrays()), DEVICE, widen))
         found = sampler.sample(logits.to(DEVICE), choices, torch.tensor([4, 4, 4]).to(DEVICE), GPU)
         chosen.append(found.tolist())
     assert chosen[0] == chosen[1]
@@ -244,8 +244,8 @@ def test_nothing_waits_for_the_device():
     batch = [Row(np.random.default_rng(i).normal(0, 3, 5000), top_k=20, top_p=0.9, **seen) for i in range(4)]
     masks = {"mask_row": ints([1]), "mask_bits": np.full((1, 157), -1, np.int32)}
     plan = plan_of(batch)
-    draft = draft_choices(replace(plan, sampling=replace(plan.sampling, **masks)), 5000)
-    choices = draft.finish(upload(dict(draft.arrays()), "cuda", widen=False))
+    staged = stage_sampling(replace(plan, sampling=replace(plan.sampling, **masks)), 5000)
+    choices = staged.finish(upload(dict(staged.arrays()), "cuda", widen=False))
     logits, board = torch.randn(4, 5000, device="cuda"), torch.full((4,), 4, device="cuda")
 
     def step():

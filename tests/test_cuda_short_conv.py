@@ -15,7 +15,7 @@ from tests.plans import NOWHERE, Capture, Known, Rig, Row, make_plan
 from tests.test_causal_conv import naive_conv
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cuda import short_conv
-from weft.kernels.cuda.linear import product
+from weft.kernels.cuda.linear import matmul
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.recurrent import short_conv_memory
 from weft.memory.device.store import RecurrentView
@@ -70,7 +70,7 @@ class Case:
         return projected_short_conv(self.x, *weights, self.batch, view)
 
     def one_by_one(self, view: RecurrentView) -> Tensor:
-        projected = product(self.x, self.projection, self.projection_bias)
+        projected = matmul(self.x, self.projection, self.projection_bias)
         return gated_short_conv(projected, self.weight, self.bias, self.batch, view)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.rolling import rolling_spec
 from tests.workloads import random_workload, run_workload
-from weft.memory.eviction import POLICIES, Facts, Ranking, by_flops, by_value, work_per_byte
+from weft.memory.eviction import POLICIES, CandidateFacts, Ranking, by_flops, by_value, work_per_byte
 from weft.memory.keys import chain, root_key
 from weft.memory.ledger import Ledger
 from weft.memory.trie import Node, resume_at_or_above
@@ -37,11 +37,11 @@ def test_the_value_of_a_candidate_is_wants_times_tokens_per_byte() -> None:
 
 
 def test_the_published_policy_weighs_work_per_byte_against_recency() -> None:
-    much, little = Facts(1024, 1024, 64, used=5), Facts(64, 1024, 64, used=6)
+    much, little = CandidateFacts(1024, 1024, 64, used=5), CandidateFacts(64, 1024, 64, used=6)
     assert by_flops(0.0, 100, 16)(much) < by_flops(0.0, 100, 16)(little)
     assert by_flops(1.0, 100, 16)(much) > by_flops(1.0, 100, 16)(little)
     # Deep tokens cost more to compute.
-    assert work_per_byte(Facts(64, 80_000, 64, 1)) > 2 * work_per_byte(Facts(64, 64, 64, 1))
+    assert work_per_byte(CandidateFacts(64, 80_000, 64, 1)) > 2 * work_per_byte(CandidateFacts(64, 64, 64, 1))
 
 
 def test_a_ranking_notices_what_was_used_since_it_was_ranked() -> None:
@@ -92,10 +92,10 @@ def test_a_point_that_became_the_end_of_its_path_is_ranked_with_the_pages_that_i
     before = above.stamp
     cache._evict_point(end.resume)
     above.heir_of = None
-    value = cache.worth.score(above)
-    while (leaf := cache.worth.pop_useless()) is not None:
+    value = cache.valuation.score(above)
+    while (leaf := cache.valuation.pop_useless()) is not None:
         cache._evict(leaf)
-    assert cache.worth.score(above) < value
+    assert cache.valuation.score(above) < value
     # It stands in the ranking anew, or its old, higher place would protect it.
     assert above.stamp > before
 

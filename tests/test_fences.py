@@ -40,7 +40,7 @@ def test_imports_go_down():
         ("weft.models.lfm2", "from weft.runner.batching import build_batch"),
         ("weft.runner.runner", "import weft.engine.planner"),
         ("weft.offline.llm", "from weft.cli.main import main"),
-        ("weft.server.desk", "def late():\n    from weft.loading import load"),
+        ("weft.server.dispatcher", "def late():\n    from weft.loading import load"),
         ("weft.server.codec", "from weft.memory.ledger import Ledger"),
         ("weft.engine.service", "from weft.server.codec import frame"),
     ],
@@ -126,6 +126,13 @@ def test_files_and_functions_stay_small():
     assert fences.too_large({"long": "class A:\n  def f(self):\n" + "    x = 1\n" * 60})
 
 
+def test_a_class_name_has_one_meaning_in_the_whole_package():
+    assert fences.repeated_class_names(WEFT) == []
+    twice = {"weft.a": "class Step: ...", "weft.b": "def f():\n    class Step: ..."}
+    assert fences.repeated_class_names(twice) == ["Step is defined in weft.a, weft.b"]
+    assert fences.repeated_class_names({"weft.a": "class Step: ...\nclass Step: ..."})
+
+
 def test_every_file_says_what_it_is():
     assert fences.without_header(EVERYTHING) == []
     assert fences.without_header({"silent": "import os"})
@@ -143,14 +150,14 @@ NOT_WAITING = {
     ("weft.kernels.cpu.moe", "routed_sum"): "the chosen experts are walked over; on a CPU nothing is in flight",
     ("weft.kernels.cpu.paged_reads", "plan_reads"): "the plan's own arrays, on the host",
     ("weft.kernels.plain.attention", "pages_of"): "the plan's own arrays, on the host",
-    ("weft.kernels.cpu.cutting", "draft_decodes"): "the plan's own arrays, on the host",
-    ("weft.kernels.cpu.cutting", "draft_group"): "the plan's own arrays, on the host",
-    ("weft.kernels.cpu.cutting", "open_cells"): "the plan's own arrays, on the host",
-    ("weft.runner.choices", "_draws"): "the plan's own arrays, on the host",
+    ("weft.kernels.cpu.index_building", "stage_decodes"): "the plan's own arrays, on the host",
+    ("weft.kernels.cpu.index_building", "stage_group"): "the plan's own arrays, on the host",
+    ("weft.kernels.cpu.index_building", "open_cells"): "the plan's own arrays, on the host",
+    ("weft.runner.step_sampling", "_draws"): "the plan's own arrays, on the host",
     ("weft.kernels.download", "Download.arrays"): "the one download of a step, when it lands",
     ("weft.runner.cuda.recorded", "RecordedSteps._record_all"): "before the first request",
-    ("weft.runner.cuda.room", "find_room"): "before the first request",
-    ("weft.runner.cuda.room", "_peak"): "before the first request",
+    ("weft.runner.cuda.gpu_memory", "measure_memory"): "before the first request",
+    ("weft.runner.cuda.gpu_memory", "_peak"): "before the first request",
 }
 
 

@@ -28,8 +28,8 @@ from weft.base.plan import Plan
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.runner.choices import Masks
 from weft.runner.sampler import ban
+from weft.runner.step_sampling import Masks
 from weft.text.grammar import Grammars, Guide
 from weft.text.tokenizer import Tokenizer
 

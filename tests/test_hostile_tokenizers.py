@@ -142,7 +142,7 @@ def test_texts_for_a_pattern_that_is_not_known_never_hold_up_the_loop(tmp_path, 
 def test_tokens_of_an_answer_are_counted_beside_the_loop_if_that_may_take_long(linear, elsewhere):
     front: Any = SimpleNamespace(tokenizer=SimpleNamespace(is_linear=linear))
     here = threading.get_ident()
-    assert (asyncio.run(Front.beside(front, 1, threading.get_ident)) != here) == elsewhere
+    assert (asyncio.run(Front.run_off_loop(front, 1, threading.get_ident)) != here) == elsewhere
 
 
 def test_patterns_of_every_part_of_a_tokenizer_count(tmp_path):

@@ -15,7 +15,7 @@ from tests.serving import serving
 from weft.base.errors import OptionError
 from weft.server import keys as keys_module
 from weft.server.auth import Keys, reread
-from weft.server.keys import MAX_FILE_BYTES, MAX_KEYS, Key, Rates, lookups, parse_line, read_key_file, resolve_keys
+from weft.server.keys import MAX_FILE_BYTES, MAX_KEYS, Key, RateLimits, lookups, parse_line, read_key_file, resolve_keys
 from weft.server.launch import Orders
 from weft.server.settings import ServerSettings
 
@@ -43,8 +43,8 @@ def read(path: str) -> tuple[Key, ...]:
         ("  sesame\r", Key("sesame")),
         ("alice sesame", Key("sesame", "alice")),
         ("a.b_c-9\tsesame", Key("sesame", "a.b_c-9")),
-        ("alice sesame requests_per_minute=60", Key("sesame", "alice", Rates(60))),
-        ("alice s=1 tokens_per_minute=0 requests_per_minute=7", Key("s=1", "alice", Rates(7, 0))),
+        ("alice sesame requests_per_minute=60", Key("sesame", "alice", RateLimits(60))),
+        ("alice s=1 tokens_per_minute=0 requests_per_minute=7", Key("s=1", "alice", RateLimits(7, 0))),
     ],
 )
 def test_a_line_is_a_key_or_a_name_a_key_and_limits(line, key):
@@ -79,27 +79,27 @@ def test_a_line_that_makes_no_sense_is_refused_by_its_number_and_not_shown(tmp_p
 
 
 def test_names_and_keys_are_unique_and_unnamed_keys_are_called_by_their_place():
-    found = resolve_keys(("one", Key("two", "bob"), "three"), "root", Rates(60))
+    found = resolve_keys(("one", Key("two", "bob"), "three"), "root", RateLimits(60))
     assert [(key.name, key.admin) for key in found] == [
         ("key-1", False),
         ("bob", False),
         ("key-3", False),
         ("admin", True),
     ]
-    assert [key.rates for key in found] == [Rates(60)] * 3 + [Rates()]
+    assert [key.rates for key in found] == [RateLimits(60)] * 3 + [RateLimits()]
     for keys in (("one", "one"), (Key("one", "bob"), Key("two", "bob")), (Key("one", "key-2"), "two")):
         with pytest.raises(OptionError, match="api_keys has"):
-            resolve_keys(keys, None, Rates())
+            resolve_keys(keys, None, RateLimits())
     with pytest.raises(OptionError, match="named admin"):
-        resolve_keys((Key("one", "admin"),), "root", Rates())
+        resolve_keys((Key("one", "admin"),), "root", RateLimits())
     with pytest.raises(OptionError, match=f"at most {MAX_KEYS}"):
-        resolve_keys([f"k{number}" for number in range(MAX_KEYS + 1)], None, Rates())
+        resolve_keys([f"k{number}" for number in range(MAX_KEYS + 1)], None, RateLimits())
 
 
 def test_a_single_key_is_its_own_admin_and_an_api_key_can_be_the_admins():
-    assert [key.admin for key in resolve_keys(("one",), None, Rates())] == [True]
-    assert [key.admin for key in resolve_keys(("one", "two"), None, Rates())] == [False, False]
-    found = resolve_keys((Key("one", "alice"), "two"), Key("one", "root"), Rates())
+    assert [key.admin for key in resolve_keys(("one",), None, RateLimits())] == [True]
+    assert [key.admin for key in resolve_keys(("one", "two"), None, RateLimits())] == [False, False]
+    found = resolve_keys((Key("one", "alice"), "two"), Key("one", "root"), RateLimits())
     assert [(key.name, key.admin) for key in found] == [("alice", True), ("key-2", False)]
 
 
@@ -199,7 +199,7 @@ def settings(*keys: str | Key, admin: str | None = None) -> ServerSettings:
 
 def test_a_salt_comes_from_the_key_alone():
     plain = tenant(Keys(settings("one", "two")), "one")
-    other = tenant(Keys(settings("zero", Key("one", "alice", Rates(5, 6)), admin="one")), "one")
+    other = tenant(Keys(settings("zero", Key("one", "alice", RateLimits(5, 6)), admin="one")), "one")
     assert plain.salt == other.salt != tenant(Keys(settings("one", "two")), "two").salt
     assert plain == other, "the same tenant, by whatever name"
     assert (plain.admin, other.admin) == (False, True)
@@ -207,10 +207,10 @@ def test_a_salt_comes_from_the_key_alone():
 
 def test_keys_that_are_reread_replace_all_others_and_keep_their_accounts(caplog):
     caplog.set_level("INFO")
-    keys = Keys(settings(Key("one", "alice", Rates(2)), Key("two", "bob")))
+    keys = Keys(settings(Key("one", "alice", RateLimits(2)), Key("two", "bob")))
     alice = tenant(keys, "one")
     alice.account.take_request()
-    reread(keys, lambda: settings(Key("one", "anna", Rates(3)), Key("three", "carol")))
+    reread(keys, lambda: settings(Key("one", "anna", RateLimits(3)), Key("three", "carol")))
     assert [each.name for each in keys.tenants] == ["anna", "carol"]
     assert tenant(keys, "two") is None
     anna = tenant(keys, "one")

@@ -208,7 +208,7 @@ def test_models_answer_as_with_norms_computed_before(family, monkeypatch):
         function = next(function for function, name in NAMES.items() if name == activation)
         return activated_linear(x, weight, bias, function, parts)
 
-    monkeypatch.setattr(on_gpu, "product", product)
+    monkeypatch.setattr(on_gpu, "matmul", product)
     [found] = serve(engine_of(model, lazy_operations()), asks)
     assert len(lazy_ones) >= 7
     assert found.tokens == before.tokens

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import thread_time
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,25 +21,23 @@ from tokenizers.pre_tokenizers import Split
 
 from tests import tiny_model
 from weft import builtin
+from weft.answers.followed import FollowedAnswer
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
+from weft.engine.events import Output
 from weft.engine.request import Request
+from weft.server.bodies import check_depth, decode, wrong_type
 from weft.server.codec import Frames
-from weft.server.errors import param_of
-from weft.server.limits import check_depth, decode, wrong_type
-from weft.server.metrics import Metrics
 from weft.server.openai_responses import ResponsesRequest, messages_of
-from weft.server.runs import Followed
 from weft.server.settings import Limits
-from weft.text.answer import Answer
+from weft.text.answer_parts import AnswerPart, joined
 from weft.text.grammar import as_lark, source_of, terminal_depth
 from weft.text.nesting import nesting
 from weft.text.parsing import TextParser
-from weft.text.parts import Part, joined
 from weft.text.patterns import LINEAR
-from weft.text.reader import Reader
 from weft.text.reasoning import REASONING, reasoning_for
+from weft.text.scanner import Scanner
 from weft.text.stops import StopStrings
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import load_tokenizer
@@ -92,12 +89,10 @@ def rendered(template: str) -> Work:
 
 def followed(tokens: list[int]) -> None:
     """Streams an answer whose offsets are asked for with every token."""
-    request = Request(np.array([1], np.int32), SamplingParams(max_tokens=1 << 20))
-    stream: Any = SimpleNamespace(report=None)
-    answer = Answer(request.params, TINY.detokenizer())
-    sequence = Followed(0, request, answer, stream, Metrics().meter())
+    request = Request(np.array([1], np.int32), SamplingParams(max_tokens=1 << 20, logprobs=0))
+    sequence = FollowedAnswer(request, TINY.detokenizer())
     for token in tokens:
-        sequence.take([SimpleNamespace(token=token, finish=None, logprob=None)], None)  # type: ignore[list-item]
+        sequence.take([Output(0, token)])
         sequence.begins(1)
 
 
@@ -144,9 +139,6 @@ TABLE: dict[str, tuple[Work, Make]] = {
     "body: brackets": (BROKEN, sent("[],", '{"input":[')),
     "error: backticks": (wrong_type, repeated("`$", "Expected x - at ")),
     "error: places": (wrong_type, repeated(" - at ", "Expected x")),
-    "error: field": (lambda text: param_of(RequestError(text)), repeated("a")),
-    "error: fields": (lambda text: param_of(RequestError(text)), repeated(".a_")),
-    "error: indices": (lambda text: param_of(RequestError(text)), repeated("[1]", "a")),
     "responses: calls": (lambda body: messages_of(body, Limits()), calls),
     "frames": (cut_into_frames, frames),
     # grammars
@@ -160,7 +152,7 @@ TABLE: dict[str, tuple[Work, Make]] = {
     "regex": (lambda text: source_of(Grammar("regex", text[:4000])), repeated("(")),
     # answers
     "stops": (lambda text: in_pieces(StopStrings(("a" * 500 + "b", "aab")).feed, text), repeated("a")),
-    "parts": (joined, lambda size: [Part("content", "a")] * size),
+    "parts": (joined, lambda size: [AnswerPart("content", "a")] * size),
     "offsets": (followed, lambda size: [97] * size),
     "half characters": (lambda tokens: TINY.decode(tokens), lambda size: [0xE2] * size),
     # models' files
@@ -248,11 +240,11 @@ def test_a_parser_keeps_nothing_that_it_has_read(form, piece):
         MARKERS.get(form, ""),
         MARKERS.get(form, "") + '{"name": "f", "arguments": {"a": "',
     ):
-        reader = Reader()
+        reader = Scanner()
         if form in FORMATS:
             parser = TextParser(reader, FORMATS[form].read(reader, [TOOL]))
         else:
-            parser = reasoning_for(form, reader=reader)
+            parser = reasoning_for(form, scanner=reader)
         parser.feed(before)
         kept = 0
         for _ in range(500):

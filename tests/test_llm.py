@@ -274,7 +274,7 @@ def test_chat_answers_one_conversation_or_many(llm):
 FAULTS = [
     (lambda m: m.generate(["fine", ""]), r"prompts\[1\] is empty"),
     (lambda m: m.generate([[1], [999]]), "token id 999"),
-    (lambda m: m.generate("x", SamplingParams(max_tokens=2000)), "max_tokens 2000 exceeds max_length 1024"),
+    (lambda m: m.generate("x", SamplingParams(max_tokens=2000)), "with max_tokens=2000 it exceeds the context of 1024"),
     (lambda m: m.generate("x", {"max_tokens": 3}), "params must be SamplingParams"),
     (
         lambda m: m.generate(["x", "y"], [SamplingParams()]),

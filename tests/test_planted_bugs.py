@@ -18,8 +18,8 @@ from tests.test_properties import record_plans, same_plan
 from tests.workloads import random_workload, run_and_check
 from weft.base.plan import Captures
 from weft.engine import assembly, loop, planner
-from weft.engine.line import Line
 from weft.engine.sequence import Sequence
+from weft.engine.waiting_queue import WaitingQueue
 from weft.memory import ledger as ledger_module
 from weft.memory import spec as spec_module
 from weft.memory.cache import Cache
@@ -297,7 +297,7 @@ def the_waiting_line_is_shuffled_by_chance(patch: Patch) -> None:
         SystemRandom().shuffle(head)
         return head
 
-    patch.setattr(Line, "head", shuffled)
+    patch.setattr(WaitingQueue, "head", shuffled)
 
 
 # Further bugs that other engines had.

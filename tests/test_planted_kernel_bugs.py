@@ -23,8 +23,8 @@ from tests.test_gated_delta import make_rig as delta_rig
 from tests.test_sampler import Row, choose
 from tests.test_ssd import make_rig as ssd_rig
 from weft.base.plan import Captures
-from weft.kernels.cpu import cells, cutting, gated_delta, paged_reads, ssd
-from weft.runner import batching, choices
+from weft.kernels.cpu import cells, gated_delta, index_building, paged_reads, ssd
+from weft.runner import batching, step_sampling
 
 Patch = pytest.MonkeyPatch
 Check = Callable[[], None]
@@ -185,12 +185,12 @@ def falcon_strangers() -> None:
 def a_convolution_reads_what_the_last_tenant_left(patch: Patch) -> None:
     names = ("from_tail", "from_state", "read_slot", "state_index")
     trusting = {"all_tail": True, "any_state": False, **dict.fromkeys(names)}
-    patch.setattr(cutting, "history_sources", lambda rows, history, back: trusting)
+    patch.setattr(index_building, "history_sources", lambda rows, history, back: trusting)
 
 
 @plant(packed_convolution)
 def a_batch_is_fresh_if_its_first_row_is(patch: Patch) -> None:
-    original = cutting.history_sources
+    original = index_building.history_sources
 
     def as_the_first(rows, history, back):
         sources = original(rows, history, back)
@@ -198,33 +198,33 @@ def a_batch_is_fresh_if_its_first_row_is(patch: Patch) -> None:
             sources["from_state"] = np.broadcast_to(sources["from_state"][:1], history.shape).copy()
         return sources
 
-    patch.setattr(cutting, "history_sources", as_the_first)
+    patch.setattr(index_building, "history_sources", as_the_first)
 
 
 @plant(packed_ssd, packed_delta, tenants_of_ssd, tenants_of_delta)
 def a_scan_starts_from_whatever_its_slot_holds(patch: Patch) -> None:
-    original = cutting.open_cells
+    original = index_building.open_cells
 
     def trusting(plan, rows, chosen, ring):
         return tuple(c._replace(slot=0 if c.slot is None else c.slot) for c in original(plan, rows, chosen, ring))
 
-    patch.setattr(cutting, "open_cells", trusting)
+    patch.setattr(index_building, "open_cells", trusting)
 
 
 @plant(packed_ssd, packed_delta, falcon_with_cache, qwen_with_cache)
 def a_resumed_row_starts_from_nothing(patch: Patch) -> None:
-    original = cutting.open_cells
+    original = index_building.open_cells
 
     def forgetful(plan, rows, chosen, ring):
         return tuple(cell._replace(slot=None) for cell in original(plan, rows, chosen, ring))
 
-    patch.setattr(cutting, "open_cells", forgetful)
+    patch.setattr(index_building, "open_cells", forgetful)
 
 
 @plant(packed_convolution, lfm2_with_cache)
 def a_resumed_convolution_starts_from_zeros(patch: Patch) -> None:
-    original = cutting.history_sources
-    patch.setattr(cutting, "history_sources", lambda *args: original(*args) | {"any_state": False})
+    original = index_building.history_sources
+    patch.setattr(index_building, "history_sources", lambda *args: original(*args) | {"any_state": False})
 
 
 # States from the middle of a prefill: the right row, the right position, the right precision.
@@ -242,25 +242,25 @@ def only_the_first_row_of_a_batch_is_captured_rightly(patch: Patch) -> None:
 
 @plant(packed_ssd, packed_delta)
 def a_state_is_captured_at_the_end_of_its_row(patch: Patch) -> None:
-    original = cutting.draft_groups
+    original = index_building.stage_groups
 
     def late(plan, rows, spec, ring):
         ends = plan.end[plan.captures.row] // spec.cell * spec.cell
         captures = Captures(plan.captures.row, ends.astype(np.int32), plan.captures.slot)
         return original(replace(plan, captures=captures), rows, spec, ring)
 
-    patch.setattr(cutting, "draft_groups", late)
+    patch.setattr(index_building, "stage_groups", late)
 
 
 @plant(packed_convolution, packed_ssd, packed_delta, lfm2_with_cache)
 def the_window_of_a_capture_is_one_token_old(patch: Patch) -> None:
-    original = cutting.window_captures
+    original = index_building.window_captures
 
     def early(plan, rows, back):
         captures = Captures(plan.captures.row, plan.captures.position - 1, plan.captures.slot)
         return original(replace(plan, captures=captures), rows, back)
 
-    patch.setattr(cutting, "window_captures", early)
+    patch.setattr(index_building, "window_captures", early)
 
 
 @plant(packed_ssd, packed_delta)
@@ -272,13 +272,13 @@ def a_capture_passes_through_bfloat16(patch: Patch) -> None:
 
 @plant(decoded_ssd, decoded_delta)
 def a_decode_that_ends_its_cell_captures_nothing(patch: Patch) -> None:
-    original = cutting.draft_decodes
+    original = index_building.stage_decodes
 
     def lossy(plan, rows, ring):
-        draft = original(plan, rows, ring)
-        return replace(draft, fields=draft.fields | {"captures": ()})
+        staged = original(plan, rows, ring)
+        return replace(staged, fields=staged.fields | {"captures": ()})
 
-    patch.setattr(cutting, "draft_decodes", lossy)
+    patch.setattr(index_building, "stage_decodes", lossy)
 
 
 # Tails are private, and drafts can be undone.
@@ -286,20 +286,20 @@ def a_decode_that_ends_its_cell_captures_nothing(patch: Patch) -> None:
 
 @plant(drafts_of_ssd, drafts_of_delta)
 def a_tail_has_no_room_for_drafts(patch: Patch) -> None:
-    original = cutting.earliest_kept
+    original = index_building.earliest_kept
     patch.setattr(
-        cutting, "earliest_kept", lambda rows, chosen, spec: original(rows, chosen, replace(spec, draft_room=0))
+        index_building, "earliest_kept", lambda rows, chosen, spec: original(rows, chosen, replace(spec, draft_room=0))
     )
 
 
 @plant(packed_ssd, packed_delta, falcon_in_flight)
 def rows_write_the_tail_of_their_neighbour(patch: Patch) -> None:
-    original = cutting.draft_writes
+    original = index_building.stage_writes
 
     def rolled(plan, rows, chosen, spec, ring):
         return original(replace(plan, tail=np.roll(plan.tail, 1)), rows, chosen, spec, ring)
 
-    patch.setattr(cutting, "draft_writes", rolled)
+    patch.setattr(index_building, "stage_writes", rolled)
 
 
 # Sliding windows, by global position.
@@ -380,13 +380,17 @@ def random_numbers_are_dealt_in_the_order_of_the_batch(patch: Patch) -> None:
 
 @plant(company_of_penalised_tokens)
 def penalties_fall_on_the_next_row(patch: Patch) -> None:
-    original = choices._penalties
+    original = step_sampling._penalties
 
     def shifted(plan):
-        draft = original(plan)
-        return None if draft is None else replace(draft, fields=draft.fields | {"row": np.roll(draft.fields["row"], 1)})
+        staged = original(plan)
+        return (
+            None
+            if staged is None
+            else replace(staged, fields=staged.fields | {"row": np.roll(staged.fields["row"], 1)})
+        )
 
-    patch.setattr(choices, "_penalties", shifted)
+    patch.setattr(step_sampling, "_penalties", shifted)
 
 
 @plant(company_of_experts)

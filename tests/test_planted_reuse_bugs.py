@@ -17,9 +17,9 @@ import pytest
 from tests import test_attention, test_fences, test_hits, test_preemption
 from tests.engines import Ask, greedy, make_engine, serve, tokens
 from weft.engine import sequence as sequence_module
-from weft.engine.choices import Choices
+from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
-from weft.kernels.cpu import attention, cells, cutting, gated_delta, paged_reads
+from weft.kernels.cpu import attention, cells, gated_delta, index_building, paged_reads
 from weft.memory import ledger as ledger_module
 from weft.memory import snapshots
 from weft.memory.kinds import Kind
@@ -110,7 +110,7 @@ def a_kept_state_is_quantised(patch: Patch) -> None:
 def a_stranger_shows_through_the_convolution(patch: Patch) -> None:
     names = ("from_tail", "from_state", "read_slot", "state_index")
     trusting = {"all_tail": True, "any_state": False, **dict.fromkeys(names)}
-    patch.setattr(cutting, "history_sources", lambda rows, history, back: trusting)
+    patch.setattr(index_building, "history_sources", lambda rows, history, back: trusting)
 
 
 # That a preemption loses nothing of it.
@@ -123,7 +123,7 @@ def a_preempted_prompt_is_scored_from_its_start_again(patch: Patch) -> None:
 
 @plant(partial(test_preemption.test_scores_and_penalties_do_not_depend_on_preemptions, "llama", 1))
 def penalties_take_the_answer_before_a_preemption_for_the_prompt(patch: Patch) -> None:
-    original = Choices._history
+    original = SeatSampling._history
 
     def confused(self, seats, sequences, starts, boarded):
         rows, tokens, generated = original(self, seats, sequences, starts, boarded)
@@ -132,7 +132,7 @@ def penalties_take_the_answer_before_a_preemption_for_the_prompt(patch: Patch) -
             generated[own] = np.arange(own.sum()) >= len(sequences[row].known)
         return rows, tokens, generated
 
-    patch.setattr(Choices, "_history", confused)
+    patch.setattr(SeatSampling, "_history", confused)
 
 
 # What it takes.

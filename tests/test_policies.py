@@ -10,7 +10,7 @@ import pytest
 
 from tests.rolling import rolling_spec
 from weft.memory.audit import audit
-from weft.memory.captures import Captures, Origin, candidates, density, origin_of
+from weft.memory.captures import CaptureReasons, Origin, candidates, density, origin_of
 from weft.memory.keys import chain, root_key
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Reason, ranked_misses
@@ -70,7 +70,7 @@ def test_every_kept_position_has_a_reason(position, expected):
 
 
 def test_a_point_tells_why_it_is_there_and_the_end_of_a_sequence_outranks_the_rest():
-    target = make(captures=Captures(candidates=False), capture_every=64)
+    target = make(captures=CaptureReasons(candidates=False), capture_every=64)
     compute(target, text(1, 50), answer=9, boundaries=(13,))
     assert {at: point.origin for at, point in points(target).items()} == {
         12: Origin.BOUNDARY,
@@ -83,7 +83,9 @@ def test_a_point_tells_why_it_is_there_and_the_end_of_a_sequence_outranks_the_re
 
 
 def test_each_reason_can_be_switched_off():
-    off = Captures(junction=False, popular=False, boundaries=False, regular=False, answers=False, candidates=False)
+    off = CaptureReasons(
+        junction=False, popular=False, boundaries=False, regular=False, answers=False, candidates=False
+    )
     target = make(captures=off)
     compute(target, text(1, 50), answer=9, boundaries=(13,))
     compute(target, text(1, 30) + text(2, 30))
@@ -100,14 +102,14 @@ def test_a_shared_beginning_hits_when_it_is_seen_for_the_second_time():
 
 
 def test_without_candidates_it_takes_a_third():
-    target = make(captures=Captures(candidates=False, regular=False))
+    target = make(captures=CaptureReasons(candidates=False, regular=False))
     compute(target, text(1, 90) + text(2, 50))
     assert compute(target, text(1, 90) + text(3, 50)) == 0
     assert compute(target, text(1, 90) + text(4, 50)) == 88
 
 
 def test_a_message_that_ends_is_hit_by_the_next_conversation():
-    target = make(captures=Captures(candidates=False, regular=False))
+    target = make(captures=CaptureReasons(candidates=False, regular=False))
     compute(target, text(1, 90) + text(2, 50), boundaries=(90,))
     assert compute(target, text(1, 90) + text(3, 50)) == 88
 
@@ -186,7 +188,7 @@ def test_ends_that_are_wanted_now_and_then_are_candidates_only_while_memory_is_f
         target = make(memory=memory)
         for seed in range(60):
             compute(target, text(seed, 100))
-        target.cache.worth.popularity = known
+        target.cache.valuation.popularity = known
         before = target.cache.counts.kept[Origin.PROMPT_END]
         for seed in range(60, 76):
             compute(target, text(seed, 100))
@@ -269,24 +271,24 @@ def test_a_hit_after_passes_counts_for_all_classes_on_the_way():
 
 
 def test_what_was_evicted_and_then_wanted_counts_as_wanted():
-    target = make(captures=Captures(candidates=False))
+    target = make(captures=CaptureReasons(candidates=False))
     compute(target, text(1, 60))
     end = points(target)[56]
     kind = class_of(end.origin, 0, 0)
-    before = target.cache.worth.popularity.chance(kind)
+    before = target.cache.valuation.popularity.chance(kind)
     target.cache._evict_point(end)
     compute(target, text(1, 60))
-    assert target.cache.worth.popularity.chance(kind) > before
+    assert target.cache.valuation.popularity.chance(kind) > before
 
 
 def test_who_wanted_an_evicted_point_will_want_the_one_above_it():
-    target = make(captures=Captures(candidates=False, regular=False))
+    target = make(captures=CaptureReasons(candidates=False, regular=False))
     compute(target, text(1, 90), boundaries=(40,))
     above, end = points(target)[40], points(target)[88]
-    before = target.cache.worth.score(above)
+    before = target.cache.valuation.score(above)
     target.cache._evict_point(end)
     assert above.heir_of == (end.kind, end.used)
-    assert target.cache.worth.score(above) > before
+    assert target.cache.valuation.score(above) > before
 
 
 def test_snapshots_that_nobody_hit_do_not_push_out_those_that_were():
@@ -303,10 +305,10 @@ def test_snapshots_that_nobody_hit_do_not_push_out_those_that_were():
 
 
 def test_a_beginning_is_known_again_after_its_pages_are_gone():
-    target = make(captures=Captures(candidates=False), capture_every=4096)
+    target = make(captures=CaptureReasons(candidates=False), capture_every=4096)
     compute(target, text(1, 90) + text(2, 50))
     target.cache._evict_point(points(target)[136])
-    while (victim := target.cache.worth.pop_least()) is not None:
+    while (victim := target.cache.valuation.pop_least()) is not None:
         target.cache._evict(victim)
     assert not target.cache.trie.nodes
     assert compute(target, text(1, 90) + text(3, 50)) == 0

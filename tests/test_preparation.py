@@ -117,8 +117,9 @@ async def test_grammars_come_through_and_bad_ones_are_refused(kind):
     async with started(real(kind)) as backend:
         found = await asyncio.gather(*(tokens_of(backend, ask([n], 3, grammar=DIGITS)) for n in range(8)))
         assert all(48 <= token <= 57 for tokens in found for token in tokens)
-        with pytest.raises(RequestError, match="regex cannot be used"):
+        with pytest.raises(RequestError, match="regex cannot be used") as error:
             await backend.submit(ask([1], 4, grammar=Grammar("regex", "(")))
+        assert error.value.field == "regex"
         assert backend.open == 0
         assert isinstance(backend, ThreadBackend | ProcessBackend)
 
@@ -133,4 +134,5 @@ async def test_a_compiler_that_breaks_is_an_error_of_one_request(monkeypatch):
         with pytest.raises(RequestError, match="compiling it failed") as error:
             await backend.submit(ask([1], 4, grammar=DIGITS))
         assert "something" not in str(error.value)
+        assert error.value.field == "grammar"
         assert len(await tokens_of(backend, ask([2], 2))) == 2

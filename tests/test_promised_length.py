@@ -14,12 +14,12 @@ from tests.rolling import rolling_spec
 from tests.workloads import Workload, make_arrivals, run_and_check
 from weft.base.config import EngineConfig
 from weft.base.errors import OptionError
-from weft.base.options import Facts, Options, resolve
+from weft.base.options import Options, SizingFacts, resolve
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.memory.alone import PAGE_BYTES, least_bytes, longest_alone, slabs_alone
 from weft.memory.arena import choose_slab_bytes
+from weft.memory.capacity import PAGE_BYTES, least_bytes, longest_alone, slabs_alone
 from weft.memory.kinds import unit_bytes
 from weft.memory.ledger import Ledger
 
@@ -34,7 +34,7 @@ def memory_of(family: str, share: float) -> int:
 def promise(family: str, memory: int) -> int:
     """What `max_length: auto` becomes."""
     spec = spec_of(family)
-    known = Facts(1 << 40, None, lambda size: longest_alone(spec, size), least_bytes(spec))
+    known = SizingFacts(1 << 40, None, lambda size: longest_alone(spec, size), least_bytes(spec))
     config, reasons = resolve(Options(memory=memory), known)
     if config.max_length < 32768:
         assert "what fits into memory" in reasons["max_length"]

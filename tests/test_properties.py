@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tests.rolling import VOCABULARY, RollingDevice, oracle, rolling_spec
 from tests.workloads import random_workload, run_and_check
 from weft.base.sampling import SamplingParams
-from weft.engine.assembly import Rows, assemble
-from weft.engine.choices import Choices
+from weft.engine.assembly import StepBuilder, assemble
 from weft.engine.request import Request
+from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
 from weft.memory.ledger import Ledger
@@ -99,7 +99,7 @@ class Speculator:
         self.memory = 1 << 14
         self.ledger = Ledger(self.spec, self.memory, seats=4, max_length=200, remember_freed=True)
         self.device = RollingDevice(self.spec, self.memory, seats=4)
-        self.choices = Choices(4)
+        self.choices = SeatSampling(4)
         self.number = 0
 
     def run_sequence(self, seat: int, truth: list[int]) -> int:
@@ -133,7 +133,7 @@ class Speculator:
         certain = accepted - self.random.randint(0, accepted - start)
         assert self.ledger.advance(sequence.lease, end, certain) is not None
         grant = self.ledger.snapshot([sequence.lease])[sequence.seat]
-        rows = Rows(prefills=[(sequence, start, end, True)], grants={sequence.seat: grant})
+        rows = StepBuilder(prefills=[(sequence, start, end, True)], grants={sequence.seat: grant})
         self.number += 1
         by_seat: list[Sequence | None] = [None] * 4
         by_seat[sequence.seat] = sequence

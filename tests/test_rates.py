@@ -14,7 +14,7 @@ from tests.asgi import Exchange, PacedEngine, application
 from tests.fake_engines import InstantEngine
 from weft.engine.events import Report
 from weft.server.auth import Keys
-from weft.server.keys import Key, Rates
+from weft.server.keys import Key, RateLimits
 from weft.server.rates import RATE_HEADERS, Account, Bucket, RateLimited, Used
 from weft.server.settings import Limits, ServerSettings
 
@@ -53,7 +53,7 @@ def test_no_minute_gives_more_than_twice_the_limit(per_minute, asked):
 
 
 def test_waiting_as_long_as_told_is_enough_and_less_is_not(clock):
-    account = Account(Rates(requests_per_minute=30), clock)
+    account = Account(RateLimits(requests_per_minute=30), clock)
     for _ in range(30):
         account.take_request()
     with pytest.raises(RateLimited, match="30 requests a minute, 0 left, 1 needed") as raised:
@@ -69,7 +69,7 @@ def test_waiting_as_long_as_told_is_enough_and_less_is_not(clock):
 
 
 def test_tokens_are_reserved_and_those_not_used_are_given_back(clock):
-    account = Account(Rates(tokens_per_minute=1000), clock)
+    account = Account(RateLimits(tokens_per_minute=1000), clock)
     reserved = account.reserve(100, 500)
     assert reserved == 600
     with pytest.raises(RateLimited, match="400 left, 401 needed"):
@@ -81,7 +81,7 @@ def test_tokens_are_reserved_and_those_not_used_are_given_back(clock):
 
 
 def test_an_answer_without_a_bound_may_start_and_is_paid_for_when_it_was_longer(clock):
-    account = Account(Rates(tokens_per_minute=1000), clock)
+    account = Account(RateLimits(tokens_per_minute=1000), clock)
     reserved = account.reserve(10, 30000)
     assert reserved == 1000
     account.settle(reserved, Used(10, 0, 2990))
@@ -94,19 +94,19 @@ def test_an_answer_without_a_bound_may_start_and_is_paid_for_when_it_was_longer(
 
 
 def test_a_prompt_that_never_fits_says_so(clock):
-    account = Account(Rates(tokens_per_minute=1000), clock)
+    account = Account(RateLimits(tokens_per_minute=1000), clock)
     with pytest.raises(RateLimited, match="the prompt has 1001 tokens, but this key may use 1000 a minute"):
         account.reserve(1001, 1)
     assert remaining(account) == 1000
 
 
 def test_a_changed_limit_keeps_what_was_used(clock):
-    account = Account(Rates(10, 1000), clock)
+    account = Account(RateLimits(10, 1000), clock)
     account.take_request()
     account.reserve(100, 100)
-    account.change(Rates(20, 0))
+    account.change(RateLimits(20, 0))
     assert values(account) == {"limit-requests": "20", "remaining-requests": "19", "reset-requests": "3.000s"}
-    account.change(Rates())
+    account.change(RateLimits())
     assert account.headers() == []
     account.take_request()
     assert account.reserve(10**9, 10**9) == 0
@@ -124,7 +124,7 @@ def values(account: Account) -> dict[str, str]:
 
 
 def limited(**rates: int) -> ServerSettings:
-    return ServerSettings(api_keys=(Key("one", "alice", Rates(**rates)), Key("two", "bob")), admin_key="root")
+    return ServerSettings(api_keys=(Key("one", "alice", RateLimits(**rates)), Key("two", "bob")), admin_key="root")
 
 
 def completion(app: Any, key: str = "one", **body: Any) -> Exchange:
@@ -232,7 +232,7 @@ def test_a_client_that_leaves_pays_for_what_it_got(clock):
 
 def test_a_full_server_charges_nothing(clock):
     settings = ServerSettings(
-        api_keys=(Key("one", "alice", Rates(tokens_per_minute=100)),), limits=Limits(open_sequences=1)
+        api_keys=(Key("one", "alice", RateLimits(tokens_per_minute=100)),), limits=Limits(open_sequences=1)
     )
 
     async def ask() -> None:
@@ -246,8 +246,8 @@ def test_a_full_server_charges_nothing(clock):
 
 
 def test_defaults_hold_for_keys_without_limits_and_for_all_clients_where_there_are_no_keys(clock):
-    default = Rates(requests_per_minute=1)
-    settings = ServerSettings(api_keys=("one", Key("two", "bob", Rates(0))), admin_key="root", key_rates=default)
+    default = RateLimits(requests_per_minute=1)
+    settings = ServerSettings(api_keys=("one", Key("two", "bob", RateLimits(0))), admin_key="root", key_rates=default)
 
     async def statuses(app: Any, *keys: str | None) -> list[int]:
         return [(await Exchange(app, "/v1/models", key=key).answer()).status for key in keys]

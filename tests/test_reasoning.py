@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weft import OptionError
+from weft.text.answer_parts import joined
 from weft.text.output import OutputParser, output_parser
-from weft.text.parts import joined
 from weft.text.reasoning import detect_reasoning, opens, reasoning_for
 
 THINK = "<think>\nLet me see.\n\n  Yes.\n</think>\n\nForty-two.\n"

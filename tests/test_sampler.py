@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.operations import CPU
 from weft.base.plan import Captures, Plan, Sampling
 from weft.kernels.upload import upload
-from weft.runner.choices import Choices, draft_choices
 from weft.runner.sampler import sample
+from weft.runner.step_sampling import StepSampling, stage_sampling
 
 VOCAB = 40
 
@@ -96,9 +96,9 @@ def plan_of(rows: list[Row]) -> Plan:
     )
 
 
-def choices_of(plan: Plan, vocab_size: int) -> Choices:
-    draft = draft_choices(plan, vocab_size)
-    return draft.finish(upload(dict(draft.arrays()), "cpu"))
+def choices_of(plan: Plan, vocab_size: int) -> StepSampling:
+    staged = stage_sampling(plan, vocab_size)
+    return staged.finish(upload(dict(staged.arrays()), "cpu"))
 
 
 def choose(rows: list[Row]) -> list[int]:

@@ -29,9 +29,9 @@ from weft.cli.serve import (
     settings_of,
 )
 from weft.server.backend import ModelInfo
-from weft.server.door import bind
-from weft.server.keys import Key, Rates
+from weft.server.keys import Key, RateLimits
 from weft.server.launch import LOOPBACK, Address, first_line, load_texts, warn_of_strangers
+from weft.server.listener import bind
 from weft.server.logs import FORMATS as SERVER_LOG_FORMATS
 from weft.server.settings import ServerSettings
 from weft.text.reasoning import REASONING
@@ -251,7 +251,7 @@ def test_keys_come_from_options_and_file_or_else_from_the_environment(monkeypatc
     file.chmod(0o600)
     monkeypatch.setenv("WEFT_API_KEY", "d,e")
     assert read_keys(ServeOptions()) == ("d", "e")
-    from_file = (Key("b"), Key("c"), Key("d", "bob", Rates(5)))
+    from_file = (Key("b"), Key("c"), Key("d", "bob", RateLimits(5)))
     assert read_keys(ServeOptions(api_key=("a",), api_key_file=str(file))) == ("a", *from_file)
     file.write_text("\n# none\n")
     with pytest.raises(OptionError, match="has no key"):
@@ -308,7 +308,7 @@ def test_options_reach_the_settings(monkeypatch):
     assert (limits.open_sequences, limits.body_bytes, limits.n) == (7, 1024, 4)
     assert (limits.tools, limits.schema_bytes, limits.header_seconds, limits.stops) == (5, 2048, 1.5, 16)
     assert (found.open_health, found.drain_seconds, found.cors_origins) == (False, 2.5, ("http://a",))
-    assert (found.key_rates, found.log_requests, found.keep_alive_seconds) == (Rates(60, 1000), False, 3.0)
+    assert (found.key_rates, found.log_requests, found.keep_alive_seconds) == (RateLimits(60, 1000), False, 3.0)
     assert (found.tool_parser, found.reasoning_parser) == ("hermes", "none")
 
 

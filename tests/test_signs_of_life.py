@@ -15,8 +15,8 @@ from tests.serving import Served, serving
 from tests.test_backends import ask, collect, in_loop, instant, started, tokens_of
 from weft.base.errors import EngineStopped
 from weft.engine.events import Output
-from weft.engine.exchange import Ask, Command, Topic
-from weft.server.desk import Desk
+from weft.engine.protocol import Command, Question, Topic
+from weft.server.dispatcher import Dispatcher
 from weft.server.thread_backend import ThreadBackend
 
 # Of a front whose engine must not count as ill while the machine is busy with something else.
@@ -29,7 +29,7 @@ async def until(condition) -> None:
             await asyncio.sleep(0.01)
 
 
-def ill(backend: Desk) -> bool:
+def ill(backend: Dispatcher) -> bool:
     return not backend.healthy
 
 
@@ -95,13 +95,13 @@ async def test_an_idle_or_busy_engine_gives_signs_of_life():
         assert backend.healthy
 
 
-async def heard(backend: Desk) -> None:
+async def heard(backend: Dispatcher) -> None:
     """Until the backend has asked for a sign of life and got it."""
     asked: asyncio.Queue[int] = asyncio.Queue()
     before = backend._send
 
     def send(command: Command) -> None:
-        if isinstance(command, Ask) and command.topic is Topic.PULSE:
+        if isinstance(command, Question) and command.topic is Topic.PULSE:
             asked.put_nowait(command.number)
         before(command)
 

@@ -20,19 +20,19 @@ from weft.cli.simulate import EVICTIONS, KINDS, REASONS, read_memory
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.audit import audit
-from weft.memory.captures import Captures
+from weft.memory.captures import CaptureReasons
 from weft.memory.eviction import POLICIES
 from weft.memory.keys import chain, root_key
 from weft.models import configurations
 from weft.models.shapes import shape_of
 from weft.models.weights import find_checkpoint
-from weft.simulate.costs import CostModel, Rates, Work, calibrated, cost_model
+from weft.simulate.costs import CostModel, DeviceRates, Work, calibrated, cost_model
 from weft.simulate.oracle import Oracle, survey
 from weft.simulate.report import not_served
-from weft.simulate.runs import Setup, Traffic, bootstrap_alpha, run, simulation
-from weft.simulate.sessions import Arrivals, Session
+from weft.simulate.sessions import Arrivals, SimulatedSession
+from weft.simulate.setup import SimulationSetup, Traffic, bootstrap_alpha, run, simulation
 from weft.simulate.simulation import Found, Refusals, Simulation
-from weft.simulate.text import Ask, Text, ask, tokens
+from weft.simulate.text import SimulatedRequest, Text, simulated_request, tokens
 from weft.simulate.traces import read_trace
 from weft.simulate.workloads import WORKLOADS, Draw
 
@@ -68,8 +68,10 @@ def test_a_fork_goes_its_own_way():
 
 
 def test_the_next_turn_comes_after_the_answer():
-    asks = [Ask([], 1, 1), Ask([], 2, 1)]
-    arrivals = Arrivals(iter([Session(1.0, iter([(0.0, asks[0]), (5.0, asks[1])])), Session(2.0, iter([]))]))
+    asks = [SimulatedRequest([], 1, 1), SimulatedRequest([], 2, 1)]
+    arrivals = Arrivals(
+        iter([SimulatedSession(1.0, iter([(0.0, asks[0]), (5.0, asks[1])])), SimulatedSession(2.0, iter([]))])
+    )
     assert arrivals.next_time() == 1.0
     _, first, session = arrivals.pop()
     assert first is asks[0]
@@ -149,12 +151,12 @@ def test_a_workload_follows_from_its_seed_and_has_about_as_many_requests_as_aske
 def test_the_oracle_counts_full_cells_and_never_the_last_token():
     oracle = Oracle(64)
     text = Text(64, [(1, 128)])
-    request = ask(text, 2, 65)
+    request = simulated_request(text, 2, 65)
     assert oracle.look(request) == 0
     # The same prompt again: of its two full cells one token must be computed. Its answer's last token never was.
     assert oracle.look(request) == 64
     text.append(3, 10)
-    assert oracle.look(ask(text, 4, 1)) == 192
+    assert oracle.look(simulated_request(text, 4, 1)) == 192
 
 
 # ties to reality ------------------------------------------------------------------------------------------------------
@@ -169,7 +171,7 @@ def waves(seed: int) -> list[list[tuple[int, ...]]]:
     ]
 
 
-def conversations(plan) -> list[list[Ask]]:
+def conversations(plan) -> list[list[SimulatedRequest]]:
     """The waves as requests; a conversation goes on from its last answer, or from its beginning on another branch."""
     texts: dict[int, Text] = {}
     number, found = 100, []
@@ -181,7 +183,7 @@ def conversations(plan) -> list[list[Ask]]:
             if text.length > 400:
                 text = Text(64, [(1, 150)])
             text.append(number, new)
-            asks.append((conversation, ask(text, number + 1, answer), text))
+            asks.append((conversation, simulated_request(text, number + 1, answer), text))
             number += 2
         for conversation, _, text in asks:
             texts[conversation] = text
@@ -189,7 +191,7 @@ def conversations(plan) -> list[list[Ask]]:
     return found
 
 
-def on_engine(engine: Engine, plan: list[list[Ask]]) -> list[int]:
+def on_engine(engine: Engine, plan: list[list[SimulatedRequest]]) -> list[int]:
     """Hit tokens of every request, in order. Answers are what the model says, and prompts quote them."""
     said: dict[int, np.ndarray] = {}
     hits = []
@@ -213,13 +215,13 @@ def on_engine(engine: Engine, plan: list[list[Ask]]) -> list[int]:
     return hits
 
 
-def answers_of(each: Ask) -> int:
+def answers_of(each: SimulatedRequest) -> int:
     """The number of the stretch that will hold the answer: the one after the last message's."""
     return each.stretches[-1][0] + 1
 
 
-def predicted(spec, config: EngineConfig, plan: list[list[Ask]], stride: int) -> list[int]:
-    sessions = [Session(1000.0 * n, iter([(0.0, each)])) for n, wave in enumerate(plan) for each in wave]
+def predicted(spec, config: EngineConfig, plan: list[list[SimulatedRequest]], stride: int) -> list[int]:
+    sessions = [SimulatedSession(1000.0 * n, iter([(0.0, each)])) for n, wave in enumerate(plan) for each in wave]
     found: dict[int, int] = {}
     target = Simulation(
         cost_of(spec), config, iter(sessions), stride, tell=lambda s: found.update({s.id: s.miss.cached})
@@ -252,7 +254,7 @@ def test_a_real_engine_hits_exactly_what_the_simulator_predicts(family, memory):
 
 
 def test_a_step_costs_its_arithmetic_or_its_traffic_and_what_it_writes():
-    cost = replace(cost_model("qwen3-next-mini"), rates=Rates(1e12, 1e12, 0.0))
+    cost = replace(cost_model("qwen3-next-mini"), rates=DeviceRates(1e12, 1e12, 0.0))
     alone = cost.seconds(Work(1, 0, 0, 0))
     assert alone == pytest.approx(cost.weights_read(1) / 1e12)
     assert cost.weights_read(1) < cost.weights_read(64) < 2 * cost.parameters
@@ -280,7 +282,7 @@ def test_an_unknown_name_lists_those_that_dummy_weights_know():
 
 def test_rates_follow_from_a_benchmark(tmp_path):
     cost = cost_model("lfm2-1.2b")
-    truth = replace(cost, rates=Rates(2e13, 5e11, 1e-3))
+    truth = replace(cost, rates=DeviceRates(2e13, 5e11, 1e-3))
     first = truth.seconds(Work(1000, 1000**2 / 2, 0, 0))
     later = truth.seconds(Work(1, 0, truth.kv_bytes_per_token * 1050 + truth.spec.state_bytes, 0))
     measured = {
@@ -306,7 +308,7 @@ def test_rates_follow_from_a_benchmark(tmp_path):
 def test_the_command_knows_what_the_parts_know():
     assert set(KINDS) == set(WORKLOADS)
     assert EVICTIONS == POLICIES
-    assert set(REASONS) == set(Captures.__slots__)
+    assert set(REASONS) == set(CaptureReasons.__slots__)
 
 
 def test_the_command_tells_a_table_reasons_json_and_a_plot(tmp_path, capsys):
@@ -373,8 +375,8 @@ def test_memory_that_makes_no_sense_is_refused(value):
 # what it is for -------------------------------------------------------------------------------------------------------
 
 
-def setup(name: str, requests: int, memory: float | int, **more) -> Setup:
-    return Setup(Traffic(name, requests), cost_model("qwen3-next-mini"), memory, **more)
+def setup(name: str, requests: int, memory: float | int, **more) -> SimulationSetup:
+    return SimulationSetup(Traffic(name, requests), cost_model("qwen3-next-mini"), memory, **more)
 
 
 def test_value_beats_recency_where_states_are_heavy():
@@ -404,8 +406,8 @@ def test_a_prefix_is_hit_when_it_is_seen_for_the_second_time():
         shared += length // 64 * 64
         for member in range(2):
             text = Text(64, [(10 * pair, length), (10 * pair + 1 + member, random.randint(70, 1000))])
-            request = replace(ask(text, 10 * pair + 5 + member, 8), boundaries=())
-            sessions.append(Session(100.0 * len(sessions), iter([(0.0, request)])))
+            request = replace(simulated_request(text, 10 * pair + 5 + member, 8), boundaries=())
+            sessions.append(SimulatedSession(100.0 * len(sessions), iter([(0.0, request)])))
     found = simulation(setup("pairs", 0, 1 << 42), 1 << 42, 0.0, sessions=iter(sessions)).run()
     assert found.hit_tokens >= 0.95 * shared
 
@@ -413,7 +415,7 @@ def test_a_prefix_is_hit_when_it_is_seen_for_the_second_time():
 def test_remembering_costs_no_throughput_where_nothing_is_shared():
     busy = {
         cache: run(
-            Setup(
+            SimulationSetup(
                 Traffic("unique", 120, rate=100.0),
                 cost_model("nemotron-nano-9b"),
                 0.5,

@@ -25,8 +25,8 @@ from tests.wire_server import (
     rest_of,
     wire_server,
 )
+from weft.server.bodies import read_body
 from weft.server.http import State
-from weft.server.limits import read_body
 from weft.server.settings import Limits, ServerSettings
 
 # Every deadline but one is far away, so that a test that ends shows which one ended it.

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 
 from tests import tiny_model
+from weft.answers.requests import ModelBounds, build_request
 from weft.base.errors import ModelError, RequestError
 from weft.base.sampling import SamplingParams
 from weft.text.answer import Answer
 from weft.text.detokenizer import WindowDetokenizer
-from weft.text.prompts import as_list, check_request, check_snapshots, encode_prompts
+from weft.text.prompts import as_list, check_snapshots, encode_prompts
 from weft.text.stops import StopStrings
 from weft.text.tokenizer import Tokenizer, end_tokens, load_tokenizer
 
@@ -306,7 +307,7 @@ def test_text_without_a_tokenizer_is_refused_and_token_ids_are_not():
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"max_tokens": 91}, "prompt of 10 tokens plus max_tokens 91 exceeds max_length 100"),
+        ({"max_tokens": 91}, "prompt has 10 tokens; with max_tokens=91 it exceeds the context of 100"),
         ({"max_tokens": 9, "stop_token_ids": (300,)}, "stop_token_ids has token id 300"),
         ({"max_tokens": 9, "logit_bias": {300: 1.0}}, "logit_bias has token id 300"),
         ({"max_tokens": 9, "stop": "x"}, "stop takes strings"),
@@ -314,7 +315,7 @@ def test_text_without_a_tokenizer_is_refused_and_token_ids_are_not():
 )
 def test_parameters_that_do_not_fit_the_model_are_refused_by_name(params, message):
     with pytest.raises(RequestError, match=message):
-        check_request(np.zeros(10, np.int32), SamplingParams(**params), False, 259, 100)
+        build_request(np.zeros(10, np.int32), SamplingParams(**params), ModelBounds(259, 100, frozenset(), False))
 
 
 def test_snapshots_are_positions_within_the_prompt():

@@ -18,13 +18,13 @@ from tests.http_server import Served, posted, serving
 from tests.test_backends import in_loop
 from weft.base.errors import EngineStopped, RequestError
 from weft.server import front as front_module
-from weft.server.intake import SMALL_BYTES
-from weft.server.prompter import Facts
+from weft.server.body_reader import SMALL_BYTES
+from weft.server.prompt_builder import PromptFacts
 from weft.server.settings import Limits, ServerSettings
 from weft.server.text_messages import setup_of
 from weft.server.text_pool import ENDED, TextPool
 
-FACTS = Facts("tiny", 259, 2048, 2048)
+FACTS = PromptFacts("tiny", 259, 2048, 2048)
 LIMITS = Limits(waiting_bytes=1000, text_memory_bytes=2 << 30)
 HELLO = {"role": "user", "content": "Hello"}
 
@@ -233,7 +233,7 @@ def test_what_stands_beside_prompts_in_a_large_body_has_a_bound(server: Served):
 
 def test_text_above_the_threshold_is_read_elsewhere_and_below_it_here(server: Served, monkeypatch):
     """No tokenizer of this process sees a long text; one that breaks here shows who reads a short one."""
-    monkeypatch.setattr(front_module.Prompter, "encode", None)
+    monkeypatch.setattr(front_module.PromptBuilder, "encode", None)
     assert server.complete(**large({"prompt": "short"}))["usage"]["prompt_tokens"] == 5
     server.complete("short", 500)
 

@@ -16,7 +16,7 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.arena import Arena, choose_slab_bytes
 from weft.memory.audit import audit
-from weft.memory.captures import Captures
+from weft.memory.captures import CaptureReasons
 from weft.memory.keys import chain, root_key
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.lease import Lease
@@ -26,7 +26,7 @@ from weft.models import configurations
 from weft.models.shapes import shape_of
 from weft.simulate.costs import cost_model
 from weft.simulate.oracle import survey
-from weft.simulate.runs import Setup, Traffic, run
+from weft.simulate.setup import SimulationSetup, Traffic, run
 
 CELL = 4
 TRACES = Path(__file__).parents[1] / "benchmarks" / "traces"
@@ -106,7 +106,7 @@ def test_a_step_that_is_short_of_memory_keeps_only_checkpoints_that_it_writes_an
 
 
 def test_a_request_that_waits_in_the_same_step_gets_the_state_that_it_asks_for():
-    target = make(slabs=60, captures=Captures(candidates=False, regular=False))
+    target = make(slabs=60, captures=CaptureReasons(candidates=False, regular=False))
     first, second = text(1, 90), np.concatenate([text(1, 60), text(2, 40)])
     lease = begin(target, 0, first)
     assert target.advance(lease, 90) is not None
@@ -164,7 +164,7 @@ def test_paths_that_several_sequences_share_count_once():
 def test_what_a_waiting_request_will_resume_from_goes_last():
     kept = {}
     for awaited in (False, True):
-        target = make(slabs=24, captures=Captures(candidates=False, regular=False))
+        target = make(slabs=24, captures=CaptureReasons(candidates=False, regular=False))
         first = text(1, 100)
         finish(target, first)
         keys = chain(root_key(b"", CELL), first, CELL)
@@ -194,7 +194,7 @@ def test_rows_wait_for_states_that_are_about_to_land_instead_of_giving_way(slabs
 def first_tokens(sent: Traffic, memory: float, model: str = "qwen3-next-mini", **more: object) -> list[list[float]]:
     """Median and 90th percentile under the default and under LRU."""
     cost, known = cost_model(model), survey(sent.sessions(64), 64)
-    found = [run(Setup(sent, cost, memory, policy, surveyed=known, **more)) for policy in ("value", "lru")]
+    found = [run(SimulationSetup(sent, cost, memory, policy, surveyed=known, **more)) for policy in ("value", "lru")]
     return [[each.first_token(share) for share in (0.5, 0.9)] for each in found]
 
 
@@ -212,7 +212,9 @@ def test_strides_cost_what_their_steps_would():
     """A prompt that is admitted is computed once, however many tokens decodes take at a time."""
     sent = Traffic("system-prompts", 80)
     known = survey(sent.sessions(64), 64)
-    setups = [Setup(sent, cost_model("qwen3-next-mini"), 0.1, surveyed=known, stride=stride) for stride in (1, 64)]
+    setups = [
+        SimulationSetup(sent, cost_model("qwen3-next-mini"), 0.1, surveyed=known, stride=stride) for stride in (1, 64)
+    ]
     single, strided = (run(each) for each in setups)
     assert strided.busy_seconds == pytest.approx(single.busy_seconds, rel=0.1)
     assert strided.first_token(0.5) == pytest.approx(single.first_token(0.5), rel=0.15)

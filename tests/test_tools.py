@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tests import tiny_model
 from weft import OptionError, RequestError
 from weft.base.grammar import Grammar
-from weft.text import reader
+from weft.text import scanner
+from weft.text.answer_parts import AnswerPart, joined
 from weft.text.grammar import Grammars
 from weft.text.output import output_parser
-from weft.text.parts import Part, joined
-from weft.text.tool_grammar import after_thoughts, tool_grammar
+from weft.text.tool_grammar import after_reasoning, tool_grammar
 from weft.text.tools import FORMATS, detect_tools, parser_for
 
 TOOLS = [
@@ -56,7 +56,7 @@ TOOLS = [
 Plain = list[tuple[str, str, str | None]]
 
 
-def plain(parts: list[Part]) -> Plain:
+def plain(parts: list[AnswerPart]) -> Plain:
     return [(part.kind, part.text, part.name) for part in joined(parts)]
 
 
@@ -71,7 +71,7 @@ def parse(form: str, text: str, cuts: list[int] | None = None, tools=TOOLS) -> P
     return plain(parts)
 
 
-def check_calls(parts: list[Part]) -> None:
+def check_calls(parts: list[AnswerPart]) -> None:
     """Calls are numbered through; the first part of each, and only that, has an id and a name."""
     numbers = [part.call for part in parts if part.kind == "tool_call" and part.name is not None]
     assert numbers == list(range(len(numbers)))
@@ -305,11 +305,11 @@ def test_thoughts_and_calls_together_do_not_depend_on_the_cuts(pieces, cuts):
 
 
 def test_what_is_held_back_is_bounded(monkeypatch):
-    monkeypatch.setattr(reader, "MAX_HELD", 1000)
+    monkeypatch.setattr(scanner, "MAX_HELD", 1000)
     parser = parser_for("hermes")
     parser.feed('<tool_call>{"other": "')
     assert sum(len(part.text) for _ in range(60) for part in parser.feed("x" * 20)) > 900
-    monkeypatch.setattr(reader, "MAX_CALLS", 3)
+    monkeypatch.setattr(scanner, "MAX_CALLS", 3)
     found = parse("hermes", f"<tool_call>{NAMED}</tool_call>" * 5)
     assert [kind for kind, _, _ in found] == ["tool_call"] * 3 + ["content"]
 
@@ -319,7 +319,7 @@ def test_a_long_call_costs_the_same_for_every_token():
     parser.feed('<tool_call>{"name": "f", "arguments": {"code": "')
     for _ in range(20_000):
         assert len(parser.feed("some code ")) == 1
-    assert len(parser._reader.text) < 100
+    assert len(parser._scanner.text) < 100
 
 
 def test_ids_are_those_that_the_family_takes():
@@ -432,9 +432,9 @@ def test_forced_calls_may_follow_thoughts():
         (Grammar("json_object"), '{"a": 1}'),
         (Grammar("json_schema", '{"type": "integer"}'), "17"),
     ]:
-        assert takes(after_thoughts(grammar, "think", "<think>"), f"Hm.</think>\n\n{answer}")
-        assert not takes(after_thoughts(grammar, "think", "<think>"), "Hm.</think>\n\nx")
-        assert after_thoughts(grammar, "think", "<think></think>") == grammar
+        assert takes(after_reasoning(grammar, "think", "<think>"), f"Hm.</think>\n\n{answer}")
+        assert not takes(after_reasoning(grammar, "think", "<think>"), "Hm.</think>\n\nx")
+        assert after_reasoning(grammar, "think", "<think></think>") == grammar
 
 
 def test_special_tokens_stand_in_a_grammar_as_themselves():

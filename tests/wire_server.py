@@ -19,11 +19,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tests.held_steps import SECONDS
-from weft.server.access import Access
-from weft.server.door import bind, unix_listener
+from weft.server.access_log import AccessLog
+from weft.server.bodies import read_body
 from weft.server.http import HttpConnection
 from weft.server.launch import Address, Server
-from weft.server.limits import read_body
+from weft.server.listener import bind, unix_listener
 from weft.server.metrics import Metrics
 from weft.server.settings import Limits, ServerSettings
 
@@ -125,7 +125,7 @@ class WireServer:
         self.loop = asyncio.get_running_loop()
         self.app = EchoApp(self._settings.limits)
         self.metrics = Metrics()
-        app = Access(self.app, [], self.metrics, self._settings.log_requests)
+        app = AccessLog(self.app, [], self.metrics, self._settings.log_requests)
         self.server = Server(app, self._settings, self._drain, self._listening, self._tls)
         bound = bind("127.0.0.1", 0) if self._uds is None else unix_listener(str(self._uds), 0o600)
         with bound as listener:

@@ -13,8 +13,8 @@ from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.memory.alone import slabs_alone
 from weft.memory.arena import choose_slab_bytes
+from weft.memory.capacity import slabs_alone
 from weft.memory.kinds import unit_bytes
 from weft.memory.spec import MemorySpec
 

@@ -15,17 +15,17 @@ import torch
 from weft import builtin
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError, OptionError
-from weft.base.options import Facts, Options, count, resolve
+from weft.base.options import Options, SizingFacts, count, resolve
 from weft.base.sampling import SamplingParams
 from weft.kernels.choosing import Chosen, choose
 from weft.kernels.devices import choose_device, device_name, free_bytes
 from weft.kernels.interface import Operations
-from weft.memory.alone import least_bytes, longest_alone
+from weft.memory.capacity import least_bytes, longest_alone
 from weft.memory.spec import MemorySpec
 from weft.models.config import Config, read_config, shown, text_part
 from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
-from weft.runner.cuda.room import Room, find_room
+from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory
 from weft.runner.runner import Runner, available_cores
 from weft.text.grammar import Grammars
 from weft.text.suggestions import suggested_params
@@ -35,7 +35,7 @@ from weft.text.tokenizer import Tokenizer, end_tokens, find_text_files, load_tok
 log = logging.getLogger("weft")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +117,17 @@ def load(options: Options, progress: bool = True) -> Loaded:
 
 
 def tell_once(notice: str) -> None:
-    if notice not in _told:
-        _told.add(notice)
+    if notice not in _logged:
+        _logged.add(notice)
         print(notice, file=sys.stderr)
 
 
-def measure(model: CausalModel, operations: Operations, options: Options) -> Room | str:
+def measure(model: CausalModel, operations: Operations, options: Options) -> GpuMemory | str:
     """Find the room on the GPU by running the largest steps; if kernels fail in them, return the reason."""
     spec = MemorySpec(model.memories(operations))
     tokens, rows = (count(n, getattr(options, n), "cuda") for n in ("max_tokens_per_step", "max_sequences"))
     try:
-        return find_room(model, spec, operations, max(tokens, rows), rows, options.memory_fraction)
+        return measure_memory(model, spec, operations, max(tokens, rows), rows, options.memory_fraction)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"a step of {tokens} tokens does not fit beside the weights; lower max_tokens_per_step ({error})"
@@ -177,10 +177,10 @@ def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTem
     return found, None if found is None else load_template(folder, found.specials)
 
 
-def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: Room | None) -> Facts:
+def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: GpuMemory | None) -> SizingFacts:
     # Steps of plain PyTorch on a GPU are not measured, and take more memory for each token.
     kind = "plain" if device != "cpu" and room is None else device
-    return Facts(
+    return SizingFacts(
         device=kind,
         room="" if room is None else str(room),
         free_bytes=free_bytes(device) if room is None else room.arena,

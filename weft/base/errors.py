@@ -10,11 +10,33 @@ class OptionError(WeftError):
 
 
 class RequestError(WeftError):
-    """A request cannot be served as sent; other requests are not affected."""
+    """A request cannot be served as sent; other requests are not affected.
 
-    def __init__(self, message: str, status: int = 400) -> None:
+    `field` is the field at fault, if a single one is; `code` is a machine-readable reason, if there is one.
+    """
+
+    def __init__(self, message: str, status: int = 400, *, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.field = field
+        self.code = code
+
+    @property
+    def complaint(self) -> str:
+        """The message without the name of the field that it starts with."""
+        return str(self).removeprefix(f"{self.field} ")
+
+
+class InvalidField(RequestError):
+    """A field has a value that cannot be served. The message is its name and the complaint.
+
+    >>> error = InvalidField("top_p", "must be at most 1")
+    >>> str(error), error.field, error.complaint
+    ('top_p must be at most 1', 'top_p', 'must be at most 1')
+    """
+
+    def __init__(self, field: str, complaint: str, status: int = 400, code: str | None = None) -> None:
+        super().__init__(f"{field} {complaint}", status, field=field, code=code)
 
 
 class ModelError(WeftError):

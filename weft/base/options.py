@@ -132,7 +132,7 @@ def length_limit(value: str | int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SizingFacts:
     """What `resolve` needs to know: the machine's free memory and the model's requirements."""
 
     free_bytes: int
@@ -143,7 +143,7 @@ class Facts:
     room: str = ""  # on a GPU: how the free memory was measured
 
 
-def resolve(options: Options, facts: Facts) -> tuple[EngineConfig, Mapping[str, str]]:
+def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping[str, str]]:
     """Return the engine's configuration, and the reason for each resolved "auto"."""
     reasons: dict[str, str] = {}
     memory = memory_bytes(options.memory)
@@ -179,7 +179,7 @@ def resolve(options: Options, facts: Facts) -> tuple[EngineConfig, Mapping[str, 
     return config, reasons
 
 
-def _auto_length(memory: int, facts: Facts) -> tuple[int, str]:
+def _auto_length(memory: int, facts: SizingFacts) -> tuple[int, str]:
     bounds = {f"the default limit; pass --max-length for more than {AUTO_MAX_LENGTH}": AUTO_MAX_LENGTH}
     if facts.model_length is not None:
         bounds["the model's trained context"] = facts.model_length

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weft.base.errors import RequestError
+from weft.base.errors import InvalidField
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -15,12 +15,12 @@ MAX_BIASES = 1024
 
 def _within(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise RequestError(f"{name} must be a number from {low} to {high}, got {value!r}")
+        raise InvalidField(name, f"must be a number from {low} to {high}, got {value!r}")
 
 
-def _count(name: str, value: int | None, low: int, high: int) -> None:
+def _count(name: str, value: int | None, low: int, high: int, part: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise RequestError(f"{name} must be an integer from {low} to {high}, got {value!r}")
+        raise InvalidField(name, f"{part}must be an integer from {low} to {high}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +78,11 @@ class SamplingParams:
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:
-            raise RequestError(f"stop takes at most {MAX_STOPS} strings, got {len(self.stop)}")
+            raise InvalidField("stop", f"takes at most {MAX_STOPS} strings, got {len(self.stop)}")
         if any(not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARACTERS for text in self.stop):
-            raise RequestError(f"stop must hold strings of 1 to {MAX_STOP_CHARACTERS} characters")
+            raise InvalidField("stop", f"must hold strings of 1 to {MAX_STOP_CHARACTERS} characters")
         if len(self.stop_token_ids) > MAX_STOPS:
-            raise RequestError(f"stop_token_ids takes at most {MAX_STOPS} ids, got {len(self.stop_token_ids)}")
+            raise InvalidField("stop_token_ids", f"takes at most {MAX_STOPS} ids, got {len(self.stop_token_ids)}")
         for token in self.stop_token_ids:
             _count("stop_token_ids", token, 0, 1 << 31)
 
@@ -90,8 +90,8 @@ class SamplingParams:
         if self.logit_bias is None:
             return
         if not isinstance(self.logit_bias, Mapping) or len(self.logit_bias) > MAX_BIASES:
-            raise RequestError(f"logit_bias must map at most {MAX_BIASES} token ids to numbers")
+            raise InvalidField("logit_bias", f"must map at most {MAX_BIASES} token ids to numbers")
         for token, value in self.logit_bias.items():
-            _count("logit_bias token id", token, 0, 1 << 31)
+            _count("logit_bias", token, 0, 1 << 31, part="token id ")
             _within(f"logit_bias[{token}]", value, -100.0, 100.0)
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))

@@ -15,7 +15,7 @@ from weft.cli import chat, doctor, generate, serve, simulate
 from weft.cli.aliases import BENCHMARK, SERVER, Alias, translate
 from weft.cli.bench import command as bench
 from weft.cli.bench.options import BenchOptions
-from weft.cli.options import Parser, add_options, read_options
+from weft.cli.options import CommandParser, add_options, read_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ COMMANDS = {
 }
 
 
-def build_parser() -> Parser:
-    parser = Parser(prog="weft", description="Weft serves hybrid language models.")
+def build_parser() -> CommandParser:
+    parser = CommandParser(prog="weft", description="Weft serves hybrid language models.")
     parser.add_argument("--version", action="version", version=f"weft {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
@@ -52,7 +52,7 @@ def parse(given: Sequence[str]) -> Namespace:
     parser = build_parser()
     found, unknown = parser.parse_known_args(given)
     if unknown:
-        Parser(prog=f"{parser.prog} {found.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
+        CommandParser(prog=f"{parser.prog} {found.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
     return found
 
 

@@ -7,15 +7,18 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from inspect import get_annotations
-from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from weft.base.errors import OptionError
 from weft.base.options import Options
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Reports errors in one line and accepts no abbreviations, whose meaning would change with every new option."""
 
     def __init__(self, **named: Any) -> None:
@@ -110,11 +113,11 @@ def metavar(each: Field[Any]) -> str:
 
 def read_options(options: type[T], found: Mapping[str, Any]) -> T:
     """Return the options as an object; errors name an option as on the command line."""
-    values = {each.name: found[each.name] for each in fields(options) if found.get(each.name) is not None}  # type: ignore[arg-type]
+    values = {each.name: found[each.name] for each in fields(options) if found.get(each.name) is not None}
     try:
         return options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
     except OptionError as error:
-        names = {each.name for each in fields(options)}  # type: ignore[arg-type]
+        names = {each.name for each in fields(options)}
         name, _, rest = str(error).partition(" ")
         raise OptionError(f"{flag(name)} {rest}" if name in names else str(error)) from None
 

@@ -123,12 +123,12 @@ class ServeOptions(Options):
 
 
 def run(options: ServeOptions) -> int:
-    from weft.server.launch import Place, launch
+    from weft.server.launch import LaunchSettings, launch
     from weft.server.logs import set_up_logging
     from weft.server.tls import TlsFiles
 
     set_up_logging(options.log_level.upper(), options.log_format)
-    place = Place(
+    place = LaunchSettings(
         host=options.host,
         port=options.port,
         uds=options.uds,
@@ -147,14 +147,14 @@ def run(options: ServeOptions) -> int:
 
 
 def settings_of(options: ServeOptions) -> ServerSettings:
-    from weft.server.keys import Rates
+    from weft.server.keys import RateLimits
     from weft.server.settings import ServerSettings
 
     keys = read_keys(options)
     return ServerSettings(
         api_keys=keys,
         admin_key=read_admin_key(options),
-        key_rates=Rates(options.requests_per_minute, options.tokens_per_minute),
+        key_rates=RateLimits(options.requests_per_minute, options.tokens_per_minute),
         model_name=options.served_model_name,
         open_health=options.open_health,
         cors_origins=options.cors_origin,

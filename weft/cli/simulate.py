@@ -10,7 +10,7 @@ from weft.base.errors import OptionError
 from weft.base.options import memory_bytes, option
 
 if TYPE_CHECKING:
-    from weft.simulate.runs import Setup
+    from weft.simulate.setup import SimulationSetup
     from weft.simulate.simulation import Found
     from weft.simulate.stepping import Simulated
 
@@ -122,10 +122,10 @@ def run(options: SimulateOptions) -> int:
     return 0 if all(found.requests for found in rows.values()) else 1
 
 
-def setup_of(options: SimulateOptions, eviction: str) -> Setup:
-    from weft.memory.captures import Captures
+def setup_of(options: SimulateOptions, eviction: str) -> SimulationSetup:
+    from weft.memory.captures import CaptureReasons
     from weft.simulate.costs import calibrated, cost_model
-    from weft.simulate.runs import Setup, Traffic
+    from weft.simulate.setup import SimulationSetup, Traffic
 
     cost = cost_model(options.model)
     if options.calibrate is not None:
@@ -133,12 +133,12 @@ def setup_of(options: SimulateOptions, eviction: str) -> Setup:
     traffic = Traffic(
         options.workload, options.requests, options.seed, options.rate or None, options.trace, options.trace_speed
     )
-    return Setup(
+    return SimulationSetup(
         traffic,
         cost,
         read_memory(options.memory),
         eviction,
-        Captures(**dict.fromkeys(options.without, False)),
+        CaptureReasons(**dict.fromkeys(options.without, False)),
         options.capture_every,
         options.max_sequences,
         options.max_tokens_per_step,
@@ -150,10 +150,10 @@ def setup_of(options: SimulateOptions, eviction: str) -> Setup:
     )
 
 
-def _simulate(setup: Setup, progress: bool) -> Found:
+def _simulate(setup: SimulationSetup, progress: bool) -> Found:
     from tqdm import tqdm
 
-    from weft.simulate.runs import run as run_setup
+    from weft.simulate.setup import run as run_setup
 
     shown = None if progress else True
     with tqdm(total=setup.traffic.requests or None, unit="request", disable=shown, leave=False, file=sys.stderr) as bar:

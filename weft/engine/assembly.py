@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.plan import Captures, Ints, Plan
-from weft.engine.choices import Choices
+from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.memory.kinds import Kind
 from weft.memory.lease import Grant
@@ -18,7 +18,7 @@ NO_CAPTURES = Captures(*(np.zeros(0, np.int32) for _ in range(3)))
 
 
 @dataclass(slots=True)
-class Rows:
+class StepBuilder:
     """A step under construction. Decodes are arrays of seats; prefill rows are added one by one."""
 
     decode_seats: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -36,7 +36,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedStep:
     """A plan and the sequences of its rows: what settling needs, recorded when the plan was made."""
 
     plan: Plan
@@ -46,7 +46,9 @@ class Step:
     scored: tuple[tuple[Sequence, int], ...]  # sequences with scored prompt tokens, and how many, in order
 
 
-def assemble(number: int, rows: Rows, by_seat: list[Sequence | None], ledger: Ledger, choices: Choices) -> Step:
+def assemble(
+    number: int, rows: StepBuilder, by_seat: list[Sequence | None], ledger: Ledger, choices: SeatSampling
+) -> PlannedStep:
     # Rows of one token come first, whatever they are.
     prefills = sorted(rows.prefills, key=lambda p: p[2] - p[1] > 1)
     decodes = len(rows.decode_seats)
@@ -89,7 +91,7 @@ def assemble(number: int, rows: Rows, by_seat: list[Sequence | None], ledger: Le
     )
     plain = np.ones(len(seats), np.bool_)
     plain[list(grants)] = False
-    return Step(plan, sequences, grants, np.flatnonzero(plain), scored)
+    return PlannedStep(plan, sequences, grants, np.flatnonzero(plain), scored)
 
 
 def _by_row(grants: dict[int, Grant], seats: NDArray[np.int64]) -> dict[int, Grant]:

@@ -23,7 +23,10 @@ class FinishReason(StrEnum):
 
 @dataclass(slots=True)
 class Output:
-    """Output of one step for one sequence. Without a token, the sequence only finished."""
+    """Output of one step for one sequence. Without a token, the sequence only finished.
+
+    `error` says why it failed; `error_field` is the field of the request at fault, if one is.
+    """
 
     sequence: int
     token: int | None
@@ -31,6 +34,7 @@ class Output:
     top: Top | None = None
     finish: FinishReason | None = None
     error: str | None = None
+    error_field: str | None = None
 
 
 @dataclass(slots=True)
@@ -77,8 +81,6 @@ class PromptScores:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PromptScores) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(slots=True)

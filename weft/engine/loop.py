@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from weft.base.config import EngineConfig
-from weft.base.errors import RequestError
+from weft.base.errors import InvalidField, RequestError
 from weft.base.plan import Landing, Scores
-from weft.engine.assembly import Step
+from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.device import Device
 from weft.engine.events import FinishReason, Output, Report, Top
@@ -50,7 +50,7 @@ class Engine:
         self.planner = Planner(self.ledger, config)
         self._device = device
         self._sequences: dict[int, Sequence] = {}
-        self._flights: deque[tuple[Step, Any]] = deque()
+        self._flights: deque[tuple[PlannedStep, Any]] = deque()
         self._outputs: list[Output] = []
         self._next_id = 0
         self._planning_seconds = 0.0
@@ -70,14 +70,15 @@ class Engine:
         """Add a request to the queue and return its number. Its constraint may be compiled beforehand."""
         length, limit = len(request.prompt), self.config.max_length
         if length < 1:
-            raise RequestError("prompt must have at least one token")
+            raise InvalidField("prompt", "must have at least one token")
         if length > limit:
-            raise RequestError(f"prompt has {length} tokens; max_length is {limit}")
+            raise InvalidField("prompt", f"has {length} tokens; max_length is {limit}")
         max_tokens = min(request.params.max_tokens, limit - length)
         if not self.ledger.fits_alone(length + max_tokens):
-            raise RequestError(
-                f"prompt of {length} tokens plus max_tokens {max_tokens} does not fit into the engine's memory of "
-                f"{self.config.memory_bytes} bytes; shorten it or raise --memory"
+            raise InvalidField(
+                "prompt",
+                f"of {length} tokens plus max_tokens {max_tokens} does not fit into the engine's memory of "
+                f"{self.config.memory_bytes} bytes; shorten it or raise --memory",
             )
         if constraint is None:
             constraint = self.constrain(request)
@@ -86,7 +87,7 @@ class Engine:
         sequence = Sequence(self._next_id, request, max_tokens, seed, self.ledger.spec.cell, constraint)
         self._next_id += 1
         self._sequences[sequence.id] = sequence
-        self.planner.line.add(sequence, self.planner.number)
+        self.planner.queue.add(sequence, self.planner.number)
         return sequence.id
 
     def abort(self, number: int) -> None:
@@ -109,7 +110,7 @@ class Engine:
         if sequence.leaving:
             return  # it was about to be preempted; now it will not return
         if sequence.lease is None:
-            self.planner.line.remove(sequence)
+            self.planner.queue.remove(sequence)
         else:
             self.planner.leave(sequence)
 
@@ -127,7 +128,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         planner = self.planner
-        busy = planner.running or planner.leaving or len(planner.line) or self._flights or self._outputs
+        busy = planner.running or planner.leaving or len(planner.queue) or self._flights or self._outputs
         return not busy
 
     # inspection -----------------------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ class Engine:
         planner = self.planner
         own = {
             "running": planner.running + len(planner.leaving),
-            "waiting": len(planner.line),
+            "waiting": len(planner.queue),
             "preemptions": planner.preemptions,
             "steps": planner.number,
             "planning_seconds": self._planning_seconds,
@@ -178,7 +179,7 @@ class Engine:
             self._outputs.append(Output(sequence.id, None, finish=FinishReason.ERROR, error=error))
         self.planner.failed.clear()
 
-    def _settle(self, step: Step, flight: Any) -> None:
+    def _settle(self, step: PlannedStep, flight: Any) -> None:
         landing = self._device.land(flight)
         plan, ledger, planner = step.plan, self.ledger, self.planner
         planner.landed = plan.number
@@ -193,7 +194,7 @@ class Engine:
         if planner.leaving:
             planner.release_landed()
 
-    def _take_tokens(self, step: Step, landing: Landing) -> None:
+    def _take_tokens(self, step: PlannedStep, landing: Landing) -> None:
         rows, scores, tell = step.plan.sampled.tolist(), landing.sampled_scores, self._outputs.append
         for index, (row, token) in enumerate(zip(rows, landing.tokens.tolist(), strict=True)):
             sequence = step.sequences[row]
@@ -222,7 +223,7 @@ class Engine:
         try:
             constraint.take(token)
         except RequestError as error:
-            output.finish, output.error = FinishReason.ERROR, str(error)
+            output.finish, output.error, output.error_field = FinishReason.ERROR, str(error), error.field
             self._finish(sequence, FinishReason.ERROR)
             return False
         return constraint.ended
@@ -232,14 +233,14 @@ class Engine:
         if wanted is not None:
             output.logprob, output.top = float(scores.chosen[index]), _top(scores, index, wanted)
 
-    def _finish_silent(self, step: Step) -> None:
+    def _finish_silent(self, step: PlannedStep) -> None:
         """Finish sequences that generate no token once their prompt is computed."""
         for sequence, end in zip(step.sequences, step.plan.end.tolist(), strict=True):
             if sequence.max_tokens == 0 and sequence.reason is None and end == len(sequence.known):
                 self._finish(sequence, FinishReason.LENGTH)
                 self._outputs.append(Output(sequence.id, None, finish=FinishReason.LENGTH))
 
-    def _take_scores(self, step: Step, landing: Landing) -> None:
+    def _take_scores(self, step: PlannedStep, landing: Landing) -> None:
         scores, index = landing.prompt_scores, 0
         for sequence, count in step.scored:
             assert scores is not None

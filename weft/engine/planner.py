@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
-from weft.engine.assembly import Rows, Step, assemble
-from weft.engine.choices import Choices
-from weft.engine.line import Line
+from weft.engine.assembly import PlannedStep, StepBuilder, assemble
+from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
+from weft.engine.waiting_queue import WaitingQueue
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 
@@ -33,8 +33,8 @@ class Planner:
     def __init__(self, ledger: Ledger, config: EngineConfig) -> None:
         self.ledger = ledger
         self.config = config
-        self.line = Line(config.order, lambda s: ledger.match(s.keys, s.reuse_limit).cached)
-        self.choices = Choices(config.max_sequences)
+        self.queue = WaitingQueue(config.order, lambda s: ledger.match(s.keys, s.reuse_limit).cached)
+        self.sampling = SeatSampling(config.max_sequences)
         self.by_seat: list[Sequence | None] = [None] * config.max_sequences
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
@@ -58,9 +58,9 @@ class Planner:
     def running(self) -> int:
         return len(self.prefilling) + len(self.decoding)
 
-    def plan(self) -> Step | None:
+    def plan(self) -> PlannedStep | None:
         """Return the next step, or None if there is nothing to do now."""
-        rows = Rows()
+        rows = StepBuilder()
         preemptions = self.preemptions
         self._short = False
         self._plan_decodes(rows)
@@ -73,12 +73,12 @@ class Planner:
             return None
         self._take_snapshots(rows)
         self.number += 1
-        step = assemble(self.number, rows, self.by_seat, self.ledger, self.choices)
+        step = assemble(self.number, rows, self.by_seat, self.ledger, self.sampling)
         self._last_plan[step.plan.seat] = self.number
         self._left[step.plan.seat[step.plan.sampled]] -= 1
         return step
 
-    def _take_snapshots(self, rows: Rows) -> None:
+    def _take_snapshots(self, rows: StepBuilder) -> None:
         """Add snapshots for later requests, once every row has the memory that it needs itself."""
         found = [self.by_seat[seat] for seat in rows.grants]
         leases = [s.lease for s in found if s is not None and s.lease is not None]
@@ -86,11 +86,11 @@ class Planner:
 
     # decodes --------------------------------------------------------------------------------------------------------
 
-    def _plan_decodes(self, rows: Rows) -> None:
+    def _plan_decodes(self, rows: StepBuilder) -> None:
         if self._decode_seats is None:
             self._decode_seats = np.array([s.seat for s in self.decoding], np.int64)
         seats = self._decode_seats[self._left[self._decode_seats] > 0]
-        constrained = self.choices.constrained[seats]
+        constrained = self.sampling.constrained[seats]
         if constrained.any():
             # What may follow a token in flight is unknown until it has landed; the other rows need not wait.
             seats = seats[~constrained | (self._last_plan[seats] <= self.landed)]
@@ -110,7 +110,7 @@ class Planner:
         sequence = self.by_seat[seat]
         return sequence is not None and not sequence.leaving
 
-    def _grant_decodes(self, seats: list[int], rows: Rows) -> list[int]:
+    def _grant_decodes(self, seats: list[int], rows: StepBuilder) -> list[int]:
         """Allocate memory for decodes at the border of a cell, oldest first."""
         granted = []
         sequences = [s for seat in seats if (s := self.by_seat[seat]) is not None]
@@ -123,7 +123,7 @@ class Planner:
 
     # prompts --------------------------------------------------------------------------------------------------------
 
-    def _plan_prefills(self, rows: Rows) -> None:
+    def _plan_prefills(self, rows: StepBuilder) -> None:
         budget = self.config.max_tokens_per_step - len(rows.decode_seats)
         for sequence in sorted(self.prefilling, key=lambda s: s.rank):
             if budget <= 0:
@@ -131,7 +131,7 @@ class Planner:
             if not sequence.leaving and sequence.lease is not None:
                 budget -= self._plan_prefill(sequence, budget, rows)
 
-    def _plan_prefill(self, sequence: Sequence, budget: int, rows: Rows) -> int:
+    def _plan_prefill(self, sequence: Sequence, budget: int, rows: StepBuilder) -> int:
         """Plan as much of a prompt as budget and memory allow; return the number of tokens planned."""
         start, total, cell = int(self.ledger.planned[sequence.seat]), len(sequence.known), self.ledger.spec.cell
         end = min(total, start + budget)
@@ -151,9 +151,9 @@ class Planner:
 
     # admission ------------------------------------------------------------------------------------------------------
 
-    def _admit(self, rows: Rows) -> None:
+    def _admit(self, rows: StepBuilder) -> None:
         budget = self.config.max_tokens_per_step - rows.tokens
-        for sequence in self.line.head(self.number):
+        for sequence in self.queue.head(self.number):
             if budget <= 0 or not self._free_seats:
                 return
             match = self.ledger.match(sequence.keys, sequence.reuse_limit)
@@ -171,7 +171,7 @@ class Planner:
 
     def _look_ahead(self) -> None:
         """Protect the resume points of the next requests in the queue."""
-        ahead = list(islice(self.line, LOOK_AHEAD))
+        ahead = list(islice(self.queue, LOOK_AHEAD))
         seen = ([s.id for s in ahead], self.ledger.cache.counts.captures_kept)
         if seen != self._seen_ahead:
             self._seen_ahead = seen
@@ -192,19 +192,19 @@ class Planner:
         if lease is None:
             heappush(self._free_seats, seat)
             return False
-        self.line.remove(sequence)
+        self.queue.remove(sequence)
         sequence.seat, sequence.lease = seat, lease
         again = sequence.report.preemptions > 0
         self.ledger.cache.count(lease.miss if again else sequence.note_start(lease.miss), again)
         self.by_seat[seat] = sequence
-        self.choices.sit(sequence)
+        self.sampling.sit(sequence)
         self._left[seat] = sequence.max_tokens - len(sequence.generated)
         self.prefilling.append(sequence)
         return True
 
     # memory ---------------------------------------------------------------------------------------------------------
 
-    def _advance(self, sequence: Sequence, end: int, least: int, rows: Rows) -> Grant | None:
+    def _advance(self, sequence: Sequence, end: int, least: int, rows: StepBuilder) -> Grant | None:
         """Allocate memory up to `end`, or at least up to `least`; preempt younger sequences if necessary."""
         assert sequence.lease is not None
         grant = self.ledger.advance(sequence.lease, end)
@@ -219,7 +219,7 @@ class Planner:
         rows.grants[sequence.seat] = grant
         return grant
 
-    def _make_room(self, sequence: Sequence, rows: Rows) -> bool:
+    def _make_room(self, sequence: Sequence, rows: StepBuilder) -> bool:
         """Preempt the youngest sequence in favour of `sequence`.
 
         Not if a flight is about to land and free memory: that of a leaving sequence, or states.
@@ -282,4 +282,4 @@ class Planner:
         if sequence.reason is None:
             self.preemptions += 1
             sequence.go_back()
-            self.line.add(sequence, self.number)
+            self.queue.add(sequence, self.number)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from weft.base.errors import RequestError
+from weft.base.errors import InvalidField, RequestError
 from weft.engine.constraint import Constraint
 from weft.engine.request import Request
 
@@ -19,11 +19,11 @@ log = logging.getLogger("weft")
 
 # One long compilation must not delay the next; more threads would take cores from the engine.
 THREADS = 2
-BROKEN = "grammar cannot be used: compiling it failed"
+BROKEN = "cannot be used: compiling it failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A request whose constraint is compiled, or the error."""
 
     number: int
@@ -35,7 +35,7 @@ class Prepared:
 class Preparation:
     """Calls `make` in its own threads, then `done`. The threads start with the first request."""
 
-    def __init__(self, make: Callable[[Request], Constraint | None], done: Callable[[Prepared], None]) -> None:
+    def __init__(self, make: Callable[[Request], Constraint | None], done: Callable[[PreparedRequest], None]) -> None:
         self._make = make
         self._done = done
         self._waiting: SimpleQueue[tuple[int, Request] | None] = SimpleQueue()
@@ -57,11 +57,11 @@ class Preparation:
         while (asked := self._waiting.get()) is not None:
             self._done(self._prepared(*asked))
 
-    def _prepared(self, number: int, request: Request) -> Prepared:
+    def _prepared(self, number: int, request: Request) -> PreparedRequest:
         try:
-            return Prepared(number, request, self._make(request))
+            return PreparedRequest(number, request, self._make(request))
         except RequestError as error:
-            return Prepared(number, request, None, error)
+            return PreparedRequest(number, request, None, error)
         except BaseException:  # third-party code: any failure is this request's error alone
             log.exception("cannot compile a grammar")
-            return Prepared(number, request, None, RequestError(BROKEN))
+            return PreparedRequest(number, request, None, InvalidField("grammar", BROKEN))

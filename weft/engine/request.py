@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 
@@ -24,3 +25,11 @@ class Request:
     snapshots: tuple[int, ...] = ()
     grammar: Grammar | None = None  # the form of the answer
     boundaries: tuple[int, ...] = ()
+
+
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Check that the parameters' token ids are in the vocabulary."""
+    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+        beyond = [token for token in ids if token >= vocab_size]
+        if beyond:
+            raise InvalidField(name, f"has token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")

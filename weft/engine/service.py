@@ -17,12 +17,24 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from weft.base.errors import RequestError
+from weft.base.errors import InvalidField, RequestError
 from weft.engine.constraint import Constraint
 from weft.engine.events import FinishReason, Output, Report
-from weft.engine.exchange import Ask, Command, End, Event, Outputs, Refusal, Refuse, Replies, Stopped, Submit, Topic
-from weft.engine.preparation import Preparation, Prepared
-from weft.engine.request import Request
+from weft.engine.preparation import Preparation, PreparedRequest
+from weft.engine.protocol import (
+    Command,
+    End,
+    Event,
+    Outputs,
+    Question,
+    Refusal,
+    Refuse,
+    Replies,
+    Stopped,
+    Submit,
+    Topic,
+)
+from weft.engine.request import Request, check_token_ids
 
 log = logging.getLogger("weft")
 
@@ -52,11 +64,11 @@ class Drivable(Protocol):
 
 
 class Inbox(Protocol):
-    def take(self, wait: bool) -> Iterable[Command | Prepared]:
+    def take(self, wait: bool) -> Iterable[Command | PreparedRequest]:
         """Return all available commands; with `wait`, sleep until there is one."""
         ...
 
-    def put(self, command: Prepared) -> None:
+    def put(self, command: PreparedRequest) -> None:
         """Add a command from a thread of this process."""
         ...
 
@@ -65,15 +77,15 @@ class ThreadInbox:
     """Accepts commands from any thread."""
 
     def __init__(self) -> None:
-        self._commands: deque[Command | Prepared] = deque()
+        self._commands: deque[Command | PreparedRequest] = deque()
         self._arrived = threading.Condition()
 
-    def put(self, command: Command | Prepared) -> None:
+    def put(self, command: Command | PreparedRequest) -> None:
         with self._arrived:
             self._commands.append(command)
             self._arrived.notify()
 
-    def take(self, wait: bool) -> list[Command | Prepared]:
+    def take(self, wait: bool) -> list[Command | PreparedRequest]:
         with self._arrived:
             if wait:
                 self._arrived.wait_for(lambda: self._commands)
@@ -96,7 +108,7 @@ class Service:
         # Requests whose grammar is being compiled, and whether they were ended meanwhile.
         self._preparing: dict[int, bool] = {}
         self._preparation: Preparation | None = None
-        self._backlog: deque[Command | Prepared] = deque()
+        self._backlog: deque[Command | PreparedRequest] = deque()
         self._replies = Replies()
         self._finished: Counter[FinishReason] = Counter()
         self._requests = self._refused = self._tokens_in = self._tokens_out = 0
@@ -131,17 +143,17 @@ class Service:
             tokens += len(command.request.prompt) if isinstance(command, Submit) else 0
             self._handle(command)
 
-    def _handle(self, command: Command | Prepared) -> None:
+    def _handle(self, command: Command | PreparedRequest) -> None:
         match command:
             case Submit(number, request):
                 self._submit(number, request)
-            case Prepared():
+            case PreparedRequest():
                 self._take_prepared(command)
-            case Refuse(number, message):
-                self._refuse(number, RequestError(message))
+            case Refuse(number, message, field):
+                self._refuse(number, RequestError(message, field=field))
             case End(number, stopped):
                 self._end(number, stopped)
-            case Ask():
+            case Question():
                 self._replies.answers[command.number] = self._answer(command)
             case _:
                 self._running = False
@@ -162,7 +174,7 @@ class Service:
             self._preparing[number] = False
             self._preparation.begin(number, request)
 
-    def _take_prepared(self, found: Prepared) -> None:
+    def _take_prepared(self, found: PreparedRequest) -> None:
         ended = self._preparing.pop(found.number)
         if ended or found.error is not None:
             self._refuse(found.number, found.error or ENDED)
@@ -182,7 +194,7 @@ class Service:
 
     def _refuse(self, number: int, error: RequestError) -> None:
         self._refused += 1
-        self._replies.refused.append(Refusal(number, str(error), error.status))
+        self._replies.refused.append(Refusal(number, str(error), error.status, error.field))
 
     def _end(self, number: int, stopped: bool) -> None:
         if number in self._preparing:
@@ -195,7 +207,7 @@ class Service:
         else:
             self._engine.abort(sequence)
 
-    def _answer(self, ask: Ask) -> Any:
+    def _answer(self, ask: Question) -> Any:
         if ask.topic is Topic.PULSE:
             return None
         if ask.topic is Topic.STATS:
@@ -249,15 +261,12 @@ class Service:
 
 def checked(request: Request, vocab_size: int) -> Request:
     """Check that all token ids are in the vocabulary: one that is not would fail the step of all requests."""
-    prompt, params = request.prompt, request.params
+    prompt = request.prompt
     if len(prompt) and not 0 <= int(np.min(prompt)) <= int(np.max(prompt)) < vocab_size:
-        raise RequestError(f"prompt must have token ids from 0 to {vocab_size - 1}, the vocabulary's range")
-    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
-        beyond = [token for token in ids if token >= vocab_size]
-        if beyond:
-            raise RequestError(f"{name} has token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
+        raise InvalidField("prompt", f"must have token ids from 0 to {vocab_size - 1}, the vocabulary's range")
+    check_token_ids(request.params, vocab_size)
     for position in request.snapshots:
         if not 0 < position <= len(prompt):
-            raise RequestError(f"snapshots must be positions from 1 to the prompt's length, got {position}")
+            raise InvalidField("snapshots", f"must be positions from 1 to the prompt's length, got {position}")
     known = frozenset(token for token in request.stop_tokens if 0 <= token < vocab_size)
     return request if known == request.stop_tokens else replace(request, stop_tokens=known)

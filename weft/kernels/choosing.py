@@ -54,7 +54,7 @@ LEAST_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PackageChoice:
     """The package that computes a group of operations, and the reason."""
 
     group: str
@@ -70,7 +70,7 @@ class Chosen:
     """The operations of a model."""
 
     operations: Operations
-    choices: tuple[Choice, ...]
+    choices: tuple[PackageChoice, ...]
 
     def summary(self) -> list[str]:
         """Return a line for each chosen package, with its groups and the reason."""
@@ -161,13 +161,13 @@ def choose_for_cpu(dtype: torch.dtype, memories: Callable[[Operations], tuple[Me
     choices = []
     for group in GROUPS:
         if group not in DECODES:
-            choices.append(Choice(group, "cpu", reason_on_cpu(group, missing)))
+            choices.append(PackageChoice(group, "cpu", reason_on_cpu(group, missing)))
             continue
         reason = missing or declines_decodes(group, spec)
         choices.append(
-            Choice(group, "native", f"compiled by {library.find_compiler()}")
+            PackageChoice(group, "native", f"compiled by {library.find_compiler()}")
             if reason is None
-            else Choice(group, "cpu", f"no C++: {reason}")
+            else PackageChoice(group, "cpu", f"no C++: {reason}")
         )
     return Chosen(assemble({choice.group: choice.package for choice in choices}), tuple(choices))
 
@@ -180,7 +180,7 @@ def reason_on_cpu(group: str, missing: str | None) -> str:
 
 
 def chosen_everywhere(package: str, reason: str) -> Chosen:
-    return Chosen(everywhere(package), tuple(Choice(group, package, reason) for group in GROUPS))
+    return Chosen(everywhere(package), tuple(PackageChoice(group, package, reason) for group in GROUPS))
 
 
 def declines(device: str) -> str | None:

@@ -30,7 +30,7 @@ class ExpertWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedExpert:
     """A shared expert, which sees every token, after its first matmul. The second may run with the other experts'."""
 
     gate: Float[Tensor, "tokens inner"]

@@ -22,10 +22,10 @@ from torch import Tensor
 from weft.base.plan import Plan
 from weft.kernels.activations import Function
 from weft.kernels.attention import AttentionForm
-from weft.kernels.experts import ExpertWeights, Routing, Shared
+from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.recurrent import ConvolutionWeights, DeltaInputs, DeltaShape, SsdInputs, SsdShape
 from weft.kernels.rotary import Rotation
-from weft.kernels.rows import Rows
+from weft.kernels.rows import RowPositions
 from weft.kernels.stream import Addend, Normed, Residual
 from weft.kernels.weight import Weight
 from weft.memory.device.store import AttentionView, RecurrentView
@@ -60,7 +60,7 @@ class HostStep:
     """The step on the host. A recorded step has none: it is replayed for rows that were unknown at recording."""
 
     plan: Plan
-    rows: Rows
+    rows: RowPositions
     spec: MemorySpec
 
 
@@ -256,7 +256,7 @@ class Operations(Protocol):
         """
 
     def experts(
-        self, x: Normed, routing: Routing, layer: ExpertWeights, shared: Shared | None = None
+        self, x: Normed, routing: Routing, layer: ExpertWeights, shared: SharedExpert | None = None
     ) -> Float[Tensor, "tokens hidden"]:
         """Return the weighted sum of the chosen experts, plus the shared expert's output if there is one."""
 

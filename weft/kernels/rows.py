@@ -13,7 +13,7 @@ Longs = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowPositions:
     """Positions of a plan's rows, in their sequences and in the pack."""
 
     decodes: int  # leading rows of one token
@@ -25,7 +25,7 @@ class Rows:
     slots: Ints  # checkpoint there; 0 if there is none
 
     @classmethod
-    def of(cls, plan: Plan, cell: int) -> Rows:
+    def of(cls, plan: Plan, cell: int) -> RowPositions:
         start, end = plan.start.astype(np.int64), plan.end.astype(np.int64)
         length = end - start
         cell_start = start - start % cell

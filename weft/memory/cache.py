@@ -1,6 +1,6 @@
 """Everything kept beyond the sequences that computed it: trie, resume points, and eviction for new entries.
 
-The ledger's other half: it knows no leases, only pins and owners. `worth.py` ranks what to evict.
+The ledger's other half: it knows no leases, only pins and owners. `valuation.py` ranks what to evict.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.memory.misses import Ghosts, Lost, Miss, Reason, Tenants
 from weft.memory.popularity import MOST_PASSES, class_of
 from weft.memory.spec import MemorySpec
 from weft.memory.trie import Node, ResumePoint, Trie, resume_at_or_above
-from weft.memory.worth import Worth
+from weft.memory.valuation import Valuation
 
 # An optional snapshot may evict at most this many times its own bytes.
 OPTIONAL_EVICTION = 2
@@ -54,21 +54,21 @@ class Cache:
         self.trie = Trie()
         self.ghosts = Ghosts()
         self.tenants = Tenants()
-        self.worth = Worth(spec, arena, self.trie, eviction, alpha)
+        self.valuation = Valuation(spec, arena, self.trie, eviction, alpha)
         self.counts = Counts()
         self.points = 0
         # Prompts since a candidate was hit, or would have been.
         self.unproved = 0
         # The position that each live slot was written for: only rows at that position read the slot.
         self.written_for: dict[int, int] = {}
-        self.point_bytes = self.worth.point_bytes
+        self.point_bytes = self.valuation.point_bytes
         self.cell = spec.cell
         self._point_of_slot: dict[int, ResumePoint] = {}
 
     @property
     def clock(self) -> int:
         """Number of lookups so far, the unit of recency."""
-        return self.worth.clock
+        return self.valuation.clock
 
     # lookups --------------------------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Cache:
 
     def looked_up(self, plain: Key | None, keys: list[Key], miss: Miss) -> None:
         """Record the lookup of an opened lease: advance the clock, and learn from what was missed after an eviction."""
-        self.worth.looked_up()
+        self.valuation.looked_up()
         if plain is not None and keys:
             self.tenants.add(plain, keys[0])
         if self.point_bytes and miss.cached < miss.reusable:
@@ -105,7 +105,7 @@ class Cache:
         key = self.ghosts.deepest_state(keys, miss.cached // self.cell, miss.reusable // self.cell)
         lost = self.ghosts.forget_state(key) if key is not None else None
         if lost is not None and lost.kind is not None:
-            self.worth.popularity.wanted(lost.kind, self.clock - lost.used)
+            self.valuation.popularity.wanted(lost.kind, self.clock - lost.used)
 
     def seen(self, keys: list[Key], miss: Miss) -> int:
         """Return how much of a prompt is known to have been computed before, in tokens: cached, or recently evicted."""
@@ -144,11 +144,11 @@ class Cache:
     def _hit(self, point: ResumePoint) -> None:
         self.counts.hits[point.origin] += 1
         self.counts.tokens_hit[point.origin] += point.node.depth * self.cell
-        self.worth.popularity.wanted(point.kind, self.clock - point.used)
+        self.valuation.popularity.wanted(point.kind, self.clock - point.used)
         point.hits += 1
         point.passes = 0
         point.heir_of = None
-        self.worth.use(point)
+        self.valuation.use(point)
         if point.origin is Origin.CANDIDATE:
             self.unproved = 0
         if point.origin in (Origin.CANDIDATE, Origin.RECALLED):
@@ -164,14 +164,14 @@ class Cache:
 
     def _classify(self, point: ResumePoint) -> None:
         point.kind = class_of(point.origin, point.hits, point.passes)
-        self.worth.popularity.entered(point.kind, self.clock - point.used)
+        self.valuation.popularity.entered(point.kind, self.clock - point.used)
 
     def unpin(self, node: Node | None) -> None:
         if node is None:
             return
         self.trie.unpin(node)
         node.used = self.clock
-        self.worth.offer(node)
+        self.valuation.offer(node)
 
     def release_slot(self, slot: int | None) -> None:
         if slot is None:
@@ -180,7 +180,7 @@ class Cache:
         if slot not in self.arena.owners[Kind.STATE]:
             self.written_for.pop(slot, None)
         elif slot in self._point_of_slot:
-            self.worth.offer(self._point_of_slot[slot])
+            self.valuation.offer(self._point_of_slot[slot])
 
     # adding entries -------------------------------------------------------------------------------------------------
 
@@ -199,14 +199,14 @@ class Cache:
         """Make a node a resume point (unless it is one), as a further owner of its slot and window pages."""
         node = self.trie.nodes[key]
         if node.resume is not None:
-            self.worth.use(node.resume)
+            self.valuation.use(node.resume)
             return
         if slot is not None:
             self.arena.share(Kind.STATE, slot)
         for page in window:
             self.arena.share(Kind.WINDOW, page)
         node.resume = ResumePoint(node, slot, window, self.clock)
-        self.worth.use(node.resume)
+        self.valuation.use(node.resume)
         if slot is not None:
             self._point_of_slot[slot] = node.resume
         self.counts.captures_kept += 1
@@ -228,7 +228,7 @@ class Cache:
         else:
             return
         self._classify(point)
-        self.worth.offer(point)
+        self.valuation.offer(point)
 
     def _change_origin(self, point: ResumePoint, origin: Origin) -> None:
         self.counts.kept[point.origin] -= 1
@@ -251,11 +251,11 @@ class Cache:
 
     def take_for(self, origin: Origin, tokens: int) -> int | None:
         """Return a slot for a snapshot worth as much as similar ones, if evicting less valuable entries suffices."""
-        value, size = self.worth.of_new(origin, tokens), self.arena.unit_bytes[Kind.STATE]
+        value, size = self.valuation.of_new(origin, tokens), self.arena.unit_bytes[Kind.STATE]
         if origin is Origin.CANDIDATE:
             # Only from unused memory and older candidates.
             return self._take(Kind.STATE, value, size)
-        return self._take(Kind.STATE, value if self.worth.by_value else None, OPTIONAL_EVICTION * size)
+        return self._take(Kind.STATE, value if self.valuation.by_value else None, OPTIONAL_EVICTION * size)
 
     def _take(self, kind: Kind, bound: float | None, most_bytes: int | None) -> int | None:
         unit = self.arena.take(kind)
@@ -263,17 +263,17 @@ class Cache:
         while unit is None:
             if most_bytes is not None and spent >= most_bytes:
                 return None
-            victim = self.worth.pop_least(bound)
+            victim = self.valuation.pop_least(bound)
             if victim is None:
                 return None
-            spent += self.worth.bytes_of(victim)
+            spent += self.valuation.bytes_of(victim)
             self._evict(victim)
             unit = self.arena.take(kind)
         return unit
 
     def clear(self) -> None:
         """Drop everything that no running sequence uses."""
-        while (victim := self.worth.pop_least()) is not None:
+        while (victim := self.valuation.pop_least()) is not None:
             self._evict(victim)
         self.ghosts.clear()
 
@@ -289,7 +289,7 @@ class Cache:
         if victim.parent:
             # A use of the cell was also a use of the one before it.
             victim.parent.used = max(victim.parent.used, victim.used)
-            self.worth.offer_shortened(victim.parent)
+            self.valuation.offer_shortened(victim.parent)
 
     def _evict_point(self, point: ResumePoint) -> None:
         point.node.resume = None
@@ -301,9 +301,9 @@ class Cache:
             self.arena.release(Kind.WINDOW, page)
         self.counts.evicted_points += 1
         self.counts.candidates_held -= point.origin is Origin.CANDIDATE and point.explained
-        self.worth.gone(point)
+        self.valuation.gone(point)
         self.ghosts.add_state(point.node.key, Lost(Reason.STATE_EVICTED, point.kind, point.used))
-        self.worth.offer(point.node)
+        self.valuation.offer(point.node)
 
 
 def _outranks(reason: Origin, other: Origin) -> bool:

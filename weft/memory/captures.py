@@ -41,7 +41,7 @@ ORIGINS = tuple(Origin)
 
 
 @dataclass(frozen=True, slots=True)
-class Captures:
+class CaptureReasons:
     """The enabled reasons. The end of a prompt and declared points always are."""
 
     junction: bool = True
@@ -52,7 +52,7 @@ class Captures:
     candidates: bool = True
 
 
-ALL_CAPTURES = Captures()
+ALL_CAPTURES = CaptureReasons()
 
 
 def spacing(spec: MemorySpec) -> int:

@@ -17,7 +17,7 @@ Candidate = Node | ResumePoint
 ATTENTION_DEPTH = 40_000
 
 
-class Facts(NamedTuple):
+class CandidateFacts(NamedTuple):
     """The facts about a candidate that a published policy may use."""
 
     tokens: int  # that would have to be recomputed
@@ -26,14 +26,14 @@ class Facts(NamedTuple):
     used: int  # the lookup of the last use
 
 
-Policy = Callable[[Facts], float]
+Policy = Callable[[CandidateFacts], float]
 
 
 def by_value(rate: float, tokens: int, size: int) -> float:
     """Return the tokens that a byte saves per lookup: `rate` is the expected hits per lookup, learned from similar
     ones.
 
-    Takes no `Facts`, since it is called thousands of times in a step.
+    Takes no `CandidateFacts`, since it is called thousands of times in a step.
     """
     return rate * tokens / size
 
@@ -47,7 +47,7 @@ def cheap(value: float) -> float:
     return -1.0 / value
 
 
-def by_recency(facts: Facts) -> float:
+def by_recency(facts: CandidateFacts) -> float:
     return float(facts.used)
 
 
@@ -58,13 +58,13 @@ def by_flops(alpha: float, span: float, best: float) -> Policy:
     byte by the `best` in the cache. Scaled by the span, the score does not depend on the time of the call.
     """
 
-    def score(facts: Facts) -> float:
+    def score(facts: CandidateFacts) -> float:
         return facts.used + alpha * span * min(1.0, work_per_byte(facts) / best)
 
     return score
 
 
-def work_per_byte(facts: Facts) -> float:
+def work_per_byte(facts: CandidateFacts) -> float:
     """Return the work per byte; attention makes deep tokens more expensive."""
     return facts.tokens * (1 + (facts.depth - facts.tokens / 2) / ATTENTION_DEPTH) / max(facts.size, 1)
 
@@ -80,7 +80,7 @@ class Flops:
         self._span = 1.0
         self._best = 1e-12
 
-    def __call__(self, facts: Facts) -> float:
+    def __call__(self, facts: CandidateFacts) -> float:
         self._best = max(self._best, work_per_byte(facts))
         return by_flops(self.alpha, self._span, self._best)(facts)
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from weft.base.grid import cells_covering, first_window_cell, floor_to_grid
 from weft.base.plan import Ints
-from weft.memory.alone import check_memory, slabs_alone
 from weft.memory.arena import Arena
 from weft.memory.cache import Cache
-from weft.memory.captures import ALL_CAPTURES, Captures, Origin
+from weft.memory.capacity import check_memory, slabs_alone
+from weft.memory.captures import ALL_CAPTURES, CaptureReasons, Origin
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.lease import Grant, Lease
@@ -42,7 +42,7 @@ class Ledger:
         eviction: str = "value",
         capture_every: int = 0,
         remember_freed: bool = False,
-        captures: Captures = ALL_CAPTURES,
+        captures: CaptureReasons = ALL_CAPTURES,
         alpha: float = 1.0,
     ) -> None:
         self.spec = spec
@@ -105,7 +105,7 @@ class Ledger:
         if self.enabled and self.cache.point_bytes:
             cells = [(keys, self.cache.match(keys, limit).cached // self.cell) for keys, limit in waiting]
             nodes = [self.cache.trie.nodes[keys[depth - 1]] for keys, depth in cells if depth]
-            self.cache.worth.expect({node.resume for node in nodes if node.resume is not None})
+            self.cache.valuation.expect({node.resume for node in nodes if node.resume is not None})
 
     # open -----------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Chooses the states that a step writes, and their slots: for its own sequence, and for others to resume from.
 
-`captures.py` says where states are worth keeping, `worth.py` what they are worth; this module combines both with what a
-lease knows about its prompt. The ledger calls it, and settles what was written.
+`captures.py` says where states are worth keeping, `valuation.py` what they are worth; this module combines both with
+what a lease knows about its prompt. The ledger calls it, and settles what was written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 from weft.base.grid import floor_to_grid
 from weft.memory.cache import Cache
 from weft.memory.captures import (
-    Captures,
+    CaptureReasons,
     Origin,
     candidates,
     candidates_at_end,
@@ -34,7 +34,7 @@ Wanted = tuple[int, Origin, int]  # position, reason, and tokens since the previ
 class Snapshots:
     """`reasons` are the enabled ones; `every` is the distance between states, 0 to derive it."""
 
-    def __init__(self, cache: Cache, reasons: Captures, every: int, enabled: bool) -> None:
+    def __init__(self, cache: Cache, reasons: CaptureReasons, every: int, enabled: bool) -> None:
         self.cache = cache
         self.reasons = reasons
         self.enabled = enabled
@@ -43,7 +43,7 @@ class Snapshots:
         self._has_states = Kind.STATE in cache.arena.unit_bytes
         # A configured distance means exactly those states and no candidates. And only the value policy evicts
         # candidates before anything else.
-        learned = cache.worth.by_value and not every
+        learned = cache.valuation.by_value and not every
         self.candidates = reasons.candidates and learned and self._has_states
         self._learns = reasons.popular and learned
         # Kept in case they are wanted; if states are so small that every cell has one, that costs nothing.
@@ -63,7 +63,7 @@ class Snapshots:
         arena = self.cache.arena
         is_free = arena.used_slabs < (1 - SPARE) * arena.slabs
         seldom = SELDOM_IN_FREE_MEMORY if is_free else SELDOM
-        return self.cache.worth.popularity.worth_a_try(Origin.PROMPT_END, seldom)
+        return self.cache.valuation.popularity.worth_a_try(Origin.PROMPT_END, seldom)
 
     def notice_junction(self, lease: Lease) -> None:
         """Record where an earlier sequence diverged from this one, by its pages or by the list of evicted cells."""
@@ -95,7 +95,7 @@ class Snapshots:
             return True
         if not self.reasons.answers:
             return False
-        return not self._learns or self.cache.worth.popularity.worth_a_try(Origin.ANSWER_END)
+        return not self._learns or self.cache.valuation.popularity.worth_a_try(Origin.ANSWER_END)
 
     # states that a step writes --------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class Snapshots:
         captures, before = [], lease.miss.cached
         for position, origin, gap in wanted:
             slot = None
-            if origin in self._on_trial and not self.cache.worth.popularity.worth_a_try(origin):
+            if origin in self._on_trial and not self.cache.valuation.popularity.worth_a_try(origin):
                 continue
             if self._has_states:
                 saved = gap if origin is Origin.CANDIDATE else position - before

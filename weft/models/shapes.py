@@ -14,14 +14,14 @@ from weft.models.weights import build
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     memories: tuple[Memory, ...]
     parameters: int
     active_parameters: int  # used by one token: of the experts, only the chosen ones
     attention_width: int  # query heads times their size, summed over attention layers
 
 
-def shape_of(path: Path) -> Shape:
+def shape_of(path: Path) -> ModelShape:
     fields = text_part(read_config(path))
     model = build(fields, torch.bfloat16, "meta")
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
@@ -33,4 +33,4 @@ def shape_of(path: Path) -> Shape:
     memories = model.memories(everywhere("cpu"))
     layers = sum(isinstance(memory, AttentionMemory) for memory in memories)
     width = layers * config.integer("num_attention_heads", default=1) * config.head_dim
-    return Shape(memories, total, total - experts + experts * chosen // among, width)
+    return ModelShape(memories, total, total - experts + experts * chosen // among, width)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
-from weft.base.errors import EngineStopped, OptionError, RequestError
+from weft.answers.followed import FollowedAnswer
+from weft.answers.requests import ModelBounds, build_request
+from weft.base.errors import EngineStopped, InvalidField, OptionError, RequestError
 from weft.base.grammar import Grammar
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
@@ -21,22 +23,24 @@ from weft.engine.events import Output
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.loading import load
-from weft.offline.result import Chunk, Result
-from weft.offline.tracking import InterruptLater, Track
-from weft.text.answer import Answer
+from weft.offline.interrupts import InterruptLater
+from weft.offline.result import Chunk, Result, chunk_of, result_of
 from weft.text.conversation import render
-from weft.text.prompts import (
-    Prompt,
-    as_list,
-    check_request,
-    check_snapshots,
-    encode_prompts,
-    ends_of_messages,
-)
+from weft.text.prompts import Prompt, Tokens, as_list, encode_prompts
 from weft.text.template import Message, check_messages
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Conversation = Sequence[Message]
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request in the engine under `number`. `chunks` are those not yet read, if it is streamed."""
+
+    number: int
+    followed: FollowedAnswer
+    chunks: deque[Chunk] | None = None
+    result: Result | None = None
 
 
 class LLM:
@@ -68,10 +72,12 @@ class LLM:
         self.suggested = loaded.suggested
         self.vocab_size = loaded.model.vocab_size
         self.chosen = loaded.chosen
+        has_text = self.tokenizer is not None
+        self.bounds = ModelBounds(self.vocab_size, self.config.max_length, self.end_tokens, has_text)
         runner = loaded.runner(options.threads, progress)
         self.engine = Engine(loaded.spec, runner, self.config, loaded.grammars(warm=False))
         self._stopped: str | None = None
-        self._running: dict[int, Track] = {}
+        self._running: dict[int, OpenRequest] = {}
         self._lock = threading.RLock()
 
     # requests ---------------------------------------------------------------------------------------------------------
@@ -126,7 +132,7 @@ class LLM:
         priority: int = 0,
         snapshots: Sequence[int] = (),
         grammar: Grammar | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Yield an answer as it grows; the last chunk has the whole result. Closing the iterator ends the request."""
         found = encode_prompts(_single(prompt), self.tokenizer, self.vocab_size)
         return self._follow(self._requests(found, params, cache_salt, priority, snapshots, grammar)[0])
@@ -141,7 +147,7 @@ class LLM:
         cache_salt: str | None = None,
         priority: int = 0,
         grammar: Grammar | None = None,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Yield the next message of a conversation as it grows."""
         tokens, positions = self._render(check_messages(messages), tools, template_variables)
         found = encode_prompts([tokens], self.tokenizer, self.vocab_size)
@@ -152,7 +158,7 @@ class LLM:
         with self._lock:
             self._abort(list(self._running.values()))
             self._stopped = self._stopped or "it is closed"
-            self.engine = None  # type: ignore[assignment]
+            self.engine = None  # type: ignore[assignment]  # frees the memory; `_check_open` keeps calls away
 
     def __enter__(self) -> LLM:
         return self
@@ -166,7 +172,7 @@ class LLM:
 
     def _requests(
         self,
-        prompts: list[Any],
+        prompts: list[Tokens],
         params: Params,
         cache_salt: str | None,
         priority: int,
@@ -176,20 +182,16 @@ class LLM:
         """Return every prompt as a valid request; raise before any of them runs."""
         self._check_open()
         if not isinstance(priority, int) or isinstance(priority, bool):
-            raise RequestError(f"priority must be an integer, got {priority!r}")
+            raise InvalidField("priority", f"must be an integer, got {priority!r}")
         if not isinstance(cache_salt, str | None):
-            raise RequestError(f"cache_salt must be a string, got {cache_salt!r}")
-        wishes = _per_prompt(self.suggested if params is None else params, len(prompts))
-        kept = _snapshots_per_prompt(snapshots, len(prompts))
+            raise InvalidField("cache_salt", f"must be a string, got {cache_salt!r}")
+        each_params = _per_prompt(self.suggested if params is None else params, len(prompts))
+        each_snapshots = _snapshots_per_prompt(snapshots, len(prompts))
         salt = (cache_salt or "").encode()
-        requests = []
-        for tokens, wish, positions in zip(prompts, wishes, kept, strict=True):
-            check_request(tokens, wish, self.tokenizer is not None, self.vocab_size, self.config.max_length)
-            stops = frozenset(wish.stop_token_ids) | (frozenset() if wish.ignore_eos else self.end_tokens)
-            checked = check_snapshots(positions, len(tokens))
-            ends = ends_of_messages(tokens, self.end_tokens)
-            requests.append(Request(tokens, wish, stops, salt, priority, checked, grammar, ends))
-        return requests
+        return [
+            build_request(tokens, own, self.bounds, salt=salt, priority=priority, snapshots=positions, grammar=grammar)
+            for tokens, own, positions in zip(prompts, each_params, each_snapshots, strict=True)
+        ]
 
     def _check_open(self) -> None:
         if self._stopped is not None:
@@ -209,24 +211,23 @@ class LLM:
     def _run(self, requests: list[Request], progress: bool) -> list[Result]:
         from weft.offline.progress import Progress
 
-        tracks: list[Track] = []
+        opened: list[OpenRequest] = []
         with Progress(len(requests), shown=progress) as bar:
             try:
                 for request in requests:
-                    tracks.append(self._add(request))
-                for track in tracks:
-                    while track.result is None:
+                    opened.append(self._add(request))
+                for each in opened:
+                    while each.result is None:
                         self._move_on()
-                        bar.show(tracks)
+                        bar.show(opened)
             except BaseException:
-                self._abort(tracks)
+                self._abort(opened)
                 raise
-        return [track.result for track in tracks if track.result is not None]
+        return [each.result for each in opened if each.result is not None]
 
-    def _follow(self, request: Request) -> Iterator[Chunk]:
-        track = self._add(request)
-        chunks: deque[Chunk] = deque()
-        track.chunks = chunks
+    def _follow(self, request: Request) -> Generator[Chunk, None, None]:
+        opened = self._add(request)
+        chunks = opened.chunks = deque()
         try:
             while True:
                 while not chunks:
@@ -236,16 +237,15 @@ class LLM:
                 if chunk.finish_reason is not None:
                     return
         finally:
-            self._abort([track])
+            self._abort([opened])
 
-    def _add(self, request: Request) -> Track:
+    def _add(self, request: Request) -> OpenRequest:
         with self._lock:
             self._check_open()
             detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer()
-            answer = Answer(request.params, detokenizer, request.stop_tokens)
-            track = Track(self.engine.add(request), request, answer)
-            self._running[track.sequence] = track
-            return track
+            opened = OpenRequest(self.engine.add(request), FollowedAnswer(request, detokenizer))
+            self._running[opened.number] = opened
+            return opened
 
     def _move_on(self) -> None:
         """Run one step of the engine and dispatch its outputs."""
@@ -253,9 +253,9 @@ class LLM:
             self._check_open()
             with InterruptLater():
                 for output in self._step():
-                    track = self._running.get(output.sequence)
-                    if track is not None:
-                        self._take(track, output)
+                    opened = self._running.get(output.sequence)
+                    if opened is not None:
+                        self._take(opened, output)
                 self._land_rest()
 
     def _land_rest(self) -> None:
@@ -271,25 +271,28 @@ class LLM:
             self._stopped = f"a step failed: {error!r}"
             raise
 
-    def _take(self, track: Track, output: Output) -> None:
-        finish = track.take(output)
-        if finish is None:
-            return
-        if output.finish is None:
-            self.engine.finish(track.sequence)
-        track.complete(finish, output.error, self.engine)
-        del self._running[track.sequence]
-        self.engine.forget(track.sequence)
+    def _take(self, opened: OpenRequest, output: Output) -> None:
+        number, followed = opened.number, opened.followed
+        piece = followed.take([output])
+        if piece.stops_engine:
+            self.engine.finish(number)
+        if piece.finish is not None:
+            followed.report = self.engine.report(number)
+            opened.result = result_of(followed)
+            del self._running[number]
+            self.engine.forget(number)
+        if opened.chunks is not None:
+            opened.chunks.append(chunk_of(piece, followed.request.params.logprobs is not None, opened.result))
 
-    def _abort(self, tracks: list[Track]) -> None:
+    def _abort(self, requests: list[OpenRequest]) -> None:
         """Abort those that still run, and free their memory at once."""
         with self._lock:
-            left = [track for track in tracks if self._running.pop(track.sequence, None) is not None]
+            left = [each for each in requests if self._running.pop(each.number, None) is not None]
             if self._stopped is not None:
                 return
-            for track in left:
-                self.engine.abort(track.sequence)
-                self.engine.forget(track.sequence)
+            for each in left:
+                self.engine.abort(each.number)
+                self.engine.forget(each.number)
             if left:
                 self._land_rest()
 
@@ -306,27 +309,27 @@ def _per_prompt(params: SamplingParams | Sequence[SamplingParams], count: int) -
     if isinstance(params, SamplingParams):
         return [params] * count
     if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
-        raise RequestError(f"params must be SamplingParams or a list of them, got {params!r:.80}")
+        raise InvalidField("params", f"must be SamplingParams or a list of them, got {params!r:.80}")
     if len(params) != count:
-        raise RequestError(f"params must have one entry per prompt, got {len(params)} for {count} prompts")
+        raise InvalidField("params", f"must have one entry per prompt, got {len(params)} for {count} prompts")
     for place, each in enumerate(params):
         if not isinstance(each, SamplingParams):
-            raise RequestError(f"params[{place}] must be SamplingParams, got {each!r:.80}")
+            raise InvalidField(f"params[{place}]", f"must be SamplingParams, got {each!r:.80}")
     return list(params)
 
 
 def _snapshots_per_prompt(snapshots: Sequence[int] | Sequence[Sequence[int]], count: int) -> list[Sequence[int]]:
     if all(isinstance(each, int) for each in snapshots):
-        return [snapshots] * count  # type: ignore[list-item]
+        return [cast(Sequence[int], snapshots)] * count
     if len(snapshots) != count:
-        raise RequestError(f"snapshots must have one entry per prompt, got {len(snapshots)} for {count} prompts")
-    return list(snapshots)  # type: ignore[arg-type]
+        raise InvalidField("snapshots", f"must have one entry per prompt, got {len(snapshots)} for {count} prompts")
+    return list(cast(Sequence[Sequence[int]], snapshots))
 
 
 def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
     if isinstance(messages, Sequence) and messages and all(isinstance(each, list | tuple) for each in messages):
-        return [check_messages(each) for each in messages]  # type: ignore[arg-type]
-    return [check_messages(messages)]  # type: ignore[arg-type]
+        return [check_messages(each) for each in cast(Sequence[Conversation], messages)]
+    return [check_messages(cast(Conversation, messages))]
 
 
 def _single(prompt: Prompt) -> list[Prompt]:

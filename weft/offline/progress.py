@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from tqdm import tqdm
 
+from weft.answers.followed import FollowedAnswer
 from weft.offline.result import Result
 
 SECONDS_BETWEEN = 0.2
@@ -17,8 +18,11 @@ SECONDS_BETWEEN = 0.2
 class Watched(Protocol):
     """An open request."""
 
-    result: Result | None
-    answer: Any
+    @property
+    def result(self) -> Result | None: ...
+
+    @property
+    def followed(self) -> FollowedAnswer: ...
 
 
 class Progress:
@@ -41,7 +45,7 @@ class Progress:
             return
         self._last = now
         done = [request.result for request in requests if request.result is not None]
-        tokens = sum(len(request.answer.tokens) for request in requests)
+        tokens = sum(request.followed.generated for request in requests)
         prompt = sum(len(result.prompt_token_ids) for result in done)
         cached = sum(result.cached_tokens for result in done)
         self._bar.n = len(done)

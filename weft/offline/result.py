@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from weft.answers.followed import FollowedAnswer, Piece
+from weft.engine.events import Output
 from weft.memory.misses import Miss
 
 
@@ -52,3 +55,51 @@ class Result:
     @property
     def why_not_more(self) -> str:
         return "" if self.miss is None else self.miss.sentence
+
+
+def result_of(followed: FollowedAnswer) -> Result:
+    """Return the result of an answer that has ended."""
+    assert followed.finish is not None
+    answer, report = followed.answer, followed.report
+    return Result(
+        text=answer.text,
+        token_ids=answer.tokens,
+        finish_reason=str(followed.finish),
+        stop_reason=answer.stop_reason,
+        logprobs=None if followed.request.params.logprobs is None else scores_of(followed.outputs),
+        prompt_logprobs=_prompt_scores(followed),
+        prompt_token_ids=followed.request.prompt.tolist(),
+        cached_tokens=report.cached_tokens,
+        miss=report.miss,
+        preemptions=report.preemptions,
+        error=followed.error,
+    )
+
+
+def chunk_of(piece: Piece, scored: bool, result: Result | None) -> Chunk:
+    """Return a piece as a chunk of a stream; the last one has the result."""
+    return Chunk(
+        text=piece.text,
+        token_ids=tuple(output.token for output in piece.outputs if output.token is not None),
+        logprobs=tuple(scores_of(piece.outputs)) if scored else None,
+        finish_reason=None if piece.finish is None else str(piece.finish),
+        result=result,
+    )
+
+
+def scores_of(outputs: Iterable[Output]) -> list[TokenScore]:
+    return [
+        TokenScore(output.token, output.logprob, tuple(output.top or ()))
+        for output in outputs
+        if output.token is not None and output.logprob is not None
+    ]
+
+
+def _prompt_scores(followed: FollowedAnswer) -> list[TokenScore | None] | None:
+    params, prompt = followed.request.params, followed.request.prompt.tolist()
+    if params.prompt_logprobs is None:
+        return None
+    first = 1 + min(params.prompt_logprobs_start, len(prompt) - 1)
+    scores: list[TokenScore | None] = [None] * first
+    known = zip(prompt[first:], followed.report.prompt_scores)
+    return scores + [TokenScore(token, score.logprob, tuple(score.top)) for token, score in known]

@@ -13,9 +13,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from weft.base.plan import Ints, Plan
-from weft.kernels.draft import Draft
 from weft.kernels.interface import NO_SLOT, Batch, HostStep, Operations, PageList
-from weft.kernels.rows import Longs, Rows, ranges
+from weft.kernels.rows import Longs, RowPositions, ranges
+from weft.kernels.staging import StagedValue
 from weft.kernels.upload import upload
 from weft.memory.spec import AttentionMemory, MemorySpec
 
@@ -24,7 +24,7 @@ def build_batch(
     plan: Plan, spec: MemorySpec, board: Int[Tensor, " seats"], device: torch.device | str, operations: Operations
 ) -> Batch:
     """Return the batch of `plan`. `board` holds the token last sampled for every seat."""
-    return build_step(plan, spec, board, device, operations, Draft(dict, {}))[0]
+    return build_step(plan, spec, board, device, operations, StagedValue(dict, {}))[0]
 
 
 def build_step(
@@ -33,13 +33,13 @@ def build_step(
     board: Int[Tensor, " seats"],
     device: torch.device | str,
     operations: Operations,
-    beside: Draft,
+    others: StagedValue,
 ) -> tuple[Batch, Any]:
     """Return the batch of `plan`, and the step's other arrays from the same upload."""
-    rows = Rows.of(plan, spec.cell)
-    draft = draft_batch(plan, rows, spec, operations)
-    arrays = draft.arrays()
-    for name, array in beside.arrays("beside.").items():
+    rows = RowPositions.of(plan, spec.cell)
+    staged = stage_batch(plan, rows, spec, operations)
+    arrays = staged.arrays()
+    for name, array in others.arrays("others.").items():
         arrays[name] = array.astype(np.int64) if array.dtype == np.int32 else array
     on_board = np.flatnonzero(plan.from_board)
     if len(on_board):
@@ -48,11 +48,11 @@ def build_step(
     if len(on_board):
         ids = tensors["token_ids"]
         ids[tensors["board_token"]] = board[tensors["board_seat"]].to(ids.dtype)
-    return draft.finish(tensors), beside.finish(tensors, "beside.")
+    return staged.finish(tensors), others.finish(tensors, "others.")
 
 
-def draft_batch(plan: Plan, rows: Rows, spec: MemorySpec, operations: Operations) -> Draft:
-    """Draft the `Batch`. Values that stay on the host are tensors already."""
+def stage_batch(plan: Plan, rows: RowPositions, spec: MemorySpec, operations: Operations) -> StagedValue:
+    """Stage the `Batch`. Values that stay on the host are tensors already."""
     count, decodes, cell = plan.rows, rows.decodes, spec.cell
     positions, _ = ranges(rows.start, rows.length)
     long = slice(decodes, None)
@@ -84,15 +84,15 @@ def draft_batch(plan: Plan, rows: Rows, spec: MemorySpec, operations: Operations
         "piece_position": (number * cell).astype(np.int32),
         "piece_slot": slots,
         "first_piece": first_piece.astype(np.int32),
-        **draft_page_lists(plan, rows, spec),
+        **stage_page_lists(plan, rows, spec),
         "host_start": torch.from_numpy(plan.start.copy()),
         "host_first": torch.from_numpy(first),
         "host": HostStep(plan, rows, spec),
     }
-    return Draft(Batch, fields)
+    return StagedValue(Batch, fields)
 
 
-def write_captures(plan: Plan, rows: Rows, cell: int, first_piece: Longs, slots: Ints, closing: Ints) -> None:
+def write_captures(plan: Plan, rows: RowPositions, cell: int, first_piece: Longs, slots: Ints, closing: Ints) -> None:
     """Write each capture at the piece, or the decode, that ends there."""
     captures = plan.captures
     if not len(captures.row):
@@ -105,15 +105,15 @@ def write_captures(plan: Plan, rows: Rows, cell: int, first_piece: Longs, slots:
     slots[piece] = captures.slot[~single]
 
 
-def draft_page_lists(plan: Plan, rows: Rows, spec: MemorySpec) -> dict[str, Draft | None]:
+def stage_page_lists(plan: Plan, rows: RowPositions, spec: MemorySpec) -> dict[str, StagedValue | None]:
     windows = {memory.window is not None for memory in spec.memories if isinstance(memory, AttentionMemory)}
     none = np.zeros(plan.rows, np.int32)
-    full = draft_page_list(plan.page_table, none, rows, spec.cell) if False in windows else None
-    windowed = draft_page_list(plan.window_table, plan.window_first, rows, spec.cell) if True in windows else None
+    full = stage_page_list(plan.page_table, none, rows, spec.cell) if False in windows else None
+    windowed = stage_page_list(plan.window_table, plan.window_first, rows, spec.cell) if True in windows else None
     return {"full": full, "windowed": windowed}
 
 
-def draft_page_list(table: Ints, first_cell: Ints, rows: Rows, cell: int) -> Draft:
+def stage_page_list(table: Ints, first_cell: Ints, rows: RowPositions, cell: int) -> StagedValue:
     counts = -(-rows.end // cell) - first_cell
     positions, owners = ranges(rows.start, rows.length)
     bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
@@ -126,4 +126,4 @@ def draft_page_list(table: Ints, first_cell: Ints, rows: Rows, cell: int) -> Dra
         "host_bounds": torch.from_numpy(bounds),
         "host_first_position": torch.from_numpy(first_position),
     }
-    return Draft(PageList, fields)
+    return StagedValue(PageList, fields)

@@ -22,8 +22,8 @@ from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.batching import build_step
-from weft.runner.choices import Choices, draft_choices
 from weft.runner.sampler import sample
+from weft.runner.step_sampling import StepSampling, stage_sampling
 
 # Limit on the logits of prompt tokens computed at a time, 16 MiB: a CPU's allocator never frees the largest step's
 # temporaries.
@@ -85,15 +85,15 @@ class Runner:
 
     def run(self, plan: Plan) -> RunnerFlight:
         """Upload, forward, sample."""
-        wishes = draft_choices(plan, self.model.vocab_size)
-        batch, choices = build_step(plan, self.spec, self.board, self.device, self.operations, wishes)
+        staged = stage_sampling(plan, self.model.vocab_size)
+        batch, sampling = build_step(plan, self.spec, self.board, self.device, self.operations, staged)
         hidden = self.compute(batch)
-        prompt_scores = self._score_prompt(hidden, batch, choices, plan.score_top) if len(plan.score_index) else None
+        prompt_scores = self._score_prompt(hidden, batch, sampling, plan.score_top) if len(plan.score_index) else None
         if not len(plan.sampled):
-            return fly(choices.seat, None, prompt_scores)
+            return fly(sampling.seat, None, prompt_scores)
         # A decode-only step needs the logits of every token: no selection.
-        last = hidden if len(plan.sampled) == len(plan.tokens) else hidden[choices.index]
-        return self.choose(self.model.logits(last, batch), choices, prompt_scores)
+        last = hidden if len(plan.sampled) == len(plan.tokens) else hidden[sampling.index]
+        return self.choose(self.model.logits(last, batch), sampling, prompt_scores)
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the final hidden states of a step."""
@@ -101,13 +101,13 @@ class Runner:
         return hidden
 
     def choose(
-        self, logits: Float[Tensor, "rows vocab"], choices: Choices, prompt_scores: DeviceScores | None = None
+        self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling, prompt_scores: DeviceScores | None = None
     ) -> RunnerFlight:
         """Choose a token for every sampled row; write it to the board and download it."""
         logits = self.operations.for_sampling(logits)
-        tokens = sample(logits, choices, self.board, self.operations)
-        self.board[choices.seat] = tokens
-        scores = None if choices.top is None else DeviceScores(*self.operations.score(logits, tokens, choices.top))
+        tokens = sample(logits, sampling, self.board, self.operations)
+        self.board[sampling.seat] = tokens
+        scores = None if sampling.top is None else DeviceScores(*self.operations.score(logits, tokens, sampling.top))
         return fly(tokens, scores, prompt_scores)
 
     def land(self, flight: RunnerFlight) -> Landing:
@@ -120,12 +120,12 @@ class Runner:
         return Landing(tokens, sampled, prompt)
 
     def _score_prompt(
-        self, hidden: Float[Tensor, "tokens hidden"], batch: Batch, choices: Choices, top: int
+        self, hidden: Float[Tensor, "tokens hidden"], batch: Batch, sampling: StepSampling, top: int
     ) -> DeviceScores:
         step = max(1, self.score_elements // self.model.vocab_size)
         parts = [
             self.operations.score(self.model.logits(hidden[index], batch), token, top)
-            for index, token in zip(choices.score_index.split(step), choices.score_token.split(step))
+            for index, token in zip(sampling.score_index.split(step), sampling.score_token.split(step))
         ]
         return DeviceScores(*(torch.cat(pieces) for pieces in zip(*parts)))
 

@@ -12,22 +12,22 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.interface import Operations
-from weft.runner.choices import Biases, Choices, Masks, Penalties
+from weft.runner.step_sampling import Biases, Masks, Penalties, StepSampling
 
 
 def sample(
-    logits: Float[Tensor, "rows vocab"], choices: Choices, board: Int[Tensor, " seats"], operations: Operations
+    logits: Float[Tensor, "rows vocab"], sampling: StepSampling, board: Int[Tensor, " seats"], operations: Operations
 ) -> Int[Tensor, " rows"]:
     """Return one token per row. The logits are not modified."""
-    if choices.masks or choices.penalties or choices.biases:
+    if sampling.masks or sampling.penalties or sampling.biases:
         logits = logits.float()
-    if choices.masks is not None:
-        logits = ban(logits, choices.masks, operations)
-    if choices.penalties is not None:
-        logits = penalise(logits, choices.penalties, board)
-    if choices.biases is not None:
-        logits = add_biases(logits, choices.biases)
-    draws = choices.draws
+    if sampling.masks is not None:
+        logits = ban(logits, sampling.masks, operations)
+    if sampling.penalties is not None:
+        logits = penalise(logits, sampling.penalties, board)
+    if sampling.biases is not None:
+        logits = add_biases(logits, sampling.biases)
+    draws = sampling.draws
     if draws is None:
         return operations.likeliest(logits)
     if len(draws.row) == len(logits):

@@ -1,4 +1,4 @@
-"""The HTTP application: maps paths to handlers. `guard.py` and `access.py` wrap it, for all paths."""
+"""The HTTP application: maps paths to handlers. `guard.py` and `access_log.py` wrap it, for all paths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weft.server import (
     openai_responses,
     tokens,
 )
-from weft.server.access import REQUEST_ID, Access
+from weft.server.access_log import REQUEST_ID, AccessLog
 from weft.server.auth import Keys
 from weft.server.backend import Backend
 from weft.server.connection_metrics import ConnectionCollector
@@ -75,7 +75,7 @@ def create_app(
     pool: TextPool | None = None,
     keys: Keys | None = None,
     connections: Connections | None = None,
-) -> Access:
+) -> AccessLog:
     """Return the app for a backend that the caller starts and stops.
 
     `suggested` are the sampling parameters of requests that set none; `pool` reads large bodies. `keys` defaults to
@@ -99,7 +99,7 @@ def create_app(
         # Outside the guard: a browser asks for permission before it sends its key.
         app = with_cors(app, settings.cors_origins)
     front.metrics.registry.register(KeyCollector(keys))
-    return Access(app, routes, front.metrics, settings.log_requests)
+    return AccessLog(app, routes, front.metrics, settings.log_requests)
 
 
 def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:

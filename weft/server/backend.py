@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from weft.engine.events import Output, Report
 from weft.engine.request import Request
+from weft.server.output_stream import OutputStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +22,6 @@ class ModelInfo:
     memory_tokens: int  # the same in tokens of one long sequence
     max_sequences: int
     settings: dict[str, Any] = field(default_factory=dict)
-
-
-class Stream(Protocol):
-    """One open request: yields its outputs as they arrive. `report` is set after the last one.
-
-    The last output has a `finish`; then iteration ends. If the engine dies, or a shutdown runs out of time, iteration
-    raises `EngineStopped` after the outputs that arrived before. One task reads a stream, once.
-    """
-
-    id: int
-    report: Report | None
-
-    def __aiter__(self) -> AsyncIterator[list[Output]]: ...
 
 
 class Backend(Protocol):
@@ -54,14 +40,14 @@ class Backend(Protocol):
     @property
     def healthy(self) -> bool: ...
 
-    async def submit(self, request: Request) -> Stream:
+    async def submit(self, request: Request) -> OutputStream:
         """Submit a request; raises at once if it cannot be served."""
         ...
 
-    def abort(self, stream: Stream) -> None:
+    def abort(self, stream: OutputStream) -> None:
         """Abort a request whose client has gone: its memory is free within a step. Ignores ended streams."""
 
-    def finish(self, stream: Stream) -> None:
+    def finish(self, stream: OutputStream) -> None:
         """End a request at a stop string, as if the model had stopped. A last output and the report follow."""
 
     async def flush(self) -> int:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from weft.base.errors import RequestError
+from weft.base.errors import InvalidField
 from weft.server.backend import Backend
 
 DEFAULT_LIMIT = 20
@@ -35,5 +35,5 @@ def limit_of(text: str | None) -> int:
     if text is None:
         return DEFAULT_LIMIT
     if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) <= MAX_LIMIT):
-        raise RequestError(f"limit must be an integer from 0 to {MAX_LIMIT}, got {text[:32]!r}")
+        raise InvalidField("limit", f"must be an integer from 0 to {MAX_LIMIT}, got {text[:32]!r}")
     return int(text)

@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from weft.base.errors import RequestError, WeftError
+from weft.base.errors import InvalidField, RequestError, WeftError
 from weft.base.plan import Scores
 from weft.engine.events import Output, PromptScores, Report
-from weft.engine.exchange import (
-    Ask,
+from weft.engine.protocol import (
     Command,
     End,
     Event,
     Outputs,
+    Question,
     Refusal,
     Refuse,
     Replies,
@@ -49,7 +49,7 @@ class ProtocolError(WeftError):
 # frames ---------------------------------------------------------------------------------------------------------------
 
 
-def frame(message: wire.Message) -> bytes:
+def frame(message: wire.EngineMessage) -> bytes:
     body = _encode(message)
     assert len(body) <= MAX_FRAME_BYTES, f"message has {len(body)} bytes"
     return len(body).to_bytes(HEADER_BYTES, "big") + body
@@ -101,8 +101,8 @@ def encode_command(command: Command) -> bytes:
             return frame(wire.SubmitMessage(number, _encode_request(request)))
         case End(number, stopped):
             return frame(wire.EndMessage(number, stopped))
-        case Ask(number, topic, limit):
-            return frame(wire.AskMessage(number, topic, limit))
+        case Question(number, topic, limit):
+            return frame(wire.QuestionMessage(number, topic, limit))
         case _:
             return frame(wire.ShutdownMessage())
 
@@ -110,7 +110,7 @@ def encode_command(command: Command) -> bytes:
 def _encode_request(request: Request) -> msgspec.Raw:
     prompt = np.ascontiguousarray(request.prompt, "<i4").tobytes()
     if len(prompt) > wire.MAX_PROMPT_BYTES:
-        raise RequestError(f"prompt has {len(request.prompt)} tokens; the limit is {wire.MAX_PROMPT_BYTES // 4}")
+        raise InvalidField("prompt", f"has {len(request.prompt)} tokens; the limit is {wire.MAX_PROMPT_BYTES // 4}")
     body = wire.RequestBody(
         prompt,
         request.params,
@@ -144,12 +144,14 @@ def decode_command(body: bytes) -> Command:
         case wire.SubmitMessage(number, raw):
             try:
                 return Submit(number, _decode_request(raw))
-            except WeftError as error:
+            except RequestError as error:
+                return Refuse(number, str(error), error.field)
+            except ProtocolError as error:
                 return Refuse(number, str(error))
         case wire.EndMessage(number, stopped):
             return End(number, stopped)
-        case wire.AskMessage(number, topic, limit):
-            return Ask(number, topic, limit)
+        case wire.QuestionMessage(number, topic, limit):
+            return Question(number, topic, limit)
         case wire.ShutdownMessage():
             return Shutdown()
     raise ProtocolError("the model is already loaded")
@@ -161,7 +163,7 @@ def _decode_request(raw: msgspec.Raw) -> Request:
         raise ProtocolError("the prompt is not a list of tokens")
     grammar = body.grammar
     if grammar is not None and (length := len(grammar.text) + len(grammar.source or "")) > wire.MAX_TEXT:
-        raise RequestError(f"grammar has {length} characters; the limit is {wire.MAX_TEXT}")
+        raise InvalidField("grammar", f"has {length} characters; the limit is {wire.MAX_TEXT}")
     prompt = np.frombuffer(body.prompt, "<i4").astype(np.int32)
     return Request(
         prompt,
@@ -183,7 +185,7 @@ def encode_event(event: Event) -> bytes:
         case Outputs():
             return _encode_scores(event) + frame(_outputs_message(event))
         case Replies(accepted, refused, answers):
-            refusals = [wire.RefusalBody(each.number, each.message[:MAX_WORDS], each.status) for each in refused]
+            refusals = [_refusal(each) for each in refused]
             return frame(wire.RepliesMessage(accepted, refusals, answers))
         case Stopped(message):
             return frame(wire.StoppedMessage(message))
@@ -201,11 +203,20 @@ def _outputs_message(event: Outputs) -> wire.OutputsMessage:
     return wire.OutputsMessage(numbers, [output.token for output in event.outputs], scores, endings)
 
 
+def _refusal(refusal: Refusal) -> wire.RefusalBody:
+    field = _bounded(refusal.field)
+    return wire.RefusalBody(refusal.number, refusal.message[:MAX_WORDS], refusal.status, field)
+
+
+def _bounded(text: str | None) -> str | None:
+    return None if text is None else text[:MAX_WORDS]
+
+
 def _ending(row: int, output: Output, report: Report) -> wire.EndingBody:
     assert output.finish is not None
-    error = None if output.error is None else output.error[:MAX_WORDS]
+    error, field = _bounded(output.error), _bounded(output.error_field)
     return wire.EndingBody(
-        row, output.finish, error, report.cached_tokens, report.miss, report.preemptions, report.queued_seconds
+        row, output.finish, error, field, report.cached_tokens, report.miss, report.preemptions, report.queued_seconds
     )
 
 
@@ -242,7 +253,9 @@ class EventReader:
                 self._scores.setdefault(message.number, PromptScores()).add(_prompt_scores(message))
                 return None
             case wire.RepliesMessage(accepted, refused, answers):
-                return Replies(accepted, [Refusal(each.number, each.message, each.status) for each in refused], answers)
+                return Replies(
+                    accepted, [Refusal(each.number, each.message, each.status, each.field) for each in refused], answers
+                )
             case wire.StoppedMessage(message=text):
                 return Stopped(text)
             case wire.Ready():
@@ -262,7 +275,7 @@ class EventReader:
                 output.top = list(zip(score.tokens, score.logprobs, strict=True))
             for ending in message.endings:
                 output = outputs[ending.row]
-                output.finish, output.error = ending.finish, ending.error
+                output.finish, output.error, output.error_field = ending.finish, ending.error, ending.error_field
                 reports[output.sequence] = self._report(output.sequence, ending)
         except (IndexError, ValueError) as error:
             raise ProtocolError(f"columns do not match: {error}") from error
@@ -274,7 +287,7 @@ class EventReader:
             miss=ending.miss,
             preemptions=ending.preemptions,
             queued_seconds=ending.queued_seconds,
-            prompt_scores=self._scores.pop(number, None) or PromptScores(),
+            prompt_scores=self._scores.pop(number, PromptScores()),
         )
 
 

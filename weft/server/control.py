@@ -13,13 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft import __version__
-from weft.base.errors import EngineStopped, RequestError
+from weft.base.errors import EngineStopped, InvalidField, RequestError
 from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
 from weft.server.auth import Tenant
-from weft.server.errors import FieldError, json_response
-from weft.server.front import Front, Wish, new_name
-from weft.server.limits import read
+from weft.server.bodies import read
+from weft.server.errors import json_response
+from weft.server.front import AskedPrompt, Front, new_name
+from weft.server.prompt_builder import Prompt
 
 HEALTH_SECONDS = 20.0
 CREATED = int(time.time())
@@ -115,7 +116,7 @@ async def flush_cache(front: Front, request: Request) -> Response:
 async def abort_request(front: Front, request: Request) -> Response:
     body = await read(request, AbortRequest, front.limits)
     if body.rid is None and not body.abort_all:
-        raise FieldError("rid", "or abort_all must be given")
+        raise InvalidField("rid", "or abort_all must be given")
     names = None if body.abort_all else [body.rid] if isinstance(body.rid, str) else body.rid
     return json_response(AbortAnswer(aborted=front.abort(names, request.state.tenant)))
 
@@ -130,14 +131,14 @@ async def health_generate(front: Front, request: Request) -> Response:
     if not front.backend.healthy:
         raise EngineStopped("unhealthy")
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-    wish = Wish(np.zeros(1, np.int32), params)
-    run = await front.run([wish], Tenant(b"health"), name=new_name("health-"), priority=-1)
+    asked = AskedPrompt(Prompt(np.zeros(1, np.int32)), params)
+    generation = await front.generate([asked], Tenant(b"health"), name=new_name("health-"), priority=-1)
     try:
-        await asyncio.wait_for(run.collect(), HEALTH_SECONDS)
+        await asyncio.wait_for(generation.collect(), HEALTH_SECONDS)
     except TimeoutError:
         raise RequestError(f"the engine returned no token within {HEALTH_SECONDS:g} seconds", 503) from None
     finally:
-        run.close()
+        generation.close()
     return json_response({"status": "ok"})
 
 

@@ -1,4 +1,4 @@
-"""Delivers the answers of a run to the client, for any API: as one body or as a stream of events."""
+"""Delivers the answers of a generation to the client, for any API: as one body or as a stream of events."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.access import Record
+from weft.server.access_log import Record
 from weft.server.front import Front
-from weft.server.runs import Run
+from weft.server.generation import Generation
 from weft.server.sse import DONE, EventStream, Silence, error_event, while_connected
 
 
 async def deliver(
     front: Front,
     request: Request,
-    run: Run,
+    generation: Generation,
     events: AsyncIterator[bytes] | None,
     whole: Callable[[], Any],
     *,
     failed: Callable[[Exception], bytes] = error_event,
     done: bytes = DONE,
 ) -> Response:
-    """Send the events, or, without events, the whole answer once it is complete. Closes the run."""
+    """Send the events, or, without events, the whole answer once it is complete. Closes the generation."""
     record: Record = request.state.record
-    record.run = run
+    record.generation = generation
     if events is not None:
         silence = Silence(front.settings.keep_alive_seconds)
 
@@ -34,9 +34,9 @@ async def deliver(
             record.note(error)
             return failed(error)
 
-        return EventStream(events, run.close, noted, done, silence, record.ended)
+        return EventStream(events, generation.close, noted, done, silence, record.ended)
     try:
-        await while_connected(request, run.collect())
+        await while_connected(request, generation.collect())
     finally:
-        run.close()
-    return await front.shaped(run, whole)
+        generation.close()
+    return await front.shaped(generation, whole)

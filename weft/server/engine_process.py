@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 
 from weft import builtin
 from weft.base.errors import ModelError, OptionError
-from weft.base.heap import keep_heap
+from weft.base.garbage_collection import freeze_heap
 from weft.base.options import Options
-from weft.engine.exchange import Command, Event, Shutdown
-from weft.engine.preparation import Prepared
+from weft.engine.preparation import PreparedRequest
+from weft.engine.protocol import Command, Event, Shutdown
 from weft.engine.service import Drivable, Service
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo
@@ -58,13 +58,13 @@ class SocketInbox:
         self._frames = Frames()
         self._bodies: list[bytes] = []
         self._read_bytes = 0
-        self._own: deque[Prepared] = deque()
+        self._own: deque[PreparedRequest] = deque()
         self._bell, self._ringer = socket.socketpair()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._poll.register(self._bell, select.POLLIN)
 
-    def put(self, command: Prepared) -> None:
+    def put(self, command: PreparedRequest) -> None:
         self._own.append(command)
         self._ringer.send(b"!")
 
@@ -74,8 +74,8 @@ class SocketInbox:
                 raise ProtocolError("the front closed the connection without a message")
         return decode_begin(self._bodies.pop(0))
 
-    def take(self, wait: bool) -> list[Command | Prepared]:
-        commands: list[Command | Prepared] = list(self._decode())
+    def take(self, wait: bool) -> list[Command | PreparedRequest]:
+        commands: list[Command | PreparedRequest] = list(self._decode())
         self._read_bytes = 0
         while self._read_bytes < READ_PER_STEP_BYTES and (
             ready := self._poll.poll(None if wait and not commands else 0)
@@ -89,7 +89,7 @@ class SocketInbox:
                     return [*commands, Shutdown()]
         return commands
 
-    def _heard(self) -> list[Prepared]:
+    def _heard(self) -> list[PreparedRequest]:
         rung = len(self._bell.recv(READ_BYTES))
         return [self._own.popleft() for _ in range(rung)]
 
@@ -127,7 +127,7 @@ def run_engine(connection: socket.socket, load: Load) -> int:
     except (OptionError, ModelError) as error:
         connection.sendall(frame(wire.Unloadable(str(error), isinstance(error, OptionError))))
         return 1
-    keep_heap()
+    freeze_heap()
     connection.sendall(frame(wire.Ready(**asdict(info))))
 
     def deliver(event: Event) -> None:
@@ -149,7 +149,7 @@ def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
     """Load a model and return its engine and facts. Everything with tensors is imported here."""
     from weft.engine.loop import Engine
     from weft.loading import load
-    from weft.memory.alone import longest_alone
+    from weft.memory.capacity import longest_alone
 
     loaded = load(options, progress)
     config, model = loaded.config, loaded.model

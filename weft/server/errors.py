@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from typing import Any
 
 import msgspec
@@ -31,18 +30,6 @@ STOPPED = "the engine has stopped or is stopping; try again later"
 MAX_MESSAGE = 2000
 INTERNAL = "internal error; see the server's log"
 
-# Field names in messages of lower layers that differ from those of the body.
-SPELLED = {"include_stop": "include_stop_str_in_output", "prompts": "prompt"}
-
-
-class FieldError(RequestError):
-    """A field of a body cannot be served as sent."""
-
-    def __init__(self, param: str, message: str, status: int = 400, code: str | None = None) -> None:
-        super().__init__(f"{param} {message}", status)
-        self.param = param
-        self.code = code
-
 
 class ErrorBody(msgspec.Struct, frozen=True):
     message: str
@@ -60,7 +47,7 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 def describe(error: Exception) -> tuple[int, ErrorAnswer]:
     """Return the status and body of an error. Unexpected errors are logged and not shown to the client."""
     if isinstance(error, RequestError):
-        return error.status, answer(error.status, str(error), param_of(error), getattr(error, "code", None))
+        return error.status, answer(error.status, str(error), error.field, error.code)
     if isinstance(error, EngineStopped):
         return 503, answer(503, STOPPED)
     if isinstance(error, HTTPException):
@@ -75,24 +62,6 @@ def answer(status: int, message: str, param: str | None = None, code: str | None
     message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return ErrorAnswer(ErrorBody(message, kind, param, code or CODES.get(status)))
-
-
-def param_of(error: RequestError) -> str | None:
-    """Return the field at fault: messages of lower layers begin with it.
-
-    >>> param_of(RequestError("top_p must be a number")), param_of(RequestError("This model has no tokenizer"))
-    ('top_p', None)
-    """
-    stated = getattr(error, "param", None)
-    if stated is not None:
-        return str(stated)
-    found = re.match(
-        r"[a-z][a-z_]*(\[\d+\]|\.[a-z_]+)*(?= (must|is|has|takes|holds|may|do|of)\b)", str(error)[:MAX_MESSAGE]
-    )
-    if found is None or found[0] == "this":
-        return None
-    name = re.split(r"[.\[]", found[0], maxsplit=1)[0]
-    return SPELLED.get(name, name) + found[0][len(name) :]
 
 
 def response(error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""What all routes share: the tokenizer and templates, the engine's backend, and the runs in progress."""
+"""What all routes share: the tokenizer and templates, the engine's backend, and the generations in progress."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from weft.base.errors import RequestError
+from weft.answers.followed import FollowedAnswer
+from weft.answers.requests import ModelBounds, build_request
+from weft.base.errors import InvalidField, RequestError
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 from weft.engine.request import Request
 from weft.server.auth import Tenant
 from weft.server.backend import Backend
-from weft.server.errors import FieldError, json_response
+from weft.server.bodies import check_count, read_body
+from weft.server.body_reader import BodyReader, is_quick
+from weft.server.errors import json_response
+from weft.server.generation import Generation
 from weft.server.grammars import Form, with_source
-from weft.server.intake import Intake, is_quick
-from weft.server.limits import check_count, read_body
 from weft.server.metrics import Metrics
-from weft.server.prompter import Facts, Prompt, Prompter
-from weft.server.runs import Run
+from weft.server.prompt_builder import Prompt, PromptBuilder, PromptFacts
 from weft.server.settings import ServerSettings
 from weft.server.sse import while_connected
 from weft.server.text_messages import setup_of
 from weft.server.text_pool import TextPool
-from weft.text.answer import Answer
 from weft.text.output import output_parser
-from weft.text.prompts import Tokens, check_request, ends_of_messages
 from weft.text.reasoning import detect_reasoning
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
@@ -49,13 +49,12 @@ SMALL_GRAMMAR = 1 << 11
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class AskedPrompt:
     """One prompt, its parameters and the number of answers `n`. `field` is the prompt's place in the body."""
 
-    tokens: Tokens
+    prompt: Prompt
     params: SamplingParams
     n: int = 1
-    snapshots: tuple[int, ...] = ()
     field: str = "prompt"
 
 
@@ -83,9 +82,9 @@ class Front:
         self.reasoning_parser = chosen(settings.reasoning_parser, lambda: detect_reasoning(source or ""))
         # An unknown parser name fails now, not with the first request.
         output_parser(self.reasoning_parser, self.tool_parser)
-        self._prompter = Prompter(tokenizer, template, self.limits, settings.template_kwargs, self.facts)
+        self._builder = PromptBuilder(tokenizer, template, self.limits, settings.template_kwargs, self.facts)
         self.pool = pool or pool_for(tokenizer, template, settings)
-        self.runs: set[Run] = set()
+        self.generations: set[Generation] = set()
         self.open_sequences = 0
 
     @property
@@ -98,20 +97,25 @@ class Front:
         return min(self.backend.info.max_length, self.backend.info.memory_tokens or self.backend.info.max_length)
 
     @property
-    def facts(self) -> Facts:
+    def bounds(self) -> ModelBounds:
         info = self.backend.info
-        return Facts(self.model_name, info.vocab_size, info.max_length, self.room)
+        return ModelBounds(info.vocab_size, info.max_length, self.end_tokens, self.tokenizer is not None)
 
     @property
-    def prompter(self) -> Prompter:
-        self._prompter.facts = self.facts
-        return self._prompter
+    def facts(self) -> PromptFacts:
+        info = self.backend.info
+        return PromptFacts(self.model_name, info.vocab_size, info.max_length, self.room)
+
+    @property
+    def builder(self) -> PromptBuilder:
+        self._builder.facts = self.facts
+        return self._builder
 
     def check_model(self, name: str | None) -> None:
-        self.prompter.check_model(name)
+        self.builder.check_model(name)
 
     def need_tokenizer(self) -> Tokenizer:
-        return self.prompter.need_tokenizer()
+        return self.builder.need_tokenizer()
 
     def count(self, text: str) -> int:
         """Return the number of tokens of a text."""
@@ -119,15 +123,15 @@ class Front:
 
     # prompts --------------------------------------------------------------------------------------------------------
 
-    async def take(self, request: HttpRequest, intake: Intake[B]) -> tuple[B, list[Prompt]]:
+    async def read_prompts(self, request: HttpRequest, reader: BodyReader[B]) -> tuple[B, list[Prompt]]:
         """Return a request's body without its texts, and its prompts. A worker process reads what may take long."""
         data = await read_body(request, self.limits)
-        if is_quick(data, self.prompter):
-            return intake.read(self.prompter, data)
+        if is_quick(data, self.builder):
+            return reader.read(self.builder, data)
         with self.counted(1):
-            return intake.unpacked(await self.worked(request, intake.name, data))
+            return reader.unpacked(await self.read_in_worker(request, reader.name, data))
 
-    async def worked(self, request: HttpRequest, name: str, data: bytes) -> bytes:
+    async def read_in_worker(self, request: HttpRequest, name: str, data: bytes) -> bytes:
         """Return the result of a worker process for a body; the work ends when the client disconnects."""
         return await while_connected(request, self.pool.run(name, self.facts, data))
 
@@ -157,14 +161,14 @@ class Front:
             raise form.named(error) from None
         return form.within(msgspec.msgpack.decode(found, type=Grammar))
 
-    async def beside(self, size: int, work: Callable[[], T]) -> T:
+    async def run_off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Run work that may tokenize an answer; long work goes to a thread, so that it does not delay other streams."""
         quick = self.tokenizer is None or self.tokenizer.is_linear
         return work() if quick and size <= LONG_TEXT else await asyncio.to_thread(work)
 
-    async def shaped(self, run: Run, make: Callable[[], Any]) -> Response:
+    async def shaped(self, generation: Generation, make: Callable[[], Any]) -> Response:
         """Return an answer as JSON. Encoding a long one, or the scores of a long text, is long work."""
-        return await self.beside(run.size, lambda: json_response(make()))
+        return await self.run_off_loop(generation.size, lambda: json_response(make()))
 
     def max_tokens(self, asked: int | None, prompt: int, field: str = "max_tokens", default: int | None = None) -> int:
         """Return the number asked for, or this API's default, or all that fits behind the prompt."""
@@ -176,9 +180,9 @@ class Front:
 
     # running --------------------------------------------------------------------------------------------------------
 
-    async def run(
+    async def generate(
         self,
-        wishes: Sequence[Wish],
+        prompts: Sequence[AskedPrompt],
         tenant: Tenant,
         *,
         name: str,
@@ -188,45 +192,35 @@ class Front:
         form: Form | None = None,
         skip_special: bool = True,
         shown: frozenset[str] = frozenset(),
-    ) -> Run:
+    ) -> Generation:
         """Start everything that one HTTP request asks for: n sequences per prompt, in order."""
         form = None if form is None else await self.prepared(form)
-        requests, answers = [], []
-        for wish in wishes:
-            check_count("n", wish.n, self.limits.n, 1)
-            self._check(wish)
-            first = self._request(wish, tenant.salted(cache_salt), priority or 0, form)
-            for place in range(wish.n):
-                request = replace(first, params=numbered(wish.params, place))
-                detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer(skip_special, shown)
-                requests.append(request)
-                answers.append(Answer(request.params, detokenizer, request.stop_tokens))
+        requests: list[Request] = []
+        for asked in prompts:
+            check_count("n", asked.n, self.limits.n, 1)
+            first = build_request(
+                asked.prompt.tokens,
+                asked.params,
+                self.bounds,
+                salt=tenant.salted(cache_salt),
+                priority=priority or 0,
+                snapshots=asked.prompt.snapshots,
+                grammar=None if form is None else form.grammar,
+                field=asked.field,
+            )
+            requests += [replace(first, params=numbered(asked.params, place)) for place in range(asked.n)]
         if len(requests) > self.limits.sequences:
-            raise FieldError("n", f"asks for {len(requests)} answers in all; the limit is {self.limits.sequences}")
-        run = self._open(name, aliases, tenant, len(requests), form, wishes)
+            raise InvalidField("n", f"asks for {len(requests)} answers in all; the limit is {self.limits.sequences}")
+        generation = self._open(name, aliases, tenant, len(requests), form, prompts)
         try:
-            await run.submit(requests, answers)
+            await generation.submit([self._followed(*each, skip_special, shown) for each in enumerate(requests)])
         except RequestError as error:
             raise error if form is None else form.named(error) from None
-        return run
+        return generation
 
-    def _check(self, wish: Wish) -> None:
-        info, length = self.backend.info, len(wish.tokens)
-        if length + wish.params.max_tokens > info.max_length:
-            field = wish.field if length >= info.max_length else "max_tokens"
-            what = (
-                f"does not fit: prompt has {length} tokens; with max_tokens={wish.params.max_tokens} it exceeds the "
-                f"context of {info.max_length}"
-            )
-            raise FieldError(field, what, code="context_length_exceeded")
-        check_request(wish.tokens, wish.params, self.tokenizer is not None, info.vocab_size, info.max_length)
-
-    def _request(self, wish: Wish, salt: bytes, priority: int, form: Form | None) -> Request:
-        params = wish.params
-        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_tokens)
-        grammar = None if form is None else form.grammar
-        ends = ends_of_messages(wish.tokens, self.end_tokens)
-        return Request(wish.tokens, params, stops, salt, priority, wish.snapshots, grammar, ends)
+    def _followed(self, index: int, request: Request, skip_special: bool, shown: frozenset[str]) -> FollowedAnswer:
+        detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer(skip_special, shown)
+        return FollowedAnswer(request, detokenizer, index)
 
     def _open(
         self,
@@ -235,35 +229,36 @@ class Front:
         tenant: Tenant,
         sequences: int,
         form: Form | None,
-        wishes: Sequence[Wish],
-    ) -> Run:
+        prompts: Sequence[AskedPrompt],
+    ) -> Generation:
         self._reserve(sequences)
-        prompt = sum(len(wish.tokens) for wish in wishes)
+        prompt = sum(len(asked.prompt.tokens) for asked in prompts)
         try:
-            reserved = tenant.account.reserve(prompt, sum(wish.n * wish.params.max_tokens for wish in wishes))
+            reserved = tenant.account.reserve(prompt, sum(asked.n * asked.params.max_tokens for asked in prompts))
         except BaseException:
             self.open_sequences -= sequences
             raise
 
-        def closed(run: Run) -> None:
-            if run in self.runs:
-                self.runs.remove(run)
+        def closed(generation: Generation) -> None:
+            if generation in self.generations:
+                self.generations.remove(generation)
                 self.open_sequences -= sequences
-                tenant.account.settle(reserved, run.used())
+                tenant.account.settle(reserved, generation.used())
 
-        run = Run((name, *aliases), tenant, self.backend, self.metrics, closed, form)
-        self.runs.add(run)
-        return run
+        generation = Generation((name, *aliases), tenant, self.backend, self.metrics, closed, form)
+        self.generations.add(generation)
+        return generation
 
     def abort(self, names: Sequence[str] | None, tenant: Tenant) -> int:
-        """Abort runs by name, or all runs of a tenant (of all tenants, for an admin); return how many."""
+        """Abort generations by name, or all of a tenant (of all tenants, for an admin); return how many."""
         found = [
-            run
-            for run in self.runs
-            if (tenant.admin or run.tenant == tenant) and (names is None or not run.names.isdisjoint(names))
+            generation
+            for generation in self.generations
+            if (tenant.admin or generation.tenant == tenant)
+            and (names is None or not generation.names.isdisjoint(names))
         ]
-        for run in found:
-            run.abort()
+        for generation in found:
+            generation.abort()
         return len(found)
 
 

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.base.errors import RequestError
+from weft.base.errors import InvalidField, RequestError
 from weft.base.grammar import Grammar
-from weft.server.errors import FieldError
-from weft.server.limits import check_items, check_regex, check_schema, read_json
+from weft.server.bodies import check_items, check_regex, check_schema, read_json
 from weft.server.settings import Limits
 from weft.text.grammar import FIELDS, MAX_CHOICES, source_of
 
 if TYPE_CHECKING:
-    from weft.server.prompter import Prompter
+    from weft.server.prompt_builder import PromptBuilder
     from weft.server.schemas import FormFields, ResponseFormat, StructuredOutputs
 
 
@@ -33,10 +32,9 @@ class Form:
 
     def named(self, error: RequestError) -> RequestError:
         """Return an error about the grammar as a client error on its field; return other errors unchanged."""
-        name, _, complaint = str(error).partition(" ")
-        if name != FIELDS[self.grammar.kind]:
+        if error.field not in ("grammar", FIELDS[self.grammar.kind]):
             return error
-        return FieldError(self.field, complaint)
+        return InvalidField(self.field, error.complaint)
 
 
 def with_source(grammar: Grammar) -> Grammar:
@@ -44,7 +42,7 @@ def with_source(grammar: Grammar) -> Grammar:
     return Grammar(grammar.kind, "", source_of(grammar))
 
 
-def prepared_grammar(prompter: Prompter, data: bytes) -> bytes:
+def prepared_grammar(builder: PromptBuilder, data: bytes) -> bytes:
     """Check and translate a grammar in a worker process."""
     return msgspec.msgpack.encode(with_source(msgspec.msgpack.decode(data, type=Grammar)))
 
@@ -68,7 +66,7 @@ def only(found: list[Form | None]) -> Form | None:
     """Return the only form of the list, if any; raise if there are several."""
     given = [form for form in found if form is not None]
     if len(given) > 1:
-        raise FieldError(given[1].field, f"and {given[0].field} exclude each other; pass only one of them")
+        raise InvalidField(given[1].field, f"and {given[0].field} exclude each other; pass only one of them")
     return given[0] if given else None
 
 
@@ -82,7 +80,7 @@ def from_response_format(wanted: ResponseFormat | None, limits: Limits) -> Form 
     if wanted.type == "json_object":
         return Form(Grammar("json_object"), "response_format")
     if wanted.json_schema is None or wanted.json_schema.schema is None:
-        raise FieldError("response_format.json_schema", "must have a schema")
+        raise InvalidField("response_format.json_schema", "must have a schema")
     return from_schema("response_format.json_schema.schema", wanted.json_schema.schema, limits)
 
 
@@ -99,7 +97,7 @@ def from_structured(wanted: StructuredOutputs | None, limits: Limits) -> Form | 
     ]
     given = [form for form in found if form is not None]
     if len(given) != 1:
-        raise FieldError(name, f"must have exactly one constraint, got {len(given)}")
+        raise InvalidField(name, f"must have exactly one constraint, got {len(given)}")
     return given[0]
 
 
@@ -109,11 +107,11 @@ def from_json(name: str, schema: dict[str, Any] | str | None, limits: Limits) ->
         return None
     if isinstance(schema, str):
         if len(schema) > limits.schema_bytes:
-            raise FieldError(name, f"has {len(schema)} characters; the limit is {limits.schema_bytes}")
+            raise InvalidField(name, f"has {len(schema)} characters; the limit is {limits.schema_bytes}")
         try:
             schema = read_json(name, schema, limits.schema_depth)
         except ValueError:
-            raise FieldError(name, "must be a JSON schema, as an object or as text") from None
+            raise InvalidField(name, "must be a JSON schema, as an object or as text") from None
     return from_schema(name, schema, limits)
 
 
@@ -127,7 +125,7 @@ def from_choice(name: str, choices: list[str] | None, limits: Limits) -> Form | 
     check_items(name, choices, MAX_CHOICES)
     text = json.dumps(choices)
     if not choices or len(text) > limits.schema_bytes:
-        raise FieldError(name, f"must have 1 to {MAX_CHOICES} strings of at most {limits.schema_bytes} bytes in all")
+        raise InvalidField(name, f"must have 1 to {MAX_CHOICES} strings of at most {limits.schema_bytes} bytes in all")
     return Form(Grammar("choice", text), name)
 
 
@@ -135,5 +133,5 @@ def from_grammar(name: str, text: str | None, limits: Limits) -> Form | None:
     if text is None:
         return None
     if not 0 < len(text) <= limits.schema_bytes:
-        raise FieldError(name, f"must have 1 to {limits.schema_bytes} characters, got {len(text)}")
+        raise InvalidField(name, f"must have 1 to {limits.schema_bytes} characters, got {len(text)}")
     return Form(Grammar("lark", text), name)

@@ -7,7 +7,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.base.errors import RequestError
-from weft.server.access import Record
+from weft.server.access_log import Record
 from weft.server.auth import Keys
 from weft.server.errors import response
 from weft.server.settings import ServerSettings, host_name

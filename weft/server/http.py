@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 from uvicorn.server import ServerState
 
-from weft.server.access import REFUSED, Access
+from weft.server.access_log import REFUSED, AccessLog
 from weft.server.addresses import TrustedProxies, share_of
 from weft.server.connections import Connections
 from weft.server.errors import response
@@ -50,10 +50,10 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class ServerContext:
     """What all connections of a server share."""
 
-    app: Access
+    app: AccessLog
     limits: Limits
     connections: Connections
     proxies: TrustedProxies
@@ -61,7 +61,7 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ConnectionRefusal:
     """An answer that the connection gives by itself. `scope` holds what is known of the request."""
 
     status: int
@@ -75,7 +75,7 @@ class HttpConnection(asyncio.Protocol):
     `client` is the peer's address and port, None on a Unix socket.
     """
 
-    def __init__(self, shared: Shared, client: tuple[str, int] | None, secure: bool) -> None:
+    def __init__(self, shared: ServerContext, client: tuple[str, int] | None, secure: bool) -> None:
         self.state = State.HANDSHAKE
         self._fresh = True
         self.write_paused = False
@@ -103,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
         self._newest: Any = None
         self._queue: deque[HttpExchange] = deque()
         # Sent after the responses to earlier requests.
-        self._refusal: Refusal | None = None
+        self._refusal: ConnectionRefusal | None = None
         # On the loop's clock: when the newest head began, or the connection.
         self._begun = self._loop.time()
 
@@ -113,7 +113,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = transport
         self.write = transport.write
         self._local = transport.get_extra_info("sockname")
-        self._shared.server.connections.add(self)
+        self._shared.server.connections.add(self)  # type: ignore[arg-type]  # uvicorn only shuts them down
         self._enter(State.HEAD)
         if self._refusal is not None:
             self._send_refusal()
@@ -206,7 +206,7 @@ class HttpConnection(asyncio.Protocol):
 
     def refuse(self, status: int, message: str) -> None:
         """Answer nothing on this connection but a refusal; call it before the connection is made."""
-        self._refusal = Refusal(status, message, self._blank_scope())
+        self._refusal = ConnectionRefusal(status, message, self._blank_scope())
 
     def _refuse(self, status: int, message: str, scope: Scope | None = None) -> None:
         """Ignore further input; answer earlier requests, then send the refusal."""
@@ -221,7 +221,7 @@ class HttpConnection(asyncio.Protocol):
             self._newest.leave()
             if self._newest is not self._current:
                 self._queue.pop()
-        self._refusal = Refusal(status, message, scope or self._blank_scope())
+        self._refusal = ConnectionRefusal(status, message, scope or self._blank_scope())
         if self._current is None:
             self._send_refusal()
 

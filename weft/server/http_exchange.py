@@ -31,8 +31,12 @@ def status_line(status: int) -> bytes:
 class Wire(Protocol):
     """What an exchange needs from its connection."""
 
-    default_headers: list[Header]
     write_paused: bool
+
+    @property
+    def default_headers(self) -> list[Header]:
+        """Headers of every response."""
+        ...
 
     def write(self, data: bytes) -> None:
         """Send bytes to the client, or buffer them until it reads."""

@@ -29,7 +29,7 @@ ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class RateLimits:
     """Limits of one key. 0 is unlimited; None takes the server's default."""
 
     requests_per_minute: int | None = None
@@ -41,10 +41,10 @@ class Rates:
             if value is not None and not 0 <= value <= MAX_RATE:
                 raise OptionError(f"{each.name} must be from 0 (unlimited) to {MAX_RATE}, got {value}")
 
-    def filled(self, default: Rates) -> Rates:
+    def filled(self, default: RateLimits) -> RateLimits:
         """
-        >>> Rates(requests_per_minute=0).filled(Rates(60, 1000))
-        Rates(requests_per_minute=0, tokens_per_minute=1000)
+        >>> RateLimits(requests_per_minute=0).filled(RateLimits(60, 1000))
+        RateLimits(requests_per_minute=0, tokens_per_minute=1000)
         """
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         return replace(default, **{name: value for name, value in given.items() if value is not None})
@@ -56,7 +56,7 @@ class Key:
 
     secret: str = field(repr=False)
     name: str = ""
-    rates: Rates = Rates()
+    rates: RateLimits = RateLimits()
     admin: bool = False
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Key:
             raise OptionError(NAME_FORM)
 
 
-def resolve_keys(api_keys: Sequence[str | Key], admin_key: str | Key | None, default: Rates) -> tuple[Key, ...]:
+def resolve_keys(api_keys: Sequence[str | Key], admin_key: str | Key | None, default: RateLimits) -> tuple[Key, ...]:
     """Return all keys with names, limits and rights. Without an admin key, a single key is its own admin.
 
     `default` applies to API keys; the admin key has only the limits of its own line.
@@ -133,7 +133,7 @@ def parse_line(line: str) -> Key | None:
     """Return the key of a line; None for an empty line and a comment.
 
     >>> parse_line("alice sesame tokens_per_minute=1000")
-    Key(name='alice', rates=Rates(requests_per_minute=None, tokens_per_minute=1000), admin=False)
+    Key(name='alice', rates=RateLimits(requests_per_minute=None, tokens_per_minute=1000), admin=False)
     >>> parse_line("# keys of the team"), parse_line("sesame").name
     (None, '')
     """
@@ -148,10 +148,10 @@ def parse_line(line: str) -> Key | None:
     return Key(secret, name, _parse_rates(limits))
 
 
-RATES = tuple(each.name for each in fields(Rates))
+RATES = tuple(each.name for each in fields(RateLimits))
 
 
-def _parse_rates(words: Sequence[str]) -> Rates:
+def _parse_rates(words: Sequence[str]) -> RateLimits:
     # The message quotes no word: it may be part of a key with a space in it.
     found: dict[str, int] = {}
     for word in words:
@@ -159,7 +159,7 @@ def _parse_rates(words: Sequence[str]) -> Rates:
         if name not in RATES or name in found or not (value.isascii() and value.isdigit()) or len(value) > 10:
             raise OptionError(f"only limits may follow NAME KEY: {', '.join(f'{each}=NUMBER' for each in RATES)}")
         found[name] = int(value)
-    return Rates(**found)
+    return RateLimits(**found)
 
 
 def _read(path: Path) -> str:

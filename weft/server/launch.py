@@ -27,18 +27,18 @@ from uvicorn.loops.auto import auto_loop_factory
 
 from weft import builtin
 from weft.base.errors import ModelError, OptionError
-from weft.base.heap import keep_heap
+from weft.base.garbage_collection import freeze_heap
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
-from weft.server.access import Access
+from weft.server.access_log import AccessLog
 from weft.server.addresses import TrustedProxies
 from weft.server.app import create_app
 from weft.server.auth import Keys, reread
 from weft.server.backend import ModelInfo
 from weft.server.connections import Connections, bounded_connections, raise_descriptor_limit
-from weft.server.door import Door, bind, unix_listener
 from weft.server.front import pool_for
-from weft.server.http import Shared
+from weft.server.http import ServerContext
+from weft.server.listener import Listener, bind, unix_listener
 from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
 from weft.server.thread_backend import ThreadBackend
@@ -58,7 +58,7 @@ Running = ThreadBackend | ProcessBackend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LaunchSettings:
     """Where and how the server runs. `uds` is a path to bind instead of host and port."""
 
     host: str = "127.0.0.1"
@@ -86,7 +86,7 @@ class Texts:
 Reread = Callable[[], ServerSettings]
 
 
-def launch(options: Options, settings: ServerSettings, place: Place, read_again: Reread | None = None) -> int:
+def launch(options: Options, settings: ServerSettings, place: LaunchSettings, read_again: Reread | None = None) -> int:
     """Serve until a signal; return the exit code. `read_again` returns the settings whose keys apply after SIGHUP."""
     if place.uds is None:
         warn_of_strangers(place.host, bool(settings.api_keys))
@@ -101,7 +101,7 @@ def launch(options: Options, settings: ServerSettings, place: Place, read_again:
 async def serve(
     options: Options,
     settings: ServerSettings,
-    place: Place,
+    place: LaunchSettings,
     listener: socket.socket,
     tls: ssl.SSLContext | None = None,
     read_again: Reread | None = None,
@@ -140,7 +140,7 @@ async def serve(
     except BaseException:
         await backend.stop(0)
         raise
-    keep_heap()
+    freeze_heap()
 
     def ready(address: Address) -> None:
         print(first_line(backend.info, settings, texts, address), flush=True)
@@ -150,13 +150,13 @@ async def serve(
     server = Server(app, settings, lambda: drain(backend, orders, settings.drain_seconds), ready, tls, connections)
     watchdog = Watchdog(place.front_timeout)
     try:
-        return await run_until_told(server, backend, orders, listener)
+        return await run_until_signalled(server, backend, orders, listener)
     finally:
         watchdog.stop()
         pool.stop()
 
 
-def make_backend(options: Options, settings: ServerSettings, place: Place) -> Running:
+def make_backend(options: Options, settings: ServerSettings, place: LaunchSettings) -> Running:
     most = settings.limits.open_sequences
     patience = place.engine_timeout or None
     # A progress bar is not a line of JSON.
@@ -216,7 +216,7 @@ async def first_of(event: asyncio.Event, *tasks: asyncio.Task[Any]) -> None:
         waiting.cancel()
 
 
-async def run_until_told(server: Server, backend: Running, orders: Orders, listener: socket.socket) -> int:
+async def run_until_signalled(server: Server, backend: Running, orders: Orders, listener: socket.socket) -> int:
     """Serve until a signal or the engine's death; return the exit code."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     dying = asyncio.create_task(backend.wait_failed())
@@ -267,12 +267,12 @@ class Server(uvicorn.Server):
     """Reports its address when it listens; before it closes, `drain` ends running requests, so that all are answered.
 
     uvicorn provides the clock, the tasks and the order of shutdown. Weft has its own connections (`http.py`) and its
-    own request log (`access.py`).
+    own request log (`access_log.py`).
     """
 
     def __init__(
         self,
-        app: Access,
+        app: AccessLog,
         settings: ServerSettings,
         drain: Callable[[], Awaitable[None]],
         ready: Callable[[Address], None],
@@ -296,8 +296,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets is not None
         proxies = TrustedProxies(self._settings.trusted_proxies)
-        shared = Shared(self._app, self._settings.limits, self._connections, proxies, self.server_state)
-        self.servers = [Door(listener, shared, self._tls) for listener in sockets]
+        shared = ServerContext(self._app, self._settings.limits, self._connections, proxies, self.server_state)
+        # uvicorn only closes them, and waits for that.
+        self.servers = [Listener(listener, shared, self._tls) for listener in sockets]  # type: ignore[misc]
         self.started = True
         self._ready(Address.of(sockets[0], self._tls is not None))
 

@@ -1,6 +1,6 @@
 """The messages between front and engine process on the wire: typed, tagged, every field bounded.
 
-Only `codec.py` builds and reads these; all other code uses `weft.engine.exchange`. A step's outputs are columns, not an
+Only `codec.py` builds and reads these; all other code uses `weft.engine.protocol`. A step's outputs are columns, not an
 object per token, so that a batch of hundreds costs little.
 """
 
@@ -15,7 +15,7 @@ from weft.base.grammar import Grammar
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason
-from weft.engine.exchange import Topic
+from weft.engine.protocol import Topic
 from weft.memory.misses import Miss
 
 MAX_ROWS = 1 << 16
@@ -33,14 +33,14 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Priority = Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31))]
 
 
-class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class EngineMessage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Base of all messages: the fields in order, after the tag."""
 
 
 # from the front -------------------------------------------------------------------------------------------------------
 
 
-class Begin(Message, tag="begin"):
+class Begin(EngineMessage, tag="begin"):
     """The first message: the model to load, and its options."""
 
     options: Options
@@ -62,34 +62,34 @@ class RequestBody(msgspec.Struct, forbid_unknown_fields=True):
     boundaries: Annotated[tuple[Token, ...], Meta(max_length=1 << 16)]
 
 
-class SubmitMessage(Message, tag="submit"):
+class SubmitMessage(EngineMessage, tag="submit"):
     """A request with its number. The body is decoded separately, so that a bad one is refused under its number."""
 
     number: Number
     request: msgspec.Raw
 
 
-class EndMessage(Message, tag="end"):
+class EndMessage(EngineMessage, tag="end"):
     number: Number
     stopped: bool
 
 
-class AskMessage(Message, tag="ask"):
+class QuestionMessage(EngineMessage, tag="ask"):
     number: Number
     topic: Topic
     limit: Annotated[int, Meta(ge=0, le=1 << 20)]
 
 
-class ShutdownMessage(Message, tag="shutdown"):
+class ShutdownMessage(EngineMessage, tag="shutdown"):
     pass
 
 
-FromFront = Begin | SubmitMessage | EndMessage | AskMessage | ShutdownMessage
+FromFront = Begin | SubmitMessage | EndMessage | QuestionMessage | ShutdownMessage
 
 # from the engine ------------------------------------------------------------------------------------------------------
 
 
-class Ready(Message, tag="ready"):
+class Ready(EngineMessage, tag="ready"):
     """The model is loaded: the fields of `ModelInfo`."""
 
     name: Text
@@ -103,26 +103,27 @@ class Ready(Message, tag="ready"):
     settings: dict[str, Any]
 
 
-class Unloadable(Message, tag="unloadable"):
+class Unloadable(EngineMessage, tag="unloadable"):
     """The model cannot be loaded: a message for the user, and whether an option is at fault."""
 
     message: Text
     option: bool
 
 
-class RefusalBody(Message):
+class RefusalBody(EngineMessage):
     number: Number
     message: Text
     status: Annotated[int, Meta(ge=400, le=599)]
+    field: Text | None
 
 
-class RepliesMessage(Message, tag="replies"):
+class RepliesMessage(EngineMessage, tag="replies"):
     accepted: Annotated[list[Number], Meta(max_length=MAX_ROWS)]
     refused: Annotated[list[RefusalBody], Meta(max_length=MAX_ROWS)]
     answers: Annotated[dict[Number, Any], Meta(max_length=MAX_ROWS)]
 
 
-class ScoresMessage(Message, tag="scores"):
+class ScoresMessage(EngineMessage, tag="scores"):
     """A piece of a request's prompt scores, sent before its last output: float32 and int32, `tops` per token."""
 
     number: Number
@@ -132,7 +133,7 @@ class ScoresMessage(Message, tag="scores"):
     top_logprobs: Annotated[bytes, Meta(max_length=4 * SCORES_PER_PIECE * MAX_TOPS)]
 
 
-class ScoreBody(Message):
+class ScoreBody(EngineMessage):
     """Log-probabilities of one row's token and of the most likely ones."""
 
     row: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
@@ -141,19 +142,20 @@ class ScoreBody(Message):
     logprobs: Annotated[list[float], Meta(max_length=MAX_TOPS)]
 
 
-class EndingBody(Message):
+class EndingBody(EngineMessage):
     """The end of a row, and the fields of its report; prompt scores are sent before."""
 
     row: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
     finish: FinishReason
     error: Text | None
+    error_field: Text | None
     cached_tokens: Count
     miss: Miss | None
     preemptions: Count
     queued_seconds: Seconds
 
 
-class OutputsMessage(Message, tag="outputs"):
+class OutputsMessage(EngineMessage, tag="outputs"):
     """One step: a number and a token (or none) per row; fields that only some rows have are separate."""
 
     numbers: Annotated[list[Number], Meta(max_length=MAX_ROWS)]
@@ -162,7 +164,7 @@ class OutputsMessage(Message, tag="outputs"):
     endings: Annotated[list[EndingBody], Meta(max_length=MAX_ROWS)]
 
 
-class StoppedMessage(Message, tag="stopped"):
+class StoppedMessage(EngineMessage, tag="stopped"):
     message: Text
 
 

@@ -11,17 +11,18 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.answers.followed import FollowedAnswer
+from weft.base.errors import InvalidField
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Top
+from weft.server.bodies import check_count
+from weft.server.body_reader import BodyReader
 from weft.server.delivery import deliver
-from weft.server.errors import FieldError
-from weft.server.front import Front, Wish, new_name
+from weft.server.front import AskedPrompt, Front, new_name
+from weft.server.generation import Generation
 from weft.server.grammars import Form, from_grammar, from_json, from_regex, only
-from weft.server.intake import Intake
-from weft.server.limits import check_count
 from weft.server.openai_shapes import miss_of, token_text
-from weft.server.prompter import Prompt, Prompter
-from weft.server.runs import Followed, Run
+from weft.server.prompt_builder import Prompt, PromptBuilder
 from weft.server.schemas import CacheFields, Count, Penalty, SamplingFields, Seed, TokenId, refuse, sampling_params
 from weft.server.settings import Limits
 from weft.server.sse import event
@@ -126,11 +127,11 @@ class Scoring(msgspec.Struct, frozen=True):
 
 
 async def generate(front: Front, request: Request) -> Response:
-    body, prompts = await front.take(request, GENERATE)
+    body, prompts = await front.read_prompts(request, GENERATE)
     native = Native.prepare(front, body, prompts)
-    run = await native.start(request)
-    events = native.events(run) if body.stream else None
-    return await deliver(front, request, run, events, lambda: native.whole(run))
+    generation = await native.start(request)
+    events = native.events(generation) if body.stream else None
+    return await deliver(front, request, generation, events, lambda: native.whole(generation))
 
 
 class Native:
@@ -143,21 +144,21 @@ class Native:
         self.began = time.perf_counter()
         self.names: list[str] = []  # by sequence
         self.scorings: list[Scoring | None] = []  # by sequence
-        self.wishes: list[Wish] = []
+        self.prompts: list[AskedPrompt] = []
         self.form: Form | None = None
         self.skip_special = True
 
     @classmethod
     def prepare(cls, front: Front, body: GenerateRequest, prompts: list[Prompt]) -> Native:
-        tokens, many = [prompt.tokens for prompt in prompts], is_list(body)
-        samplings = spread("sampling_params", body.sampling_params, len(tokens), NativeSampling())
-        natives = cls(front, body, many or any((each.n or 1) > 1 for each in samplings))
-        scored = spread("return_logprob", body.return_logprob, len(tokens), False)
-        starts = spread("logprob_start_len", body.logprob_start_len, len(tokens), -1)
-        tops = spread("top_logprobs_num", body.top_logprobs_num, len(tokens), 0)
-        names = natives.request_names(len(tokens))
-        for prompt, sampling, wanted, start, top, name in zip(tokens, samplings, scored, starts, tops, names):
-            scoring = scoring_of(len(prompt), start, top) if wanted else None
+        count = len(prompts)
+        samplings = spread("sampling_params", body.sampling_params, count, NativeSampling())
+        natives = cls(front, body, is_list(body) or any((each.n or 1) > 1 for each in samplings))
+        scored = spread("return_logprob", body.return_logprob, count, False)
+        starts = spread("logprob_start_len", body.logprob_start_len, count, -1)
+        tops = spread("top_logprobs_num", body.top_logprobs_num, count, 0)
+        names = natives.request_names(count)
+        for prompt, sampling, wanted, start, top, name in zip(prompts, samplings, scored, starts, tops, names):
+            scoring = scoring_of(len(prompt.tokens), start, top) if wanted else None
             natives.add(prompt, sampling, scoring, name)
         natives.take_form(samplings)
         return natives
@@ -169,21 +170,21 @@ class Native:
         if isinstance(rid, str):
             return [rid] if count == 1 else [f"{rid}_{place}" for place in range(count)]
         if len(rid) != count:
-            raise FieldError("rid", f"must have one entry per prompt, got {len(rid)} for {count} prompts")
+            raise InvalidField("rid", f"must have one entry per prompt, got {len(rid)} for {count} prompts")
         return list(rid)
 
-    def add(self, prompt: Any, sampling: NativeSampling, scoring: Scoring | None, name: str) -> None:
+    def add(self, prompt: Prompt, sampling: NativeSampling, scoring: Scoring | None, name: str) -> None:
         n = sampling.n or 1
         check_count("sampling_params.n", n, self.front.limits.n, 1)
-        params = self.params_of(sampling, len(prompt), scoring)
-        self.wishes.append(Wish(prompt, params, n, (), "input_ids" if self.body.text is None else "text"))
+        params = self.params_of(sampling, len(prompt.tokens), scoring)
+        self.prompts.append(AskedPrompt(prompt, params, n, "input_ids" if self.body.text is None else "text"))
         self.names += [name] if n == 1 else [f"{name}_{place}" for place in range(n)]
         self.scorings += [scoring] * n
 
     def params_of(self, sampling: NativeSampling, length: int, scoring: Scoring | None) -> SamplingParams:
         for name in ("stop_regex", "structural_tag"):
             if getattr(sampling, name) is not None:
-                raise FieldError(f"sampling_params.{name}", "is not supported")
+                raise InvalidField(f"sampling_params.{name}", "is not supported")
         most = "sampling_params.max_new_tokens"
         max_tokens = self.front.max_tokens(sampling.max_new_tokens, length, most, DEFAULT_MAX_TOKENS)
         top, start = (None, 0) if scoring is None else (scoring.top, scoring.start)
@@ -199,24 +200,24 @@ class Native:
                 "top_logprobs_num",
                 self.front.suggested,
             )
-        except FieldError as error:
-            if error.param == "top_logprobs_num":
+        except InvalidField as error:
+            if error.field is None or error.field == "top_logprobs_num":
                 raise
-            name = NATIVE_NAMES.get(error.param, error.param)
-            raise FieldError(f"sampling_params.{name}", str(error).removeprefix(f"{error.param} ")) from None
+            name = NATIVE_NAMES.get(error.field, error.field)
+            raise InvalidField(f"sampling_params.{name}", error.complaint) from None
 
     def take_form(self, samplings: list[NativeSampling]) -> None:
         """Set the grammar and the treatment of special tokens, which apply to the whole body."""
         forms = [form_of_native(each, self.front.limits) for each in samplings]
         shown = [each.skip_special_tokens is not False for each in samplings]
         if any(form != forms[0] for form in forms) or any(each != shown[0] for each in shown):
-            raise FieldError("sampling_params", "must share one grammar and one skip_special_tokens for all prompts")
+            raise InvalidField("sampling_params", "must share one grammar and one skip_special_tokens for all prompts")
         self.form, self.skip_special = forms[0], shown[0]
 
-    async def start(self, request: Request) -> Run:
+    async def start(self, request: Request) -> Generation:
         rid = self.body.rid
-        return await self.front.run(
-            self.wishes,
+        return await self.front.generate(
+            self.prompts,
             request.state.tenant,
             name=rid if isinstance(rid, str) else self.names[0],
             aliases=tuple(self.names),
@@ -228,20 +229,20 @@ class Native:
 
     # responses --------------------------------------------------------------------------------------------------------
 
-    async def events(self, run: Run) -> AsyncIterator[bytes]:
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         """Yield events; in this API, each event contains the whole answer so far."""
-        async for piece in run:
-            run.check(piece)
-            found = self.answer(run.sequences[piece.index])
+        async for piece in generation:
+            generation.check(piece)
+            found = self.answer(generation.sequences[piece.index])
             if self.many:
                 found.index = piece.index
             yield event(found)
 
-    def whole(self, run: Run) -> GenerateAnswer | list[GenerateAnswer]:
-        answers = [self.answer(sequence) for sequence in run.sequences]
+    def whole(self, generation: Generation) -> GenerateAnswer | list[GenerateAnswer]:
+        answers = [self.answer(sequence) for sequence in generation.sequences]
         return answers if self.many else answers[0]
 
-    def answer(self, sequence: Followed) -> GenerateAnswer:
+    def answer(self, sequence: FollowedAnswer) -> GenerateAnswer:
         report, scoring = sequence.report, self.scorings[sequence.index]
         meta: dict[str, Any] = {
             "id": self.names[sequence.index],
@@ -257,7 +258,7 @@ class Native:
             meta |= self._scores(sequence, scoring)
         return GenerateAnswer(text=sequence.answer.text, output_ids=sequence.answer.tokens, meta_info=meta)
 
-    def _scores(self, sequence: Followed, scoring: Scoring) -> dict[str, Any]:
+    def _scores(self, sequence: FollowedAnswer, scoring: Scoring) -> dict[str, Any]:
         prompt, scores = sequence.request.prompt.tolist(), sequence.report.prompt_scores
         outputs = [output for output in sequence.outputs if output.logprob is not None]
         # The first reported token has no probability, as in SGLang.
@@ -282,10 +283,10 @@ class Native:
         return logprob, token, text
 
 
-def prompts_of(prompter: Prompter, body: GenerateRequest) -> list[Prompt]:
+def prompts_of(builder: PromptBuilder, body: GenerateRequest) -> list[Prompt]:
     """Check a body and take its prompts out of it; the rest still shows whether they were a list."""
     refuse(body, UNSERVED)
-    found = prompter.encode(sent_prompts(body), "input_ids" if body.text is None else "text")
+    found = builder.encode(sent_prompts(body), "input_ids" if body.text is None else "text")
     if body.text is not None:
         body.text = [] if is_list(body) else ""
     else:
@@ -295,13 +296,13 @@ def prompts_of(prompter: Prompter, body: GenerateRequest) -> list[Prompt]:
 
 def sent_prompts(body: GenerateRequest) -> list[str | list[int]]:
     if (body.text is None) == (body.input_ids is None):
-        raise FieldError("text", "or input_ids must be given, but not both")
+        raise InvalidField("text", "or input_ids must be given, but not both")
     if body.text is not None:
         return [body.text] if isinstance(body.text, str) else list(body.text)
     ids = body.input_ids or []
     lists = [each for each in ids if isinstance(each, list)]
     if lists and len(lists) != len(ids):
-        raise FieldError("input_ids", "must be a list of token ids or a list of such lists, not a mixture")
+        raise InvalidField("input_ids", "must be a list of token ids or a list of such lists, not a mixture")
     return list(lists) if lists else [[each for each in ids if isinstance(each, int)]]
 
 
@@ -310,7 +311,7 @@ def is_list(body: GenerateRequest) -> bool:
     return isinstance(body.text, list) or (body.text is None and isinstance((body.input_ids or [0])[0], list))
 
 
-GENERATE = Intake("generate", GenerateRequest, prompts_of)
+GENERATE = BodyReader("generate", GenerateRequest, prompts_of)
 
 
 def spread(name: str, value: Any, count: int, default: Any) -> list[Any]:
@@ -320,13 +321,13 @@ def spread(name: str, value: Any, count: int, default: Any) -> list[Any]:
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise FieldError(name, f"must have one entry per prompt, got {len(value)} for {count} prompts")
+        raise InvalidField(name, f"must have one entry per prompt, got {len(value)} for {count} prompts")
     return value
 
 
 def scoring_of(prompt: int, start: int, top: int) -> Scoring:
     if start >= prompt:
-        raise FieldError("logprob_start_len", f"must be less than the prompt's length {prompt}, got {start}")
+        raise InvalidField("logprob_start_len", f"must be less than the prompt's length {prompt}, got {start}")
     return Scoring(prompt - 1 if start < 0 else start, top)
 
 
@@ -340,7 +341,7 @@ def form_of_native(sampling: NativeSampling, limits: Limits) -> Form | None:
     )
 
 
-def finish_of(sequence: Followed) -> dict[str, Any] | None:
+def finish_of(sequence: FollowedAnswer) -> dict[str, Any] | None:
     """Return the finish reason as an object."""
     match sequence.finish:
         case None:

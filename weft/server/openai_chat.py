@@ -11,21 +11,22 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.answers.followed import FollowedAnswer, Piece
+from weft.base.errors import InvalidField
 from weft.engine.events import FinishReason, Output
+from weft.server.body_reader import BodyReader
+from weft.server.chat_turn import ChatTurn
 from weft.server.delivery import deliver
-from weft.server.errors import FieldError
 from weft.server.front import Front, new_name
+from weft.server.generation import Generation
 from weft.server.grammars import form_of
-from weft.server.intake import Intake
 from weft.server.openai_messages import ChatMessage, Tool, ToolChoice
 from weft.server.openai_shapes import ChatLogprobs, chat_logprobs, finish_word, usage_of
-from weft.server.parts import Parts
-from weft.server.prompter import Prompt, Prompter
-from weft.server.runs import Followed, Piece, Run
+from weft.server.prompt_builder import Prompt, PromptBuilder
 from weft.server.schemas import UNSERVED, Count, FormFields, StreamOptions, Usage, refuse
+from weft.server.split_answer import SplitAnswer
 from weft.server.sse import event
-from weft.server.turns import Turn
-from weft.text.parts import Part
+from weft.text.answer_parts import AnswerPart
 
 
 class ChatRequest(FormFields, kw_only=True):
@@ -122,38 +123,38 @@ class ChatChunk(msgspec.Struct, kw_only=True):
 
 
 async def chat(front: Front, request: Request) -> Response:
-    body, [prompt] = await front.take(request, CHAT)
+    body, [prompt] = await front.read_prompts(request, CHAT)
     asked = Chat(front, body)
-    run = await asked.start(request, prompt)
-    events = asked.events(run) if body.stream else None
-    return await deliver(front, request, run, events, lambda: asked.answer(run))
+    generation = await asked.start(request, prompt)
+    events = asked.events(generation) if body.stream else None
+    return await deliver(front, request, generation, events, lambda: asked.answer(generation))
 
 
 def check_unsupported(body: ChatRequest) -> None:
     refuse(body, UNSERVED + UNSERVED_HERE)
     if body.functions:
-        raise FieldError("functions", "is not supported; use tools")
+        raise InvalidField("functions", "is not supported; use tools")
     if body.modalities is not None and body.modalities != ["text"]:
-        raise FieldError("modalities", 'must be ["text"]')
+        raise InvalidField("modalities", 'must be ["text"]')
     if body.top_logprobs is not None and not body.logprobs:
-        raise FieldError("top_logprobs", "needs logprobs=true")
+        raise InvalidField("top_logprobs", "needs logprobs=true")
 
 
-def prompts_of(prompter: Prompter, body: ChatRequest) -> list[Prompt]:
+def prompts_of(builder: PromptBuilder, body: ChatRequest) -> list[Prompt]:
     """Check a body and take its conversation out of it."""
-    prompter.check_model(body.model)
+    builder.check_model(body.model)
     check_unsupported(body)
     effort, variables = body.reasoning_effort, body.chat_template_kwargs
-    found = prompter.talk(body.messages, body.tools, body.tool_choice, variables, effort)
+    found = builder.render_conversation(body.messages, body.tools, body.tool_choice, variables, effort)
     body.messages = []
     return [found]
 
 
-CHAT = Intake("chat", ChatRequest, prompts_of)
+CHAT = BodyReader("chat", ChatRequest, prompts_of)
 
 
-def turn_of(front: Front, body: ChatRequest) -> Turn:
-    return Turn(
+def turn_of(front: Front, body: ChatRequest) -> ChatTurn:
+    return ChatTurn(
         front,
         tools=body.tools,
         choice=body.tool_choice,
@@ -173,35 +174,37 @@ class Chat:
         self.created = int(time.time())
         self.turn = turn_of(front, body)
 
-    async def start(self, request: Request, prompt: Prompt) -> Run:
+    async def start(self, request: Request, prompt: Prompt) -> Generation:
         body = self.body
         most = ("max_tokens", body.max_tokens)
         if body.max_completion_tokens is not None:
             most = ("max_completion_tokens", body.max_completion_tokens)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         tenant = request.state.tenant
-        return await self.turn.run(prompt, body, tenant, self.name, max_tokens=most, n=body.n or 1, logprobs=logprobs)
+        return await self.turn.generate(
+            prompt, body, tenant, self.name, max_tokens=most, n=body.n or 1, logprobs=logprobs
+        )
 
     # whole response ---------------------------------------------------------------------------------------------------
 
-    def answer(self, run: Run) -> ChatAnswer:
-        parts = [self.turn.parts() for _ in run.sequences]
+    def answer(self, generation: Generation) -> ChatAnswer:
+        parts = [self.turn.parts() for _ in generation.sequences]
         found = ChatAnswer(
             id=self.name,
             created=self.created,
             model=self.front.model_name,
-            choices=[self._choice(*each) for each in zip(run.sequences, parts)],
-            usage=self._usage(run, parts),
+            choices=[self._choice(*each) for each in zip(generation.sequences, parts)],
+            usage=self._usage(generation, parts),
         )
         if self.body.return_token_ids:
-            found.prompt_token_ids = run.sequences[0].request.prompt.tolist()
+            found.prompt_token_ids = generation.sequences[0].request.prompt.tolist()
         return found
 
-    def _usage(self, run: Run, parts: list[Parts]) -> Usage:
+    def _usage(self, generation: Generation, parts: list[SplitAnswer]) -> Usage:
         thought = sum(self.front.count(each.reasoning) for each in parts)
-        return usage_of(run.sequences, self.body.n or 1, thought or None)
+        return usage_of(generation.sequences, self.body.n or 1, thought or None)
 
-    def _choice(self, sequence: Followed, parts: Parts) -> ChatChoice:
+    def _choice(self, sequence: FollowedAnswer, parts: SplitAnswer) -> ChatChoice:
         parts.feed(sequence.answer.text)
         parts.finish()
         return ChatChoice(
@@ -218,22 +221,22 @@ class Chat:
 
     # streamed response ------------------------------------------------------------------------------------------------
 
-    async def events(self, run: Run) -> AsyncIterator[bytes]:
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         options = self.body.stream_options or StreamOptions()
         no_usage = None if options.include_usage else UNSET
-        parts = [self.turn.parts() for _ in run.sequences]
-        for sequence in run.sequences:
+        parts = [self.turn.parts() for _ in generation.sequences]
+        for sequence in generation.sequences:
             opening = ChatChunkChoice(index=sequence.index, delta=ChatDelta(role="assistant", content=""))
             yield event(self._chunk([opening], no_usage))
-        async for piece in run:
-            run.check(piece)
-            for choice in self._pieces(run.sequences[piece.index], piece, parts[piece.index]):
+        async for piece in generation:
+            generation.check(piece)
+            for choice in self._pieces(generation.sequences[piece.index], piece, parts[piece.index]):
                 yield event(self._chunk([choice], no_usage))
         if options.include_usage:
-            usage = await self.front.beside(run.size, lambda: self._usage(run, parts))
+            usage = await self.front.run_off_loop(generation.size, lambda: self._usage(generation, parts))
             yield event(self._chunk([], usage))
 
-    def _pieces(self, sequence: Followed, piece: Piece, parts: Parts) -> list[ChatChunkChoice]:
+    def _pieces(self, sequence: FollowedAnswer, piece: Piece, parts: SplitAnswer) -> list[ChatChunkChoice]:
         """Return a piece as chunks, one per part of the answer; the first has scores and ids, the last the finish."""
         found = parts.feed(piece.text)
         if piece.finish is not None:
@@ -255,14 +258,14 @@ class Chat:
         return ChatChunk(id=self.name, created=self.created, model=self.front.model_name, choices=choices, usage=usage)
 
 
-def end_word(sequence: Followed, parts: Parts) -> str:
+def end_word(sequence: FollowedAnswer, parts: SplitAnswer) -> str:
     """Return the finish reason; a call that the client's stop string cut short does not count as made."""
     assert sequence.finish is not None
     made = parts.calls and not (sequence.cut and parts.broken_off)
     return "tool_calls" if made and sequence.finish is FinishReason.STOP else finish_word(sequence.finish)
 
 
-def whole_message(parts: Parts) -> ChatAnswerMessage:
+def whole_message(parts: SplitAnswer) -> ChatAnswerMessage:
     message = ChatAnswerMessage(content=None if parts.calls and not parts.content else parts.content)
     if parts.reasoning:
         message.reasoning_content = parts.reasoning
@@ -276,7 +279,7 @@ def whole_message(parts: Parts) -> ChatAnswerMessage:
     return message
 
 
-def delta_of(part: Part) -> ChatDelta:
+def delta_of(part: AnswerPart) -> ChatDelta:
     if part.kind == "content":
         return ChatDelta(content=part.text)
     if part.kind == "reasoning":

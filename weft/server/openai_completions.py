@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -11,14 +12,15 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.answers.followed import FollowedAnswer, Piece
+from weft.base.errors import InvalidField
+from weft.server.body_reader import BodyReader
 from weft.server.delivery import deliver
-from weft.server.errors import FieldError
-from weft.server.front import Front, Wish, new_name
+from weft.server.front import AskedPrompt, Front, new_name
+from weft.server.generation import Generation
 from weft.server.grammars import form_of
-from weft.server.intake import Intake
 from weft.server.openai_shapes import TextLogprobs, finish_word, joined, prompt_logprobs, text_logprobs, usage_of
-from weft.server.prompter import Prompt, Prompter
-from weft.server.runs import Followed, Piece, Run
+from weft.server.prompt_builder import Prompt, PromptBuilder
 from weft.server.schemas import (
     UNSERVED,
     Count,
@@ -71,47 +73,47 @@ class CompletionAnswer(msgspec.Struct, kw_only=True):
 
 
 async def complete(front: Front, request: Request) -> Response:
-    asked = prepare(front, *await front.take(request, COMPLETION))
-    body = asked.body
-    run = await front.run(
-        asked.wishes,
+    completion = prepare(front, *await front.read_prompts(request, COMPLETION))
+    body = completion.body
+    generation = await front.generate(
+        completion.prompts,
         request.state.tenant,
-        name=asked.name,
+        name=completion.name,
         cache_salt=body.cache_salt,
         priority=body.priority,
         form=form_of(body, front.limits),
         skip_special=body.skip_special_tokens is not False,
     )
-    events = asked.events(run) if body.stream else None
-    return await deliver(front, request, run, events, lambda: asked.answer(run))
+    events = completion.events(generation) if body.stream else None
+    return await deliver(front, request, generation, events, lambda: completion.answer(generation))
 
 
-def prompts_of(prompter: Prompter, body: CompletionRequest) -> list[Prompt]:
+def prompts_of(builder: PromptBuilder, body: CompletionRequest) -> list[Prompt]:
     """Check a body and take its prompts out of it."""
-    prompter.check_model(body.model)
+    builder.check_model(body.model)
     refuse(body, UNSERVED)
     n = body.n or 1
     if body.best_of is not None and body.best_of != n:
-        raise FieldError("best_of", f"must equal n ({n}), got {body.best_of}")
+        raise InvalidField("best_of", f"must equal n ({n}), got {body.best_of}")
     if body.suffix:
-        raise FieldError("suffix", "is not supported; put it into the prompt")
-    found = prompter.encode(as_prompts(body.prompt), "prompt")
+        raise InvalidField("suffix", "is not supported; put it into the prompt")
+    found = builder.encode(as_prompts(body.prompt), "prompt")
     body.prompt = ""
     return found
 
 
-COMPLETION = Intake("completion", CompletionRequest, prompts_of)
+COMPLETION = BodyReader("completion", CompletionRequest, prompts_of)
 
 
 def prepare(front: Front, body: CompletionRequest, prompts: list[Prompt]) -> Completion:
     n = body.n or 1
     scored = body.logprobs if body.echo else None
-    wishes = []
+    asked = []
     for prompt in prompts:
         max_tokens = front.max_tokens(body.max_tokens, len(prompt.tokens), default=DEFAULT_MAX_TOKENS)
         params = sampling_params(body, front.limits, max_tokens, body.logprobs, scored, suggested=front.suggested)
-        wishes.append(Wish(prompt.tokens, params, n))
-    return Completion(front, body, wishes)
+        asked.append(AskedPrompt(prompt, params, n))
+    return Completion(front, body, asked)
 
 
 def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -125,26 +127,26 @@ def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int
     if numbers and len(numbers) == len(prompt):
         return [numbers]
     if numbers:
-        raise FieldError("prompt", "must be a string, a list of token ids, or a list of those, not a mixture")
+        raise InvalidField("prompt", "must be a string, a list of token ids, or a list of those, not a mixture")
     return [each for each in prompt if not isinstance(each, int)]
 
 
 class Completion:
     """Shapes the response to one request."""
 
-    def __init__(self, front: Front, body: CompletionRequest, wishes: list[Wish]) -> None:
+    def __init__(self, front: Front, body: CompletionRequest, asked: list[AskedPrompt]) -> None:
         self.front = front
         self.body = body
-        self.wishes = wishes
+        self.prompts = asked
         self.name = new_name("cmpl-")
         self.created = int(time.time())
         self.with_ids = bool(body.return_token_ids) or front.tokenizer is None
 
-    def answer(self, run: Run) -> CompletionAnswer:
-        choices = [self._choice(sequence) for sequence in run.sequences]
-        return self._wrap(choices, usage_of(run.sequences, self.body.n or 1))
+    def answer(self, generation: Generation) -> CompletionAnswer:
+        choices = [self._choice(sequence) for sequence in generation.sequences]
+        return self._wrap(choices, usage_of(generation.sequences, self.body.n or 1))
 
-    def _choice(self, sequence: Followed) -> CompletionChoice:
+    def _choice(self, sequence: FollowedAnswer) -> CompletionChoice:
         assert sequence.finish is not None
         start = 0
         text, logprobs = sequence.answer.text, None
@@ -166,39 +168,41 @@ class Completion:
             prompt_token_ids=sequence.request.prompt.tolist() if self.body.return_token_ids else msgspec.UNSET,
         )
 
-    def _prompt_text(self, sequence: Followed) -> str:
+    def _prompt_text(self, sequence: FollowedAnswer) -> str:
         if self.front.tokenizer is None:
             return ""
         return self.front.tokenizer.decode(sequence.request.prompt.tolist(), skip_special=False)
 
-    def _prompt_logprobs(self, sequence: Followed) -> TextLogprobs:
+    def _prompt_logprobs(self, sequence: FollowedAnswer) -> TextLogprobs:
         scores = sequence.report.prompt_scores
         return prompt_logprobs(self.front.tokenizer, sequence.request.prompt.tolist(), scores)
 
-    async def events(self, run: Run) -> AsyncIterator[bytes]:
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         options = self.body.stream_options or StreamOptions()
         no_usage = None if options.include_usage else msgspec.UNSET
         begun: set[int] = set()
-        async for piece in run:
-            run.check(piece)
-            sequence, first = run.sequences[piece.index], piece.index not in begun
+        async for piece in generation:
+            generation.check(piece)
+            sequence, first = generation.sequences[piece.index], piece.index not in begun
             if self.body.echo and self.body.logprobs is not None:
                 # Scores of the prompt, which come first, are known only at the end.
                 if piece.finish is not None:
-                    yield await self.front.beside(
-                        run.size, lambda whole=sequence: event(self._wrap([self._choice(whole)], no_usage))
-                    )
+                    work = partial(self._whole_event, sequence, no_usage)
+                    yield await self.front.run_off_loop(generation.size, work)
                 continue
             begun.add(piece.index)
             choice = self._piece(sequence, piece)
             if first and self.body.echo:
-                prompt = await self.front.beside(run.size, lambda whole=sequence: self._prompt_text(whole))
+                prompt = await self.front.run_off_loop(generation.size, partial(self._prompt_text, sequence))
                 choice.text = prompt + choice.text
             yield event(self._wrap([choice], no_usage))
         if options.include_usage:
-            yield event(self._wrap([], usage_of(run.sequences, self.body.n or 1)))
+            yield event(self._wrap([], usage_of(generation.sequences, self.body.n or 1)))
 
-    def _piece(self, sequence: Followed, piece: Piece) -> CompletionChoice:
+    def _whole_event(self, sequence: FollowedAnswer, usage: msgspec.UnsetType | None) -> bytes:
+        return event(self._wrap([self._choice(sequence)], usage))
+
+    def _piece(self, sequence: FollowedAnswer, piece: Piece) -> CompletionChoice:
         text, logprobs = piece.text, None
         if self.body.logprobs is not None:
             begins = sequence.begins(len(piece.outputs))

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from weft.server.errors import FieldError
-from weft.server.limits import check_items, check_schema, read_json
+from weft.base.errors import InvalidField
+from weft.server.bodies import check_items, check_schema, read_json
 from weft.server.settings import Limits
 from weft.text.template import ROLE_FORM, is_role
 
@@ -86,11 +86,11 @@ def plain_messages(
     Newer clients say "developer" for "system".
     """
     if not messages:
-        raise FieldError(field, "must have at least one message")
+        raise InvalidField(field, "must have at least one message")
     check_items(field, messages, limits.messages)
     points = sum(map(declared_points, messages))
     if points > limits.cache_points:
-        raise FieldError(field, f"has {points} cache_control points; the limit is {limits.cache_points}")
+        raise InvalidField(field, f"has {points} cache_control points; the limit is {limits.cache_points}")
     named = places or [f"{field}[{place}]" for place in range(len(messages))]
     return [_plain(message, where, limits) for message, where in zip(messages, named, strict=True)]
 
@@ -102,12 +102,12 @@ def declared_points(message: ChatMessage) -> int:
 
 def _plain(message: ChatMessage, where: str, limits: Limits) -> dict[str, Any]:
     if not is_role(message.role):
-        raise FieldError(f"{where}.role", ROLE_FORM)
+        raise InvalidField(f"{where}.role", ROLE_FORM)
     found: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     found["content"] = _content(message.content, where)
     if found["content"] is None:
         if not message.tool_calls:
-            raise FieldError(f"{where}.content", "must be a string or a list of parts")
+            raise InvalidField(f"{where}.content", "must be a string or a list of parts")
         found["content"] = ""
     for name in ("name", "tool_call_id", "reasoning_content"):
         if getattr(message, name) is not None:
@@ -132,9 +132,9 @@ def _content(content: str | list[ContentPart] | None, where: str) -> str | list[
 def _part(part: ContentPart, where: str) -> dict[str, Any]:
     text = part.refusal if part.type == "refusal" else part.text
     if part.type not in ("text", "input_text", "output_text", "refusal"):
-        raise FieldError(f"{where}.type", f"is {part.type!r:.40}; only text is supported, and nothing is fetched")
+        raise InvalidField(f"{where}.type", f"is {part.type!r:.40}; only text is supported, and nothing is fetched")
     if text is None:
-        raise FieldError(f"{where}.text", "must be a string")
+        raise InvalidField(f"{where}.text", "must be a string")
     found: dict[str, Any] = {"type": "text", "text": text}
     if part.cache_control is not None:
         found["cache_control"] = {"type": "ephemeral"}
@@ -161,9 +161,9 @@ def plain_tools(tools: list[Tool] | None, limits: Limits) -> list[dict[str, Any]
     for place, tool in enumerate(tools or ()):
         function, where = tool.function, f"tools[{place}].function"
         if not TOOL_NAME.fullmatch(function.name):
-            raise FieldError(f"{where}.name", "must be 1 to 64 letters, digits, dots, underscores and dashes")
+            raise InvalidField(f"{where}.name", "must be 1 to 64 letters, digits, dots, underscores and dashes")
         if function.name in names:
-            raise FieldError(f"{where}.name", f"{function.name!r} is given twice")
+            raise InvalidField(f"{where}.name", f"{function.name!r} is given twice")
         names.add(function.name)
         parameters = {"type": "object", "properties": {}} if function.parameters is None else function.parameters
         check_schema(f"{where}.parameters", parameters, limits)
@@ -187,9 +187,9 @@ def chosen_tool(choice: ToolChoice | None, tools: list[dict[str, Any]]) -> str:
         return "auto" if tools else "none"
     if isinstance(choice, str):
         if choice == "required" and not tools:
-            raise FieldError("tool_choice", 'is "required", but the request has no tools')
+            raise InvalidField("tool_choice", 'is "required", but the request has no tools')
         return choice if tools else "none"
     name = choice.function.name
     if name not in [tool["function"]["name"] for tool in tools]:
-        raise FieldError("tool_choice.function.name", f"{name!r:.80} is not one of the tools")
+        raise InvalidField("tool_choice.function.name", f"{name!r:.80} is not one of the tools")
     return "name:" + name

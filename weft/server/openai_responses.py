@@ -11,14 +11,18 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.answers.followed import FollowedAnswer
+from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
 from weft.engine.events import FinishReason
+from weft.server.bodies import check_text_depth
+from weft.server.body_reader import BodyReader
+from weft.server.chat_turn import ChatTurn
 from weft.server.delivery import deliver
-from weft.server.errors import FieldError, describe
+from weft.server.errors import describe
 from weft.server.front import Front, new_name
+from weft.server.generation import Generation
 from weft.server.grammars import Form, from_schema
-from weft.server.intake import Intake
-from weft.server.limits import check_text_depth
 from weft.server.openai_messages import (
     CalledFunction,
     CalledTool,
@@ -31,16 +35,15 @@ from weft.server.openai_messages import (
     ToolFunction,
 )
 from weft.server.openai_shapes import chat_logprobs, miss_of
-from weft.server.parts import Parts
-from weft.server.prompter import Prompt, Prompter
+from weft.server.prompt_builder import Prompt, PromptBuilder
 from weft.server.responses_events import Events
-from weft.server.runs import Followed, Run
 from weft.server.schemas import Count, SamplingFields, refuse
 from weft.server.settings import Limits
+from weft.server.split_answer import SplitAnswer
 from weft.server.sse import named_event
-from weft.server.turns import Turn
 
 LOGPROBS = "message.output_text.logprobs"
+INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.ABORT: "aborted"}
 
 
 class InputItem(msgspec.Struct, kw_only=True):
@@ -111,23 +114,29 @@ class ResponsesRequest(SamplingFields, kw_only=True):
 
 
 async def respond(front: Front, request: Request) -> Response:
-    body, [prompt] = await front.take(request, RESPONSE)
+    body, [prompt] = await front.read_prompts(request, RESPONSE)
     answer = ResponseAnswer(front, body)
-    run = await answer.start(request, prompt)
-    events = answer.events(run) if body.stream else None
+    generation = await answer.start(request, prompt)
+    events = answer.events(generation) if body.stream else None
     return await deliver(
-        front, request, run, events, lambda: answer.whole(run.sequences[0]), failed=answer.failed, done=b""
+        front,
+        request,
+        generation,
+        events,
+        lambda: answer.whole(generation.sequences[0]),
+        failed=answer.failed,
+        done=b"",
     )
 
 
 def check_unsupported(body: ResponsesRequest) -> None:
     refuse(body, ("conversation", "prompt"))
     if body.previous_response_id is not None:
-        raise FieldError("previous_response_id", "is not supported: responses are not stored; send all messages")
+        raise InvalidField("previous_response_id", "is not supported: responses are not stored; send all messages")
     if body.background:
-        raise FieldError("background", "is not supported: responses are not stored")
+        raise InvalidField("background", "is not supported: responses are not stored")
     if body.truncation == "auto":
-        raise FieldError("truncation", 'must be "disabled"')
+        raise InvalidField("truncation", 'must be "disabled"')
 
 
 def messages_of(body: ResponsesRequest, limits: Limits) -> tuple[list[ChatMessage], list[str]]:
@@ -147,13 +156,13 @@ def messages_of(body: ResponsesRequest, limits: Limits) -> tuple[list[ChatMessag
         match item.type:
             case "message":
                 if item.role is None or item.content is None:
-                    raise FieldError(where, "is a message and must have role and content")
+                    raise InvalidField(where, "is a message and must have role and content")
                 found.append(ChatMessage(role=item.role, content=item.content))
             case "function_call":
                 _add_call(found, item, where, limits)
             case "function_call_output":
                 if item.call_id is None or item.output is None:
-                    raise FieldError(where, "is an output and must have call_id and output")
+                    raise InvalidField(where, "is an output and must have call_id and output")
                 found.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
             case "reasoning":
                 pass  # earlier reasoning is not shown to the model again
@@ -163,7 +172,7 @@ def messages_of(body: ResponsesRequest, limits: Limits) -> tuple[list[ChatMessag
 
 def _add_call(found: list[ChatMessage], item: InputItem, where: str, limits: Limits) -> None:
     if item.name is None or item.call_id is None:
-        raise FieldError(where, "is a call and must have call_id and name")
+        raise InvalidField(where, "is a call and must have call_id and name")
     # Checked here, under the field's own name: a call may become part of the previous message.
     check_text_depth(f"{where}.arguments", item.arguments or "", limits.json_depth)
     call = CalledTool(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments or "{}"))
@@ -182,27 +191,27 @@ def format_of(body: ResponsesRequest, front: Front) -> Form | None:
     if wanted.type == "json_object":
         return Form(Grammar("json_object"), "text.format")
     if wanted.schema is None:
-        raise FieldError("text.format.schema", "must be given")
+        raise InvalidField("text.format.schema", "must be given")
     return from_schema("text.format.schema", wanted.schema, front.limits)
 
 
-def prompts_of(prompter: Prompter, body: ResponsesRequest) -> list[Prompt]:
+def prompts_of(builder: PromptBuilder, body: ResponsesRequest) -> list[Prompt]:
     """Check a body and take its conversation out of it, except the instructions, which the response repeats."""
-    prompter.check_model(body.model)
+    builder.check_model(body.model)
     check_unsupported(body)
-    messages, places = messages_of(body, prompter.limits)
+    messages, places = messages_of(body, builder.limits)
     effort = body.reasoning.effort if body.reasoning else None
     variables, tools, choice = body.chat_template_kwargs, tools_of(body), choice_of(body)
-    found = prompter.talk(messages, tools, choice, variables, effort, field="input", places=places)
+    found = builder.render_conversation(messages, tools, choice, variables, effort, field="input", places=places)
     body.input = ""
     return [found]
 
 
-RESPONSE = Intake("response", ResponsesRequest, prompts_of, ("instructions",))
+RESPONSE = BodyReader("response", ResponsesRequest, prompts_of, ("instructions",))
 
 
-def turn_of(front: Front, body: ResponsesRequest) -> Turn:
-    return Turn(
+def turn_of(front: Front, body: ResponsesRequest) -> ChatTurn:
+    return ChatTurn(
         front,
         field="input",
         tools=tools_of(body),
@@ -227,11 +236,11 @@ def tool_of(tool: ResponseTool) -> Tool:
     return Tool(type="function", function=function)
 
 
-def cut_by(sequence: Followed, parts: Parts) -> str | None:
+def cut_by(sequence: FollowedAnswer, parts: SplitAnswer) -> str | None:
     """Return why an answer is incomplete, if it is. A stop string inside a tool call cuts the call short."""
     if sequence.cut and parts.broken_off:
         return "stop"
-    return {FinishReason.LENGTH: "max_output_tokens", FinishReason.ABORT: "aborted"}.get(sequence.finish)  # type: ignore[arg-type]
+    return None if sequence.finish is None else INCOMPLETE.get(sequence.finish)
 
 
 class ResponseAnswer:
@@ -246,15 +255,15 @@ class ResponseAnswer:
         self.scored = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
         self._events = Events(self.name)
 
-    async def start(self, request: Request, prompt: Prompt) -> Run:
+    async def start(self, request: Request, prompt: Prompt) -> Generation:
         most = ("max_output_tokens", self.body.max_output_tokens)
         logprobs = (self.body.top_logprobs or 0) if self.scored else None
         tenant = request.state.tenant
-        return await self.turn.run(prompt, self.body, tenant, self.name, max_tokens=most, logprobs=logprobs)
+        return await self.turn.generate(prompt, self.body, tenant, self.name, max_tokens=most, logprobs=logprobs)
 
     # whole response ---------------------------------------------------------------------------------------------------
 
-    def whole(self, sequence: Followed) -> dict[str, Any]:
+    def whole(self, sequence: FollowedAnswer) -> dict[str, Any]:
         parts = self.turn.parts()
         events = Events(self.name)
         events.take(parts.feed(sequence.answer.text) + parts.finish())
@@ -262,11 +271,15 @@ class ResponseAnswer:
         events.end(self._logprobs(sequence), whole=cut is None or not parts.broken_off)
         return self._response(events.output, sequence, cut, parts.reasoning)
 
-    def _logprobs(self, sequence: Followed) -> list[Any]:
+    def _logprobs(self, sequence: FollowedAnswer) -> list[Any]:
         return chat_logprobs(self.front.tokenizer, sequence.outputs).content if self.scored else []
 
     def _response(
-        self, output: list[dict[str, Any]], sequence: Followed | None = None, cut: str | None = None, thought: str = ""
+        self,
+        output: list[dict[str, Any]],
+        sequence: FollowedAnswer | None = None,
+        cut: str | None = None,
+        thought: str = "",
     ) -> dict[str, Any]:
         """Return the response so far; for a finished one, pass its sequence and what cut it short."""
         body = self.body
@@ -298,7 +311,7 @@ class ResponseAnswer:
             "user": body.user,
         }
 
-    def _usage(self, sequence: Followed, thought: str) -> dict[str, Any]:
+    def _usage(self, sequence: FollowedAnswer, thought: str) -> dict[str, Any]:
         prompt, report = len(sequence.request.prompt), sequence.report
         return {
             "input_tokens": prompt,
@@ -310,12 +323,12 @@ class ResponseAnswer:
 
     # streamed response ------------------------------------------------------------------------------------------------
 
-    async def events(self, run: Run) -> AsyncIterator[bytes]:
-        parts, sequence, events = self.turn.parts(), run.sequences[0], self._events
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
+        parts, sequence, events = self.turn.parts(), generation.sequences[0], self._events
         for kind in ("response.created", "response.in_progress"):
             yield named_event(*events.numbered(kind, {"response": self._response([])}))
-        async for piece in run:
-            run.check(piece)
+        async for piece in generation:
+            generation.check(piece)
             scored = chat_logprobs(self.front.tokenizer, piece.outputs).content if self.scored else []
             for each in events.take(parts.feed(piece.text), scored):
                 yield named_event(*each)
@@ -324,7 +337,9 @@ class ResponseAnswer:
         for each in [*last, *events.end(self._logprobs(sequence), whole=cut is None or not parts.broken_off)]:
             yield named_event(*each)
         thought = parts.reasoning
-        found = await self.front.beside(len(thought), lambda: self._response(events.output, sequence, cut, thought))
+        found = await self.front.run_off_loop(
+            len(thought), lambda: self._response(events.output, sequence, cut, thought)
+        )
         yield named_event(*events.numbered(f"response.{found['status']}", {"response": found}))
 
     def failed(self, error: Exception) -> bytes:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from weft.answers.followed import FollowedAnswer
 from weft.engine.events import FinishReason, Output, PromptScores, Report
-from weft.server.runs import Followed
 from weft.server.schemas import PromptDetails, Usage
 from weft.text.tokenizer import Tokenizer
 
@@ -126,8 +126,8 @@ def miss_of(report: Report) -> dict[str, Any] | None:
     }
 
 
-def usage_of(sequences: Sequence[Followed], per_prompt: int, reasoning: int | None = None) -> Usage:
-    """Return the usage of a run; `per_prompt` sequences share a prompt, which counts once."""
+def usage_of(sequences: Sequence[FollowedAnswer], per_prompt: int, reasoning: int | None = None) -> Usage:
+    """Return the usage of a generation; `per_prompt` sequences share a prompt, which counts once."""
     firsts = sequences[::per_prompt]
     prompt = sum(len(each.request.prompt) for each in firsts)
     generated = sum(each.generated for each in sequences)

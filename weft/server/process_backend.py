@@ -20,11 +20,11 @@ from typing import Literal, cast
 import weft
 from weft.base.errors import EngineStopped, ModelError, OptionError, WeftError
 from weft.base.options import Options
-from weft.engine.exchange import Command, Event, Shutdown, Stopped
+from weft.engine.protocol import Command, Event, Shutdown, Stopped
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo
 from weft.server.codec import EventReader, Frames, ProtocolError, encode_command, frame
-from weft.server.desk import MAX_OPEN, Desk
+from weft.server.dispatcher import MAX_OPEN, Dispatcher
 
 log = logging.getLogger("weft")
 
@@ -67,7 +67,7 @@ class Link(asyncio.Protocol):
         self._lost(self)
 
 
-class ProcessBackend(Desk):
+class ProcessBackend(Dispatcher):
     """With `restart`, a dead engine is restarted; requests that were open still fail.
 
     A hanging engine is then killed and restarted too; without `restart` it only counts as unhealthy.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.base.errors import RequestError
-from weft.server.keys import Rates
+from weft.server.keys import RateLimits
 
 Clock = Callable[[], float]
 MINUTE_SECONDS = 60.0
@@ -21,8 +21,7 @@ class RateLimited(RequestError):
     """A key has used up one of its limits. `retry_seconds` is the time until it may retry."""
 
     def __init__(self, message: str, retry_seconds: float) -> None:
-        super().__init__(message, 429)
-        self.code = "rate_limit_exceeded"
+        super().__init__(message, 429, code="rate_limit_exceeded")
         self.retry_seconds = max(1, math.ceil(retry_seconds))
 
 
@@ -88,16 +87,16 @@ class Account:
     is returned when it ends. So only an answer of more than a minute's worth can overdraw a limit.
     """
 
-    def __init__(self, rates: Rates | None = None, clock: Clock = time.monotonic) -> None:
+    def __init__(self, rates: RateLimits | None = None, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self.requests = 0
         self.limited = {"requests": 0, "tokens": 0}
         self.tokens = {"prompt": 0, "cached": 0, "generated": 0}
-        self.change(rates or Rates())
+        self.change(rates or RateLimits())
 
-    def change(self, rates: Rates) -> None:
+    def change(self, rates: RateLimits) -> None:
         self._requests = self._changed(self._requests, rates.requests_per_minute)
         self._tokens = self._changed(self._tokens, rates.tokens_per_minute)
 

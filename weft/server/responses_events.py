@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from weft.server.front import new_name
-from weft.text.parts import Part
+from weft.text.answer_parts import AnswerPart
 
 Event = tuple[str, dict[str, Any]]
 
@@ -26,7 +26,7 @@ class Events:
     def numbered(self, kind: str, fields: dict[str, Any]) -> Event:
         return kind, {"type": kind, "sequence_number": next(self._numbers), **fields}
 
-    def take(self, parts: Iterable[Part], logprobs: list[Any] | None = None) -> list[Event]:
+    def take(self, parts: Iterable[AnswerPart], logprobs: list[Any] | None = None) -> list[Event]:
         """Return the events of these parts. The first text carries the scores."""
         found: list[Event] = []
         scores = list(logprobs or ())
@@ -41,7 +41,7 @@ class Events:
 
     def end(self, logprobs: list[Any] | None = None, whole: bool = True) -> list[Event]:
         """End the answer. One without parts becomes an empty message. Not `whole`: the last item was cut short."""
-        found = [] if self.output else self._begin(Part("content"))
+        found = [] if self.output else self._begin(AnswerPart("content"))
         if logprobs:
             for item in self.output:
                 if item["type"] == "message":
@@ -50,7 +50,7 @@ class Events:
 
     # one item -------------------------------------------------------------------------------------------------------
 
-    def _begin(self, part: Part) -> list[Event]:
+    def _begin(self, part: AnswerPart) -> list[Event]:
         self._open = part.kind
         item: dict[str, Any]
         if part.kind == "tool_call":
@@ -69,7 +69,7 @@ class Events:
             found.append(self._within("response.content_part.added", {"part": _empty(part.kind)}))
         return found
 
-    def _grow(self, part: Part, scores: list[Any]) -> Iterator[Event]:
+    def _grow(self, part: AnswerPart, scores: list[Any]) -> Iterator[Event]:
         item = self.output[-1]
         if part.kind == "tool_call":
             self._grown.append(part.text)

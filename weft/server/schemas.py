@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from weft.base.errors import InvalidField
 from weft.base.sampling import MAX_BIASES, MAX_LOGPROBS, SamplingParams
-from weft.server.errors import FieldError
-from weft.server.limits import check_count, check_items
+from weft.server.bodies import check_count, check_items
 from weft.server.settings import Limits
 
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -109,7 +109,7 @@ def refuse(body: msgspec.Struct, names: Sequence[str]) -> None:
     """Refuse unsupported fields."""
     for name in names:
         if getattr(body, name) not in (None, False, "", [], {}):
-            raise FieldError(name, "is not supported")
+            raise InvalidField(name, "is not supported")
 
 
 class PromptDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -148,7 +148,7 @@ def sampling_params(
     if logprobs is not None:
         check_count(scored, logprobs, min(limits.logprobs, MAX_LOGPROBS))
     if (fields.min_tokens or 0) > max_tokens:
-        raise FieldError("min_tokens", f"must not exceed max_tokens {max_tokens}, got {fields.min_tokens}")
+        raise InvalidField("min_tokens", f"must not exceed max_tokens {max_tokens}, got {fields.min_tokens}")
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=fields.min_tokens or 0,
@@ -175,7 +175,7 @@ def check_stops(stops: list[str], limits: Limits) -> None:
     check_items("stop", stops, limits.stops)
     for text in stops:
         if not 0 < len(text) <= limits.stop_characters:
-            raise FieldError("stop", f"must be strings of 1 to {limits.stop_characters} characters")
+            raise InvalidField("stop", f"must be strings of 1 to {limits.stop_characters} characters")
 
 
 def _or(value: float | None, default: float) -> float:

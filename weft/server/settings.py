@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from weft.base.errors import OptionError
 from weft.base.sampling import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOPS
 from weft.server.addresses import TrustedProxies
-from weft.server.keys import Key, Rates, resolve_keys
+from weft.server.keys import Key, RateLimits, resolve_keys
 from weft.text.grammar import MAX_REGEX_CHARACTERS, MAX_SCHEMA_CHARACTERS, MAX_SCHEMA_DEPTH
 from weft.text.tool_grammar import MAX_TOOLS
 
@@ -91,7 +91,7 @@ class ServerSettings:
 
     api_keys: tuple[str | Key, ...] = field(default=(), repr=False)
     admin_key: str | Key | None = field(default=None, repr=False)
-    key_rates: Rates = field(default_factory=Rates)
+    key_rates: RateLimits = field(default_factory=RateLimits)
     model_name: str | None = None  # the name that clients use; None: the model's own
     open_health: bool = True
     log_requests: bool = True

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from weft.server.prompter import Facts
+from weft.server.prompt_builder import PromptFacts
 from weft.server.settings import Limits
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
@@ -18,11 +18,11 @@ MAX_REPLY_BYTES = 1 << 27
 Line = Annotated[str, Meta(max_length=4000)]
 
 
-class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class WorkerMessage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Base of all messages: the fields in order, after the tag."""
 
 
-class Setup(Message, tag="setup"):
+class WorkerSetup(WorkerMessage, tag="setup"):
     """The first message: everything that a worker needs to know about texts. A tokenizer travels as its own JSON."""
 
     tokenizer: str | None
@@ -35,44 +35,54 @@ class Setup(Message, tag="setup"):
     log_level: int
 
 
-class Job(Message, tag="job"):
+class Job(WorkerMessage, tag="job"):
     name: str
-    facts: Facts
+    facts: PromptFacts
     body: bytes
 
 
-class Done(Message, tag="done"):
+class Done(WorkerMessage, tag="done"):
     """`leaving`: the worker ends now, and the next job needs another one."""
 
     body: bytes
     leaving: bool
 
 
-class Refused(Message, tag="refused"):
-    """The fields of a `RequestError`, or of a `FieldError` if there is a `param`."""
+class Refused(WorkerMessage, tag="refused"):
+    """The fields of a `RequestError`."""
 
     message: Line
     status: Annotated[int, Meta(ge=400, le=599)]
-    param: Line | None
+    field: Line | None
     code: Line | None
     leaving: bool
 
 
-class Failed(Message, tag="failed"):
+class Failed(WorkerMessage, tag="failed"):
     """An error of the worker itself; its log has the details."""
 
 
-FromFront = Setup | Job
+FromFront = WorkerSetup | Job
 FromWorker = Done | Refused | Failed
 
 encode = msgspec.msgpack.Encoder().encode
-decode_command = msgspec.msgpack.Decoder(FromFront).decode
-decode_reply = msgspec.msgpack.Decoder(FromWorker).decode
+_from_front = msgspec.msgpack.Decoder(FromFront)
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
 
 
-def frame(message: Message) -> bytes:
+def frame(message: WorkerMessage) -> bytes:
     body = encode(message)
     return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def decode_command(body: bytes | bytearray) -> FromFront:
+    found: FromFront = _from_front.decode(body)
+    return found
+
+
+def decode_reply(body: bytes) -> FromWorker:
+    found: FromWorker = _from_worker.decode(body)
+    return found
 
 
 def setup_of(
@@ -81,8 +91,8 @@ def setup_of(
     limits: Limits,
     template_kwargs: tuple[str, ...],
     log_level: int,
-) -> Setup:
-    return Setup(
+) -> WorkerSetup:
+    return WorkerSetup(
         tokenizer=None if tokenizer is None else tokenizer.backend.to_str(),
         specials={} if tokenizer is None else tokenizer.specials,
         end_tokens=[] if tokenizer is None else sorted(tokenizer.end_tokens),

@@ -18,9 +18,8 @@ from contextlib import AbstractAsyncContextManager, suppress
 import msgspec
 
 from weft.base.errors import EngineStopped, RequestError
-from weft.server.errors import FieldError
 from weft.server.process_backend import environment
-from weft.server.prompter import Facts
+from weft.server.prompt_builder import PromptFacts
 from weft.server.settings import Limits
 from weft.server.text_messages import (
     HEADER_BYTES,
@@ -30,7 +29,7 @@ from weft.server.text_messages import (
     FromWorker,
     Job,
     Refused,
-    Setup,
+    WorkerSetup,
     decode_reply,
     frame,
 )
@@ -114,7 +113,7 @@ class TextPool:
 
     def __init__(
         self,
-        setup: Callable[[], Setup],
+        setup: Callable[[], WorkerSetup],
         limits: Limits,
         *,
         size: int | None = None,
@@ -148,7 +147,7 @@ class TextPool:
             worker.kill()
         self._idle.clear()
 
-    async def run(self, name: str, facts: Facts, body: bytes) -> bytes:
+    async def run(self, name: str, facts: PromptFacts, body: bytes) -> bytes:
         """Return a worker's result for a body; raises what it raises. Cancelling ends the worker."""
         if self.held_bytes + len(body) > self._limits.waiting_bytes:
             raise RequestError(BUSY, 503)
@@ -161,8 +160,8 @@ class TextPool:
         match reply:
             case Done(found):
                 return found
-            case Refused(message, status, param, code):
-                raise _error(message, status, param, code)
+            case Refused(message, status, field, code):
+                raise RequestError(message, status, field=field, code=code)
         raise RuntimeError("a text worker failed; see the log")
 
     async def _reply(self, job: bytes) -> FromWorker:
@@ -203,11 +202,3 @@ class TextPool:
             # A large vocabulary takes a while to serialise.
             self._first = await asyncio.to_thread(lambda: frame(self._setup()))
         return await TextWorker.launch(self._first, self._program)
-
-
-def _error(message: str, status: int, param: str | None, code: str | None) -> RequestError:
-    if param is None:
-        return RequestError(message, status)
-    error = FieldError(param, "", status, code)
-    error.args = (message,)
-    return error

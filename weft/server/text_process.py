@@ -21,10 +21,10 @@ from pathlib import Path
 import tokenizers
 
 from weft.base.errors import RequestError
-from weft.base.heap import keep_heap
+from weft.base.garbage_collection import freeze_heap
 from weft.server import native, openai_chat, openai_completions, openai_responses, tokens
 from weft.server.grammars import prepared_grammar
-from weft.server.prompter import Facts, Prompter
+from weft.server.prompt_builder import PromptBuilder, PromptFacts
 from weft.server.text_messages import (
     HEADER_BYTES,
     MAX_REPLY_BYTES,
@@ -33,7 +33,7 @@ from weft.server.text_messages import (
     FromWorker,
     Job,
     Refused,
-    Setup,
+    WorkerSetup,
     decode_command,
     frame,
 )
@@ -44,36 +44,36 @@ log = logging.getLogger("weft.text")
 
 # A worker that holds more after a job is replaced by a fresh one: allocators do not return everything.
 LEAVE_BYTES = 1 << 29
-INTAKES = (openai_chat.CHAT, openai_completions.COMPLETION, openai_responses.RESPONSE, native.GENERATE)
-JOBS: dict[str, Callable[[Prompter, bytes], bytes]] = {
-    **{intake.name: intake.packed for intake in INTAKES},
+READERS = (openai_chat.CHAT, openai_completions.COMPLETION, openai_responses.RESPONSE, native.GENERATE)
+JOBS: dict[str, Callable[[PromptBuilder, bytes], bytes]] = {
+    **{reader.name: reader.packed for reader in READERS},
     "tokenize": tokens.tokenized,
     "detokenize": tokens.detokenized,
     "grammar": prepared_grammar,
 }
 
 
-def prompter_of(setup: Setup) -> Prompter:
+def builder_of(setup: WorkerSetup) -> PromptBuilder:
     tokenizer = template = None
     if setup.tokenizer is not None:
         tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(setup.tokenizer), setup.specials, setup.end_tokens)
     if setup.template is not None:
         template = ChatTemplate(setup.template, setup.specials, with_tools=setup.tool_template)
-    return Prompter(tokenizer, template, setup.limits, setup.template_kwargs, Facts("", 0, 0, 0))
+    return PromptBuilder(tokenizer, template, setup.limits, setup.template_kwargs, PromptFacts("", 0, 0, 0))
 
 
-def reply_to(prompter: Prompter, job: Job) -> FromWorker:
-    prompter.facts = job.facts
+def reply_to(builder: PromptBuilder, job: Job) -> FromWorker:
+    builder.facts = job.facts
     try:
-        body = JOBS[job.name](prompter, job.body)
+        body = JOBS[job.name](builder, job.body)
         if len(body) > MAX_REPLY_BYTES - 64:
             raise RequestError(f"the result for this body has {len(body)} bytes, more than the limit", 413)
         return Done(body, leaving())
     except RequestError as error:
-        param, code = getattr(error, "param", None), getattr(error, "code", None)
-        return Refused(str(error)[:4000], error.status, param and param[:4000], code, leaving())
+        field = error.field and error.field[:4000]
+        return Refused(str(error)[:4000], error.status, field, error.code, leaving())
     except MemoryError:
-        most = prompter.limits.text_memory_bytes
+        most = builder.limits.text_memory_bytes
         return Refused(f"reading this body takes more than {most} bytes of memory", 413, None, None, True)
     except Exception:
         log.exception("cannot read a text")
@@ -91,16 +91,16 @@ def resident_bytes() -> int:
 def work(connection: socket.socket) -> None:
     """Process jobs until the front has ended, or until a reply announced that this worker leaves."""
     setup = decode_command(received(connection))
-    assert isinstance(setup, Setup), "the first message must be a Setup"
+    assert isinstance(setup, WorkerSetup), "the first message must be a WorkerSetup"
     logging.basicConfig(level=setup.log_level, format="%(levelname)s %(name)s: %(message)s")
-    prompter = prompter_of(setup)
+    builder = builder_of(setup)
     most = setup.limits.text_memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    keep_heap()
+    freeze_heap()
     while True:
         job = decode_command(received(connection))
         assert isinstance(job, Job), "all later messages must be jobs"
-        reply = reply_to(prompter, job)
+        reply = reply_to(builder, job)
         del job
         connection.sendall(frame(reply))
         if getattr(reply, "leaving", False):

@@ -7,15 +7,15 @@ import threading
 from collections.abc import Callable
 
 from weft.base.options import Options
-from weft.engine.exchange import Command, Event, Shutdown
+from weft.engine.protocol import Command, Event, Shutdown
 from weft.engine.service import Drivable, Service, ThreadInbox
 from weft.server.backend import ModelInfo
-from weft.server.desk import MAX_OPEN, Desk
+from weft.server.dispatcher import MAX_OPEN, Dispatcher
 
 Make = Callable[[], tuple[Drivable, ModelInfo]]
 
 
-class ThreadBackend(Desk):
+class ThreadBackend(Dispatcher):
     """`make` builds the engine; it is called once, in a thread, when the backend starts."""
 
     def __init__(self, make: Make, max_open: int = MAX_OPEN, patience_seconds: float | None = None) -> None:

@@ -9,13 +9,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.errors import FieldError
+from weft.base.errors import InvalidField
+from weft.server.bodies import decode, read_body
+from weft.server.body_reader import is_quick
 from weft.server.front import Front
-from weft.server.intake import is_quick
-from weft.server.limits import decode, read_body
 from weft.server.openai_messages import ChatMessage, Tool
 from weft.server.openai_shapes import token_text
-from weft.server.prompter import Prompter
+from weft.server.prompt_builder import PromptBuilder
 from weft.server.schemas import TokenId
 from weft.text.prompts import checked_tokens
 
@@ -57,46 +57,46 @@ async def detokenize(front: Front, request: Request) -> Response:
     return await answered(front, request, "detokenize", detokenized)
 
 
-async def answered(front: Front, request: Request, name: str, answer: Callable[[Prompter, bytes], bytes]) -> Response:
+async def answered(
+    front: Front, request: Request, name: str, answer: Callable[[PromptBuilder, bytes], bytes]
+) -> Response:
     """Respond with the result for a body. It counts as an open request, and ends with its client."""
     body = await read_body(request, front.limits)
     with front.counted(1):
-        if is_quick(body, front.prompter):
-            found = answer(front.prompter, body)
+        if is_quick(body, front.builder):
+            found = answer(front.builder, body)
         else:
-            found = await front.worked(request, name, body)
+            found = await front.read_in_worker(request, name, body)
     return Response(found, media_type="application/json")
 
 
-def tokenized(prompter: Prompter, data: bytes) -> bytes:
+def tokenized(builder: PromptBuilder, data: bytes) -> bytes:
     """Return the response to a body of /tokenize. Texts are bounded like prompts, before they are tokenized."""
-    body = decode(data, TokenizeRequest, prompter.limits)
-    prompter.check_model(body.model)
-    tokenizer = prompter.need_tokenizer()
+    body = decode(data, TokenizeRequest, builder.limits)
+    builder.check_model(body.model)
+    tokenizer = builder.need_tokenizer()
     if (body.prompt is None) == (body.messages is None):
-        raise FieldError("prompt", "or messages must be given, but not both")
+        raise InvalidField("prompt", "or messages must be given, but not both")
     if body.messages is not None:
         opens = body.add_generation_prompt is not False
-        prompt = prompter.talk(body.messages, body.tools, None, body.chat_template_kwargs, opens=opens)
+        prompt = builder.render_conversation(body.messages, body.tools, None, body.chat_template_kwargs, opens=opens)
         tokens, field = prompt.tokens.tolist(), "messages"
     else:
         text, field = body.prompt or "", "prompt"
-        prompter.check_size(len(text), field)
+        builder.check_size(len(text), field)
         tokens = tokenizer.encode(text, body.add_special_tokens is not False)
-    prompter.check_tokens(len(tokens), field)
+    builder.check_tokens(len(tokens), field)
     strings = [token_text(tokenizer, token) for token in tokens] if body.return_token_strs else None
-    found = TokenizeAnswer(
-        count=len(tokens), max_model_len=prompter.facts.max_length, tokens=tokens, token_strs=strings
-    )
+    found = TokenizeAnswer(count=len(tokens), max_model_len=builder.facts.max_length, tokens=tokens, token_strs=strings)
     return msgspec.json.encode(found)
 
 
-def detokenized(prompter: Prompter, data: bytes) -> bytes:
+def detokenized(builder: PromptBuilder, data: bytes) -> bytes:
     """Return the response to a body of /detokenize."""
-    body = decode(data, DetokenizeRequest, prompter.limits)
-    prompter.check_model(body.model)
-    tokenizer = prompter.need_tokenizer()
-    prompter.check_tokens(len(body.tokens), "tokens")
+    body = decode(data, DetokenizeRequest, builder.limits)
+    builder.check_model(body.model)
+    tokenizer = builder.need_tokenizer()
+    builder.check_tokens(len(body.tokens), "tokens")
     if body.tokens:
-        checked_tokens(body.tokens, prompter.facts.vocab_size, "tokens")
+        checked_tokens(body.tokens, builder.facts.vocab_size, "tokens")
     return msgspec.json.encode(DetokenizeAnswer(prompt=tokenizer.decode(body.tokens, skip_special=False)))

@@ -12,10 +12,11 @@ import faulthandler
 import logging
 import os
 import socket
-import sys
 import threading
 from contextlib import suppress
 
+# The descriptor, because `sys.stderr` may be replaced or closed.
+STDERR = 2
 log = logging.getLogger("weft")
 
 BLOCKED = 1
@@ -51,7 +52,7 @@ class Watchdog:
             self._beat.set()
             if self._seconds:
                 patience = self._seconds * (1 + 1 / BEATS)
-                faulthandler.dump_traceback_later(patience, exit=True, file=sys.__stderr__)
+                faulthandler.dump_traceback_later(patience, exit=True, file=STDERR)
             notify("WATCHDOG=1")
             await asyncio.sleep(interval)
 
@@ -60,7 +61,7 @@ class Watchdog:
             self._beat.clear()
         if not self._stopped:
             log.critical("the event loop has been blocked for %g s: exiting; stacks of all threads:", self._seconds)
-            faulthandler.dump_traceback(sys.__stderr__)
+            faulthandler.dump_traceback(STDERR)
             os._exit(BLOCKED)
 
 

@@ -20,7 +20,7 @@ WEIGHT_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class DeviceRates:
     """Achieved rates of a device, not those of its data sheet. The defaults are a share of an H200's."""
 
     flops: float = 4.5e14
@@ -46,7 +46,7 @@ class CostModel:
     parameters: float
     active_parameters: float
     attention_width: int  # heads times their size, summed over attention layers
-    rates: Rates = Rates()
+    rates: DeviceRates = DeviceRates()
 
     def seconds(self, work: Work) -> float:
         rates = self.rates
@@ -94,7 +94,7 @@ def calibrated(cost: CostModel, path: str | Path) -> CostModel:
         raise OptionError(f"calibrate {path} is not a result of `weft bench --json`") from None
 
 
-def _fit(cost: CostModel, found: Mapping[str, Any]) -> Rates:
+def _fit(cost: CostModel, found: Mapping[str, Any]) -> DeviceRates:
     prompts = found["completed"]
     prompt, answer = found["total_input_tokens"] / prompts, found["total_output_tokens"] / prompts
     batch = max(1, min(int(found["options"]["concurrency"]) or prompts, prompts))
@@ -105,4 +105,4 @@ def _fit(cost: CostModel, found: Mapping[str, Any]) -> Rates:
     flops = 2.0 * cost.active_parameters * prompt + 4.0 * cost.attention_width * prompt**2 / 2
     held = cost.kv_bytes_per_token * (prompt + answer / 2) + cost.spec.state_bytes
     moved = cost.weights_read(batch) + batch * held
-    return Rates(share * flops / (first - step), moved / (later - step), step)
+    return DeviceRates(share * flops / (first - step), moved / (later - step), step)

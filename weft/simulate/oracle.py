@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from weft.memory.keys import Key
 from weft.memory.spec import MemorySpec
-from weft.simulate.sessions import Session
-from weft.simulate.text import Ask
+from weft.simulate.sessions import SimulatedSession
+from weft.simulate.text import SimulatedRequest
 
 
 class Oracle:
@@ -24,7 +24,7 @@ class Oracle:
     def cells(self) -> int:
         return len(self._seen)
 
-    def look(self, ask: Ask) -> int:
+    def look(self, ask: SimulatedRequest) -> int:
         """Return how much of a prompt was computed before, in tokens; then add it and its answer."""
         keys, limit = ask.keys, (ask.prompt - 1) // self.cell
         depth = bisect_left(range(limit), True, key=lambda place: keys[place] not in self._seen)
@@ -34,7 +34,7 @@ class Oracle:
         return depth * self.cell
 
 
-def survey(sessions: Iterator[Session], cell: int) -> Survey:
+def survey(sessions: Iterator[SimulatedSession], cell: int) -> Survey:
     """Return the size of a workload without running it."""
     oracle, requests, prompt = Oracle(cell), 0, 0
     for session in sessions:

@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from weft.simulate.text import Ask
+from weft.simulate.text import SimulatedRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SimulatedSession:
     """`turns` yields (seconds after the last answer, request), one after the other."""
 
     start: float
-    turns: Iterator[tuple[float, Ask]]
+    turns: Iterator[tuple[float, SimulatedRequest]]
 
 
 class Arrivals:
     """Requests in the order of their times; sessions are opened when their time has come, not before."""
 
-    def __init__(self, sessions: Iterator[Session]) -> None:
+    def __init__(self, sessions: Iterator[SimulatedSession]) -> None:
         self._sessions = sessions
         self._next = next(sessions, None)
-        self._due: list[tuple[float, int, Ask, Session]] = []
+        self._due: list[tuple[float, int, SimulatedRequest, SimulatedSession]] = []
         self._count = 0
 
     def next_time(self) -> float | None:
@@ -31,12 +31,12 @@ class Arrivals:
         self._open()
         return self._due[0][0] if self._due else None
 
-    def pop(self) -> tuple[float, Ask, Session]:
+    def pop(self) -> tuple[float, SimulatedRequest, SimulatedSession]:
         self._open()
         time, _, found, session = heappop(self._due)
         return time, found, session
 
-    def go_on(self, session: Session, now: float) -> None:
+    def go_on(self, session: SimulatedSession, now: float) -> None:
         """Schedule the session's next turn, if it has one, after its last answer."""
         turn = next(session.turns, None)
         if turn is not None:

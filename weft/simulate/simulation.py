@@ -10,13 +10,13 @@ import numpy as np
 
 from weft.base.config import EngineConfig
 from weft.engine.events import FinishReason
-from weft.memory.captures import ALL_CAPTURES, Captures
+from weft.memory.captures import ALL_CAPTURES, CaptureReasons
 from weft.memory.ledger import Ledger
 from weft.memory.report import memory_stats
 from weft.simulate.costs import CostModel, Work
 from weft.simulate.oracle import Oracle
-from weft.simulate.sessions import Arrivals, Session
-from weft.simulate.stepping import Simulated, Stride, StridingPlanner, settle
+from weft.simulate.sessions import Arrivals, SimulatedSession
+from weft.simulate.stepping import Simulated, Stride, StridingPlanner, for_planner, from_planner, settle
 
 # Maximum number of samples of the course of memory.
 SAMPLES = 400
@@ -72,11 +72,11 @@ class Simulation:
         self,
         cost: CostModel,
         config: EngineConfig,
-        sessions: Iterator[Session],
+        sessions: Iterator[SimulatedSession],
         stride: int = 64,
         oracle: bool = True,
         tell: Callable[[Simulated], None] | None = None,
-        captures: Captures = ALL_CAPTURES,
+        captures: CaptureReasons = ALL_CAPTURES,
         alpha: float = 1.0,
     ) -> None:
         self.cost = cost
@@ -114,7 +114,7 @@ class Simulation:
             self._fail_hopeless()
             if step is None:
                 following = self._arrivals.next_time()
-                if following is None and not self.planner.running and not len(self.planner.line):
+                if following is None and not self.planner.running and not len(self.planner.queue):
                     return self._finish()
                 if following is not None:
                     self.now = max(self.now, following)
@@ -137,7 +137,7 @@ class Simulation:
             self._number += 1
             if self.oracle:
                 self.oracle.look(ask)
-            self.planner.line.add(sequence, self.planner.number)  # type: ignore[arg-type]
+            self.planner.queue.add(for_planner(sequence), self.planner.number)
             arrived = True
         return arrived
 
@@ -154,18 +154,18 @@ class Simulation:
     def _fail_hopeless(self) -> None:
         for sequence in self.planner.failed:
             self.found.failed += 1
-            self._end(sequence, FinishReason.ERROR)
+            self._end(from_planner(sequence), FinishReason.ERROR)
         self.planner.failed.clear()
 
     def _refuse_rest(self) -> None:
         """Refuse the waiting requests: nothing runs and nothing can start, so they would wait for ever."""
-        sequence = next(iter(self.planner.line))
-        self.planner.line.remove(sequence)
+        sequence = next(iter(self.planner.queue))
+        self.planner.queue.remove(sequence)
         self.found.failed += 1
 
     def _end(self, sequence: Simulated, reason: FinishReason) -> None:
         sequence.reason = reason
-        self.planner.leave(sequence)  # type: ignore[arg-type]
+        self.planner.leave(for_planner(sequence))
         self._arrivals.go_on(sequence.session, self.now)
 
     # steps ----------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Simulation:
     def _choose_stride(self, arrived: bool) -> int:
         """Return how many tokens decodes take at once: many while only they run, but not far past the next arrival."""
         planner, most = self.planner, self._most_at_once()
-        waiting = len(planner.line) > 0
+        waiting = len(planner.queue) > 0
         if arrived or planner.prefilling or not planner.decoding or (waiting and not self._admission_is_settled):
             return 1
         if waiting:
@@ -201,9 +201,9 @@ class Simulation:
         seconds = self._seconds(step)
         self.now += seconds
         self.found.busy_seconds += seconds
-        for sequence, _, _, samples in step.prefills:
-            if samples and sequence.first_seconds is None:
-                sequence.first_seconds = self.now
+        for planned, _, _, samples in step.prefills:
+            if samples and from_planner(planned).first_seconds is None:
+                from_planner(planned).first_seconds = self.now
         ended = settle(self.planner, step)
         for sequence in ended:
             self._end(sequence, FinishReason.LENGTH)
@@ -268,7 +268,7 @@ class Simulation:
         found.stats = memory_stats(self.ledger) | {
             "preemptions": self.planner.preemptions,
             "steps": self.planner.number,
-            "learned": self.ledger.cache.worth.popularity.table(),
+            "learned": self.ledger.cache.valuation.popularity.table(),
         }
         if self.oracle:
             found.oracle_tokens, found.distinct_cells = self.oracle.hit_tokens, self.oracle.cells

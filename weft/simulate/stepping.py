@@ -7,6 +7,7 @@ is the engine's planner, step by step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +15,16 @@ from numpy.typing import NDArray
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.base.sampling import SamplingParams
-from weft.engine.assembly import Rows
+from weft.engine.assembly import StepBuilder
 from weft.engine.events import FinishReason, Report
 from weft.engine.planner import Planner
+from weft.engine.sequence import Sequence
 from weft.memory.keys import Key
 from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Miss
-from weft.simulate.sessions import Session
-from weft.simulate.text import Ask
+from weft.simulate.sessions import SimulatedSession
+from weft.simulate.text import SimulatedRequest
 
 
 class Asked:
@@ -32,7 +34,7 @@ class Asked:
 
     PARAMS = SamplingParams(max_tokens=1)
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: SimulatedRequest) -> None:
         self.prompt = range(ask.prompt)  # only its length is used
         self.params = self.PARAMS
         self.priority = 0
@@ -67,7 +69,7 @@ class Simulated:
         "waited_since",
     )
 
-    def __init__(self, number: int, ask: Ask, session: Session, now: float) -> None:
+    def __init__(self, number: int, ask: SimulatedRequest, session: SimulatedSession, now: float) -> None:
         self.id = self.arrival = number
         self.ask = ask
         self.session = session
@@ -108,7 +110,17 @@ class Simulated:
         self.report.preemptions += 1
 
 
-class NoChoices:
+def for_planner(sequence: Simulated) -> Sequence:
+    """Return a simulated sequence as the planner takes it: it has every attribute that the planner uses."""
+    return cast(Sequence, sequence)
+
+
+def from_planner(sequence: Sequence | None) -> Simulated:
+    """Return a sequence of the planner, which holds only simulated ones here."""
+    return cast(Simulated, sequence)
+
+
+class NoSampling:
     """Replaces the sampling parameters: the simulation samples nothing."""
 
     def __init__(self, seats: int) -> None:
@@ -119,7 +131,7 @@ class NoChoices:
 
 
 @dataclass(slots=True)
-class Stride(Rows):
+class Stride(StepBuilder):
     """A step: rows of the planner, and how many tokens each decode computes."""
 
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -136,16 +148,16 @@ class StridingPlanner(Planner):
 
     def __init__(self, ledger: Ledger, config: EngineConfig) -> None:
         super().__init__(ledger, config)
-        self.choices = NoChoices(config.max_sequences)  # type: ignore[assignment]
+        self.sampling = NoSampling(config.max_sequences)  # type: ignore[assignment]  # the planner only seats sequences there
         self.stride = 1
 
-    def plan(self) -> Stride | None:  # type: ignore[override]
+    def plan(self) -> Stride | None:  # type: ignore[override]  # a step without a plan for a device
         rows, preemptions = Stride(), self.preemptions
         self._short = False
         self._plan_decodes(rows)
         if self.prefilling:
             self._plan_prefills(rows)
-        if self.stride == 1 and not self.leaving and self.preemptions == preemptions and len(self.line):
+        if self.stride == 1 and not self.leaving and self.preemptions == preemptions and len(self.queue):
             self._admit(rows)
         if self.stride == 1:
             self._look_ahead()
@@ -161,7 +173,7 @@ class StridingPlanner(Planner):
             self._left[sequence.seat] -= samples
         return rows
 
-    def _plan_decodes(self, rows: Stride) -> None:  # type: ignore[override]
+    def _plan_decodes(self, rows: Stride) -> None:  # type: ignore[override]  # only `plan` calls it
         if not self.decoding:
             return
         if self._decode_seats is None:
@@ -181,13 +193,13 @@ class StridingPlanner(Planner):
         rows.decode_seats = np.concatenate([plain, np.array([s for s, _ in granted], np.int64)])
         ledger.planned[plain] += rows.counts[: len(plain)]
         rows.decode_starts = ledger.planned[rows.decode_seats] - rows.counts
-        rows.decoders = [self.by_seat[seat] for seat in rows.decode_seats.tolist()]  # type: ignore[misc]
+        rows.decoders = [from_planner(self.by_seat[seat]) for seat in rows.decode_seats.tolist()]
 
     def _grant_strides(self, seats: list[int], counts: list[int], rows: Stride) -> list[tuple[int, int]]:
         granted = []
-        found = [(self.by_seat[seat], count) for seat, count in zip(seats, counts, strict=True)]
-        for sequence, count in sorted(found, key=lambda each: each[0].rank):  # type: ignore[union-attr]
-            assert sequence is not None
+        found = [(from_planner(self.by_seat[seat]), count) for seat, count in zip(seats, counts, strict=True)]
+        for simulated, count in sorted(found, key=lambda each: each[0].rank):
+            sequence = for_planner(simulated)
             if self._runs(sequence.seat) and self.by_seat[sequence.seat] is sequence:
                 start = int(self.ledger.planned[sequence.seat])
                 least = min(start + count, floor_to_grid(start, self.ledger.spec.cell) + self.ledger.spec.cell)
@@ -210,8 +222,9 @@ def settle(planner: StridingPlanner, step: Stride) -> list[Simulated]:
         sequence.generated = range(len(sequence.generated) + count)
         if len(sequence.generated) >= sequence.max_tokens:
             done.append(sequence)
-    for sequence, _, _, samples in sorted(step.prefills, key=lambda row: row[2] - row[1] > 1):
+    for planned, _, _, samples in sorted(step.prefills, key=lambda row: row[2] - row[1] > 1):
         if samples:
+            sequence = from_planner(planned)
             sequence.generated = range(len(sequence.generated) + 1)
             if len(sequence.generated) >= sequence.max_tokens:
                 done.append(sequence)

@@ -59,7 +59,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SimulatedRequest:
     """A request of the simulation: the keys of its cells (with the answer), lengths in tokens, and declared points.
 
     `boundaries` are ends of messages inside the prompt, `declared` positions that the caller wants kept.
@@ -73,11 +73,11 @@ class Ask:
     declared: tuple[int, ...] = ()
 
 
-def ask(text: Text, number: int, answer: int, declared: tuple[int, ...] = ()) -> Ask:
+def simulated_request(text: Text, number: int, answer: int, declared: tuple[int, ...] = ()) -> SimulatedRequest:
     """Return a request for an answer to the text so far, and append the answer (stretch `number`) to the text."""
     prompt, boundaries, stretches = text.length, tuple(text.marks[:-1]), tuple(text.stretches)
     text.append(number, answer)
-    return Ask(list(text.keys), prompt, answer, stretches, boundaries, declared)
+    return SimulatedRequest(list(text.keys), prompt, answer, stretches, boundaries, declared)
 
 
 def tokens(stretches: Iterable[Stretch], vocabulary: int) -> NDArray[np.int32]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.base.errors import OptionError
-from weft.simulate.sessions import Session
-from weft.simulate.text import Ask, Text
+from weft.simulate.sessions import SimulatedSession
+from weft.simulate.text import SimulatedRequest, Text
 
 BLOCK = 512
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
@@ -24,7 +24,7 @@ FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 def read_trace(
     path: str | Path, cell: int, speed: float = 1.0, limit: int | None = None, skip: int = 0
-) -> Iterator[Session]:
+) -> Iterator[SimulatedSession]:
     """Yield the requests of a trace in order, each as a session of one turn: `limit` of them after the first `skip`.
 
     Time starts with the first request after the skipped ones.
@@ -33,7 +33,7 @@ def read_trace(
     for number, found in islice(enumerate(_lines(Path(path))), skip, None if limit is None else skip + limit):
         if first is None:
             first = found["timestamp"] if skip else 0
-        yield Session((found["timestamp"] - first) / 1000 / speed, iter([(0.0, _ask(found, number, cell))]))
+        yield SimulatedSession((found["timestamp"] - first) / 1000 / speed, iter([(0.0, _ask(found, number, cell))]))
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -48,7 +48,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _checked(line: str, place: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        found: dict[str, Any] = json.loads(line)
         missing = [name for name in FIELDS if name not in found]
     except (ValueError, TypeError):
         raise OptionError(f"{place} is not a JSON object") from None
@@ -60,11 +60,11 @@ def _checked(line: str, place: str) -> dict[str, Any]:
     return found
 
 
-def _ask(found: dict[str, Any], number: int, cell: int) -> Ask:
+def _ask(found: dict[str, Any], number: int, cell: int) -> SimulatedRequest:
     length = found["input_length"]
     stretches = [(block, min(BLOCK, length - BLOCK * place)) for place, block in enumerate(found["hash_ids"])]
     text = Text(cell, stretches)
     answer = max(1, found["output_length"])
     text.append(-1 - number, answer)
     # Blocks are cut by length: their ends are not message boundaries.
-    return Ask(text.keys, length, answer, tuple(stretches))
+    return SimulatedRequest(text.keys, length, answer, tuple(stretches))

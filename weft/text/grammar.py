@@ -17,7 +17,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, gbnf_to_lark
 from numpy.typing import NDArray
 
-from weft.base.errors import RequestError
+from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar, GrammarKind
 from weft.text.nesting import nesting
 from weft.text.tokenizer import Tokenizer
@@ -80,7 +80,7 @@ class Grammars:
         """Return the start of an answer that follows the grammar. Raises `RequestError` if no answer can."""
         guide = Guide(self.compile(grammar).deep_copy(), self._vocab_size, stop_tokens, FIELDS[grammar.kind])
         if guide.ended:
-            raise RequestError(f"{FIELDS[grammar.kind]} allows only an empty answer")
+            raise InvalidField(FIELDS[grammar.kind], "allows only an empty answer")
         return guide
 
     def compile(self, grammar: Grammar) -> LLMatcher:
@@ -92,7 +92,7 @@ class Grammars:
             # The library releases the interpreter lock, so the engine's steps continue.
             found = LLMatcher(self._words(), source, log_level=0, limits=_LIMITS)
             if found.is_error():
-                raise RequestError(f"{FIELDS[grammar.kind]} cannot be used: {_first_words(found.get_error())}")
+                raise InvalidField(FIELDS[grammar.kind], f"cannot be used: {_first_words(found.get_error())}")
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
@@ -132,13 +132,13 @@ class Guide:
             self.ended = True
             return
         if not self._matcher.consume_token(token):
-            raise RequestError(f"{self._field} has failed on the answer: {_first_words(self._matcher.get_error())}")
+            raise InvalidField(self._field, f"has failed on the answer: {_first_words(self._matcher.get_error())}")
         self.mask = self._look()
 
     def _look(self) -> NDArray[np.int32]:
         found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
         if self._matcher.is_error():
-            raise RequestError(f"{self._field} has no valid continuation: {_first_words(self._matcher.get_error())}")
+            raise InvalidField(self._field, f"has no valid continuation: {_first_words(self._matcher.get_error())}")
         mask = found[: len(self._stops)].copy()
         # The end is a token of its own, after the model's vocabulary.
         if self._vocab_size % 32:
@@ -147,7 +147,7 @@ class Guide:
         may_end = self._matcher.is_accepting()
         self.ended = not mask.any()
         if self.ended and not may_end:
-            raise RequestError(f"{self._field} has no continuation that this model's vocabulary can spell")
+            raise InvalidField(self._field, "has no continuation that this model's vocabulary can spell")
         if may_end:
             mask |= self._stops
         return mask
@@ -222,7 +222,7 @@ def as_lark(text: str, field: str) -> str:
     try:
         return _lark_of_gbnf(text)
     except Exception as error:  # the library raises plain Exception for some errors
-        raise RequestError(f"{field} cannot be used: {_first_words(str(error))}") from None
+        raise InvalidField(field, f"cannot be used: {_first_words(str(error))}") from None
 
 
 def _lark_of_gbnf(text: str) -> str:
@@ -266,7 +266,7 @@ def _named_by(rule: gbnf_to_lark.RuleNode) -> list[str]:
 def checked_lark(text: str, field: str) -> str:
     """Check that a grammar's terminals are not nested too deeply, and return it."""
     if terminal_depth(text) > MAX_TERMINAL_DEPTH:
-        raise RequestError(f"{field} has terminals nested more than {MAX_TERMINAL_DEPTH} levels deep")
+        raise InvalidField(field, f"has terminals nested more than {MAX_TERMINAL_DEPTH} levels deep")
     return text
 
 
@@ -303,29 +303,29 @@ def at_lines(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
 
 def _check_size(field: str, text: str, most: int) -> None:
     if len(text) > most:
-        raise RequestError(f"{field} has {len(text)} characters; the limit is {most}")
+        raise InvalidField(field, f"has {len(text)} characters; the limit is {most}")
 
 
 def checked_schema(text: str, field: str) -> str:
     """Check that a JSON schema is not too large, deep or wide, and return it."""
     _check_size(field, text, MAX_SCHEMA_CHARACTERS)
     if nesting(text.encode(errors="surrogatepass")) > MAX_SCHEMA_DEPTH:
-        raise RequestError(f"{field} is nested more than {MAX_SCHEMA_DEPTH} levels deep")
+        raise InvalidField(field, f"is nested more than {MAX_SCHEMA_DEPTH} levels deep")
     try:
         schema = json.loads(text)
     except ValueError as error:
-        raise RequestError(f"{field} is not valid JSON: {error}") from None
+        raise InvalidField(field, f"is not valid JSON: {error}") from None
     if not isinstance(schema, dict | bool):
-        raise RequestError(f"{field} must be a JSON object, got {text[:80]}")
+        raise InvalidField(field, f"must be a JSON object, got {text[:80]}")
     if widest(schema) > MAX_PROPERTIES:
-        raise RequestError(f"{field} has an object with {widest(schema)} members; the limit is {MAX_PROPERTIES}")
+        raise InvalidField(field, f"has an object with {widest(schema)} members; the limit is {MAX_PROPERTIES}")
     _check_texts(field, longest_text(schema))
     return text
 
 
 def _check_texts(field: str, longest: int) -> None:
     if longest > MAX_TEXT_CHARACTERS:
-        raise RequestError(f"{field} has a string of {longest} characters; the limit is {MAX_TEXT_CHARACTERS}")
+        raise InvalidField(field, f"has a string of {longest} characters; the limit is {MAX_TEXT_CHARACTERS}")
 
 
 def checked_choices(text: str) -> list[str]:
@@ -333,11 +333,11 @@ def checked_choices(text: str) -> list[str]:
     try:
         choices = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"choice is not valid JSON: {error}") from None
+        raise InvalidField("choice", f"is not valid JSON: {error}") from None
     if not isinstance(choices, list) or not choices or not all(isinstance(each, str) for each in choices):
-        raise RequestError("choice must be a list of at least one string")
+        raise InvalidField("choice", "must be a list of at least one string")
     if len(choices) > MAX_CHOICES:
-        raise RequestError(f"choice has {len(choices)} strings; the limit is {MAX_CHOICES}")
+        raise InvalidField("choice", f"has {len(choices)} strings; the limit is {MAX_CHOICES}")
     _check_texts("choice", max(map(len, choices)))
     return choices
 

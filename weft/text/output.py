@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.text.answer_parts import AnswerPart, joined
 from weft.text.parsing import TextParser
-from weft.text.parts import Part, joined
 from weft.text.reasoning import opens, reasoning_for
 from weft.text.tools import Tool, parser_for
 
@@ -18,27 +18,27 @@ class OutputParser:
         self._tools = tools
         self.markers = frozenset((reasoning.markers if reasoning else ()) + (tools.markers if tools else ()))
 
-    def feed(self, text: str) -> list[Part]:
+    def feed(self, text: str) -> list[AnswerPart]:
         """Return the parts that the text so far makes certain, beyond those returned before."""
         parts = self._reasoning.feed(text) if self._reasoning else _content(text)
         return self._calls(parts)
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[AnswerPart]:
         """Return the remaining parts: no text follows."""
         parts = self._calls(self._reasoning.finish() if self._reasoning else [])
         return joined(parts + (self._tools.finish() if self._tools else []))
 
-    def _calls(self, parts: list[Part]) -> list[Part]:
+    def _calls(self, parts: list[AnswerPart]) -> list[AnswerPart]:
         if self._tools is None:
             return parts
-        found: list[Part] = []
+        found: list[AnswerPart] = []
         for part in parts:
             found += self._tools.feed(part.text) if part.kind == "content" else [part]
         return joined(found)
 
 
-def _content(text: str) -> list[Part]:
-    return [Part("content", text)] if text else []
+def _content(text: str) -> list[AnswerPart]:
+    return [AnswerPart("content", text)] if text else []
 
 
 def output_parser(

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from weft.text.parts import Part, joined
-from weft.text.reader import Reader, Reading
+from weft.text.answer_parts import AnswerPart, joined
+from weft.text.scanner import Reading, Scanner
 
 
 class TextParser:
     """`markers` are special tokens that the format needs to see in the text."""
 
-    def __init__(self, reader: Reader, reading: Reading, markers: tuple[str, ...] = ()) -> None:
+    def __init__(self, scanner: Scanner, reading: Reading, markers: tuple[str, ...] = ()) -> None:
         self.markers = markers
-        self._reader = reader
+        self._scanner = scanner
         self._reading = reading
 
-    def feed(self, text: str) -> list[Part]:
+    def feed(self, text: str) -> list[AnswerPart]:
         """Return the parts that the text so far makes certain, beyond those returned before."""
         if text:
-            self._reader.feed(text)
+            self._scanner.feed(text)
             self._read()
-        return self._told()
+        return self._take_parts()
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[AnswerPart]:
         """Return the remaining parts: no text follows."""
-        self._reader.ended = True
+        self._scanner.ended = True
         self._read()
-        self._reader.last_space()
-        return self._told()
+        self._scanner.last_space()
+        return self._take_parts()
 
     def _read(self) -> None:
         next(self._reading, None)
 
-    def _told(self) -> list[Part]:
-        parts, self._reader.parts = self._reader.parts, []
+    def _take_parts(self) -> list[AnswerPart]:
+        parts, self._scanner.parts = self._scanner.parts, []
         return joined(parts)

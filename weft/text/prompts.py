@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.base.errors import RequestError
-from weft.base.sampling import SamplingParams
+from weft.base.errors import InvalidField, RequestError
 from weft.text.tokenizer import Tokenizer
 
 Tokens = NDArray[np.int32]
@@ -31,24 +31,27 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, np.ndarray):
         return [prompts] if prompts.ndim == 1 else list(prompts)
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise RequestError(f"prompts must be a string, a list of token ids, or a list of those, got {prompts!r:.80}")
+        raise InvalidField("prompts", f"must be a string, a list of token ids, or a list of those, got {prompts!r:.80}")
     if prompts and all(isinstance(item, int | np.integer) for item in prompts):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))
 
 
-def encode_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer | None, vocab_size: int) -> list[Tokens]:
-    """Return the token ids of every prompt; texts are tokenized together."""
+def encode_prompts(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer | None, vocab_size: int, one: str = "prompt", many: str = "prompts"
+) -> list[Tokens]:
+    """Return the token ids of every prompt; texts are tokenized together.
+
+    Errors call a single prompt `one`, and several `many[0]`, `many[1]` and so on.
+    """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if texts and tokenizer is None:
         raise RequestError(NO_TOKENIZER)
     encoded = iter(tokenizer.encode_all(texts) if tokenizer is not None and texts else ())
-    many = len(prompts) > 1
+    names = [one] if len(prompts) == 1 else [f"{many}[{place}]" for place in range(len(prompts))]
     return [
-        checked_tokens(
-            next(encoded) if isinstance(prompt, str) else prompt, vocab_size, f"prompts[{i}]" if many else "prompt"
-        )
-        for i, prompt in enumerate(prompts)
+        checked_tokens(next(encoded) if isinstance(prompt, str) else prompt, vocab_size, name)
+        for prompt, name in zip(prompts, names)
     ]
 
 
@@ -59,35 +62,25 @@ def checked_tokens(tokens: Sequence[int], vocab_size: int, name: str = "prompt")
     except ValueError:
         array = np.empty(0, np.object_)
     if array.ndim != 1 or not (array.size == 0 or np.issubdtype(array.dtype, np.integer)):
-        raise RequestError(f"{name} must be a string or a list of token ids (integers), got {tokens!r:.80}")
+        raise InvalidField(name, f"must be a string or a list of token ids (integers), got {tokens!r:.80}")
     if not array.size:
-        raise RequestError(f"{name} is empty; it must have at least one token")
+        raise InvalidField(name, "is empty; it must have at least one token")
     wrong = (array < 0) | (array >= vocab_size)
     if wrong.any():
         place = int(np.argmax(wrong))
-        raise RequestError(f"{name}[{place}] is token id {array[place]}; the vocabulary has ids 0 to {vocab_size - 1}")
-    return array.astype(np.int32)
-
-
-def check_request(tokens: Tokens, params: SamplingParams, has_text: bool, vocab_size: int, max_length: int) -> None:
-    """Check the parameters of a request against the model."""
-    if len(tokens) + params.max_tokens > max_length:
-        raise RequestError(
-            f"prompt of {len(tokens)} tokens plus max_tokens {params.max_tokens} exceeds max_length {max_length}"
+        raise InvalidField(
+            f"{name}[{place}]", f"is token id {array[place]}; the vocabulary has ids 0 to {vocab_size - 1}"
         )
-    if params.stop and not has_text:
-        raise RequestError(f"stop takes strings, but {NO_TOKENIZER.partition(':')[0]}; use stop_token_ids")
-    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
-        beyond = [token for token in ids if token >= vocab_size]
-        if beyond:
-            raise RequestError(f"{name} has token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
+    return array.astype(np.int32)
 
 
 def check_snapshots(snapshots: Sequence[int], length: int) -> tuple[int, ...]:
     """Check the positions of a prompt whose state is worth keeping, and return them sorted."""
     for position in snapshots:
         if isinstance(position, bool) or not isinstance(position, int | np.integer) or not 0 < position <= length:
-            raise RequestError(f"snapshots must be positions from 1 to the prompt's length {length}, got {position!r}")
+            raise InvalidField(
+                "snapshots", f"must be positions from 1 to the prompt's length {length}, got {position!r}"
+            )
     return tuple(sorted({int(position) for position in snapshots}))
 
 

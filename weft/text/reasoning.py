@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.base.errors import OptionError
+from weft.text.answer_parts import AnswerPart
 from weft.text.formats.harmony import MARKERS, harmony
 from weft.text.formats.json_calls import SPACE
 from weft.text.parsing import TextParser
-from weft.text.parts import Part
-from weft.text.reader import Reader, Reading, without_space
+from weft.text.scanner import Reading, Scanner, without_space
 
 
 @dataclass(frozen=True, slots=True)
-class Thoughts:
+class ReasoningMarkers:
     """Markers around the reasoning, and around the answer if a family has them. They may be special tokens."""
 
     starts: tuple[str, ...]
@@ -22,9 +22,9 @@ class Thoughts:
 
 
 STYLES = {
-    "think": Thoughts(("<think>",), ("</think>",)),
-    "mistral": Thoughts(("[THINK]",), ("[/THINK]",)),
-    "granite": Thoughts(
+    "think": ReasoningMarkers(("<think>",), ("</think>",)),
+    "mistral": ReasoningMarkers(("[THINK]",), ("[/THINK]",)),
+    "granite": ReasoningMarkers(
         ("<think>", "Here is my thought process:", "Here's my thought process:"),
         ("</think>", "Here is my response:", "Here's my response:"),
         ("<response>", "</response>"),
@@ -33,16 +33,16 @@ STYLES = {
 REASONING = (*STYLES, "harmony")
 
 
-def reasoning_for(name: str, opened: bool = False, reader: Reader | None = None) -> TextParser:
+def reasoning_for(name: str, opened: bool = False, scanner: Scanner | None = None) -> TextParser:
     """Return a parser by name. `opened`: the prompt already ends within reasoning (see `opens`)."""
-    reader = reader or Reader()
+    scanner = scanner or Scanner()
     if name == "harmony":
-        return TextParser(reader, harmony(reader), MARKERS)
+        return TextParser(scanner, harmony(scanner), MARKERS)
     if name not in STYLES:
         raise OptionError(f"reasoning_parser must be one of {', '.join(REASONING)}, got {name!r}")
     style = STYLES[name]
     markers = (*style.starts, *style.ends, *(style.answer or ()))
-    return TextParser(reader, _thoughts_first(reader, style, opened), markers)
+    return TextParser(scanner, _reasoning_first(scanner, style, opened), markers)
 
 
 def opens(name: str, prompt: str) -> bool:
@@ -60,27 +60,27 @@ def detect_reasoning(template: str) -> str | None:
     return next((name for mark, name in marks.items() if mark in template), None)
 
 
-def _thoughts_first(reader: Reader, style: Thoughts, opened: bool) -> Reading:
+def _reasoning_first(scanner: Scanner, style: ReasoningMarkers, opened: bool) -> Reading:
     space: list[str] = []
-    yield from reader.skip(SPACE, space.append)
-    marker = yield from reader.sees(*style.starts)
+    yield from scanner.skip(SPACE, space.append)
+    marker = yield from scanner.sees(*style.starts)
     if marker or opened:
-        reader.place += len(marker)
-        yield from reader.skip(SPACE)
-        yield from _thoughts(reader, style.ends)
-        yield from reader.skip(SPACE)
-        if style.answer is not None and (yield from reader.sees(style.answer[0])):
-            reader.place += len(style.answer[0])
-            yield from reader.skip(SPACE)
-            yield from reader.skip_to((style.answer[1],), reader.content)
+        scanner.place += len(marker)
+        yield from scanner.skip(SPACE)
+        yield from _read_reasoning(scanner, style.ends)
+        yield from scanner.skip(SPACE)
+        if style.answer is not None and (yield from scanner.sees(style.answer[0])):
+            scanner.place += len(style.answer[0])
+            yield from scanner.skip(SPACE)
+            yield from scanner.skip_to((style.answer[1],), scanner.content)
     else:
-        reader.parts.append(Part("content", "".join(space)))
-    while (yield from reader.peek()):
-        reader.parts.append(Part("content", reader.text[reader.place :]))
-        reader.place = len(reader.text)
+        scanner.parts.append(AnswerPart("content", "".join(space)))
+    while (yield from scanner.peek()):
+        scanner.parts.append(AnswerPart("content", scanner.text[scanner.place :]))
+        scanner.place = len(scanner.text)
 
 
-def _thoughts(reader: Reader, ends: tuple[str, ...]) -> Reading:
+def _read_reasoning(scanner: Scanner, ends: tuple[str, ...]) -> Reading:
     held: list[str] = []
-    if not (yield from reader.skip_to(ends, lambda text: reader.reasoning(without_space(text, held)))):
-        reader.reasoning("".join(held))
+    if not (yield from scanner.skip_to(ends, lambda text: scanner.reasoning(without_space(text, held)))):
+        scanner.reasoning("".join(held))

@@ -333,4 +333,5 @@ class _Rewriter(NodeTransformer):
     def _call(self, name: str, args: list[nodes.Expr], at: nodes.Node) -> nodes.Call:
         function = nodes.EnvironmentAttribute(name)
         call = nodes.Call(function, args, [], None, None, lineno=at.lineno)
-        return call.set_environment(self._environment)  # type: ignore[return-value]
+        call.set_environment(self._environment)
+        return call  # jinja2 annotates it with the base class

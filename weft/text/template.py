@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from weft.base.errors import ModelError, RequestError
+from weft.base.errors import InvalidField, ModelError, RequestError
 from weft.text.sandbox import Sandbox, budget
 from weft.text.tokenizer import read_json
 
@@ -88,7 +88,7 @@ class ChatTemplate:
         except RequestError:
             raise
         except jinja2.TemplateError as error:
-            raise RequestError(f"messages do not fit the model's chat template: {error}") from None
+            raise InvalidField("messages", f"do not fit the model's chat template: {error}") from None
         except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
             raise RequestError(f"the model's chat template failed on these messages: {error!r}") from None
 
@@ -107,14 +107,14 @@ class ChatTemplate:
 def check_messages(messages: Sequence[Message]) -> Sequence[Message]:
     """Check that messages form a conversation; errors name the message."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise RequestError("messages must be a list of at least one message with role and content")
+        raise InvalidField("messages", "must be a list of at least one message with role and content")
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise RequestError(f"messages[{place}] must be an object with role and content, got {message!r}")
+            raise InvalidField(f"messages[{place}]", f"must be an object with role and content, got {message!r}")
         if not isinstance(message.get("role"), str):
-            raise RequestError(f"messages[{place}].role must be a string, got {message.get('role')!r}")
+            raise InvalidField(f"messages[{place}].role", f"must be a string, got {message.get('role')!r}")
         if not is_role(message["role"]):
-            raise RequestError(f"messages[{place}].role {ROLE_FORM}, got {message['role']!r:.80}")
+            raise InvalidField(f"messages[{place}].role", f"{ROLE_FORM}, got {message['role']!r:.80}")
     return messages
 
 
@@ -133,14 +133,16 @@ def plain_message(message: Message, place: int) -> dict[str, Any]:
     if isinstance(content, str) or (content is None and "content" in message) or "tool_calls" in message:
         return kept
     if not isinstance(content, Sequence):
-        raise RequestError(f"messages[{place}].content must be a string or a list of parts, got {content!r}")
+        raise InvalidField(f"messages[{place}].content", f"must be a string or a list of parts, got {content!r}")
     kept["content"] = "".join(_part_text(part, place) for part in content)
     return kept
 
 
 def _part_text(part: Any, place: int) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise RequestError(f'messages[{place}].content must have parts {{"type": "text", "text": ...}}, got {part!r}')
+        raise InvalidField(
+            f"messages[{place}].content", f'must have parts {{"type": "text", "text": ...}}, got {part!r}'
+        )
     return str(part["text"])
 
 

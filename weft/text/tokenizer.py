@@ -13,7 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from weft.base.errors import ModelError, RequestError
+from weft.base.errors import InvalidField, ModelError
 from weft.text.detokenizer import Detokenizer, Vocabulary
 from weft.text.patterns import are_linear, check_pattern, patterns_of
 
@@ -76,8 +76,8 @@ class Tokenizer:
         except BaseException as error:
             if not _is_the_librarys(error):
                 raise
-            raise RequestError(
-                f"prompt has a text that this model's tokenizer.json fails on: {_first_line(error)}"
+            raise InvalidField(
+                "prompt", f"has a text that this model's tokenizer.json fails on: {_first_line(error)}"
             ) from None
 
     def detokenizer(self, skip_special: bool = True, shown: Collection[str] = ()) -> Detokenizer:
@@ -104,7 +104,7 @@ def _check_unicode(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         found = text[error.start]
-        raise RequestError(f"prompt has {found!r} at character {error.start}: half of a surrogate pair") from None
+        raise InvalidField("prompt", f"has {found!r} at character {error.start}: half of a surrogate pair") from None
 
 
 def _is_the_librarys(error: BaseException) -> bool:

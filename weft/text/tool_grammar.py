@@ -11,7 +11,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from weft.base.errors import RequestError
+from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
 from weft.text.grammar import EXPLANATIONS, SPACES, checked_choices, checked_schema
 from weft.text.reasoning import STYLES, opens
@@ -97,22 +97,22 @@ def tool_grammar(
     calls = " | ".join(rules.add(write(rules, name, schema)) for name, schema in named.items())
     call = rules.add(calls)
     several = f"{call} ({rules.literal(between)} {call})*" if parallel and only is None and between else call
-    thoughts = _harmony_thoughts(rules) if form == "harmony" else _thoughts(rules, reasoning, prompt)
-    return Grammar("lark", "\n".join([f"start: {thoughts} {before} {several} {after}", *rules.lines]))
+    reasoning_rule = _harmony_reasoning_rule(rules) if form == "harmony" else _reasoning_rule(rules, reasoning, prompt)
+    return Grammar("lark", "\n".join([f"start: {reasoning_rule} {before} {several} {after}", *rules.lines]))
 
 
 def _checked(tools: Sequence[Tool], only: str | None) -> dict[str, Mapping[str, Any]]:
     if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools has {len(tools)} entries; the limit is {MAX_TOOLS}")
+        raise InvalidField("tools", f"has {len(tools)} entries; the limit is {MAX_TOOLS}")
     named = {str(function_of(tool).get("name")): parameters_of(tool) for tool in tools}
     for place, schema in enumerate(named.values()):
         checked_schema(json.dumps(schema), f"tools[{place}].function.parameters")
     if only is not None:
         if only not in named:
-            raise RequestError(f"tool_choice names {only!r}, which is not one of the tools")
+            raise InvalidField("tool_choice", f"names {only!r}, which is not one of the tools")
         named = {only: named[only]}
     if not named:
-        raise RequestError("tool_choice forces a tool call, but the request has no tools")
+        raise InvalidField("tool_choice", "forces a tool call, but the request has no tools")
     closed = {"type": "object", "additionalProperties": False}
     return {name: {**(closed if "properties" in schema else _ANY), **schema} for name, schema in named.items()}
 
@@ -227,7 +227,7 @@ def _python_value(rules: _Rules, schema: Mapping[str, Any]) -> str:
 # reasoning ------------------------------------------------------------------------------------------------------------
 
 
-def _thoughts(rules: _Rules, reasoning: str | None, prompt: str) -> str:
+def _reasoning_rule(rules: _Rules, reasoning: str | None, prompt: str) -> str:
     """Return the reasoning before an answer: the rest of what the prompt opened, or an optional block."""
     if reasoning not in STYLES:
         return ""
@@ -239,18 +239,18 @@ def _thoughts(rules: _Rules, reasoning: str | None, prompt: str) -> str:
     return f"({rules.literal(start)} {rules.text_until(end)} {rules.add(_SPACE)})?"
 
 
-def _harmony_thoughts(rules: _Rules) -> str:
+def _harmony_reasoning_rule(rules: _Rules) -> str:
     head = rules.literal("<|channel|>", "analysis", "<|message|>")
     return f"({head} {rules.text_until('<|end|>')} {rules.literal('<|start|>', 'assistant')})?"
 
 
-def after_thoughts(grammar: Grammar, reasoning: str, prompt: str, token_of: TokenOf = no_specials) -> Grammar:
+def after_reasoning(grammar: Grammar, reasoning: str, prompt: str, token_of: TokenOf = no_specials) -> Grammar:
     """Return the grammar for a model that reasons first: it applies to what follows the reasoning."""
     rules = _Rules(token_of)
     if reasoning == "harmony":
-        before = f"{_harmony_thoughts(rules)} {rules.literal('<|channel|>', 'final', '<|message|>')}"
+        before = f"{_harmony_reasoning_rule(rules)} {rules.literal('<|channel|>', 'final', '<|message|>')}"
     else:
-        before = _thoughts(rules, reasoning, prompt)
+        before = _reasoning_rule(rules, reasoning, prompt)
     if not before or grammar.kind == "lark":
         return grammar
     return Grammar("lark", "\n".join([f"start: {before} {_answer(rules, grammar)}", *rules.lines]))

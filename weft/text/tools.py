@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.base.errors import OptionError
+from weft.text.answer_parts import call_id, short_call_id
 from weft.text.formats import harmony, json_calls, pythonic, tagged
 from weft.text.parsing import TextParser
-from weft.text.parts import call_id, short_call_id
-from weft.text.reader import Reader, Reading
+from weft.text.scanner import Reading, Scanner
 
 Tool = Mapping[str, Any]
 
@@ -19,44 +19,46 @@ Tool = Mapping[str, Any]
 class ToolFormat:
     """`markers` may be special tokens of the model; the parser needs to see them in the text."""
 
-    read: Callable[[Reader, Sequence[Tool]], Reading]
+    read: Callable[[Scanner, Sequence[Tool]], Reading]
     markers: tuple[str, ...] = ()
     make_id: Callable[[], str] = call_id
 
 
 FORMATS = {
     "hermes": ToolFormat(
-        lambda reader, tools: json_calls.marked(reader, ("<tool_call>",), ("</tool_call>",)),
+        lambda scanner, tools: json_calls.marked(scanner, ("<tool_call>",), ("</tool_call>",)),
         ("<tool_call>", "</tool_call>"),
     ),
     "qwen3_coder": ToolFormat(
-        lambda reader, tools: tagged.tagged(reader, schemas_of(tools)), ("<tool_call>", "</tool_call>")
+        lambda scanner, tools: tagged.tagged(scanner, schemas_of(tools)), ("<tool_call>", "</tool_call>")
     ),
     "lfm2": ToolFormat(
-        lambda reader, tools: pythonic.between(reader, "<|tool_call_start|>", "<|tool_call_end|>", positions_of(tools)),
+        lambda scanner, tools: pythonic.between(
+            scanner, "<|tool_call_start|>", "<|tool_call_end|>", positions_of(tools)
+        ),
         ("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
     "llama3_json": ToolFormat(
-        lambda reader, tools: json_calls.bare(reader, "<|python_tag|>", schemas_of(tools) if tools else None),
+        lambda scanner, tools: json_calls.bare(scanner, "<|python_tag|>", schemas_of(tools) if tools else None),
         ("<|python_tag|>",),
     ),
     "mistral": ToolFormat(
-        lambda reader, tools: json_calls.named(reader, "[TOOL_CALLS]"),
+        lambda scanner, tools: json_calls.named(scanner, "[TOOL_CALLS]"),
         ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
         short_call_id,
     ),
     "granite": ToolFormat(
-        lambda reader, tools: json_calls.marked(
-            reader, ("<|tool_call|>", "<tool_call>"), ("</tool_call>", "<|end_of_text|>")
+        lambda scanner, tools: json_calls.marked(
+            scanner, ("<|tool_call|>", "<tool_call>"), ("</tool_call>", "<|end_of_text|>")
         ),
         ("<|tool_call|>", "<tool_call>", "</tool_call>"),
     ),
     "nemotron": ToolFormat(
-        lambda reader, tools: json_calls.marked(reader, ("<TOOLCALL>",), ("</TOOLCALL>",)),
+        lambda scanner, tools: json_calls.marked(scanner, ("<TOOLCALL>",), ("</TOOLCALL>",)),
         ("<TOOLCALL>", "</TOOLCALL>"),
     ),
-    "gemma": ToolFormat(lambda reader, tools: pythonic.fenced(reader, positions_of(tools))),
-    "harmony": ToolFormat(lambda reader, tools: harmony.harmony(reader), harmony.MARKERS),
+    "gemma": ToolFormat(lambda scanner, tools: pythonic.fenced(scanner, positions_of(tools))),
+    "harmony": ToolFormat(lambda scanner, tools: harmony.harmony(scanner), harmony.MARKERS),
 }
 
 # Text in a family's chat template that identifies its tool-call format; the first match counts.
@@ -92,8 +94,8 @@ def parser_for(name: str, tools: Sequence[Tool] = ()) -> TextParser:
     if name not in FORMATS:
         raise OptionError(f"tool_parser must be one of {', '.join(FORMATS)}, got {name!r}")
     form = FORMATS[name]
-    reader = Reader(form.make_id)
-    return TextParser(reader, form.read(reader, tools), form.markers)
+    scanner = Scanner(form.make_id)
+    return TextParser(scanner, form.read(scanner, tools), form.markers)
 
 
 def detect_tools(family: str, template: str | None) -> str | None:

@@ -14,8 +14,8 @@ from weft.base.errors import OptionError
 from weft.cli.bench.options import BenchOptions
 
 if TYPE_CHECKING:
-    from weft.cli.bench.measures import Outcome
-    from weft.cli.bench.workloads import Session
+    from weft.cli.bench.measures import MeasuredRequest
+    from weft.cli.bench.workloads import BenchSession
     from weft.cli.client import Client
 
 ABOUT = "benchmark any OpenAI-compatible server under a chosen load"
@@ -37,7 +37,7 @@ def run(options: BenchOptions) -> int:
     return 0 if found["completed"] else 1
 
 
-async def measure(sessions: Sequence[Session], options: BenchOptions) -> dict[str, Any]:
+async def measure(sessions: Sequence[BenchSession], options: BenchOptions) -> dict[str, Any]:
     from weft.cli.bench.load import send_all
     from weft.cli.bench.measures import summary
     from weft.cli.client import Client
@@ -48,21 +48,21 @@ async def measure(sessions: Sequence[Session], options: BenchOptions) -> dict[st
         await warm_up(client, model, options)
         total = sum(len(session.turns) for session in sessions)
         with Bar(total, options.progress) as bar:
-            outcomes, duration = await send_all(client, model, sessions, options, bar.tell)
+            measured, duration = await send_all(client, model, sessions, options, bar.tell)
     finally:
         await client.close()
-    return summary(outcomes, duration) | {"model": model}
+    return summary(measured, duration) | {"model": model}
 
 
 async def warm_up(client: Client, model: str, options: BenchOptions) -> None:
     from weft.cli.bench.load import PATHS, ask, body_of
-    from weft.cli.bench.workloads import Turn, draw
+    from weft.cli.bench.workloads import BenchTurn, draw
 
     for number in range(options.warmup):
-        turn = Turn(draw(f"{options.seed} warmup {number}", 32, options.vocabulary), 2)
-        outcome = await ask(client, PATHS[options.shape], body_of(model, [], turn, options))
-        if outcome.error is not None:
-            raise OptionError(f"the first request failed: {outcome.error}")
+        turn = BenchTurn(draw(f"{options.seed} warmup {number}", 32, options.vocabulary), 2)
+        request = await ask(client, PATHS[options.shape], body_of(model, [], turn, options))
+        if request.error is not None:
+            raise OptionError(f"the first request failed: {request.error}")
 
 
 def write(options: BenchOptions, found: dict[str, Any]) -> None:
@@ -89,9 +89,9 @@ class Bar:
     def __exit__(self, *ignored: object) -> None:
         self._bar.close()
 
-    def tell(self, outcome: Outcome) -> None:
-        self._tokens += outcome.tokens
-        self._failed += outcome.error is not None
+    def tell(self, request: MeasuredRequest) -> None:
+        self._tokens += request.tokens
+        self._failed += request.error is not None
         self._bar.update()
         if not self._bar.disable:
             pace = self._tokens / max(1e-9, self._bar.format_dict["elapsed"])

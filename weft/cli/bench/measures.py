@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Outcome:
+class MeasuredRequest:
     """One request: when it was sent, when its chunks arrived (seconds), what the server counted, or why it failed."""
 
     sent: float
@@ -53,9 +53,9 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def summary(outcomes: Sequence[Outcome], duration: float) -> dict[str, Any]:
+def summary(measured: Sequence[MeasuredRequest], duration: float) -> dict[str, Any]:
     """Return all metrics, named as in the result files of other benchmarks so that their tools can read them."""
-    good = [each for each in outcomes if each.error is None]
+    good = [each for each in measured if each.error is None]
     prompt, tokens = sum(each.prompt_tokens for each in good), sum(each.tokens for each in good)
     told = [each for each in good if each.cached_tokens is not None]
     cached = sum(each.cached_tokens or 0 for each in told)
@@ -63,7 +63,7 @@ def summary(outcomes: Sequence[Outcome], duration: float) -> dict[str, Any]:
     found: dict[str, Any] = {
         "duration": duration,
         "completed": len(good),
-        "failed": len(outcomes) - len(good),
+        "failed": len(measured) - len(good),
         "total_input_tokens": prompt,
         "total_output_tokens": tokens,
         "request_throughput": len(good) / duration,
@@ -81,7 +81,7 @@ def summary(outcomes: Sequence[Outcome], duration: float) -> dict[str, Any]:
     }
     for name, values in times.items():
         found |= _spread(name, [1000 * value for value in values])
-    found["errors"] = dict(Counter(each.error for each in outcomes if each.error is not None))
+    found["errors"] = dict(Counter(each.error for each in measured if each.error is not None))
     return found
 
 

@@ -27,7 +27,7 @@ WORDS = TEXT.split()
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class BenchTurn:
     """One turn: numbers that become ids or words, and the number of tokens to generate."""
 
     drawn: tuple[int, ...]
@@ -35,10 +35,10 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class BenchSession:
     """Turns that build on each other. `due` is the start of the first in seconds; None: by rate, or at once."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[BenchTurn, ...]
     due: float | None = None
 
 
@@ -61,25 +61,25 @@ def _spread(options: BenchOptions, length: int, chance: random.Random) -> int:
     return max(1, round(length * chance.uniform(1 - options.spread, 1 + options.spread)))
 
 
-def random_prompts(options: BenchOptions) -> Iterator[Session]:
+def random_prompts(options: BenchOptions) -> Iterator[BenchSession]:
     """Yield prompts that share nothing."""
     chance = random.Random(options.seed)
     for number in range(options.prompts):
         length, answer = (_spread(options, each, chance) for each in (options.input_length, options.output_length))
-        yield Session((Turn(draw(f"{options.seed} random {number}", length, options.vocabulary), answer),))
+        yield BenchSession((BenchTurn(draw(f"{options.seed} random {number}", length, options.vocabulary), answer),))
 
 
-def shared_prefixes(options: BenchOptions) -> Iterator[Session]:
+def shared_prefixes(options: BenchOptions) -> Iterator[BenchSession]:
     """Yield prompts in groups with a common prefix, shuffled: system prompts with a question each."""
     return _prefixed(options, "prefix", options.groups, options.prefix_length)
 
 
-def long_documents(options: BenchOptions) -> Iterator[Session]:
+def long_documents(options: BenchOptions) -> Iterator[BenchSession]:
     """Yield several questions about each of a few long documents, shuffled."""
     return _prefixed(options, "document", options.groups, options.document_length)
 
 
-def _prefixed(options: BenchOptions, kind: str, groups: int, length: int) -> Iterator[Session]:
+def _prefixed(options: BenchOptions, kind: str, groups: int, length: int) -> Iterator[BenchSession]:
     chance = random.Random(options.seed)
     order = [number % groups for number in range(options.prompts)]
     chance.shuffle(order)
@@ -87,21 +87,21 @@ def _prefixed(options: BenchOptions, kind: str, groups: int, length: int) -> Ite
         prefix = draw(f"{options.seed} {kind} {group}", length, options.vocabulary)
         asked = _spread(options, options.input_length, chance)
         question = draw(f"{options.seed} question {number}", asked, options.vocabulary)
-        yield Session((Turn(prefix + question, _spread(options, options.output_length, chance)),))
+        yield BenchSession((BenchTurn(prefix + question, _spread(options, options.output_length, chance)),))
 
 
-def multi_turn(options: BenchOptions) -> Iterator[Session]:
+def multi_turn(options: BenchOptions) -> Iterator[BenchSession]:
     """Yield conversations: every turn sends the messages so far, with the server's answers."""
     chance = random.Random(options.seed)
     for number in range(options.prompts):
         turns = []
         for turn in range(options.turns):
             length, answer = (_spread(options, each, chance) for each in (options.input_length, options.output_length))
-            turns.append(Turn(draw(f"{options.seed} turn {number} {turn}", length, options.vocabulary), answer))
-        yield Session(tuple(turns))
+            turns.append(BenchTurn(draw(f"{options.seed} turn {number} {turn}", length, options.vocabulary), answer))
+        yield BenchSession(tuple(turns))
 
 
-def traced(options: BenchOptions) -> Iterator[Session]:
+def traced(options: BenchOptions) -> Iterator[BenchSession]:
     """Yield the requests of a trace in Mooncake's format: one JSON object per line with timestamp (ms), input_length,
     output_length and hash_ids, each standing for a block of 512 tokens. Equal ids become equal tokens."""
     if options.trace is None:
@@ -118,7 +118,7 @@ def traced(options: BenchOptions) -> Iterator[Session]:
             raise OptionError(f"{options.trace}, line {number}: no request in Mooncake's format: {error!r}") from None
         missing = [f"{number} rest"] * (-(-length // block) - len(blocks))
         drawn = chain.from_iterable(draw(f"block {name}", block, options.vocabulary) for name in [*blocks, *missing])
-        yield Session((Turn(tuple(drawn)[:length], answer),), due=due / options.trace_speed)
+        yield BenchSession((BenchTurn(tuple(drawn)[:length], answer),), due=due / options.trace_speed)
 
 
 def _lines(path: str, count: int) -> Iterator[str]:
@@ -130,7 +130,7 @@ def _lines(path: str, count: int) -> Iterator[str]:
         raise OptionError(f"cannot read trace {path}: {error.strerror}") from None
 
 
-WORKLOADS: dict[str, Callable[[BenchOptions], Iterator[Session]]] = {
+WORKLOADS: dict[str, Callable[[BenchOptions], Iterator[BenchSession]]] = {
     "random": random_prompts,
     "generated-shared-prefix": shared_prefixes,
     "multi-turn": multi_turn,

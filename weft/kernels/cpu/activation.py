@@ -8,7 +8,7 @@ from torch import Tensor
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.native import activation as kernels
 from weft.kernels.native import library as native
-from weft.kernels.placing import placed
+from weft.kernels.outputs import placed
 
 
 def gated_product(

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from weft.kernels.attention import AttentionForm
 from weft.kernels.cpu.activation import gated_product
-from weft.kernels.cpu.cutting import indices
+from weft.kernels.cpu.index_building import indices
 from weft.kernels.cpu.norm import rms_norm_heads
 from weft.kernels.cpu.paged_reads import PaddedRead, Read, RowRead, SharedRead, plan_reads
 from weft.kernels.cpu.rotary import rotate
 from weft.kernels.interface import Batch
-from weft.kernels.placing import placed
+from weft.kernels.outputs import placed
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 

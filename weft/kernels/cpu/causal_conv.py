@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cpu.cutting import indices
+from weft.kernels.cpu.index_building import indices
 from weft.kernels.cpu.indices import Convolution
 from weft.kernels.cpu.linear import linear
 from weft.kernels.interface import Batch

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.kernels.cpu.activation import gated_product
 from weft.kernels.cpu.linear import linear
-from weft.kernels.experts import ExpertWeights, Routing, Shared
+from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.plain.moe import route_sigmoid, route_softmax, route_top
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
@@ -21,7 +21,7 @@ __all__ = ["experts", "route_sigmoid", "route_softmax", "route_top"]
 
 
 def experts(
-    x: Normed, routing: Routing, layer: ExpertWeights, shared: Shared | None = None
+    x: Normed, routing: Routing, layer: ExpertWeights, shared: SharedExpert | None = None
 ) -> Float[Tensor, "tokens hidden"]:
     assert isinstance(x, Tensor)
     routed = routed_sum(x, routing, layer)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.kernels.native import library as native
 from weft.kernels.native import norm as kernels
-from weft.kernels.placing import placed, rows_are_lines
+from weft.kernels.outputs import placed, rows_are_lines
 from weft.kernels.stream import Change, Normed, Residual
 
 

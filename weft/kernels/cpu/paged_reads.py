@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.kernels.cpu.indices import Paging
-from weft.kernels.rows import Rows
+from weft.kernels.rows import RowPositions
 
 # Queries of one row scored at once: bounds a mask to this times the keys that they can see.
 QUERY_BLOCK = 512
@@ -70,7 +70,7 @@ class Spans(NamedTuple):
     first: list[int]
 
 
-def plan_reads(rows: Rows, paging: Paging, window: int | None, cell: int) -> list[Read]:
+def plan_reads(rows: RowPositions, paging: Paging, window: int | None, cell: int) -> list[Read]:
     spans = Spans(rows.decodes, rows.start.tolist(), rows.end.tolist(), rows.first.tolist())
     reads: list[Read] = []
     for members, shared in _by_beginning(spans, paging, window, cell):

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cpu.cells import first_states, hand_out, opened, spread, totals, write_tail
-from weft.kernels.cpu.cutting import indices
+from weft.kernels.cpu.index_building import indices
 from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
 from weft.kernels.interface import Batch
 from weft.memory.device.store import RecurrentView

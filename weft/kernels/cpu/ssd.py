@@ -32,7 +32,7 @@ from weft.kernels.cpu.cells import (
 from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
 from weft.kernels.cpu.recurrence import Columns, scan
 from weft.kernels.interface import Batch
-from weft.kernels.placing import placed
+from weft.kernels.outputs import placed
 from weft.kernels.recurrent import UNLIMITED, SsdInputs, SsdShape, conv_parts, ssd_state
 from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory

@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cuda.launching import Arguments, jit
 from weft.kernels.cuda.overlap import early, wait
-from weft.kernels.placing import placed
+from weft.kernels.outputs import placed
 
 # Elements per program and its warps, measured on an H200.
 LOADED = 2048

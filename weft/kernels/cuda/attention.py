@@ -38,7 +38,7 @@ from weft.kernels.cuda.activation import gated_product
 from weft.kernels.cuda.arguments import STEP, cache_of, pages_of
 from weft.kernels.cuda.attention_decode import attend_decodes
 from weft.kernels.cuda.attention_prefill import attend_pieces
-from weft.kernels.cuda.flashinfer import Shape
+from weft.kernels.cuda.flashinfer import WrapperShape
 from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.rotary import rotate_and_write
@@ -118,19 +118,19 @@ def read_pages(
     return out
 
 
-def shape_of(q: Tensor, view: AttentionView, scale: float, softcap: float | None) -> Shape:
+def shape_of(q: Tensor, view: AttentionView, scale: float, softcap: float | None) -> WrapperShape:
     _, cell, kv_heads, head_dim = view.keys.shape
-    return Shape(q.dtype, q.shape[1], kv_heads, head_dim, cell, scale, view.window, softcap)
+    return WrapperShape(q.dtype, q.shape[1], kv_heads, head_dim, cell, scale, view.window, softcap)
 
 
 def warm_attention(forms: Sequence[AttentionForm], dtype: torch.dtype) -> None:
-    warm([Shape(dtype, f.heads, f.kv_heads, f.head_dim, CELL, f.scale, f.window, f.softcap) for f in forms])
+    warm([WrapperShape(dtype, f.heads, f.kv_heads, f.head_dim, CELL, f.scale, f.window, f.softcap) for f in forms])
 
 
-def warm(shapes: Iterable[Shape], device: torch.device | str = "cuda") -> None:
+def warm(shapes: Iterable[WrapperShape], device: torch.device | str = "cuda") -> None:
     """Prepare FlashInfer for these layers, or log once what is slower without it. Call this at start."""
     device = torch.device(device)
-    wanted: dict[Backend, list[Shape]] = {}
+    wanted: dict[Backend, list[WrapperShape]] = {}
     for shape in shapes:
         chosen = choose_backend(shape, torch.cuda.get_device_capability(device), flashinfer.is_installed())
         wanted.setdefault(chosen, []).append(shape)
@@ -146,10 +146,10 @@ def _say_it_is_missing() -> None:
     log.warning("FlashInfer is not installed: attention over prompts uses Triton, which is slower")
 
 
-def choose_backend(shape: Shape, capability: tuple[int, int], is_installed: bool) -> Backend:
+def choose_backend(shape: WrapperShape, capability: tuple[int, int], is_installed: bool) -> Backend:
     """Return the backend that reads pages for rows of several tokens.
 
-    >>> layer = Shape(torch.bfloat16, 32, 8, 128, 64, 0.1, None, None)
+    >>> layer = WrapperShape(torch.bfloat16, 32, 8, 128, 64, 0.1, None, None)
     >>> choose_backend(layer, (9, 0), True), choose_backend(layer, (8, 0), True), choose_backend(layer, (9, 0), False)
     ('fa3', 'fa2', 'triton')
     """

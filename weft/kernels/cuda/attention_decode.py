@@ -26,34 +26,34 @@ from weft.memory.device.store import AttentionView
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-class Launch(NamedTuple):
+class DecodeLaunch(NamedTuple):
     keys: int  # keys of one cell loaded at once
     warps: int
     stages: int
 
 
 # By bytes of a head's key, padded to a power of two.
-LAUNCHES = {128: Launch(64, 4, 3), 256: Launch(64, 4, 3), 512: Launch(32, 4, 3)}
+LAUNCHES = {128: DecodeLaunch(64, 4, 3), 256: DecodeLaunch(64, 4, 3), 512: DecodeLaunch(32, 4, 3)}
 # All other cases: float32 heads too large for several stages in shared memory, and tests' small ones.
-PLAIN_LAUNCH = Launch(64, 4, 1)
+PLAIN_LAUNCH = DecodeLaunch(64, 4, 1)
 # Programs that fit on one multiprocessor.
 AT_ONCE = 3
 
 
-class Sharing(NamedTuple):
+class DecodeSharing(NamedTuple):
     """Maximum number of shares of the line of cells, and minimum number of cells per share."""
 
     shares: int
     least_cells: int
 
 
-def share_out(multiprocessors: int, kv_heads: int) -> Sharing:
+def share_out(multiprocessors: int, kv_heads: int) -> DecodeSharing:
     """Return as many shares as can be read concurrently.
 
     >>> share_out(multiprocessors=132, kv_heads=8)
-    Sharing(shares=49, least_cells=1)
+    DecodeSharing(shares=49, least_cells=1)
     """
-    return Sharing(max(1, multiprocessors * AT_ONCE // kv_heads), 1)
+    return DecodeSharing(max(1, multiprocessors * AT_ONCE // kv_heads), 1)
 
 
 def multiprocessors_of(device: torch.device) -> int:
@@ -70,8 +70,8 @@ def attend_decodes(
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
-    sharing: Sharing | None = None,
-    launch: Launch | None = None,
+    sharing: DecodeSharing | None = None,
+    launch: DecodeLaunch | None = None,
 ) -> None:
     """Attend for the leading `batch.decodes` tokens of `q` [tokens, heads, head_dim] into those of `out`."""
     rows, heads, head_dim = batch.decodes, q.shape[1], q.shape[2]

@@ -26,27 +26,27 @@ from weft.memory.device.store import AttentionView
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-class Launch(NamedTuple):
+class PrefillLaunch(NamedTuple):
     block: int  # queries times heads of a group
     warps: int
     stages: int
 
 
 # By bytes of a head's key, padded to a power of two.
-LAUNCHES = {128: Launch(128, 4, 3), 256: Launch(64, 4, 3), 512: Launch(128, 8, 2)}
+LAUNCHES = {128: PrefillLaunch(128, 4, 3), 256: PrefillLaunch(64, 4, 3), 512: PrefillLaunch(128, 8, 2)}
 # All other cases: float32 heads too large for several stages in shared memory, and tests' small ones.
-PLAIN_LAUNCH = Launch(16, 4, 1)
+PLAIN_LAUNCH = PrefillLaunch(16, 4, 1)
 
 
-class Sharing(NamedTuple):
+class PrefillSharing(NamedTuple):
     """Maximum number of programs that share a block's cells, and minimum number of cells of each."""
 
     shares: int
     least_cells: int
 
 
-ALONE = Sharing(1, 1)
-SHARED = Sharing(8, 16)
+ALONE = PrefillSharing(1, 1)
+SHARED = PrefillSharing(8, 16)
 # Programs per multiprocessor that are enough without sharing.
 ENOUGH = 8
 # Upper bound on the programs that share work.
@@ -61,8 +61,8 @@ def attend_pieces(
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
-    launch: Launch | None = None,
-    sharing: Sharing | None = None,
+    launch: PrefillLaunch | None = None,
+    sharing: PrefillSharing | None = None,
 ) -> None:
     """Attend for all tokens of `q` [tokens, heads, head_dim] after the leading `batch.decodes` into those of `out`."""
     heads, head_dim = q.shape[1:]
@@ -95,7 +95,7 @@ def attend_pieces(
     )  # fmt: skip
 
 
-def choose_sharing(programs: int, window: int | None, cell: int, multiprocessors: int) -> Sharing:
+def choose_sharing(programs: int, window: int | None, cell: int, multiprocessors: int) -> PrefillSharing:
     """Share blocks only if there are too few programs and rows see far.
 
     >>> choose_sharing(160, None, 64, 132), choose_sharing(2048, None, 64, 132), choose_sharing(160, 128, 64, 132)

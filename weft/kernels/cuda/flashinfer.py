@@ -31,7 +31,7 @@ WORKSPACE_BYTES = {"fa2": 128 << 20, "fa3": 1 << 20}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WrapperShape:
     """Parameters of layers that share a plan."""
 
     dtype: torch.dtype
@@ -50,7 +50,7 @@ class Shape:
 
 
 @dataclass(slots=True)
-class Planner:
+class PooledWrapper:
     """A FlashInfer wrapper, and the event after which its pinned memory may be overwritten."""
 
     wrapper: Any
@@ -60,18 +60,18 @@ class Planner:
 # Warmed modules and their backends; None if warm-up failed.
 _modules: dict[tuple[object, ...], str | None] = {}
 # Planners of a shape on a device. At most one step at a time uses each.
-_planners: dict[tuple[Shape, torch.device], list[Planner]] = {}
+_planners: dict[tuple[WrapperShape, torch.device], list[PooledWrapper]] = {}
 
 
 def is_installed() -> bool:
     return find_spec("flashinfer") is not None
 
 
-def is_warm(shape: Shape) -> bool:
+def is_warm(shape: WrapperShape) -> bool:
     return _modules.get(shape.module) is not None
 
 
-def warm(shapes: Iterable[Shape], backend: str, device: torch.device) -> None:
+def warm(shapes: Iterable[WrapperShape], backend: str, device: torch.device) -> None:
     """Compile and try what `shapes` need, in parallel; takes minutes if FlashInfer has no cache of it."""
     # With its index, as tensors name it.
     device = torch.empty(0, device=device).device
@@ -92,7 +92,7 @@ def warm(shapes: Iterable[Shape], backend: str, device: torch.device) -> None:
             spare.extend(_new_planner(backend, device) for _ in range(2 - len(spare)))
 
 
-def _try(shape: Shape, backend: str, device: torch.device) -> Exception | None:
+def _try(shape: WrapperShape, backend: str, device: torch.device) -> Exception | None:
     """Attend over two cells of one row. The only check is that the result is a number."""
     cell, tokens = shape.cell, 2 * shape.cell
     try:
@@ -117,7 +117,7 @@ def attend_prefill(
     batch: Batch,
     listed: PageList,
     view: AttentionView,
-    shape: Shape,
+    shape: WrapperShape,
     sinks: Tensor | None,
     derived: dict[Any, Any],
 ) -> None:
@@ -145,7 +145,7 @@ def attend_prefill(
     )  # fmt: skip
 
 
-def _plan_step(shape: Shape, batch: Batch, listed: PageList, device: torch.device) -> Planner:
+def _plan_step(shape: WrapperShape, batch: Batch, listed: PageList, device: torch.device) -> PooledWrapper:
     """Plan the rows after the decodes together."""
     spare = _planners[shape, device]
     planner = next((one for one in spare if one.uploaded.query()), None)
@@ -164,7 +164,13 @@ def _plan_step(shape: Shape, batch: Batch, listed: PageList, device: torch.devic
 
 
 def _plan(
-    planner: Planner, shape: Shape, first: Tensor, bounds: Tensor, pages: Tensor, last_page: Tensor, longest: int
+    planner: PooledWrapper,
+    shape: WrapperShape,
+    first: Tensor,
+    bounds: Tensor,
+    pages: Tensor,
+    last_page: Tensor,
+    longest: int,
 ) -> None:
     planner.wrapper.plan(
         first, bounds, pages, last_page,
@@ -175,11 +181,11 @@ def _plan(
     )  # fmt: skip
 
 
-def _new_planner(backend: str, device: torch.device) -> Planner:
+def _new_planner(backend: str, device: torch.device) -> PooledWrapper:
     from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
     wrapper = BatchPrefillWithPagedKVCacheWrapper(_workspace(backend, device), "NHD", backend=backend)
-    return Planner(wrapper, torch.cuda.Event())
+    return PooledWrapper(wrapper, torch.cuda.Event())
 
 
 @cache

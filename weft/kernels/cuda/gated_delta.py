@@ -26,7 +26,7 @@ from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
 
-class Choice(NamedTuple):
+class GatedDeltaLaunch(NamedTuple):
     """Launch configuration of a kernel."""
 
     values: int  # columns of a state that a program holds
@@ -40,17 +40,17 @@ class Weighing(NamedTuple):
     warps: int
 
 
-DECODE = Choice(32, 1, 1)
+DECODE = GatedDeltaLaunch(32, 1, 1)
 # Few rows favour a short critical path and an early start. Many rows favour many concurrent programs, and those that
 # start early block the kernel that they wait for. Sums over keys are then added in another order.
 FEW_ROWS, WEIGH_FEW, WEIGH_MANY = 32, Weighing(64, 4), Weighing(16, 1)
-SOLVE = Choice(0, 4, 1, registers=128)
+SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Either more concurrent programs per multiprocessor or, if there are too few programs, more loads in flight in each.
 # Both give bitwise equal results.
-WALK, WALK_FEW = Choice(32, 4, 2), Choice(32, 4, 3)
+WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
 # Matmuls of float32 operands need more registers and shared memory.
-SOLVE_WIDE, WALK_WIDE = Choice(0, 8, 1), Choice(32, 8, 1)
+SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 
 
 def gated_delta_memory(shape: DeltaShape, dtype: str) -> RecurrentMemory:
@@ -114,7 +114,7 @@ def precision(inputs: DeltaInputs) -> str:
     return "tf32x3" if inputs.v.dtype == torch.float32 else "tf32"
 
 
-def launch_decode(inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, choice: Choice) -> None:
+def launch_decode(inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, choice: GatedDeltaLaunch) -> None:
     rows, (heads, value_dim), key_heads = batch.decodes, inputs.v.shape[1:], inputs.k.shape[1]
     shared = dimensions(inputs, batch, view)
     lookups = inputs.v.new_empty(rows, key_heads, 2, shared["KEYS"], dtype=torch.float32)
@@ -142,7 +142,7 @@ def launch_decode(inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Ten
     )  # fmt: skip
 
 
-def extend_choices(inputs: DeltaInputs, batch: Batch) -> tuple[Choice, Choice]:
+def extend_choices(inputs: DeltaInputs, batch: Batch) -> tuple[GatedDeltaLaunch, GatedDeltaLaunch]:
     if inputs.v.dtype == torch.float32:
         return SOLVE_WIDE, WALK_WIDE
     heads, value_dim = inputs.v.shape[1:]
@@ -153,7 +153,7 @@ def extend_choices(inputs: DeltaInputs, batch: Batch) -> tuple[Choice, Choice]:
 
 
 def launch_extend(
-    inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, solve: Choice, walk: Choice
+    inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, solve: GatedDeltaLaunch, walk: GatedDeltaLaunch
 ) -> None:
     heads, value_dim = inputs.v.shape[1:]
     key_heads, key_dim = inputs.k.shape[1:]

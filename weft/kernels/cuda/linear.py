@@ -37,20 +37,20 @@ def prepare(weight: Weight, twice: bool) -> Weight:
 def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:
     rows = for_matmul(x, weight.matrix)
     if isinstance(rows, LazyNorm) or suits(rows, weight.matrix):
-        return product(rows, weight.matrix, weight.bias)
+        return matmul(rows, weight.matrix, weight.bias)
     return F.linear(rows, weight.matrix, weight.bias)
 
 
 def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
     if suits(x, weight.matrix):
-        return product(x, weight.matrix, weight.bias, summed=False)
+        return matmul(x, weight.matrix, weight.bias, summed=False)
     return linear(x, weight)
 
 
 def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int = 1) -> Float[Tensor, "n results"]:
     rows = for_matmul(x, weight.matrix)
     if activation in NAMES and suits(rows, weight.matrix, activated=True):
-        return product(rows, weight.matrix, weight.bias, NAMES[activation], parts)
+        return matmul(rows, weight.matrix, weight.bias, NAMES[activation], parts)
     projected = linear(rows, weight)
     if parts == 2:
         gate, gated = projected.chunk(2, -1)
@@ -67,7 +67,7 @@ def for_matmul(x: Normed, weight: Float[Tensor, "outputs inputs"]) -> Float[Tens
 
 
 def can_norm(x: LazyNorm, weight: Float[Tensor, "outputs inputs"]) -> bool:
-    """Return whether `product` should compute this norm itself."""
+    """Return whether `matmul` should compute this norm itself."""
     inputs = weight.shape[1]
     most = NORMING if inputs <= NARROW else NORMING_WIDE
     return inputs <= WIDEST and x.result is None and weight.numel() <= most and suits(x, weight)
@@ -76,7 +76,7 @@ def can_norm(x: LazyNorm, weight: Float[Tensor, "outputs inputs"]) -> bool:
 def suits(
     x: Float[Tensor, "rows inputs"] | LazyNorm, weight: Float[Tensor, "outputs inputs"], activated: bool = False
 ) -> bool:
-    """Return whether `product`, with an activation or without, is faster. Needs nothing from the device."""
+    """Return whether `matmul`, with an activation or without, is faster. Needs nothing from the device."""
     if isinstance(x, LazyNorm):
         x = x.x
     if not are_few(x, weight):
@@ -86,7 +86,7 @@ def suits(
     return len(weight) <= (MANY_OUTPUTS if len(x) <= 16 or gpu_of(x.device).is_roomy else MANY_ELSEWHERE)
 
 
-def product(
+def matmul(
     x: Float[Tensor, "rows inputs"] | LazyNorm,
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,

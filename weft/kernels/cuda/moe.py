@@ -14,7 +14,7 @@ from weft.kernels.cuda.moe_many import can_group, many_experts
 from weft.kernels.cuda.moe_routing import route
 from weft.kernels.cuda.moe_some import some_experts
 from weft.kernels.cuda.stream import rows_of
-from weft.kernels.experts import ExpertWeights, Routing, Shared
+from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.plain import moe as plain
 from weft.kernels.stream import Normed
 
@@ -45,7 +45,7 @@ def route_sigmoid(
 
 
 def experts(
-    x: Normed, routing: Routing, layer: ExpertWeights, shared: Shared | None = None
+    x: Normed, routing: Routing, layer: ExpertWeights, shared: SharedExpert | None = None
 ) -> Float[Tensor, "tokens hidden"]:
     x = rows_of(x).contiguous()
     weights, chosen = (part.contiguous() for part in routing)

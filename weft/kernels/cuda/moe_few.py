@@ -14,7 +14,7 @@ from weft.kernels.cuda.launching import Arguments, jit
 from weft.kernels.cuda.moe_activation import between, sigmoid
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.vectors import Vectors, add_products, hold, piece, pieces, tile, tiles
-from weft.kernels.experts import Activation, Shared
+from weft.kernels.experts import Activation, SharedExpert
 
 
 def few_experts(
@@ -26,7 +26,7 @@ def few_experts(
     activation: Activation,
     first_bias: Tensor | None,
     second_bias: Tensor | None,
-    shared: Shared | None,
+    shared: SharedExpert | None,
     blocks: tuple[Vectors, Vectors],
 ) -> Tensor:
     tokens, hidden = x.shape
@@ -52,7 +52,7 @@ def few_experts(
     return out
 
 
-def shared_expert(shared: Shared | None) -> Arguments:
+def shared_expert(shared: SharedExpert | None) -> Arguments:
     """Return the second kernel's inputs of a shared expert. Gate and up are parts of one matmul: their strides are
     equal.
     """

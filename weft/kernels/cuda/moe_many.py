@@ -11,7 +11,7 @@ from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_routing import list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
-from weft.kernels.experts import Activation, Shared
+from weft.kernels.experts import Activation, SharedExpert
 
 BLOCK = 1024
 # Alignment of rows and matrices, in bytes.
@@ -33,7 +33,7 @@ def many_experts(
     activation: Activation,
     first_bias: Tensor | None,
     second_bias: Tensor | None,
-    shared: Shared | None,
+    shared: SharedExpert | None,
 ) -> Tensor:
     lists = list_pairs(chosen, len(first))
     ends = lists.sizes.cumsum(0, dtype=torch.int32)

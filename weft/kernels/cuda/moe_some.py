@@ -18,7 +18,7 @@ from weft.kernels.cuda.moe_choices import Tiles
 from weft.kernels.cuda.moe_routing import Lists, list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
 from weft.kernels.cuda.overlap import early, wait
-from weft.kernels.experts import Activation, Shared
+from weft.kernels.experts import Activation, SharedExpert
 
 
 def some_experts(
@@ -30,7 +30,7 @@ def some_experts(
     activation: Activation,
     first_bias: Tensor | None,
     second_bias: Tensor | None,
-    shared: Shared | None,
+    shared: SharedExpert | None,
     blocks: tuple[Tiles, Tiles],
     tiled: bool,
 ) -> Tensor:

@@ -15,7 +15,7 @@ from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.linear import linear
 from weft.kernels.cuda.moe_activation import sigmoid
 from weft.kernels.cuda.overlap import early, wait
-from weft.kernels.experts import Shared
+from weft.kernels.experts import SharedExpert
 
 BLOCK = 1024
 
@@ -23,7 +23,7 @@ BLOCK = 1024
 def weighted_sum(
     results: Float[Tensor, "pairs hidden"],
     weights: Float[Tensor, "tokens k"],
-    shared: Shared | None = None,
+    shared: SharedExpert | None = None,
     place: Int[Tensor, "tokens k"] | None = None,
     chosen: Int[Tensor, "tokens k"] | None = None,
     bias: Float[Tensor, "experts hidden"] | None = None,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.launching import Arguments, jit, power_of_two
 from weft.kernels.cuda.overlap import early, wait
-from weft.kernels.placing import rows_are_lines
+from weft.kernels.outputs import rows_are_lines
 from weft.kernels.stream import Change
 
 # Elements per warp, measured on an H200: for an addition, and for a gated norm; then the maximum number of warps.

@@ -30,7 +30,7 @@ STRETCH = 512
 LEAST_SHARED = 1 << 17
 
 
-class Step(ctypes.Structure):
+class AttentionStepFields(ctypes.Structure):
     """A step in C; attention.cpp has the same fields."""
 
     _fields_ = [
@@ -85,7 +85,7 @@ class AttentionStep:
     def __init__(self, batch: Batch, view: AttentionView, heads: int) -> None:
         self.view = view
         self.heads = heads
-        self.values = Step()
+        self.values = AttentionStepFields()
         self.renew(batch)
 
     def renew(self, batch: Batch) -> None:
@@ -97,8 +97,8 @@ class AttentionStep:
         self.kept = []
 
 
-def plan_step(batch: Batch, view: AttentionView, heads: int) -> tuple[Step, Tensor, Batch]:
-    """Return a step's `Step`, and everything that it points to."""
+def plan_step(batch: Batch, view: AttentionView, heads: int) -> tuple[AttentionStepFields, Tensor, Batch]:
+    """Return a step's `AttentionStepFields`, and everything that it points to."""
     assert batch.only_decodes
     listed = batch.pages(view.window)
     assert view.keys.stride() == view.values.stride()
@@ -119,5 +119,5 @@ def plan_step(batch: Batch, view: AttentionView, heads: int) -> tuple[Step, Tens
     scratch = torch.empty(size, dtype=torch.float32, device="cpu")
     pointers = (batch.start, listed.write_page, listed.first_position, listed.bounds, listed.pages, scratch)
     sizes = (batch.rows, heads, kv_heads, head_dim, cell, view.window or 0)
-    step = Step(*map(address, pointers), *sizes, first, stretches, stretch_cells, blocks, threads)
+    step = AttentionStepFields(*map(address, pointers), *sizes, first, stretches, stretch_cells, blocks, threads)
     return step, scratch, batch

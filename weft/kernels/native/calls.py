@@ -23,7 +23,7 @@ from weft.kernels.native.library import library
 
 
 @runtime_checkable
-class Prepared(Protocol):
+class RenewableValues(Protocol):
     """Values that kernels derive from a step once and point to in their calls. Kept in `Batch.derived`."""
 
     def renew(self, batch: Batch) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
-from weft.kernels.placing import rows_are_lines
+from weft.kernels.outputs import rows_are_lines
 from weft.kernels.stream import Change
 
 JOIN, GATED = Struct("6P4q3f"), Struct("5P11qf")

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.interface import Batch
-from weft.kernels.native.calls import Prepared, Recording, record, replay
+from weft.kernels.native.calls import Recording, RenewableValues, record, replay
 
 # Limit on the intermediate tensors that all recordings keep together.
 MOST_BYTES = 128 << 20
@@ -77,7 +77,7 @@ class Replays:
         with record() as recording:
             hidden = self.compute(own)
         size = sum(tensor.nbytes for tensor in recording.kept)
-        whole = recording.pure and all(isinstance(value, Prepared) for value in own.derived.values())
+        whole = recording.pure and all(isinstance(value, RenewableValues) for value in own.derived.values())
         fits = size <= self.bytes_left
         self.steps[key] = RecordedStep(own, recording, hidden) if whole and fits else None
         if not whole:

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.activations import Function
-from weft.kernels.placing import placed
+from weft.kernels.outputs import placed
 
 
 def gated_product(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.kernels.attention import AttentionForm
 from weft.kernels.interface import Batch
-from weft.kernels.placing import placed
+from weft.kernels.outputs import placed
 from weft.kernels.plain.activation import gated_product
 from weft.kernels.plain.norm import rms_norm
 from weft.kernels.plain.rotary import rotate

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.experts import ExpertWeights, Routing, Shared
+from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.plain.linear import linear
 from weft.kernels.stream import Normed
 
@@ -53,7 +53,7 @@ def _only_best_groups(ranking: Tensor, groups: int, kept: int) -> Tensor:
 
 
 def experts(
-    x: Normed, routing: Routing, layer: ExpertWeights, shared: Shared | None = None
+    x: Normed, routing: Routing, layer: ExpertWeights, shared: SharedExpert | None = None
 ) -> Float[Tensor, "tokens hidden"]:
     """Compute every token with every expert, so that the host need not read the device's routing."""
     assert isinstance(x, Tensor)

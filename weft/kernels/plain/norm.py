@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.placing import placed
+from weft.kernels.outputs import placed
 from weft.kernels.stream import Change, Normed, Residual
 
 

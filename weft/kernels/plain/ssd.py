@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.interface import Batch
-from weft.kernels.placing import placed
+from weft.kernels.outputs import placed
 from weft.kernels.plain.walking import walk
 from weft.kernels.recurrent import SsdInputs, SsdShape, conv_parts, ssd_state
 from weft.memory.device.store import RecurrentView

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.experts import ExpertWeights, Routing, Shared, gated, plain
+from weft.kernels.experts import ExpertWeights, Routing, SharedExpert, gated, plain
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.stream import Normed
 from weft.models.layers.linear import Linear
@@ -42,7 +42,7 @@ class Experts(Layer):
         self.activation = kind(ACTIVATIONS[activation])
 
     def forward(
-        self, x: Normed, routing: Routing, batch: Batch, shared: Shared | None = None
+        self, x: Normed, routing: Routing, batch: Batch, shared: SharedExpert | None = None
     ) -> Float[Tensor, "tokens hidden"]:
         weights = ExpertWeights(self.first, self.second, self.activation)
         return batch.operations.experts(x, routing, weights, shared)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.experts import Shared
+from weft.kernels.experts import SharedExpert
 from weft.kernels.interface import Batch
 from weft.kernels.stream import Normed
 from weft.models.layers.linear import PackedLinear
@@ -41,5 +41,5 @@ class SharedSparseMLP(Layer):
 
     def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         logits, opening, gate, up = self.packed(x, batch).split_with_sizes(self.sizes, -1)
-        shared = Shared(gate, up, self.second.weights, opening if self.sizes[1] else None)
+        shared = SharedExpert(gate, up, self.second.weights, opening if self.sizes[1] else None)
         return self.experts.forward(x, self.route(batch.operations, logits), batch, shared)

@@ -29,7 +29,7 @@ Put = Callable[[str, Ints | NDArray[np.int64], int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferSlice:
     first: int
     length: int
 
@@ -50,7 +50,7 @@ class DecodeInputs:
         windows = {m.window is not None for m in spec.memories if isinstance(m, AttentionMemory)}
         # Lists of pages come last, the potentially long one at the very end: the unused part is not copied.
         self.pagings = [name for name, windowed in (("windowed", True), ("full", False)) if windowed in windows]
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, BufferSlice] = {}
         self.size = 0
         for name in PER_ROW:
             self._place(name, rows)
@@ -66,7 +66,7 @@ class DecodeInputs:
         self.none = torch.zeros(1, dtype=torch.int32, device=device)
 
     def _place(self, name: str, length: int) -> None:
-        self.places[name] = Place(self.size, length)
+        self.places[name] = BufferSlice(self.size, length)
         self.size += -(-length // ALIGNED) * ALIGNED
 
     def tensor(self, name: str, length: int | None = None) -> Tensor:

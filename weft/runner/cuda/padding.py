@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.plan import Captures, Ints, Plan, Sampling
-from weft.kernels.draft import Draft
 from weft.kernels.interface import NO_SLOT, Batch, Operations
-from weft.kernels.rows import Rows
+from weft.kernels.rows import RowPositions
+from weft.kernels.staging import StagedValue
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
-from weft.runner.batching import draft_batch
+from weft.runner.batching import stage_batch
 
 # Arrays start at multiples of this number of elements, so that their loads are aligned.
 ALIGNED = 32
@@ -114,7 +114,7 @@ def trial(start: Ints, end: Ints, spec: MemorySpec, scratch: Mapping[Kind, int])
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepTensors:
     """Inputs of a recorded step: tensors on the device, always at the same addresses."""
 
     batch: Batch
@@ -124,12 +124,12 @@ class Step:
     answer_seat: Tensor  # [answers] seat of its token on the board
 
 
-def draft_step(
+def stage_step(
     plan: Plan, size: Size, seat: int, spec: MemorySpec, scratch: Mapping[Kind, int], operations: Operations
-) -> Draft:
-    """Draft the `Step` of a plan that fits. Its host numbers are those of its size, for any plan."""
+) -> StagedValue:
+    """Stage the `StepTensors` of a plan that fits. Its host numbers are those of its size, for any plan."""
     wide = padded(plan, size, seat, spec.cell, scratch)
-    batch = draft_batch(wide, Rows.of(wide, spec.cell), spec, operations)
+    batch = stage_batch(wide, RowPositions.of(wide, spec.cell), spec, operations)
     fields = batch.fields
     pieces = size.pieces(spec.cell)
     spare = pieces - fields["pieces"]
@@ -143,7 +143,7 @@ def draft_step(
     answer, answer_seat = np.zeros(size.answers, np.int32), np.full(size.answers, seat, np.int32)
     answer[: plan.rows], answer_seat[: plan.rows] = last[real], plan.seat
     seats = {"seat": wide.seat, "from_board": wide.from_board, "answer": answer, "answer_seat": answer_seat}
-    return Draft(Step, {"batch": batch, **seats})
+    return StagedValue(StepTensors, {"batch": batch, **seats})
 
 
 class StepInputs:
@@ -162,12 +162,12 @@ class StepInputs:
         self.operations = operations
         self.size, self.seat, self.spec, self.scratch, self.device = size, seat, spec, scratch, torch.device(device)
         nobody = trial(np.array([0], np.int32), np.array([2], np.int32), spec, scratch)
-        draft = self._draft(replace(nobody, seat=np.array([seat], np.int32)))
+        staged = self._stage(replace(nobody, seat=np.array([seat], np.int32)))
         # Padding may be longer than any row.
         new = -(-size.tokens // spec.cell)
         reach = {"full.pages": max(cells, new), "windowed.pages": max(min(cells, spec.window_cells + 2 + new), new)}
         lengths: dict[str, int] = {}
-        for name, array in draft.arrays().items():
+        for name, array in staged.arrays().items():
             lengths[name] = next((size.rows * most for end, most in reach.items() if name.endswith(end)), len(array))
         # Lists of pages come last, the potentially long one at the very end: the unused part is not copied.
         self.names = sorted(lengths, key=lambda name: (name.endswith(".pages"), name.endswith("full.pages")))
@@ -176,18 +176,18 @@ class StepInputs:
         self.lengths = lengths
         self.buffer = torch.zeros(ends[-1], dtype=torch.int32, device=device)
         views = {name: self.buffer[self.first[name] :][: lengths[name]] for name in self.names}
-        self.step: Step = draft.finish(views)
-        self._send(draft)
+        self.step: StepTensors = staged.finish(views)
+        self._send(staged)
 
     def fill(self, plan: Plan) -> None:
         """Send a plan that fits. The copy is asynchronous."""
-        self._send(self._draft(plan))
+        self._send(self._stage(plan))
 
-    def _draft(self, plan: Plan) -> Draft:
-        return draft_step(plan, self.size, self.seat, self.spec, self.scratch, self.operations)
+    def _stage(self, plan: Plan) -> StagedValue:
+        return stage_step(plan, self.size, self.seat, self.spec, self.scratch, self.operations)
 
-    def _send(self, draft: Draft) -> None:
-        arrays = draft.arrays()
+    def _send(self, staged: StagedValue) -> None:
+        arrays = staged.arrays()
         used = self.first[self.names[-1]] + len(arrays[self.names[-1]])
         pinned = torch.empty(used, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         host = pinned.numpy()

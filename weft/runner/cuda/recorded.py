@@ -53,7 +53,7 @@ def prompt_sizes(most: int) -> list[Size]:
 
 
 @dataclass(slots=True)
-class Outcome:
+class StepOutput:
     """Results of a step, at the same device addresses after every replay: a line for each row of its plan."""
 
     logits: Tensor  # [rows, vocab]
@@ -74,11 +74,11 @@ class RecordedSteps:
     ) -> None:
         self.model, self.views, self.board, self.decodes, self.prompts = model, views, board, decodes, prompts
         self.rows = buckets(decodes.rows)
-        self._recorded: dict[Hashable, tuple[Callable[[], None], Outcome]] = {}
+        self._recorded: dict[Hashable, tuple[Callable[[], None], StepOutput]] = {}
         if decodes.device.type == "cuda":
             self._record_all(progress)
 
-    def run(self, plan: Plan) -> Outcome | None:
+    def run(self, plan: Plan) -> StepOutput | None:
         """Execute a plan up to its logits; return None if it fits no recorded step."""
         if len(plan.tokens) == plan.rows:
             rows = next(rows for rows in self.rows if rows >= plan.rows)
@@ -92,14 +92,14 @@ class RecordedSteps:
         inputs.fill(plan)
         return self._replay(inputs.size, lambda: self._prompt(inputs))
 
-    def _replay(self, size: Hashable, step: Callable[[], Outcome]) -> Outcome:
+    def _replay(self, size: Hashable, step: Callable[[], StepOutput]) -> StepOutput:
         if size not in self._recorded:
             return step()
-        replay, outcome = self._recorded[size]
+        replay, output = self._recorded[size]
         replay()
-        return outcome
+        return output
 
-    def _decode(self, rows: int) -> Outcome:
+    def _decode(self, rows: int) -> StepOutput:
         """Run one step on the present inputs."""
         inputs = self.decodes
         seat = inputs.tensor("seat", rows)
@@ -108,7 +108,7 @@ class RecordedSteps:
         batch = inputs.batch(rows, ids)
         return self._choose(self.model(batch, self.views), batch, seat)
 
-    def _prompt(self, inputs: StepInputs) -> Outcome:
+    def _prompt(self, inputs: StepInputs) -> StepOutput:
         step = inputs.step
         # Nothing may remain of an earlier run.
         batch = replace(step.batch, derived={})
@@ -116,14 +116,14 @@ class RecordedSteps:
         ids[first] = batch.operations.read_board(self.board, step.seat, step.from_board, ids[first])
         return self._choose(self.model(batch, self.views)[step.answer], batch, step.answer_seat)
 
-    def _choose(self, hidden: Tensor, batch: Batch, seat: Tensor) -> Outcome:
+    def _choose(self, hidden: Tensor, batch: Batch, seat: Tensor) -> StepOutput:
         logits = self.model.logits(hidden, batch)
-        return Outcome(logits, batch.operations.take_likeliest(logits, self.board, seat))
+        return StepOutput(logits, batch.operations.take_likeliest(logits, self.board, seat))
 
     def _record_all(self, progress: bool) -> None:
         """Record the largest first: the others then reuse its memory."""
         self.decodes.fill_with_padding()
-        steps: list[tuple[Hashable, Callable[[], Outcome]]] = [
+        steps: list[tuple[Hashable, Callable[[], StepOutput]]] = [
             (inputs.size, partial(self._prompt, inputs)) for inputs in self.prompts[::-1]
         ]
         steps += [(rows, partial(self._decode, rows)) for rows in self.rows[::-1]]
@@ -134,5 +134,5 @@ class RecordedSteps:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                outcome = step()
-            self._recorded[size] = graph.replay, outcome
+                output = step()
+            self._recorded[size] = graph.replay, output

@@ -7,17 +7,17 @@ from tqdm import tqdm
 
 from weft.base.plan import Plan
 from weft.kernels.choosing import check_device, everywhere
-from weft.kernels.draft import Draft
 from weft.kernels.interface import Operations
+from weft.kernels.staging import StagedValue
 from weft.kernels.upload import upload
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
-from weft.runner.choices import Choices, draft_choices
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
-from weft.runner.cuda.recorded import Outcome, RecordedSteps, prompt_sizes
+from weft.runner.cuda.recorded import RecordedSteps, StepOutput, prompt_sizes
 from weft.runner.runner import Runner, RunnerFlight, fly
+from weft.runner.step_sampling import StepSampling, stage_sampling
 
 # The CPU's limit, raised because memory for temporaries is ample here: 64 MiB.
 SCORE_ELEMENTS = 1 << 24
@@ -61,24 +61,24 @@ class CudaRunner(Runner):
     def launch(self, plan: Plan) -> RunnerFlight:
         for kind, index in plan.poison:
             self.store.poison(kind, index)
-        outcome = self._replay(plan)
-        if outcome is None:
+        output = self._replay(plan)
+        if output is None:
             return self.run(plan)
         every = len(plan.sampled) == plan.rows
         if every and plan.sampling.all_greedy and not plan.sampling.wants_logprobs:
-            return fly(outcome.tokens[: plan.rows], None, None)
-        choices = self._choices(plan)
-        logits = outcome.logits[: plan.rows] if every else outcome.logits[choices.index]
-        return self.choose(logits, choices)
+            return fly(output.tokens[: plan.rows], None, None)
+        sampling = self._sampling(plan)
+        logits = output.logits[: plan.rows] if every else output.logits[sampling.index]
+        return self.choose(logits, sampling)
 
-    def _replay(self, plan: Plan) -> Outcome | None:
+    def _replay(self, plan: Plan) -> StepOutput | None:
         """Run a recorded step, if one fits and computes everything that the plan asks for."""
         decodes_only = len(plan.tokens) == plan.rows
         if len(plan.score_index) or not len(plan.sampled) or not (decodes_only or len(plan.sampled) == plan.rows):
             return None
         return self.recorded.run(plan)
 
-    def _choices(self, plan: Plan) -> Choices:
-        draft: Draft = draft_choices(plan, self.model.vocab_size)
-        found: Choices = draft.finish(upload(draft.arrays(), self.device))
+    def _sampling(self, plan: Plan) -> StepSampling:
+        staged: StagedValue = stage_sampling(plan, self.model.vocab_size)
+        found: StepSampling = staged.finish(upload(staged.arrays(), self.device))
         return found

@@ -1,1 +1,1 @@
-"""Formats of tool calls: one file per kind, each a reader of text that arrives in pieces."""
+"""Formats of tool calls: one file per kind, each a scanner of text that arrives in pieces."""

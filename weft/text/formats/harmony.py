@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from weft.text.reader import Malformed, Reader, Reading
+from weft.text.scanner import Malformed, Reading, Scanner
 
 MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
@@ -19,26 +19,26 @@ _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
-def harmony(reader: Reader) -> Reading:
+def harmony(scanner: Scanner) -> Reading:
     """Read an answer. The prompt ends where a header begins, so the answer begins inside one."""
-    while (yield from reader.peek()):
+    while (yield from scanner.peek()):
         header: list[str] = []
-        if (yield from reader.sees(*_BEGINNINGS)):
-            marker = yield from reader.skip_to(("<|message|>", *_ENDS[:-1]), header.append)
+        if (yield from scanner.sees(*_BEGINNINGS)):
+            marker = yield from scanner.skip_to(("<|message|>", *_ENDS[:-1]), header.append)
             if marker != "<|message|>":
-                reader.content("".join(header))
+                scanner.content("".join(header))
                 continue
-        if (yield from reader.skip_to(_ENDS, _shown_as(reader, "".join(header)))) == "<|start|>":
-            reader.place -= len("<|start|>")
+        if (yield from scanner.skip_to(_ENDS, _shown_as(scanner, "".join(header)))) == "<|start|>":
+            scanner.place -= len("<|start|>")
 
 
-def _shown_as(reader: Reader, header: str) -> Callable[[str], None]:
+def _shown_as(scanner: Scanner, header: str) -> Callable[[str], None]:
     """Return what a message's text is, by its header."""
     channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
     if recipient is not None:
         try:
-            reader.begin_call(recipient.group(1))
+            scanner.begin_call(recipient.group(1))
         except Malformed:
-            return reader.content
-        return reader.arguments
-    return reader.reasoning if channel is not None and channel.group(1) == "analysis" else reader.content
+            return scanner.content
+        return scanner.arguments
+    return scanner.reasoning if channel is not None and channel.group(1) == "analysis" else scanner.content

@@ -9,9 +9,9 @@ import json
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from weft.text.answer_parts import as_json
 from weft.text.formats.json_calls import SPACE
-from weft.text.parts import as_json
-from weft.text.reader import Malformed, Reader, Reading
+from weft.text.scanner import Malformed, Reading, Scanner
 
 # JSON schemas by tool and parameter.
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -22,53 +22,53 @@ _MAX_NAME = 256
 _VALUE_ENDS = ("</parameter>", "</function>\n</tool_call>", "</function></tool_call>")
 
 
-def tagged(reader: Reader, schemas: Schemas) -> Reading:
+def tagged(scanner: Scanner, schemas: Schemas) -> Reading:
     """Read content, and calls in tags. Models sometimes omit the outer tags."""
-    while marker := (yield from reader.skip_to(("<tool_call>", _FUNCTION), reader.content)):
-        yield from reader.attempt(marker, _calls(reader, marker == _FUNCTION, schemas))
+    while marker := (yield from scanner.skip_to(("<tool_call>", _FUNCTION), scanner.content)):
+        yield from scanner.attempt(marker, _calls(scanner, marker == _FUNCTION, schemas))
 
 
-def _calls(reader: Reader, begun: bool, schemas: Schemas) -> Reading:
-    while begun or (yield from _reads(reader, _FUNCTION)):
+def _calls(scanner: Scanner, begun: bool, schemas: Schemas) -> Reading:
+    while begun or (yield from _reads(scanner, _FUNCTION)):
         begun = False
-        name = (yield from _up_to(reader, ">")).strip()
-        reader.begin_call(name)
-        yield from _parameters(reader, schemas.get(name, {}))
-    yield from _reads(reader, "</tool_call>")
+        name = (yield from _up_to(scanner, ">")).strip()
+        scanner.begin_call(name)
+        yield from _parameters(scanner, schemas.get(name, {}))
+    yield from _reads(scanner, "</tool_call>")
 
 
-def _parameters(reader: Reader, schemas: Mapping[str, Any]) -> Reading:
+def _parameters(scanner: Scanner, schemas: Mapping[str, Any]) -> Reading:
     """Read the arguments of one call, each as soon as it is complete. A truncated answer leaves them open."""
     before, ended = "{", False
-    while not ended and (yield from _reads(reader, _PARAMETER)):
-        key = (yield from _up_to(reader, ">")).strip()
+    while not ended and (yield from _reads(scanner, _PARAMETER)):
+        key = (yield from _up_to(scanner, ">")).strip()
         pieces: list[str] = []
-        marker = yield from reader.skip_to(_VALUE_ENDS, pieces.append)
+        marker = yield from scanner.skip_to(_VALUE_ENDS, pieces.append)
         if not marker:
             raise Malformed
         value = "".join(pieces).removeprefix("\n").removesuffix("\n")
-        reader.arguments(f"{before}{as_json(key)}: {typed(value, schemas.get(key))}")
+        scanner.arguments(f"{before}{as_json(key)}: {typed(value, schemas.get(key))}")
         before, ended = ", ", marker != _VALUE_ENDS[0]
-    if ended or (yield from _reads(reader, "</function>")) or (yield from reader.peek()):
-        reader.arguments("{}" if before == "{" else "}")
+    if ended or (yield from _reads(scanner, "</function>")) or (yield from scanner.peek()):
+        scanner.arguments("{}" if before == "{" else "}")
 
 
-def _reads(reader: Reader, wanted: str) -> Generator[None, None, bool]:
+def _reads(scanner: Scanner, wanted: str) -> Generator[None, None, bool]:
     """Skip whitespace and this text, if it comes next; return whether it does."""
-    yield from reader.skip(SPACE)
-    found = yield from reader.sees(wanted)
-    reader.place += len(found)
+    yield from scanner.skip(SPACE)
+    found = yield from scanner.sees(wanted)
+    scanner.place += len(found)
     return bool(found)
 
 
-def _up_to(reader: Reader, end: str) -> Generator[None, None, str]:
+def _up_to(scanner: Scanner, end: str) -> Generator[None, None, str]:
     pieces: list[str] = []
-    while (character := (yield from reader.peek())) != end:
+    while (character := (yield from scanner.peek())) != end:
         if not character or len(pieces) > _MAX_NAME:
             raise Malformed
         pieces.append(character)
-        reader.place += 1
-    reader.place += 1
+        scanner.place += 1
+    scanner.place += 1
     return "".join(pieces)
 
 

@@ -1,6 +1,6 @@
 """Turns client text into prompts: sizes, tokens, rendered conversations. Needs no engine, so a worker can do it.
 
-Work that costs more than its size in bytes suggests happens only here; `intake.py` decides in which process.
+Work that costs more than its size in bytes suggests happens only here; `body_reader.py` decides in which process.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from typing import Any
 
 import msgspec
 
-from weft.base.errors import RequestError
-from weft.server.errors import FieldError
+from weft.base.errors import InvalidField, RequestError
 from weft.server.openai_messages import ChatMessage, Tool, ToolChoice, plain_messages, wanted_tools
 from weft.server.settings import Limits
 from weft.text import conversation
-from weft.text.prompts import NO_TOKENIZER, Tokens, check_snapshots, checked_tokens
+from weft.text.prompts import NO_TOKENIZER, Tokens, checked_tokens, encode_prompts
 from weft.text.template import ChatTemplate, Message
 from weft.text.tokenizer import Tokenizer
 
 
-class Facts(msgspec.Struct, frozen=True):
+class PromptFacts(msgspec.Struct, frozen=True):
     """The engine's facts about prompts. `room` is the maximum number of tokens of a sequence."""
 
     model: str
@@ -38,7 +37,7 @@ class Prompt:
     snapshots: tuple[int, ...] = ()
 
 
-class Prompter:
+class PromptBuilder:
     """`facts` are set before each use: a restarted engine may have others."""
 
     def __init__(
@@ -47,7 +46,7 @@ class Prompter:
         template: ChatTemplate | None,
         limits: Limits,
         template_kwargs: Sequence[str],
-        facts: Facts,
+        facts: PromptFacts,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
@@ -57,7 +56,7 @@ class Prompter:
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.facts.model:
-            raise FieldError(
+            raise InvalidField(
                 "model", f"{name!r:.80} does not exist; this server has {self.facts.model!r}", 404, "model_not_found"
             )
 
@@ -79,18 +78,15 @@ class Prompter:
     def encode(self, prompts: Sequence[str | list[int]], field: str) -> list[Prompt]:
         """Return prompts, given as texts or token ids, as token ids."""
         if not 0 < len(prompts) <= self.limits.prompts:
-            raise FieldError(field, f"must have 1 to {self.limits.prompts} prompts, got {len(prompts)}")
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        for text in texts:
-            self.check_size(len(text), field)
-        found = iter(self.need_tokenizer().encode_all(texts) if texts else ())
-        named = [field] if len(prompts) == 1 else [f"{field}[{place}]" for place in range(len(prompts))]
+            raise InvalidField(field, f"must have 1 to {self.limits.prompts} prompts, got {len(prompts)}")
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self.check_size(len(prompt), field)
         return [
-            Prompt(checked_tokens(next(found) if isinstance(prompt, str) else prompt, self.facts.vocab_size, name))
-            for prompt, name in zip(prompts, named)
+            Prompt(tokens) for tokens in encode_prompts(prompts, self.tokenizer, self.facts.vocab_size, field, field)
         ]
 
-    def talk(
+    def render_conversation(
         self,
         messages: list[ChatMessage],
         tools: list[Tool] | None,
@@ -129,18 +125,20 @@ class Prompter:
             check=lambda text: self.check_size(len(text), field),
         )
         checked = checked_tokens(tokens, self.facts.vocab_size, field)
-        return Prompt(checked, check_snapshots(positions, len(checked)))
+        return Prompt(checked, tuple(positions))
 
     def variables(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the template variables of a request: names from a list, plain values."""
         for name, value in (given or {}).items():
             if name not in self._template_kwargs:
                 known = ", ".join(self._template_kwargs)
-                raise FieldError(f"chat_template_kwargs.{name:.64}", f"is not allowed; allowed are {known}")
+                raise InvalidField(f"chat_template_kwargs.{name:.64}", f"is not allowed; allowed are {known}")
             if not isinstance(value, str | int | float | None) or len(str(value)) > 256:
-                raise FieldError(f"chat_template_kwargs.{name}", "must be a short string, number, true, false or null")
+                raise InvalidField(
+                    f"chat_template_kwargs.{name}", "must be a short string, number, true, false or null"
+                )
         return dict(given or {})
 
 
-def too_long(field: str, what: str) -> FieldError:
-    return FieldError(field, f"is too long: {what}", code="context_length_exceeded")
+def too_long(field: str, what: str) -> InvalidField:
+    return InvalidField(field, f"is too long: {what}", code="context_length_exceeded")

@@ -15,20 +15,20 @@ import msgspec
 import numpy as np
 
 from weft.base.errors import RequestError
-from weft.server.limits import decode
-from weft.server.prompter import Prompt, Prompter
+from weft.server.bodies import decode
+from weft.server.prompt_builder import Prompt, PromptBuilder
 
 B = TypeVar("B", bound=msgspec.Struct)
 # Reading this many bytes takes a few milliseconds: less than handing them to a busy process.
 SMALL_BYTES = 1 << 14
 
 
-def is_quick(body: bytes, prompter: Prompter) -> bool:
+def is_quick(body: bytes, builder: PromptBuilder) -> bool:
     """Return whether a body may be read in this process. Each declared point costs another rendering.
 
     With a tokenizer whose patterns are not known to be linear, a text of any length may take long.
     """
-    limits, tokenizer = prompter.limits, prompter.tokenizer
+    limits, tokenizer = builder.limits, builder.tokenizer
     if tokenizer is not None and not tokenizer.is_linear:
         return False
     return len(body) * (1 + min(body.count(b"cache_control"), limits.cache_points)) <= SMALL_BYTES
@@ -45,7 +45,7 @@ class Packed(msgspec.Struct, array_like=True):
 
 
 @dataclass(frozen=True)
-class Intake(Generic[B]):
+class BodyReader(Generic[B]):
     """How one route reads its bodies.
 
     `prompts` checks a body, returns its prompts, and empties the fields that they came from. `kept` are texts that stay
@@ -54,20 +54,20 @@ class Intake(Generic[B]):
 
     name: str
     kind: type[B]
-    prompts: Callable[[Prompter, B], list[Prompt]]
+    prompts: Callable[[PromptBuilder, B], list[Prompt]]
     kept: tuple[str, ...] = ()
 
-    def read(self, prompter: Prompter, data: bytes) -> tuple[B, list[Prompt]]:
-        body = decode(data, self.kind, prompter.limits)
-        return body, self.prompts(prompter, body)
+    def read(self, builder: PromptBuilder, data: bytes) -> tuple[B, list[Prompt]]:
+        body = decode(data, self.kind, builder.limits)
+        return body, self.prompts(builder, body)
 
-    def packed(self, prompter: Prompter, data: bytes) -> bytes:
+    def packed(self, builder: PromptBuilder, data: bytes) -> bytes:
         """Read a body in a worker process, for `unpacked` in the front."""
-        body, prompts = self.read(prompter, data)
+        body, prompts = self.read(builder, data)
         rest = msgspec.msgpack.encode(body)
         texts = sum(len((getattr(body, name) or "").encode()) for name in self.kept)
-        if len(rest) - texts > prompter.limits.beside_bytes:
-            most = prompter.limits.beside_bytes
+        if len(rest) - texts > builder.limits.beside_bytes:
+            most = builder.limits.beside_bytes
             raise RequestError(f"the body has {len(rest) - texts} bytes besides its prompts; the limit is {most}", 413)
         found = [PackedPrompt(each.tokens.astype("<i4").tobytes(), each.snapshots) for each in prompts]
         return msgspec.msgpack.encode(Packed(rest, found))

@@ -20,9 +20,9 @@ from weft.kernels.cpu.indices import (
     Rank,
     TailWrites,
 )
-from weft.kernels.draft import Draft
 from weft.kernels.interface import Batch
-from weft.kernels.rows import Longs, Rows, ranges
+from weft.kernels.rows import Longs, RowPositions, ranges
+from weft.kernels.staging import StagedValue
 from weft.memory.spec import AttentionMemory, MemorySpec, RecurrentMemory
 
 # Rows per group: the intermediate values of a rank of this size should fit in a core's cache.
@@ -34,9 +34,9 @@ def indices(batch: Batch) -> Indices:
     found: Indices | None = batch.derived.get(Indices)
     if found is None:
         assert batch.host is not None, "a recorded step has no rows on the host"
-        draft = cut(batch.host.plan, batch.host.rows, batch.host.spec)
-        tensors = {name: torch.from_numpy(widened(array)) for name, array in draft.arrays().items()}
-        found = batch.derived[Indices] = draft.finish(tensors)
+        staged = stage_indices(batch.host.plan, batch.host.rows, batch.host.spec)
+        tensors = {name: torch.from_numpy(widened(array)) for name, array in staged.arrays().items()}
+        found = batch.derived[Indices] = staged.finish(tensors)
     return found
 
 
@@ -45,18 +45,18 @@ def widened(array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(np.int64) if array.dtype == np.int32 else np.ascontiguousarray(array)
 
 
-def cut(plan: Plan, rows: Rows, spec: MemorySpec) -> Draft:
-    """Draft the `Indices` that the model needs."""
+def stage_indices(plan: Plan, rows: RowPositions, spec: MemorySpec) -> StagedValue:
+    """Stage the `Indices` that the model needs."""
     ring = first_ring(spec, convolution=False)
     fields: dict[str, Any] = {"decodes": None, "groups": (), "convolution": None}
     if ring is not None and rows.decodes:
-        fields["decodes"] = draft_decodes(plan, rows, ring)
+        fields["decodes"] = stage_decodes(plan, rows, ring)
     if ring is not None and rows.decodes < plan.rows:
-        fields["groups"] = draft_groups(plan, rows, spec, ring)
+        fields["groups"] = stage_groups(plan, rows, spec, ring)
     ring = first_ring(spec, convolution=True)
     if ring is not None:
-        fields["convolution"] = draft_convolution(plan, rows, spec, ring)
-    return Draft(Indices, fields | draft_pagings(plan, rows, spec))
+        fields["convolution"] = stage_convolution(plan, rows, spec, ring)
+    return StagedValue(Indices, fields | stage_pagings(plan, rows, spec))
 
 
 def first_ring(spec: MemorySpec, convolution: bool) -> int | None:
@@ -69,14 +69,14 @@ def first_ring(spec: MemorySpec, convolution: bool) -> int | None:
     return None
 
 
-def open_cells(plan: Plan, rows: Rows, chosen: slice | Longs, ring: int) -> tuple[OpenCell, ...]:
+def open_cells(plan: Plan, rows: RowPositions, chosen: slice | Longs, ring: int) -> tuple[OpenCell, ...]:
     cell_start = rows.cell_start[chosen]
     slots = [slot if start else None for slot, start in zip(rows.slots[chosen].tolist(), cell_start.tolist())]
     offsets = (rows.start[chosen] - cell_start).tolist()
     return tuple(map(OpenCell, plan.tail[chosen].tolist(), slots, (cell_start % ring).tolist(), offsets))
 
 
-def draft_decodes(plan: Plan, rows: Rows, ring: int) -> Draft:
+def stage_decodes(plan: Plan, rows: RowPositions, ring: int) -> StagedValue:
     count = rows.decodes
     start, cell_start = rows.start[:count], rows.cell_start[:count]
     offset = start - cell_start
@@ -101,20 +101,22 @@ def draft_decodes(plan: Plan, rows: Rows, ring: int) -> Draft:
         }
         if any(cell.low for cell in cells):
             fields["keys"] = (cell_start[:, None] + np.arange(reach)) % ring
-    return Draft(Decodes, fields)
+    return StagedValue(Decodes, fields)
 
 
-def draft_groups(plan: Plan, rows: Rows, spec: MemorySpec, ring: int) -> tuple[Draft, ...]:
-    """Draft groups of the rows that are not decodes: rows with equally many pieces together, a limited number at a
+def stage_groups(plan: Plan, rows: RowPositions, spec: MemorySpec, ring: int) -> tuple[StagedValue, ...]:
+    """Stage groups of the rows that are not decodes: rows with equally many pieces together, a limited number at a
     time.
     """
     pieces = (rows.end - 1) // spec.cell - rows.start // spec.cell + 1
     order = rows.decodes + np.argsort(-pieces[rows.decodes :], kind="stable")
     some = [order[low : low + GROUP_ROWS] for low in range(0, len(order), GROUP_ROWS)]
-    return tuple(draft_group(plan, rows, chosen, pieces[chosen], spec, ring) for chosen in some)
+    return tuple(stage_group(plan, rows, chosen, pieces[chosen], spec, ring) for chosen in some)
 
 
-def draft_group(plan: Plan, rows: Rows, chosen: Longs, pieces: Longs, spec: MemorySpec, ring: int) -> Draft:
+def stage_group(
+    plan: Plan, rows: RowPositions, chosen: Longs, pieces: Longs, spec: MemorySpec, ring: int
+) -> StagedValue:
     captures: dict[int, list[CaptureAt]] = {}
     place = {row: index for index, row in enumerate(chosen.tolist())}
     for row, position, slot in zip(
@@ -124,7 +126,7 @@ def draft_group(plan: Plan, rows: Rows, chosen: Longs, pieces: Longs, spec: Memo
             rank = (position - 1) // spec.cell - int(rows.start[row]) // spec.cell
             captures.setdefault(rank, []).append(CaptureAt(place[row], slot))
     ranks = tuple(
-        draft_rank(
+        stage_rank(
             rows, chosen[pieces > number], spec, number, int((pieces > number + 1).sum()), captures.get(number, [])
         )
         for number in range(int(pieces[0]))
@@ -133,7 +135,7 @@ def draft_group(plan: Plan, rows: Rows, chosen: Longs, pieces: Longs, spec: Memo
         "rows": len(chosen),
         "cells": open_cells(plan, rows, chosen, ring),
         "ranks": ranks,
-        "writes": draft_writes(plan, rows, chosen, spec, ring),
+        "writes": stage_writes(plan, rows, chosen, spec, ring),
         **dict.fromkeys(("tail", "ring", "previous", "opens", "is_tail")),
     }
     if len(chosen) > 1 and ranks[0].fields["has_tail"]:
@@ -146,13 +148,13 @@ def draft_group(plan: Plan, rows: Rows, chosen: Longs, pieces: Longs, spec: Memo
             "opens": offset == 0,
             "is_tail": columns < offset[:, None],
         }
-    return Draft(Group, fields)
+    return StagedValue(Group, fields)
 
 
-def draft_rank(
-    rows: Rows, chosen: Longs, spec: MemorySpec, number: int, continuing: int, captures: list[CaptureAt]
-) -> Draft:
-    """Draft rank `number` of a group; `chosen` are those of its rows that reach this rank."""
+def stage_rank(
+    rows: RowPositions, chosen: Longs, spec: MemorySpec, number: int, continuing: int, captures: list[CaptureAt]
+) -> StagedValue:
+    """Stage rank `number` of a group; `chosen` are those of its rows that reach this rank."""
     cell_start = rows.cell_start[chosen] + number * spec.cell
     low = np.maximum(rows.start[chosen], cell_start)
     high = np.minimum(rows.end[chosen], cell_start + spec.cell)
@@ -170,15 +172,15 @@ def draft_rank(
     }
     shift = rows.first[chosen] - rows.start[chosen]
     if len(chosen) == 1:
-        return Draft(Rank, fields | {"span": (int(low[0] + shift[0]), int(high[0] + shift[0]))})
+        return StagedValue(Rank, fields | {"span": (int(low[0] + shift[0]), int(high[0] + shift[0]))})
     columns = np.arange(reach)
     token = shift[:, None] + np.clip(cell_start[:, None] + columns, low[:, None], high[:, None] - 1)
     real = ((columns >= offset[:, None]) & (columns < end_offset[:, None]))[:, first:]
     real_token = token[:, first:][real]
-    return Draft(Rank, fields | {"token": token.ravel(), "real": np.flatnonzero(real), "real_token": real_token})
+    return StagedValue(Rank, fields | {"token": token.ravel(), "real": np.flatnonzero(real), "real_token": real_token})
 
 
-def earliest_kept(rows: Rows, chosen: Longs, spec: MemorySpec) -> Longs:
+def earliest_kept(rows: RowPositions, chosen: Longs, spec: MemorySpec) -> Longs:
     """Return the first position of each row that stays in its tail.
 
     A later row may start at this row's end, or up to draft_room tokens before, and reads its cell from the start.
@@ -188,14 +190,14 @@ def earliest_kept(rows: Rows, chosen: Longs, spec: MemorySpec) -> Longs:
     return kept
 
 
-def draft_writes(plan: Plan, rows: Rows, chosen: Longs, spec: MemorySpec, ring: int) -> Draft:
+def stage_writes(plan: Plan, rows: RowPositions, chosen: Longs, spec: MemorySpec, ring: int) -> StagedValue:
     low = earliest_kept(rows, chosen, spec)
     positions, owners = ranges(low, rows.end[chosen] - low)
     token = positions + (rows.first - rows.start)[chosen][owners]
-    return Draft(TailWrites, {"token": token, "tail": plan.tail[chosen][owners], "ring": positions % ring})
+    return StagedValue(TailWrites, {"token": token, "tail": plan.tail[chosen][owners], "ring": positions % ring})
 
 
-def draft_convolution(plan: Plan, rows: Rows, spec: MemorySpec, ring: int) -> Draft:
+def stage_convolution(plan: Plan, rows: RowPositions, spec: MemorySpec, ring: int) -> StagedValue:
     back = ring - spec.draft_room
     longest = int(rows.length.max())
     single = longest == 1
@@ -219,10 +221,10 @@ def draft_convolution(plan: Plan, rows: Rows, spec: MemorySpec, ring: int) -> Dr
     }
     if not single:
         fields |= heads(rows, fields["head"]) | {"keep_token": kept + (rows.first - rows.start)[owners]}
-    return Draft(Convolution, fields)
+    return StagedValue(Convolution, fields)
 
 
-def history_sources(rows: Rows, history: Longs, back: int) -> dict[str, Any]:
+def history_sources(rows: RowPositions, history: Longs, back: int) -> dict[str, Any]:
     """Return the source of each of the `back` inputs before a row."""
     names = ("from_tail", "from_state", "read_slot", "state_index")
     cell_start = rows.cell_start[:, None]
@@ -235,7 +237,7 @@ def history_sources(rows: Rows, history: Longs, back: int) -> dict[str, Any]:
     return {"all_tail": False, "any_state": bool(from_state.any()), **dict(sources)}
 
 
-def heads(rows: Rows, head: int) -> dict[str, Longs]:
+def heads(rows: RowPositions, head: int) -> dict[str, Longs]:
     """Return the first `head` tokens of each row; a shorter row repeats its last."""
     columns = np.arange(head)
     first_token = rows.first[:, None] + np.minimum(columns, rows.length[:, None] - 1)
@@ -243,7 +245,7 @@ def heads(rows: Rows, head: int) -> dict[str, Longs]:
     return {"first_token": first_token, "real": np.flatnonzero(real), "real_token": first_token[real]}
 
 
-def window_captures(plan: Plan, rows: Rows, back: int) -> dict[str, NDArray[Any] | None]:
+def window_captures(plan: Plan, rows: RowPositions, back: int) -> dict[str, NDArray[Any] | None]:
     """Locate the `back` inputs before each captured position: among the row's new inputs or its earlier ones."""
     if not len(plan.captures.row):
         return dict.fromkeys(("capture_slot", "capture_token", "capture_history", "capture_is_new"))
@@ -257,17 +259,17 @@ def window_captures(plan: Plan, rows: Rows, back: int) -> dict[str, NDArray[Any]
     }
 
 
-def draft_pagings(plan: Plan, rows: Rows, spec: MemorySpec) -> dict[str, Draft | None]:
+def stage_pagings(plan: Plan, rows: RowPositions, spec: MemorySpec) -> dict[str, StagedValue | None]:
     positions, owners = ranges(rows.start, rows.length)
     windows = {memory.window is not None for memory in spec.memories if isinstance(memory, AttentionMemory)}
     none = np.zeros(plan.rows, np.int64)
-    full = draft_paging(plan.page_table, none, positions, owners, spec.cell) if False in windows else None
+    full = stage_paging(plan.page_table, none, positions, owners, spec.cell) if False in windows else None
     first = plan.window_first.astype(np.int64)
-    windowed = draft_paging(plan.window_table, first, positions, owners, spec.cell) if True in windows else None
+    windowed = stage_paging(plan.window_table, first, positions, owners, spec.cell) if True in windows else None
     return {"full": full, "windowed": windowed}
 
 
-def draft_paging(table: Ints, first_cell: Longs, positions: Longs, owners: Longs, cell: int) -> Draft:
+def stage_paging(table: Ints, first_cell: Longs, positions: Longs, owners: Longs, cell: int) -> StagedValue:
     page, offset = table[owners, positions // cell - first_cell[owners]], positions % cell
     fields = {
         "write_page": page,
@@ -276,4 +278,4 @@ def draft_paging(table: Ints, first_cell: Longs, positions: Longs, owners: Longs
         "first_position": first_cell * cell,
         "lone": (int(page[0]), int(offset[0])) if len(page) == 1 else None,
     }
-    return Draft(Paging, fields)
+    return StagedValue(Paging, fields)

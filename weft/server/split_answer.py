@@ -6,19 +6,19 @@ import json
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from weft.text.parts import Part
+from weft.text.answer_parts import AnswerPart
 
 
 class Parser(Protocol):
     """Parses one answer in the format of a model family."""
 
-    def feed(self, text: str) -> list[Part]: ...
+    def feed(self, text: str) -> list[AnswerPart]: ...
 
-    def finish(self) -> list[Part]: ...
+    def finish(self) -> list[AnswerPart]: ...
 
 
 @dataclass(slots=True)
-class Call:
+class ToolCall:
     id: str
     name: str
     pieces: list[str] = field(default_factory=list)
@@ -28,14 +28,14 @@ class Call:
         return "".join(self.pieces)
 
 
-class Parts:
+class SplitAnswer:
     """Takes the text of one answer. Not `parallel`: tool calls after the first are dropped, as is unwanted reasoning.
 
     `forced`: the answer is a tool call, so any other part is a call that was cut short, and is dropped.
     """
 
     def __init__(self, parser: Parser, parallel: bool = True, reasoning: bool = True, forced: bool = False) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[ToolCall] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._parser = parser
@@ -60,14 +60,14 @@ class Parts:
             return True
         return False
 
-    def feed(self, text: str) -> list[Part]:
+    def feed(self, text: str) -> list[AnswerPart]:
         return self._note(self._parser.feed(text)) if text else []
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[AnswerPart]:
         """Finish parsing: no text follows."""
         return self._note(self._parser.finish())
 
-    def _note(self, parts: list[Part]) -> list[Part]:
+    def _note(self, parts: list[AnswerPart]) -> list[AnswerPart]:
         kept = [part for part in parts if self._wanted(part)]
         for part in kept:
             if part.kind == "content":
@@ -76,11 +76,11 @@ class Parts:
                 self._reasoning.append(part.text)
             else:
                 if part.name is not None:
-                    self.calls.append(Call(part.id or "", part.name))
+                    self.calls.append(ToolCall(part.id or "", part.name))
                 self.calls[part.call].pieces.append(part.text)
         return kept
 
-    def _wanted(self, part: Part) -> bool:
+    def _wanted(self, part: AnswerPart) -> bool:
         if part.kind == "tool_call":
             return self._parallel or part.call == 0
         return self._wants_reasoning if part.kind == "reasoning" else not self._forced

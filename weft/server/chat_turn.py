@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
 from weft.server.auth import Tenant
-from weft.server.errors import FieldError
-from weft.server.front import Front, Wish
+from weft.server.front import AskedPrompt, Front
+from weft.server.generation import Generation
 from weft.server.grammars import Form
 from weft.server.openai_messages import Tool, ToolChoice, wanted_tools
-from weft.server.parts import Parser, Parts
-from weft.server.prompter import Prompt
-from weft.server.runs import Run
+from weft.server.prompt_builder import Prompt
 from weft.server.schemas import SamplingFields, sampling_params
+from weft.server.split_answer import Parser, SplitAnswer
 from weft.text.output import output_parser
 from weft.text.reasoning import opens
-from weft.text.tool_grammar import after_thoughts, tool_grammar
+from weft.text.tool_grammar import after_reasoning, tool_grammar
 
 # Number of tokens at the prompt's end that show whether it opens the reasoning.
 PROMPT_END = 16
 
 
-class Turn:
+class ChatTurn:
     """Tools and constraints, named as in the chat API. A grammar forces a required call.
 
     `field` is the place of the conversation in the body.
@@ -46,10 +46,10 @@ class Turn:
         self._forced = self.choice == "required" or self._only is not None
         self._form = form
         if self._forced and form is not None:
-            raise FieldError("tool_choice", "forces a tool call, which excludes another constraint on the answer")
+            raise InvalidField("tool_choice", "forces a tool call, which excludes another constraint on the answer")
         self._prompt_end = ""
 
-    async def run(
+    async def generate(
         self,
         prompt: Prompt,
         body: SamplingFields,
@@ -59,15 +59,15 @@ class Turn:
         max_tokens: tuple[str, int | None],
         n: int = 1,
         logprobs: int | None = None,
-    ) -> Run:
+    ) -> Generation:
         """Start the answers. `max_tokens` is the body's value and its name."""
         front = self.front
         tokens = prompt.tokens
         self._prompt_end = front.need_tokenizer().decode(tokens[-PROMPT_END:].tolist(), skip_special=False)
         most = front.max_tokens(max_tokens[1], len(tokens), max_tokens[0])
         params = sampling_params(body, front.limits, most, logprobs, scored="top_logprobs", suggested=front.suggested)
-        return await front.run(
-            [Wish(tokens, params, n, prompt.snapshots, self.field)],
+        return await front.generate(
+            [AskedPrompt(prompt, params, n, self.field)],
             tenant,
             name=name,
             cache_salt=body.cache_salt,
@@ -87,7 +87,7 @@ class Turn:
             return Form(self._tool_grammar(reasoning), "tools")
         if self._form is None or reasoning is None:
             return self._form
-        return self._form.within(after_thoughts(self._form.grammar, reasoning, self._prompt_end, token_of))
+        return self._form.within(after_reasoning(self._form.grammar, reasoning, self._prompt_end, token_of))
 
     def _tool_grammar(self, reasoning: str | None) -> Grammar:
         return tool_grammar(
@@ -110,9 +110,9 @@ class Turn:
         """Return the special tokens that the parser must see."""
         return getattr(self._parser(), "markers", frozenset())
 
-    def parts(self) -> Parts:
+    def parts(self) -> SplitAnswer:
         """Return a parser for one answer."""
-        return Parts(self._parser(), self.parallel, self.reasoning, self._forced)
+        return SplitAnswer(self._parser(), self.parallel, self.reasoning, self._forced)
 
     def _parser(self) -> Parser:
         calls = self._notation if self._forced else self.front.tool_parser

@@ -12,7 +12,7 @@ PartKind = Literal["content", "reasoning", "tool_call"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AnswerPart:
     """`text` continues the last part of the same kind (and call); for a tool call it is a piece of its JSON arguments.
 
     `call` numbers the calls of an answer from 0. Only the first part of a call has its `id` and `name`.
@@ -25,13 +25,14 @@ class Part:
     name: str | None = None
 
 
-def joined(parts: list[Part]) -> list[Part]:
+def joined(parts: list[AnswerPart]) -> list[AnswerPart]:
     """Return the parts with neighbours of one kind merged.
 
-    >>> [part.text for part in joined([Part("content", "a"), Part("content", "b"), Part("reasoning", "c")])]
+    >>> parts = [AnswerPart("content", "a"), AnswerPart("content", "b"), AnswerPart("reasoning", "c")]
+    >>> [part.text for part in joined(parts)]
     ['ab', 'c']
     """
-    groups: list[list[Part]] = []
+    groups: list[list[AnswerPart]] = []
     for part in parts:
         if groups and part.name is None and (groups[-1][0].kind, groups[-1][0].call) == (part.kind, part.call):
             groups[-1].append(part)

@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from weft.base.plan import Plan, Sampling
-from weft.kernels.draft import Draft
 from weft.kernels.sampling import Draws
+from weft.kernels.staging import StagedValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Biases:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class StepSampling:
     """Sampling of all sampled rows of a step. None: no row needs it."""
 
     index: Tensor  # [sampled] packed index of each row's last token
@@ -62,8 +62,8 @@ class Choices:
     score_token: Tensor  # [scores]
 
 
-def draft_choices(plan: Plan, vocab_size: int) -> Draft:
-    """Sort the rows of a plan into a draft of `Choices`."""
+def stage_sampling(plan: Plan, vocab_size: int) -> StagedValue:
+    """Sort the rows of a plan into a staged `StepSampling`."""
     sampling = plan.sampling
     last = np.cumsum(plan.end - plan.start) - 1
     simple = sampling.all_greedy
@@ -78,16 +78,16 @@ def draft_choices(plan: Plan, vocab_size: int) -> Draft:
         "score_index": plan.score_index,
         "score_token": plan.score_token,
     }
-    return Draft(Choices, fields)
+    return StagedValue(StepSampling, fields)
 
 
-def _masks(sampling: Sampling) -> Draft | None:
+def _masks(sampling: Sampling) -> StagedValue | None:
     if not len(sampling.mask_row):
         return None
-    return Draft(Masks, {"row": sampling.mask_row, "allowed": sampling.mask_bits.view(np.uint8)})
+    return StagedValue(Masks, {"row": sampling.mask_row, "allowed": sampling.mask_bits.view(np.uint8)})
 
 
-def _penalties(plan: Plan) -> Draft | None:
+def _penalties(plan: Plan) -> StagedValue | None:
     sampling = plan.sampling
     on = sampling.repetition_penalty != 1
     on |= (sampling.presence_penalty != 0) | (sampling.frequency_penalty != 0)
@@ -108,17 +108,17 @@ def _penalties(plan: Plan) -> Draft | None:
         "board_line": np.flatnonzero(from_board),
         "board_seat": plan.seat[plan.sampled[row[from_board]]],
     }
-    return Draft(Penalties, fields)
+    return StagedValue(Penalties, fields)
 
 
-def _biases(sampling: Sampling) -> Draft | None:
+def _biases(sampling: Sampling) -> StagedValue | None:
     if not len(sampling.bias_row):
         return None
     fields = {"row": sampling.bias_row, "token": sampling.bias_token, "value": sampling.bias_value}
-    return Draft(Biases, fields)
+    return StagedValue(Biases, fields)
 
 
-def _draws(sampling: Sampling, vocab_size: int) -> Draft | None:
+def _draws(sampling: Sampling, vocab_size: int) -> StagedValue | None:
     # The most likely of one token is that token: no draw, and no ties.
     row = np.flatnonzero((sampling.temperature > 0) & (sampling.top_k != 1))
     if not len(row):
@@ -138,4 +138,4 @@ def _draws(sampling: Sampling, vocab_size: int) -> Draft | None:
         "top_k": top_k,
         "top_p": top_p,
     }
-    return Draft(Draws, fields)
+    return StagedValue(Draws, fields)

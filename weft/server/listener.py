@@ -19,7 +19,7 @@ from pathlib import Path
 
 from weft.base.errors import OptionError
 from weft.server.connections import Connections
-from weft.server.http import HttpConnection, Shared
+from weft.server.http import HttpConnection, ServerContext
 
 log = logging.getLogger("weft")
 
@@ -31,10 +31,10 @@ RETRY_SECONDS = 0.1
 TLS_GOODBYE_SECONDS = 5.0
 
 
-class Door:
+class Listener:
     """Accepts clients on a listening socket. Stands in for asyncio's server object in `uvicorn.Server.servers`."""
 
-    def __init__(self, listener: socket.socket, shared: Shared, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, listener: socket.socket, shared: ServerContext, tls: ssl.SSLContext | None) -> None:
         self.sockets = (listener,)
         self._listener = listener
         self._shared = shared

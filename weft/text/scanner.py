@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Generator
 
-from weft.text.parts import Part, call_id, is_text
+from weft.text.answer_parts import AnswerPart, call_id, is_text
 
 # Maximum text of one call to hold back before it is certain that it is a call.
 MAX_HELD = 1 << 18
@@ -47,14 +47,14 @@ def without_space(text: str, held: list[str]) -> str:
     return found
 
 
-class Reader:
+class Scanner:
     """The text so far, the position up to which it is read, and the parts found in it."""
 
     def __init__(self, make_id: Callable[[], str] = call_id) -> None:
         self.text = ""
         self.place = 0
         self.ended = False
-        self.parts: list[Part] = []
+        self.parts: list[AnswerPart] = []
         self.calls = 0
         self._make_id = make_id
         self._space: list[str] = []
@@ -66,28 +66,28 @@ class Reader:
         """Add content. Its trailing whitespace is held back: next to calls it is dropped."""
         kept = without_space(text, self._space)
         if kept:
-            self.parts.append(Part("content", kept))
+            self.parts.append(AnswerPart("content", kept))
 
     def reasoning(self, text: str) -> None:
         if text:
-            self.parts.append(Part("reasoning", text))
+            self.parts.append(AnswerPart("reasoning", text))
 
     def begin_call(self, name: str) -> None:
         if self.calls >= MAX_CALLS or not name or not is_text(name):
             raise Malformed
         self._space.clear()
         self._start = None  # this text cannot become content any more
-        self.parts.append(Part("tool_call", "", self.calls, self._make_id(), name))
+        self.parts.append(AnswerPart("tool_call", "", self.calls, self._make_id(), name))
         self.calls += 1
 
     def arguments(self, text: str) -> None:
         """Add arguments to the last call."""
         if text:
-            self.parts.append(Part("tool_call", text, self.calls - 1))
+            self.parts.append(AnswerPart("tool_call", text, self.calls - 1))
 
     def last_space(self) -> None:
         if self._space and not self.calls:
-            self.parts.append(Part("content", "".join(self._space)))
+            self.parts.append(AnswerPart("content", "".join(self._space)))
         self._space.clear()
 
     # reading ----------------------------------------------------------------------------------------------------------

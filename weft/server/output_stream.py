@@ -9,18 +9,18 @@ from weft.engine.events import Output, Report
 
 
 class OutputStream:
-    """The `Stream` of both backends. Iterate it once, from one task.
+    """Yields the outputs of a request as they arrive. Iterate it once, from one task.
 
-    Each iteration yields everything that arrived since the last one. `submitted_seconds` is the time of submission, on
-    the loop's clock.
+    Each iteration yields everything that arrived since the last one. The last output has a `finish`, and `report` is
+    set. If the engine dies, or a shutdown runs out of time, iteration raises `EngineStopped` after the outputs that
+    arrived before.
     """
 
-    __slots__ = ("_ended", "_error", "_loop", "_outputs", "_waiter", "id", "report", "submitted_seconds")
+    __slots__ = ("_ended", "_error", "_loop", "_outputs", "_waiter", "id", "report")
 
     def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
         self.id = number
         self.report: Report | None = None
-        self.submitted_seconds = loop.time()
         self._loop = loop
         self._outputs: list[Output] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -63,7 +63,3 @@ class OutputStream:
             self._ended, self._error = True, EngineStopped(message)
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
-
-    @property
-    def ended(self) -> bool:
-        return self._ended

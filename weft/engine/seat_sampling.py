@@ -35,7 +35,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-class Choices:
+class SeatSampling:
     def __init__(self, seats: int) -> None:
         self._floats = {name: np.zeros(seats, np.float32) for name in _FLOATS}
         self._top_k = np.zeros(seats, np.int32)

@@ -16,7 +16,7 @@ WINDOW = 32
 TOKENS_PER_STEP_WAITED = 16
 
 
-class Line:
+class WaitingQueue:
     def __init__(self, order: str, reusable: Callable[[Sequence], int]) -> None:
         self._by_prefix = order == "prefix"
         self._reusable = reusable

@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 
 from weft.memory.arena import Arena
 from weft.memory.captures import Origin
-from weft.memory.eviction import Candidate, Facts, Flops, Policy, Ranking, by_recency, by_value, cheap
+from weft.memory.eviction import Candidate, CandidateFacts, Flops, Policy, Ranking, by_recency, by_value, cheap
 from weft.memory.kinds import Kind
 from weft.memory.popularity import AGES, Popularity, class_of
 from weft.memory.spec import MemorySpec
@@ -19,7 +19,7 @@ from weft.memory.trie import Node, ResumePoint, Trie, resume_at_or_above
 MOST_RANKED_ANEW = 512
 
 
-class Worth:
+class Valuation:
     """`alpha` weighs work against recency for the policy "flops". `clock` counts lookups."""
 
     def __init__(self, spec: MemorySpec, arena: Arena, trie: Trie, eviction: str, alpha: float) -> None:
@@ -134,7 +134,7 @@ class Worth:
         # It is worth more now; eviction will notice when it reaches the top.
         above.heir_of = max((each for each in wanting if each), key=lambda each: self._rate(*each))
 
-    # worth ----------------------------------------------------------------------------------------------------------
+    # values ---------------------------------------------------------------------------------------------------------
 
     def bytes_of(self, candidate: Candidate) -> int:
         return self.point_bytes if isinstance(candidate, ResumePoint) else self.page_bytes
@@ -149,16 +149,16 @@ class Worth:
             return self._score_point(candidate)
         return self._policy(self._leaf_facts(candidate))
 
-    def _leaf_facts(self, leaf: Node) -> Facts:
+    def _leaf_facts(self, leaf: Node) -> CandidateFacts:
         # No sequence can start at a leaf without a resume point: it only shows where sequences diverge.
         tokens = self._cell // 2 if self.point_bytes else self._cell
-        return Facts(tokens, leaf.depth * self._cell, self.page_bytes or self.point_bytes, leaf.used)
+        return CandidateFacts(tokens, leaf.depth * self._cell, self.page_bytes or self.point_bytes, leaf.used)
 
     def _score_point(self, point: ResumePoint) -> float:
         cells, pages = _reach(point.node)
         tokens, size = cells * self._cell, self.point_bytes + pages * self.page_bytes
         if not self.by_value:
-            return self._policy(Facts(tokens, point.node.depth * self._cell, size, point.used))
+            return self._policy(CandidateFacts(tokens, point.node.depth * self._cell, size, point.used))
         if point in self._awaited:
             return by_value(1.0, tokens, size)
         rate = self.popularity.rate(point.kind, self.clock - point.used)

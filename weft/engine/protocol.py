@@ -25,6 +25,7 @@ class Refuse:
 
     number: int
     message: str
+    field: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Topic(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Question:
     """A question, answered at the next border between steps."""
 
     number: int
@@ -56,14 +57,17 @@ class Shutdown:
     """Stop stepping. Open requests get no answer: the sender has already failed them."""
 
 
-Command = Submit | Refuse | End | Ask | Shutdown
+Command = Submit | Refuse | End | Question | Shutdown
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
+    """The fields of a `RequestError`."""
+
     number: int
     message: str
     status: int
+    field: str | None = None
 
 
 @dataclass(slots=True)

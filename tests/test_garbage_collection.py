@@ -9,7 +9,7 @@ import sys
 import weakref
 
 from tests.fake_engines import PROGRAM
-from weft.base.heap import keep_heap
+from weft.base.garbage_collection import freeze_heap
 from weft.base.options import Options
 from weft.server.process_backend import ProcessBackend
 
@@ -24,7 +24,7 @@ def test_what_is_there_is_kept_and_garbage_is_not():
     seen = weakref.ref(garbage)
     del garbage
     try:
-        keep_heap()
+        freeze_heap()
         assert seen() is None
         assert gc.get_freeze_count() > 0
         assert not any(each is kept for each in gc.get_objects())

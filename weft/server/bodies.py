@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from weft.base.errors import RequestError
-from weft.server.errors import FieldError
+from weft.base.errors import InvalidField, RequestError
 from weft.server.settings import Limits
 from weft.text.nesting import nesting
 
 T = TypeVar("T")
-# For a body without prompts. `intake.py` decides where others are read.
+# For a body without prompts. `body_reader.py` decides where others are read.
 MAX_PLAIN_BYTES = 1 << 16
 # Maximum characters of a message that quotes the client.
 MAX_QUOTED = 300
@@ -87,9 +86,7 @@ def wrong_type(message: str) -> RequestError:
     if found is None or not found[1]:
         return RequestError(f"the body: {what}")
     field = found[1].replace("[...]", "")
-    error = FieldError(field, what)
-    error.args = (f"{field}: {what}",)
-    return error
+    return RequestError(f"{field}: {what}", field=field)
 
 
 def check_depth(body: bytes, depth: int) -> None:
@@ -100,16 +97,16 @@ def check_depth(body: bytes, depth: int) -> None:
 
 def check_count(name: str, value: int, most: int, least: int = 0) -> None:
     if not least <= value <= most:
-        raise FieldError(name, f"must be from {least} to {most}, got {value}")
+        raise InvalidField(name, f"must be from {least} to {most}, got {value}")
 
 
 def check_items(name: str, items: Any, most: int) -> None:
     if items is not None and len(items) > most:
-        raise FieldError(name, f"takes at most {most} items, got {len(items)}")
+        raise InvalidField(name, f"takes at most {most} items, got {len(items)}")
 
 
 def read_json(name: str, text: str, depth: int) -> Any:
-    """Parse a field that contains JSON as text. Raises `ValueError` if it does not, `FieldError` if it is too deep."""
+    """Parse a field that holds JSON as text. Raises `ValueError` for other text, `InvalidField` if it is too deep."""
     check_text_depth(name, text, depth)
     return json.loads(text)
 
@@ -119,22 +116,22 @@ def check_text_depth(name: str, text: str, depth: int) -> None:
     try:
         check_depth(text.encode(), depth)
     except RequestError:
-        raise FieldError(name, f"is nested more than {depth} levels deep") from None
+        raise InvalidField(name, f"is nested more than {depth} levels deep") from None
 
 
 def check_schema(name: str, schema: Any, limits: Limits) -> str:
     """Return a JSON schema as text, after checking its size and depth."""
     text = json.dumps(schema)
     if len(text) > limits.schema_bytes:
-        raise FieldError(name, f"has {len(text)} bytes; the limit of a schema is {limits.schema_bytes}")
+        raise InvalidField(name, f"has {len(text)} bytes; the limit of a schema is {limits.schema_bytes}")
     if depth_of(schema) > limits.schema_depth:
-        raise FieldError(name, f"is nested more than {limits.schema_depth} levels deep")
+        raise InvalidField(name, f"is nested more than {limits.schema_depth} levels deep")
     return text
 
 
 def check_regex(name: str, regex: str, limits: Limits) -> str:
     if not 0 < len(regex) <= limits.regex_characters:
-        raise FieldError(name, f"must have 1 to {limits.regex_characters} characters, got {len(regex)}")
+        raise InvalidField(name, f"must have 1 to {limits.regex_characters} characters, got {len(regex)}")
     return regex
 
 

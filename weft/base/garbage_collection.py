@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 
 
-def keep_heap() -> None:
+def freeze_heap() -> None:
     """Exempt all live objects from collection, even ones that become garbage later; call it once a process is ready."""
     gc.collect()
     gc.freeze()

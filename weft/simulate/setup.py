@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from weft.base.config import EngineConfig
-from weft.memory.captures import ALL_CAPTURES, Captures
+from weft.memory.captures import ALL_CAPTURES, CaptureReasons
 from weft.simulate.costs import CostModel
 from weft.simulate.oracle import Survey, survey
-from weft.simulate.sessions import Session
+from weft.simulate.sessions import SimulatedSession
 from weft.simulate.simulation import Found, Simulation
 from weft.simulate.stepping import Simulated
 from weft.simulate.traces import read_trace
@@ -33,21 +33,21 @@ class Traffic:
     speed: float = 1.0
     skip: int = 0
 
-    def sessions(self, cell: int) -> Iterator[Session]:
+    def sessions(self, cell: int) -> Iterator[SimulatedSession]:
         if self.trace is not None:
             return read_trace(self.trace, cell, self.speed, self.requests or None, self.skip)
         return WORKLOADS[self.name](Draw(self.requests, cell, self.seed, self.rate))
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class SimulationSetup:
     """Everything that one run depends on. `memory` is in bytes, or a share of the working set if it is a fraction."""
 
     traffic: Traffic
     cost: CostModel
     memory: int | float
     eviction: str = "value"
-    captures: Captures = ALL_CAPTURES
+    captures: CaptureReasons = ALL_CAPTURES
     capture_every: int = 0
     max_sequences: int = 64
     max_tokens_per_step: int = 8192
@@ -65,7 +65,7 @@ class Setup:
         return int(self.memory * known.working_set_bytes(self.cost.spec))
 
 
-def run(setup: Setup, tell: Callable[[Simulated], None] | None = None) -> Found:
+def run(setup: SimulationSetup, tell: Callable[[Simulated], None] | None = None) -> Found:
     memory_bytes = setup.memory_bytes()
     alpha = setup.alpha
     if setup.eviction == "flops" and alpha is None:
@@ -74,11 +74,11 @@ def run(setup: Setup, tell: Callable[[Simulated], None] | None = None) -> Found:
 
 
 def simulation(
-    setup: Setup,
+    setup: SimulationSetup,
     memory_bytes: int,
     alpha: float,
     tell: Callable[[Simulated], None] | None = None,
-    sessions: Iterator[Session] | None = None,
+    sessions: Iterator[SimulatedSession] | None = None,
 ) -> Simulation:
     config = EngineConfig(
         memory_bytes=memory_bytes,
@@ -101,7 +101,7 @@ def simulation(
     )
 
 
-def bootstrap_alpha(setup: Setup) -> float:
+def bootstrap_alpha(setup: SimulationSetup) -> float:
     """Return the weight that would have served the first part of the traffic best, like Marconi's bootstrap."""
     assert isinstance(setup.memory, int)
     total = sum(1 for _ in setup.traffic.sessions(setup.cost.spec.cell))

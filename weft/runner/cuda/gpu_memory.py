@@ -20,7 +20,7 @@ SPARE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class GpuMemory:
     """Memory of one GPU in bytes."""
 
     total: int
@@ -33,9 +33,9 @@ class Room:
         return f"{left} GiB: the GPU has {total} GiB; weights and other processes take {weights}, steps {work}"
 
 
-def find_room(
+def measure_memory(
     model: CausalModel, spec: MemorySpec, operations: Operations, tokens: int, rows: int, fraction: float
-) -> Room:
+) -> GpuMemory:
     """Measure the room. A prompt step has `tokens`, a decode step `rows`; `fraction` of the GPU may be used."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -46,7 +46,7 @@ def find_room(
     recorded = ([1] * rows, [1] * largest.decodes + [largest.tokens])
     work = _peak(model, spec, operations, [tokens]) + max(_peak(model, spec, operations, ends) for ends in recorded)
     torch.cuda.empty_cache()
-    return Room(total, taken, work, max(0, int(total * fraction) - taken - work - SPARE_BYTES))
+    return GpuMemory(total, taken, work, max(0, int(total * fraction) - taken - work - SPARE_BYTES))
 
 
 @torch.inference_mode()

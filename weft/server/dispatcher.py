@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Any
 
 from weft.base.errors import EngineStopped, RequestError
-from weft.engine.exchange import Ask, Command, End, Event, Outputs, Replies, Stopped, Submit, Topic
+from weft.engine.protocol import Command, End, Event, Outputs, Question, Replies, Stopped, Submit, Topic
 from weft.engine.request import Request
-from weft.server.backend import ModelInfo, Stream
-from weft.server.streams import OutputStream
+from weft.server.backend import ModelInfo
+from weft.server.output_stream import OutputStream
 
 log = logging.getLogger("weft")
 
@@ -31,7 +31,7 @@ NOT_STARTED = "the engine is not ready"
 SHUTTING_DOWN = "the server is shutting down"
 
 
-class Desk(ABC):
+class Dispatcher(ABC):
     """Base of both backends. Everything here runs in the event loop's thread.
 
     An engine that has not responded for `patience_seconds` counts as unhealthy until it does; None: no timeout.
@@ -71,7 +71,7 @@ class Desk(ABC):
         """Number of open requests."""
         return len(self._streams)
 
-    async def submit(self, request: Request) -> Stream:
+    async def submit(self, request: Request) -> OutputStream:
         self._check_open()
         if self._draining or self._silent:
             raise EngineStopped(SHUTTING_DOWN if self._draining else SILENT)
@@ -94,13 +94,13 @@ class Desk(ABC):
             self._submitting.pop(stream.id, None)
         return stream
 
-    def abort(self, stream: Stream) -> None:
+    def abort(self, stream: OutputStream) -> None:
         self._end(stream, stopped=False)
 
-    def finish(self, stream: Stream) -> None:
+    def finish(self, stream: OutputStream) -> None:
         self._end(stream, stopped=True)
 
-    def _end(self, stream: Stream, stopped: bool) -> None:
+    def _end(self, stream: OutputStream, stopped: bool) -> None:
         if stream.id in self._streams:
             self._send(End(stream.id, stopped))
 
@@ -118,7 +118,7 @@ class Desk(ABC):
         number = next(self._numbers)
         answer = self._asking[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(Ask(number, topic, limit))
+            self._send(Question(number, topic, limit))
             return await answer
         finally:
             self._asking.pop(number, None)
@@ -191,7 +191,7 @@ class Desk(ABC):
         for refusal in replies.refused:
             waiter = self._submitting.get(refusal.number)
             if waiter is not None and not waiter.done():
-                waiter.set_exception(RequestError(refusal.message, refusal.status))
+                waiter.set_exception(RequestError(refusal.message, refusal.status, field=refusal.field))
             self._forget(refusal.number)
         for number, value in replies.answers.items():
             _resolve(self._asking.get(number), value)

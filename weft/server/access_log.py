@@ -1,7 +1,7 @@
 """The outermost layer: gives every request an id, and logs one line when its response is complete.
 
 Routes and inner layers record what they know in the request's `Record`; nothing here runs per token. A connection that
-answers by itself, because it received no valid request or received it too late, reports that to `Access.refused`.
+answers by itself, because it received no valid request or received it too late, reports that to `AccessLog.refused`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.server.auth import Tenant
 from weft.server.errors import GONE
+from weft.server.generation import Generation
 from weft.server.logs import log_fields
 from weft.server.metrics import OTHER, Metrics
-from weft.server.runs import Run
 from weft.server.sse import DIRECT, DISCONNECT, ERROR
 
 log = logging.getLogger("weft.access")
@@ -34,9 +34,9 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class Record:
-    """Facts about one request. `run` has its tokens and times, `end` why it ended if the run itself does not say."""
+    """Facts about one request. `generation` has its tokens and times; `end` is why it ended, if that does not say."""
 
-    __slots__ = ("client", "end", "id", "method", "path", "run", "started", "status", "tenant")
+    __slots__ = ("client", "end", "generation", "id", "method", "path", "started", "status", "tenant")
 
     def __init__(self, scope: Scope, started: float) -> None:
         self.id = request_id(scope["headers"])
@@ -47,7 +47,7 @@ class Record:
         self.path: str = scope["path"]
         self.tenant: Tenant | None = None
         self.status: int | None = None
-        self.run: Run | None = None
+        self.generation: Generation | None = None
         self.end: str | None = None
 
     def ended(self, how: str) -> None:
@@ -72,31 +72,31 @@ class Record:
             "route": route,
             "status": self.status,
         }
-        found |= self._of_run() if self.run is not None else NO_RUN
+        found |= self._of_generation() if self.generation is not None else NO_GENERATION
         return found | {"total_ms": _milliseconds(now - self.started), "end": self._end()}
 
-    def _of_run(self) -> dict[str, Any]:
-        assert self.run is not None
-        used, first = self.run.used(), self.run.first_token_seconds
+    def _of_generation(self) -> dict[str, Any]:
+        assert self.generation is not None
+        used, first = self.generation.used(), self.generation.first_token_seconds
         return {
             "tokens_in": used.prompt,
             "tokens_cached": used.cached,
             "tokens_out": used.generated,
-            "queue_ms": _milliseconds(self.run.queued_seconds),
+            "queue_ms": _milliseconds(self.generation.queued_seconds),
             "first_token_ms": None if first is None else _milliseconds(first - self.started),
         }
 
     def _end(self) -> str | None:
         if self.end is None and self.status is not None and self.status >= 400:
             return DISCONNECT if self.status == GONE else ERROR
-        finish = None if self.run is None else self.run.finish
+        finish = None if self.generation is None else self.generation.finish
         return self.end or (None if finish is None else str(finish))
 
 
-NO_RUN = dict.fromkeys(("tokens_in", "tokens_cached", "tokens_out", "queue_ms", "first_token_ms"))
+NO_GENERATION = dict.fromkeys(("tokens_in", "tokens_cached", "tokens_out", "queue_ms", "first_token_ms"))
 
 
-class Access:
+class AccessLog:
     """Wraps the whole application, so that no response leaves without an id and a count."""
 
     def __init__(

@@ -1,0 +1,68 @@
+"""Builds requests to the engine, for HTTP and for `LLM`. Everything that a caller sent is checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.base.errors import InvalidField
+from weft.base.grammar import Grammar
+from weft.base.sampling import SamplingParams
+from weft.engine.request import Request, check_token_ids
+from weft.text.prompts import NO_TOKENIZER, Tokens, check_snapshots, ends_of_messages
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBounds:
+    """What requests to a model must respect. `has_text`: it has a tokenizer."""
+
+    vocab_size: int
+    max_length: int
+    end_tokens: frozenset[int]
+    has_text: bool
+
+
+def build_request(
+    prompt: Tokens,
+    params: SamplingParams,
+    model: ModelBounds,
+    *,
+    salt: bytes = b"",
+    priority: int = 0,
+    snapshots: Sequence[int] = (),
+    grammar: Grammar | None = None,
+    field: str = "prompt",
+) -> Request:
+    """Return a request that the engine accepts; raise `InvalidField` otherwise. `field` is the prompt's own name."""
+    check_length(len(prompt), params.max_tokens, model.max_length, field)
+    if params.stop and not model.has_text:
+        raise InvalidField("stop", f"takes strings, but {NO_TOKENIZER.partition(':')[0]}; use stop_token_ids")
+    check_token_ids(params, model.vocab_size)
+    ends = frozenset() if params.ignore_eos else model.end_tokens
+    return Request(
+        prompt,
+        params,
+        stop_tokens=frozenset(params.stop_token_ids) | ends,
+        salt=salt,
+        priority=priority,
+        snapshots=check_snapshots(snapshots, len(prompt)),
+        grammar=grammar,
+        boundaries=ends_of_messages(prompt, model.end_tokens),
+    )
+
+
+def check_length(prompt: int, max_tokens: int, max_length: int, field: str) -> None:
+    """Check that a prompt and its answer fit the context. The error names the prompt only if it is too long by itself.
+
+    >>> check_length(90, 11, 100, "prompt")
+    Traceback (most recent call last):
+    weft.base.errors.InvalidField: max_tokens does not fit: prompt has 90 tokens; with max_tokens=11 it exceeds the \
+context of 100
+    """
+    if prompt + max_tokens > max_length:
+        raise InvalidField(
+            field if prompt >= max_length else "max_tokens",
+            f"does not fit: prompt has {prompt} tokens; with max_tokens={max_tokens} it exceeds the context of "
+            f"{max_length}",
+            code="context_length_exceeded",
+        )

@@ -1,0 +1,34 @@
+"""Defers Ctrl-C while a step runs. No torch."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class InterruptLater:
+    """Defers Ctrl-C until a step is complete, so that the engine stays usable. A second one interrupts at once."""
+
+    def __enter__(self) -> None:
+        self._pending = False
+        self._previous: Callable[[int, FrameType | None], Any] | int | None = None
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.getsignal(signal.SIGINT)
+        if callable(self._previous):
+            signal.signal(signal.SIGINT, self._remember)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self._pending and callable(self._previous):
+            self._previous(number, frame)
+        self._pending = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if callable(self._previous):
+            signal.signal(signal.SIGINT, self._previous)
+            if self._pending:
+                self._previous(signal.SIGINT, None)
