@@ -118,6 +118,16 @@ def heavy_imports(modules: dict[str, str]) -> list[str]:
     ]
 
 
+def imports_of_training(modules: dict[str, str]) -> list[str]:
+    """Imports of the project in `training/`, which depends on Weft and not the other way round."""
+    return [
+        f"{module} imports {other}"
+        for module, text in modules.items()
+        for other in sorted(imports(text))
+        if other.split(".")[0] in ("training", "weft_training")
+    ]
+
+
 # What only the packages behind the boundary may ask: where a tensor lies, and who could compute with it.
 DEVICE_QUESTIONS = {
     "is_cuda",

@@ -126,6 +126,11 @@ def test_files_and_functions_stay_small():
     assert fences.too_large({"long": "class A:\n  def f(self):\n" + "    x = 1\n" * 60})
 
 
+def test_the_project_in_training_is_not_imported():
+    assert fences.imports_of_training(EVERYTHING) == []
+    assert fences.imports_of_training({"tests.x": "from weft_training.template import JINJA"})
+
+
 def test_every_file_says_what_it_is():
     assert fences.without_header(EVERYTHING) == []
     assert fences.without_header({"silent": "import os"})
