@@ -54,3 +54,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)
+    if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
+        from tests import interpreter
+
+        interpreter.speed_up()

@@ -4,7 +4,7 @@
     python -m benchmarks.caching ample --json ample.json        the whole traces in memory without end
     python -m benchmarks.caching goals --json goals.json        second sighting, no sharing, a scan
     python -m benchmarks.caching curve --json curve.json        from 2 % to 200 % of the working set
-    python -m benchmarks.caching tables matrix.json             the tables of the document, from that file
+    python -m benchmarks.caching tables matrix.json goals.json  the tables of the document, from these files
     python -m benchmarks.caching plots matrix.json curve.json   its plots, into docs/
 
 One process, no device. All traffic has two parts: one that the policy may be tuned on (`--parts tuned`), and one that
@@ -19,11 +19,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
-from math import exp, log
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+from benchmarks.caching_tables import OTHERS, PARTS, Results, all_tables, geometric_mean, hits, ratios
 from weft.memory.captures import CaptureReasons
 from weft.simulate.costs import cost_model
 from weft.simulate.oracle import Survey, survey
@@ -59,7 +58,6 @@ SIZES = {
     "unique": 2400,
     "scan": 900,
 }
-PARTS = ("tuned", "held-out")
 # Made-up traffic is split by its seeds, traces by their lines: how many are skipped, and how many run. Lines before the
 # tuned ones may be tuned on too, but take too long for the report.
 SEEDS = {"tuned": 0, "held-out": 7}
@@ -69,7 +67,6 @@ LINES = {
 }
 WORKLOADS = (*SIZES, *LINES)
 PUBLISHED = CaptureReasons(popular=False, boundaries=False, answers=False, candidates=False)
-Results = dict[str, Any]
 
 
 def traffic(name: str, folder: str, part: str = "tuned") -> Traffic:
@@ -227,74 +224,7 @@ def curve(study: Study, folder: str) -> None:
         matrix(study, folder, ["tuned"], ["qwen3-next-mini"], CURVE, [name], ["value", "lru-plain"])
 
 
-# tables ---------------------------------------------------------------------------------------------------------------
-
-
-def geometric_mean(values: list[float]) -> float:
-    return exp(fmean(log(max(value, 1e-6)) for value in values)) if values else 0.0
-
-
-Entry = tuple[str, str, str]  # workload, model and memory
-
-
-def ratios(results: Results, part: str, other: str, value: Callable[[Results], float]) -> dict[Entry, float]:
-    """What the default has over what another policy has, for every entry of a part that both were run on."""
-    found = {}
-    for name, result in results.items():
-        of, workload, model, share, policy = name.split("/")
-        against = results.get(f"{part}/{workload}/{model}/{share}/{other}")
-        if of == part and policy == "value" and against is not None and result["requests"]:
-            found[workload, model, share] = value(result) / value(against)
-    return found
-
-
-def hits(result: Results) -> float:
-    return max(result["hit_tokens"], 1)
-
-
-OTHERS = {"lru": "LRU", "lru-plain": "LRU with the published captures", "flops": "FLOP-aware"}
-
-
-def part_tables(results: Results, part: str) -> str:
-    """The tables of a part: a row per workload, a column per model and memory."""
-
-    def share(*key: str) -> float:
-        each = results["/".join([part, *key, "value"])]
-        return each["hit_tokens"] / max(1, each["oracle_tokens"])
-
-    known = {key: share(*key) for key in ratios(results, part, "lru", hits)}
-    tables = [_table("Share of the oracle's hit tokens under `value`", known, "{:.0%}")]
-    for other, name in OTHERS.items():
-        tables.append(_table(f"Hit tokens over those of {name}", ratios(results, part, other, hits), lowest=True))
-    for field, name in (("ttft_p50", "Median"), ("ttft_p90", "90th percentile of the")):
-        found = ratios(results, part, "lru", lambda result, field=field: result[field])
-        tables.append(_table(f"{name} time to the first token over LRU's", found, highest=True))
-    return "\n".join(table for table in tables if table)
-
-
-def _table(
-    title: str, found: dict[Entry, float], form: str = "{:.2f}", lowest: bool = False, highest: bool = False
-) -> str:
-    if not found:
-        return ""
-    text = f"{title}:\n{_grid(found, form)}"
-    for wanted, word, choose in ((lowest, "lowest", min), (highest, "highest", max)):
-        if wanted:
-            key = choose(found, key=lambda key: found[key])
-            mean = geometric_mean(list(found.values()))
-            text += f"\nGeometric mean of {len(found)}: **{mean:.2f}**; {word}: {found[key]:.3f} "
-            text += f"({', '.join(key[:2])}, {float(key[2]):.0%}).\n"
-    return text
-
-
-def _grid(found: dict[Entry, float], form: str) -> str:
-    columns = list(dict.fromkeys((model, share) for _, model, share in found))
-    heads = [f"{model.split('-')[0]} {float(share):.0%}" for model, share in columns]
-    rows = ["", "| workload | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(columns)]
-    for workload in dict.fromkeys(workload for workload, _, _ in found):
-        cells = [form.format(found[workload, *each]) if (workload, *each) in found else "" for each in columns]
-        rows.append(f"| {workload} | {' | '.join(cells)} |")
-    return "\n".join([*rows, ""])
+# reports -------------------------------------------------------------------------------------------------------------
 
 
 def draw(results: Results, curves: Results, folder: Path) -> None:
@@ -336,8 +266,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.part == "tables":
         known = {name: each for file in options.files for name, each in json.loads(Path(file).read_text()).items()}
-        for part in PARTS:
-            print(f"### {part.capitalize()}\n", part_tables(known, part), sep="\n")
+        print(all_tables(known))
         return
     if options.part == "plots":
         draw(*(json.loads(Path(file).read_text()) for file in options.files[:2]), Path("docs"))

@@ -6,8 +6,10 @@ They parse, they import nothing. `test_fences.py` runs each on the project, and 
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -56,11 +58,17 @@ UNSAFE_CALLS = {"eval", "exec", "torch.load", "os.system", "jinja2.Environment",
 
 
 def project_files(*suffixes: str, under: str = "") -> Iterator[Path]:
-    for path in sorted((ROOT / under).rglob("*")):
-        parts = path.relative_to(ROOT).parts
-        ours = not SKIPPED.intersection(parts) and not any(part.endswith(".egg-info") for part in parts)
-        if ours and path.is_file() and path.suffix in suffixes:
-            yield path
+    return (path for path in _files(ROOT / under) if path.suffix in suffixes)
+
+
+@cache
+def _files(folder: Path) -> list[Path]:
+    """Return all files below a folder, sorted. Virtual environments and caches are not even entered."""
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in SKIPPED and not name.endswith(".egg-info")]
+        found += [Path(place, name) for name in names if name not in SKIPPED]
+    return sorted(found)
 
 
 def module_of(path: Path) -> str:
@@ -81,10 +89,16 @@ def within(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
+@cache
+def parse(text: str) -> ast.Module:
+    """Parse a source, once for all checkers."""
+    return ast.parse(text)
+
+
 def imports(text: str) -> set[str]:
     """All modules that a source may import, wherever it does; `from a import b` counts as a and a.b."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse(text)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -127,6 +141,16 @@ def heavy_imports(modules: dict[str, str]) -> list[str]:
     ]
 
 
+def imports_of_training(modules: dict[str, str]) -> list[str]:
+    """Imports of the project in `training/`, which depends on Weft and not the other way round."""
+    return [
+        f"{module} imports {other}"
+        for module, text in modules.items()
+        for other in sorted(imports(text))
+        if other.split(".")[0] in ("training", "weft_training")
+    ]
+
+
 # What only the packages behind the boundary may ask: where a tensor lies, and who could compute with it.
 DEVICE_QUESTIONS = {
     "is_cuda",
@@ -148,7 +172,7 @@ def device_questions(modules: dict[str, str]) -> list[str]:
         for other in sorted(imports(text)):
             if any(within(other, backend) for backend in BACKENDS):
                 complaints.append(f"{module} imports {other}")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parse(text)):
             asked = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr
             # `torch.device(...)` makes a value and asks nothing.
             if asked in DEVICE_QUESTIONS and ast.unparse(node) != "torch.device":
@@ -210,7 +234,7 @@ def too_large(modules: dict[str, str], file_lines: int = 500, function_lines: in
         lines = len(text.splitlines())
         if lines > file_lines:
             complaints.append(f"{module} has {lines} lines")
-        for name, function in functions(ast.parse(text)):
+        for name, function in functions(parse(text)):
             length = (function.end_lineno or 0) - function.lineno + 1
             # A kernel is one function by its nature: what it calls cannot be read apart from it.
             if length > function_lines * (2 if within(module, "weft.kernels.cuda") else 1):
@@ -243,7 +267,7 @@ def repeated_class_names(modules: dict[str, str]) -> list[str]:
 
 
 def without_header(modules: dict[str, str]) -> list[str]:
-    trees = {module: ast.parse(text) for module, text in modules.items()}
+    trees = {module: parse(text) for module, text in modules.items()}
     return [f"{module} does not say what it is" for module, t in trees.items() if t.body and not ast.get_docstring(t)]
 
 
@@ -252,7 +276,7 @@ def unsafe(modules: dict[str, str]) -> list[str]:
     complaints = []
     for module, text in modules.items():
         complaints += [f"{module} imports {m}" for m in sorted(imports(text)) if m.split(".")[0] in UNSAFE_MODULES]
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parse(text)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
                 complaints.append(f"{module} calls {ast.unparse(node.func)}")
     return complaints
@@ -264,7 +288,7 @@ def waits(modules: dict[str, str]) -> set[tuple[str, str]]:
     for module, text in modules.items():
         if not any(within(other, "torch") for other in imports(text)):
             continue
-        for name, function in functions(ast.parse(text)):
+        for name, function in functions(parse(text)):
             nested = {id(node) for _, inner in functions(function) for node in ast.walk(inner)}
             own = [node for node in ast.walk(function) if isinstance(node, ast.Call) and id(node) not in nested]
             if any(_waits(call.func) for call in own):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fences import ROOT, functions, project_files
+from tests.fences import ROOT, functions, parse, project_files
 from weft.cli.main import COMMANDS
 
 DOCUMENTS = sorted(path for path in project_files(".md") if path.parent in (ROOT, ROOT / "docs"))
@@ -29,7 +29,7 @@ def blocks(text: str, language: str) -> list[str]:
 def names_of_tests() -> set[str]:
     found = set()
     for path in project_files(".py", under="tests"):
-        found |= {f"{path.name}::{name}" for name, _ in functions(ast.parse(path.read_text()))}
+        found |= {f"{path.name}::{name}" for name, _ in functions(parse(path.read_text()))}
     return found
 
 
@@ -38,7 +38,7 @@ def planted_bugs() -> set[str]:
     """Functions below a decorator `plant`."""
     found = set()
     for path in project_files(".py", under="tests"):
-        for name, function in functions(ast.parse(path.read_text())):
+        for name, function in functions(parse(path.read_text())):
             if any(ast.unparse(each).split("(")[0] == "plant" for each in function.decorator_list):
                 found.add(name)
     return found

@@ -133,6 +133,11 @@ def test_a_class_name_has_one_meaning_in_the_whole_package():
     assert fences.repeated_class_names({"weft.a": "class Step: ...\nclass Step: ..."})
 
 
+def test_the_project_in_training_is_not_imported():
+    assert fences.imports_of_training(EVERYTHING) == []
+    assert fences.imports_of_training({"tests.x": "from weft_training.template import JINJA"})
+
+
 def test_every_file_says_what_it_is():
     assert fences.without_header(EVERYTHING) == []
     assert fences.without_header({"silent": "import os"})

@@ -41,10 +41,10 @@ def test_a_hit_after_prefill_does_not_diverge_from_a_cold_run(family: str) -> No
     assert divergence(hit, cold(family, prompt)) <= LARGEST
 
 
-@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_hit_after_decode_does_not_diverge_from_a_cold_run(family: str, depth: int) -> None:
-    engine, first = make_engine(family, depth=depth), tokens(100, 2)
+def test_a_hit_after_decode_does_not_diverge_from_a_cold_run(family: str) -> None:
+    # The depth changes plans, not layers: every second family meets each.
+    engine, first = make_engine(family, depth=list(FAMILIES).index(family) % 2), tokens(100, 2)
     answer = serve(engine, [Ask(first, seeded(100, seed=3))])[0]
     second = first + answer.tokens + tokens(10, 3)
     hit = serve(engine, [Ask(second, seeded(40, seed=7))])[0]
@@ -58,7 +58,7 @@ def test_no_stranger_shows_through(family: str) -> None:
     """A long stranger fills all memory; then fresh and resumed rows, alone and in a batch, as in a new engine."""
     memory = int(1.5 * smallest_memory(family, 300))
     used, stem = make_engine(family, memory), tokens(130, 4)
-    strangers = [Ask(tokens(250, 100 + i), greedy(20)) for i in range(24)]
+    strangers = [Ask(tokens(250, 100 + i), greedy(20)) for i in range(10)]
     serve(used, strangers)
     assert used.ledger.cache.counts.evicted_pages + used.ledger.cache.counts.evicted_points, "memory was never full"
     new = make_engine(family, memory)

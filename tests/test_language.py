@@ -10,11 +10,12 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.fences import ROOT, module_of, project_files, within
+from tests.fences import ROOT, module_of, parse, project_files, within
 
 # What to write instead.
 BANNED = {
@@ -42,6 +43,7 @@ SAMPLES = re.compile(r"<!-- samples -->.*?<!-- /samples -->", re.DOTALL)
 WIDTH = 120
 
 
+@cache
 def documents() -> dict[str, str]:
     found = [path for path in project_files(".md") if path.parent in (ROOT, ROOT / "docs")]
     found += list(project_files(".json", ".yml", ".conf", ".service", under="deploy"))
@@ -55,8 +57,13 @@ def banned_words(text: str) -> list[str]:
     return [word for word in BANNED if re.search(rf"\b{word}s?\b", flat, re.IGNORECASE)]
 
 
-def docstrings(source: str) -> Iterator[ast.Constant]:
-    for node in ast.walk(ast.parse(source)):
+@cache
+def docstrings(source: str) -> list[ast.Constant]:
+    return list(find_docstrings(source))
+
+
+def find_docstrings(source: str) -> Iterator[ast.Constant]:
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             first = node.body[0]
             value = first.value if isinstance(first, ast.Expr) else None
@@ -69,7 +76,7 @@ def messages(source: str) -> str:
     apart = {(each.lineno, each.col_offset) for each in docstrings(source)}
     found = [
         node.value
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parse(source))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if (node.lineno, node.col_offset) not in apart
     ]

@@ -14,7 +14,6 @@ import torch
 from tests.fences import ROOT
 from tests.oracle import DirectRunner
 from tests.serving import serving
-from training.template import JINJA, written
 from weft import LLM, SamplingParams, builtin
 from weft.base.grammar import Grammar
 from weft.cli.main import main
@@ -23,6 +22,14 @@ from weft.models.weights import load_model
 
 TURNS = ("Hello! My name is Anna.", "Count from 1 to 10.", "What is the capital of France?", "Tell me a story.", "Why?")
 TALK = [(said, "I am not sure about that, but I can tell you something about cats and dogs.") for said in TURNS]
+
+
+def written(exchanges: list[tuple[str, str]]) -> str:
+    """Return a conversation as the model's own template writes it."""
+    turns = [turn for said, answer in exchanges for turn in (("user", said), ("assistant", answer))]
+    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+
+
 LONG = written(TALK * 2)
 SCHEMA = {
     "type": "object",
@@ -91,10 +98,12 @@ def test_it_is_a_hybrid_of_the_size_and_context_that_are_told():
     assert 15e6 < index["metadata"]["total_size"] / 2 < 30e6
 
 
-def test_its_template_is_that_of_its_training_for_transformers_too(llm):
+def test_its_template_writes_the_same_text_and_tokens_in_transformers(llm):
     transformers = pytest.importorskip("transformers")
     other = transformers.AutoTokenizer.from_pretrained(builtin.FOLDER)
-    assert other.chat_template == llm.template.source == JINJA
+    assert other.chat_template == llm.template.source
+    talk = [message for said, answer in TALK for message in ask(said, answer)]
+    assert llm.template.render(talk, add_generation_prompt=False) == written(TALK)
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi, I'm Zoë."}]
     for tools in (None, [TOOL]):
         text = llm.template.render(messages, tools=tools)

@@ -54,7 +54,6 @@ INTEGERS: dict[str, int] = {
     "linear_key_head_dim": HEAD_DIM,
     "linear_value_head_dim": HEAD_DIM,
     "mamba_head_dim": HEAD_DIM,
-    "mamba_d_head": HEAD_DIM,
     "mamba_d_state": HEAD_DIM,
     "ssm_state_size": HEAD_DIM,
     # A cell must be longer than a convolution's history.

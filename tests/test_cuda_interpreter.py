@@ -1,0 +1,60 @@
+"""The faster interpreter computes what Triton's own computes, launch after launch, and wraps around as it does."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+from tests.interpreter import Types
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="kernels are compiled here")
+
+
+@triton.jit
+def squared(x):
+    return x * x
+
+
+@triton.jit
+def sum_of_squares(values, results, COUNT: tl.constexpr):
+    x = tl.load(values + tl.arange(0, COUNT))
+    # A function of our own, and one of Triton's library that sees another part of the language.
+    tl.store(results + tl.program_id(0), tl.sum(squared(x.to(tl.float32)), axis=0))
+
+
+@triton.jit
+def double(values):
+    tl.store(values, tl.load(values) + tl.load(values))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.uint8])
+def test_every_launch_and_program_calls_functions_inside(dtype):
+    for count in (4, 8):
+        values, results = torch.arange(count).to(dtype), torch.zeros(3)
+        sum_of_squares[(3,)](values, results, COUNT=count)
+        assert results.tolist() == [sum(n * n for n in range(count))] * 3
+
+
+def test_the_language_is_whole_again_after_a_launch_that_failed():
+    whole = tl.load
+    with pytest.raises(Exception, match="COUNT"):
+        sum_of_squares[(1,)](torch.zeros(4), torch.zeros(1))
+    assert tl.load is whole
+    test_every_launch_and_program_calls_functions_inside(torch.float32)
+
+
+def test_sums_wrap_around_as_they_do_in_tritons_own():
+    """Without debugging, Triton's own interpreter drops what it finds about overflow."""
+    values = torch.tensor([2**30], dtype=torch.int32)
+    double[(1,)](values)
+    assert values.item() == -(2**31)
+    assert not interpreter.interpreter_builder.options.debug
+
+
+def test_it_is_the_one_that_runs_these_tests():
+    assert isinstance(interpreter._get_np_dtype, Types)
