@@ -257,7 +257,7 @@ ODD_HYBRIDS: dict[str, Tiny] = {
         tie_word_embeddings=True, time_step_limit=[0.03, 0.5], mamba_conv_bias=False
     ),
     "falcon_h1, state of 24": FALCON_H1.variant(mamba_d_state=24),
-    "falcon_h1, wide convolution": FALCON_H1.variant(mamba_d_conv=6),
+    "falcon_h1, wide convolution": FALCON_H1.variant(mamba_d_conv=5),
     "falcon_h1, norm after gate, bias of Mamba2 alone": FALCON_H1.variant(mamba_rms_norm=True, mamba_proj_bias=True),
     "falcon_h1, bias of attention alone, odd heads": FALCON_H1.variant(attention_bias=True, **ODD_HEADS),
     "falcon_h1, biases of both mixers, odd heads": FALCON_H1.variant(

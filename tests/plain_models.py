@@ -115,7 +115,7 @@ ODD_PLAIN: dict[str, Tiny] = {
         num_key_value_heads=4,
         rope_parameters=YARN_ROPE,
     ),
-    "mistral, window of 8": MISTRAL.variant(sliding_window=8),
+    "mistral, window of 17": MISTRAL.variant(sliding_window=17),
     "mistral, window longer than everything": MISTRAL.variant(sliding_window=1000),
     "mistral, no window, linear rope": MISTRAL.variant(
         sliding_window=None, rope_parameters={"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}
