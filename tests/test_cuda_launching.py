@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction, native_specialize_impl
 
 import weft.kernels.cuda
 from weft.kernels.cuda import launching
-from weft.kernels.cuda.launching import Arguments, Kernel, NamedLaunches, specialise
+from weft.kernels.cuda.launching import Arguments, Kernel, NamedLaunches, named, specialise
 
 SOURCES = sorted(Path(weft.kernels.cuda.__file__).parent.glob("*.py"))
 X = torch.zeros(64)
@@ -40,8 +40,8 @@ def triton_kind(argument: object) -> object:
 
 def key_of(*arguments: object, **settings: object) -> tuple:
     """Return the key of a launch with these arguments, in a group behind one of a tensor."""
-    rest = Arguments(**{f"argument_{number}": argument for number, argument in enumerate(arguments)})
-    return specialise((Arguments(x=X), rest), settings)[0]
+    rest = named(**{f"argument_{number}": argument for number, argument in enumerate(arguments)})
+    return specialise((named(x=X), rest), settings)[0]
 
 
 def test_whatever_triton_compiles_apart_has_another_key():
@@ -81,7 +81,7 @@ def some_kernel(x, y, factor, size, WIDTH: tl.constexpr, NAME: tl.constexpr):
 
 
 def given(x: object, y: object, factor: object, size: object) -> tuple[Arguments, Arguments]:
-    return Arguments(x=x, y=y), Arguments(factor=factor, size=size)
+    return named(x=x, y=y), named(factor=factor, size=size)
 
 
 @pytest.fixture
@@ -89,8 +89,8 @@ def started(monkeypatch):
     """A kernel, what Triton was asked to launch, and what was started without asking it."""
     asked, begun = [], []
 
-    def run(kernel, *, grid, warmup, **named):
-        asked.append((grid, named))
+    def run(kernel, *, grid, warmup, **given):
+        asked.append((grid, given))
         return SimpleNamespace(run=lambda *all_: begun.append(all_), function="function", packed_metadata="metadata")
 
     monkeypatch.setattr(JITFunction, "run", run)
@@ -136,19 +136,19 @@ def test_a_launch_unlike_all_others_is_left_to_triton(started, arguments, change
 
 def test_a_group_that_is_made_once_serves_many_launches_and_kernels(started):
     kernel, asked, begun = started
-    shared = Arguments(factor=0.5, size=3)
+    shared = named(factor=0.5, size=3)
     for _ in range(2):
-        kernel[(1,)](Arguments(x=X, y=None), shared, WIDTH=8, NAME="a")
+        kernel[(1,)](named(x=X, y=None), shared, WIDTH=8, NAME="a")
     assert (len(asked), len(begun)) == (1, 1)
 
 
 @pytest.mark.parametrize(
     "groups",
     [
-        (Arguments(x=X, y=X), Arguments(size=1, factor=1)),
-        (Arguments(x=X, y=X, factor=1),),
-        (Arguments(x=X, y=X), Arguments(factor=1, size=1, more=1)),
-        (Arguments(factor=1, size=1, x=X), Arguments(y=X)),
+        (named(x=X, y=X), named(size=1, factor=1)),
+        (named(x=X, y=X, factor=1),),
+        (named(x=X, y=X), named(factor=1, size=1, more=1)),
+        (named(factor=1, size=1, x=X), named(y=X)),
     ],
     ids=["another order", "one is missing", "one too many", "groups in another order"],
 )
@@ -161,7 +161,7 @@ def test_groups_that_are_not_a_kernels_parameters_in_their_order_are_refused(sta
 
 def test_an_argument_in_two_groups_is_refused(started):
     with pytest.raises(TypeError, match="more than one group"):
-        started[0][(1,)](Arguments(x=X, y=X, factor=1), Arguments(factor=1, size=1), WIDTH=8, NAME="a")
+        started[0][(1,)](named(x=X, y=X, factor=1), named(factor=1, size=1), WIDTH=8, NAME="a")
 
 
 def test_without_the_cache_arguments_arrive_by_name():
@@ -169,7 +169,7 @@ def test_without_the_cache_arguments_arrive_by_name():
 
     class Plain:
         def __getitem__(self, grid):
-            return lambda **named: seen.append((grid, named))
+            return lambda **given: seen.append((grid, given))
 
     NamedLaunches(Plain())[(3,)](*given(X, None, 0.5, 3), WIDTH=8)
     assert seen == [((3,), {"x": X, "y": None, "factor": 0.5, "size": 3, "WIDTH": 8})]
@@ -263,7 +263,7 @@ def positional(source: Path) -> list[str]:
     """Return launches that pass anything by position but groups of arguments."""
     tree, found = ast.parse(source.read_text()), []
     kernels = {name for each in SOURCES for name, (decorator, _) in kernels_of(each).items() if decorator == "jit"}
-    groups = {"Arguments", *(name for each in SOURCES for name in returning_groups(each))}
+    groups = {"named", *(name for each in SOURCES for name in returning_groups(each))}
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):
             continue
@@ -304,5 +304,5 @@ def test_kernels_are_launched_with_named_groups_of_arguments(source):
 
 def test_the_search_for_launches_by_position_finds_one(tmp_path):
     sample = tmp_path / "sample.py"
-    sample.write_text("def launch(x):\n    join_kernel[(1,)](x, Arguments(y=x), BLOCK=1)\n")
+    sample.write_text("def launch(x):\n    join_kernel[(1,)](x, named(y=x), BLOCK=1)\n")
     assert positional(sample) == ["join_kernel: x"]

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.activations import NAMES, Function
-from weft.kernels.cuda.launching import Arguments, jit
+from weft.kernels.cuda.launching import jit, named
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.outputs import placed
 
@@ -46,7 +46,7 @@ def activate(
     if rows:
         block = LOADED if factor is None else LOADED // 2
         activate_kernel[(rows, -(-size // block))](
-            Arguments(
+            named(
                 x=x, x_stride=x.stride(0), factor=factor, factor_stride=0 if factor is None else factor.stride(0),
                 out=out, out_stride=out.stride(0), size=size,
             ),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.kernels.cuda.launching import Arguments
+from weft.kernels.cuda.launching import Arguments, named
 from weft.kernels.interface import Batch
 from weft.memory.device.store import AttentionView, RecurrentView
 
@@ -31,7 +31,7 @@ CONVOLUTION = "conv"
 def rows_of(batch: Batch) -> Arguments:
     found: Arguments | None = batch.derived.get("rows")
     if found is None:
-        found = batch.derived["rows"] = Arguments(
+        found = batch.derived["rows"] = named(
             row_start=batch.start,
             row_first=batch.first,
             row_slot=batch.slot,
@@ -44,7 +44,7 @@ def rows_of(batch: Batch) -> Arguments:
 def pieces_of(batch: Batch) -> Arguments:
     found: Arguments | None = batch.derived.get("pieces")
     if found is None:
-        found = batch.derived["pieces"] = Arguments(
+        found = batch.derived["pieces"] = named(
             piece_row=batch.piece_row,
             piece_position=batch.piece_position,
             piece_slot=batch.piece_slot,
@@ -60,7 +60,7 @@ def pages_of(batch: Batch, view: AttentionView) -> Arguments:
     found: Arguments | None = batch.derived.get(key)
     if found is None:
         listed = batch.pages(view.window)
-        found = batch.derived[key] = Arguments(
+        found = batch.derived[key] = named(
             positions=batch.positions,
             write_page=listed.write_page,
             page_first=listed.first_position,
@@ -93,14 +93,14 @@ def _memory(view: RecurrentView, state: str, tails: list[str]) -> Arguments:
     given: dict[str, Any] = {"state": view.state[state], "state_stride": view.state[state].stride(0)}
     for name in tails:
         given |= {f"tail_{name}": view.tail[name], f"tail_{name}_stride": view.tail[name].stride(0)}
-    return Arguments(**given)
+    return named(**given)
 
 
 def cache_of(view: AttentionView) -> Arguments:
     found: Arguments | None = view.derived.get("cache")
     if found is None:
         assert view.keys.stride() == view.values.stride()
-        found = view.derived["cache"] = Arguments(
+        found = view.derived["cache"] = named(
             key_pages=view.keys, value_pages=view.values, page_stride=view.keys.stride(0)
         )
     return found

@@ -39,7 +39,7 @@ from weft.kernels.cuda.arguments import STEP, cache_of, pages_of
 from weft.kernels.cuda.attention_decode import attend_decodes
 from weft.kernels.cuda.attention_prefill import attend_pieces
 from weft.kernels.cuda.flashinfer import WrapperShape
-from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.rotary import rotate_and_write
 from weft.kernels.interface import Batch
@@ -171,7 +171,7 @@ def write_pages(
     tokens, kv_heads, head_dim = k.shape
     cell = view.keys.shape[1]
     _write_token[(tokens,)](
-        Arguments(
+        named(
             k_ptr=k, k_token_stride=k.stride(0), k_head_stride=k.stride(1),
             v_ptr=v, v_token_stride=v.stride(0), v_head_stride=v.stride(1),
         ),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, rows_of
 from weft.kernels.cuda.gpus import INTERPRETED, gpu_of
-from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.interface import Batch
 from weft.memory.device.store import AttentionView
@@ -82,7 +82,7 @@ def attend_decodes(
     # For every share: the part of a row that starts before it, and the part of a row that ends after it; then their
     # sums.
     parts = torch.empty(sharing.shares * 2 * heads * (head_dim + 1), dtype=torch.float32, device=q.device)
-    found = Arguments(
+    found = named(
         out_ptr=out, out_token_stride=out.stride(0), parts_ptr=parts, sinks_ptr=out if sinks is None else sinks,
         rows=rows, shares=sharing.shares, least_cells=sharing.least_cells,
     )  # fmt: skip
@@ -95,7 +95,7 @@ def attend_decodes(
         **early(q),
     }
     _attend_share[(kv_heads, sharing.shares)](
-        Arguments(q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale), found,
+        named(q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale), found,
         cache_of(view), pages_of(batch, view), rows_of(batch),
         BLOCK_HEADS=max(16, power_of_two(heads // kv_heads)), CELL=cell, KEYS=min(launch.keys, cell),
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",

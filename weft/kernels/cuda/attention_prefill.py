@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, pieces_of, rows_of
 from weft.kernels.cuda.attention_decode import multiprocessors_of
-from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.interface import Batch
 from weft.memory.device.store import AttentionView
 
@@ -81,7 +81,7 @@ def attend_pieces(
     parts = torch.empty(size, dtype=torch.float32, device=q.device)
     assert shares == 1 or programs <= COUNTERS
     _attend_block[(batch.pieces * blocks, kv_heads, shares)](
-        Arguments(
+        named(
             q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale, out_ptr=out,
             out_token_stride=out.stride(0), parts_ptr=parts, come_ptr=counters(q.device),
             sinks_ptr=out if sinks is None else sinks,

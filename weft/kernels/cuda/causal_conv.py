@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.arguments import STEP, pieces_of, rows_of, window_of
-from weft.kernels.cuda.launching import Arguments, jit
+from weft.kernels.cuda.launching import jit, named
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import ConvolutionWeights
@@ -57,7 +57,7 @@ def causal_conv(
     assert gates is None or gates.before.stride() == gates.after.stride() == x.stride()
     assert width - 1 <= batch.cell
     y = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
-    given = Arguments(
+    given = named(
         x=x, x_stride=x.stride(0), before=before, after=after, weight=weight, weight_channel=weight.stride(0),
         weight_tap=weight.stride(1), bias=bias, y=y, channels=channels, ring=tail.shape[1], cell=batch.cell,
     )  # fmt: skip

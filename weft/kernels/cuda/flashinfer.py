@@ -19,7 +19,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.interface import Batch, PageList
 from weft.memory.device.store import AttentionView
 
@@ -140,7 +140,7 @@ def attend_prefill(
     _, total = planner.wrapper.run(q, pages, out=out, return_lse=True)
     tokens, heads, head_dim = out.shape
     _join_sinks[(tokens, heads)](
-        Arguments(out_ptr=out, total_ptr=total, sinks_ptr=sinks),
+        named(out_ptr=out, total_ptr=total, sinks_ptr=sinks),
         HEADS=heads, HEAD_DIM=head_dim, BLOCK_DIM=power_of_two(head_dim), num_warps=1,
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
 from weft.kernels.cuda.gated_delta_walk import walk_cells
 from weft.kernels.cuda.gpus import gpu_of
-from weft.kernels.cuda.launching import Arguments, power_of_two
+from weft.kernels.cuda.launching import named, power_of_two
 from weft.kernels.cuda.overlap import early
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import DeltaInputs, DeltaShape, conv_parts, delta_state
@@ -122,7 +122,7 @@ def launch_decode(inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Ten
     factors = inputs.v.new_empty(rows, heads, 4, dtype=torch.float32)
     weighing, overlap = WEIGH_FEW if rows <= FEW_ROWS else WEIGH_MANY, early(inputs.v, rows <= FEW_ROWS)
     weigh_tails[(key_heads, rows)](
-        Arguments(
+        named(
             q=inputs.q, k=inputs.k, token_stride=inputs.q.stride(0), step=inputs.step, strength=inputs.strength,
             gate_stride=inputs.step.stride(0), rates=inputs.rates, bias=inputs.bias,
             lookups=lookups, weights=weights, factors=factors,
@@ -133,7 +133,7 @@ def launch_decode(inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Ten
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
     decode_rows[(-(-value_dim // values), heads, rows)](
-        Arguments(
+        named(
             v=inputs.v, value_stride=inputs.v.stride(0), y=y, lookups=lookups, weights=weights, factors=factors,
         ),
         memory_of(view), rows_of(batch),
@@ -164,7 +164,7 @@ def launch_extend(
     scales = inputs.v.new_empty(batch.pieces, heads, 5, block, dtype=torch.float32)
     head_keys = inputs.k.new_empty(long_rows, key_heads, block, key_dim)
     solve_cells[(heads, batch.pieces)](
-        Arguments(
+        named(
             q=inputs.q, k=inputs.k, token_stride=inputs.q.stride(0), step=inputs.step, strength=inputs.strength,
             gate_stride=inputs.step.stride(0), rates=inputs.rates, bias=inputs.bias,
             systems=systems, scales=scales, head_keys=head_keys,
@@ -178,7 +178,7 @@ def launch_extend(
     q_offset = (inputs.q.data_ptr() - inputs.k.data_ptr()) // inputs.k.element_size()
     values = min(walk.values, padded(value_dim))
     walk_cells[(-(-value_dim // values), heads, long_rows)](
-        Arguments(
+        named(
             k=inputs.k, q_offset=q_offset, token_stride=inputs.k.stride(0), v=inputs.v, value_stride=inputs.v.stride(0),
             y=y, systems=systems, scales=scales, head_keys=head_keys,
         ),

@@ -1,6 +1,6 @@
 """Kernels that cost the host little to launch, with named groups of arguments: `@jit` replaces `@triton.jit`, and
 
-    kernel[grid](rows_of(batch), Arguments(x=x, x_stride=x.stride(0), y=y), BLOCK=64, num_warps=4)
+    kernel[grid](named(x=x, x_stride=x.stride(0), y=y), rows_of(batch), BLOCK=64, num_warps=4)
 
 launches one. Triton binds, types and specialises all arguments of every launch in Python, which takes longer than
 most kernels run. Here a group does that for its own arguments when it is made, so groups that many launches share, such
@@ -28,37 +28,44 @@ LEAST, MOST = -(1 << 31), (1 << 31) - 1
 
 
 class Arguments:
-    """A named group of arguments: consecutive parameters of a kernel, with their key and raw values for launches."""
+    """A named group of arguments: consecutive parameters of a kernel. `named` makes one."""
 
     __slots__ = ("given", "key", "tensor", "values")
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, given: dict[str, Any], key: tuple[Any, ...], tensor: Tensor | None, values: list[Any]) -> None:
         self.given = given
-        self.tensor: Tensor | None = None
-        self.values: list[Any] = []
-        self.key: list[Any] = []
-        # This runs for most launches, so it avoids slow operations: calls, and `isinstance` most of all.
-        key, values = self.key, self.values
-        for argument in given.values():
-            kind = type(argument)
-            if kind is Tensor or kind is Parameter:
-                self.tensor = argument
-                address = argument.data_ptr()
-                values.append(address)
-                key.append(argument.dtype)
-                if address & 15:
-                    key.append(UNALIGNED)
-                continue
-            values.append(argument)
-            if kind is int:
-                key.append(OTHER if argument & 15 else MULTIPLE)
-                if argument == 1:
-                    key[-1] = ONE
-                elif not LEAST <= argument <= MOST:
-                    key.append(argument)
-            else:
-                # The value of a float or boolean does not matter; any other argument is None.
-                key.append(kind if kind is float or kind is bool else argument)
+        self.key = key  # differs wherever Triton would recompile
+        self.tensor = tensor  # one of them, to find the device
+        self.values = values  # with addresses for tensors
+
+
+def named(**given: Any) -> Arguments:
+    """Return a group of arguments, typed and specialised for any number of launches."""
+    # This runs for most launches, so it avoids slow operations: attributes, calls, and `isinstance` most of all.
+    key: list[Any] = []
+    values: list[Any] = []
+    tensor: Tensor | None = None
+    for argument in given.values():
+        kind = type(argument)
+        if kind is Tensor or kind is Parameter:
+            tensor = argument
+            address = argument.data_ptr()
+            values.append(address)
+            key.append(argument.dtype)
+            if address & 15:
+                key.append(UNALIGNED)
+            continue
+        values.append(argument)
+        if kind is int:
+            key.append(OTHER if argument & 15 else MULTIPLE)
+            if argument == 1:
+                key[-1] = ONE
+            elif not LEAST <= argument <= MOST:
+                key.append(argument)
+        else:
+            # The value of a float or boolean does not matter; any other argument is None.
+            key.append(kind if kind is float or kind is bool else argument)
+    return Arguments(given, tuple(key), tensor, values)
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -78,7 +85,7 @@ class NamedLaunches:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
         def launch(*groups: Arguments, **settings: Any) -> Any:
-            return self.kernel[grid](**named(groups), **settings)
+            return self.kernel[grid](**by_name(groups), **settings)
 
         return launch
 
@@ -112,7 +119,7 @@ class Kernel(JITFunction):  # type: ignore[misc]  # Triton has no types
 
     def checked(self, groups: tuple[Arguments, ...]) -> dict[str, Any]:
         """Return the arguments by name, which must be the kernel's parameters in their order, but for constants."""
-        given = named(groups)
+        given = by_name(groups)
         expected = [parameter.name for parameter in self.params if not parameter.is_constexpr]
         if list(given) != expected:
             raise TypeError(f"{self.__name__} takes the arguments {expected}, but was given {list(given)}")
@@ -124,17 +131,15 @@ def specialise(groups: tuple[Arguments, ...], settings: dict[str, Any]) -> tuple
 
     A constant must have the same type in all launches: 1 and True are one key. The first group has a tensor.
     """
-    tensor = groups[0].tensor
-    assert tensor is not None, "the first group has a tensor"
-    key: list[Any] = [tensor.get_device(), *settings, *settings.values()]
-    values: list[Any] = []
-    for group in groups:
-        key += group.key
-        values += group.values
-    return tuple(key), values
+    first = groups[0]
+    assert first.tensor is not None, "the first group has a tensor"
+    values = first.values
+    for group in groups[1:]:
+        values = values + group.values
+    return (first.tensor.get_device(), *settings, *settings.values(), *[group.key for group in groups]), values
 
 
-def named(groups: tuple[Arguments, ...]) -> dict[str, Any]:
+def by_name(groups: tuple[Arguments, ...]) -> dict[str, Any]:
     """Return the arguments of all groups by name."""
     found: dict[str, Any] = {}
     for group in groups:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.gpus import H200, Gpu, gpu_of
-from weft.kernels.cuda.launching import Arguments, jit
+from weft.kernels.cuda.launching import jit, named
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, on_branch, wait
 
@@ -101,7 +101,7 @@ def few_rows(
     found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else None
     y = torch.empty(rows, results, dtype=x.dtype, device=x.device) if summed else None
     few_rows_kernel[(blocks, shares)](
-        Arguments(
+        named(
             x=x, weight=weight, bias=bias, y=y, found=found, come=counters(x.device, on_branch()), rows=rows,
             outputs=outputs, inputs=inputs, share=share, x_stride=x.stride(0),
         ),

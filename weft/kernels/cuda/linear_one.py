@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Arguments, jit
+from weft.kernels.cuda.launching import jit, named
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.stream import LazyNorm
@@ -55,7 +55,7 @@ def one_row(
     y = torch.empty(1, results, dtype=row.dtype, device=row.device)
     by = by or blocks(results, inputs, parts)
     one_row_kernel[(-(-results // by.rows),)](
-        source, Arguments(weight=weight, bias=bias, y=y, results=results),
+        source, named(weight=weight, bias=bias, y=y, results=results),
         AHEAD=weight.numel() <= SMALL, INPUTS=inputs, NAME=activation or "", PARTS=parts,
         OUTPUTS=by.rows, COLUMNS=by.columns,
         AT_ONCE=by.at_once(parts * row.element_size()), num_warps=by.warps, **early(row),

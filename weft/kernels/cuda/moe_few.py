@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Arguments, jit
+from weft.kernels.cuda.launching import Arguments, jit, named
 from weft.kernels.cuda.moe_activation import between, sigmoid
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.vectors import Vectors, add_products, hold, piece, pieces, tile, tiles
@@ -35,7 +35,7 @@ def few_experts(
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     own, other = blocks
     few_first_kernel[(-(-inner // own.rows), tokens * k)](
-        Arguments(
+        named(
             x=x, chosen=chosen, first=first, bias=first_bias, out=between_them, alpha=activation.alpha,
             limit=activation.limit,
         ),
@@ -43,7 +43,7 @@ def few_experts(
         COLUMNS=own.columns, ONCE=tokens == 1, num_warps=own.warps, **early(x),
     )  # fmt: skip
     few_second_kernel[(-(-hidden // other.rows), tokens)](
-        Arguments(inputs=between_them, weights=weights, chosen=chosen, second=second, bias=second_bias, out=out),
+        named(inputs=between_them, weights=weights, chosen=chosen, second=second, bias=second_bias, out=out),
         shared_expert(shared),
         K=k, HIDDEN=hidden, INNER=inner, SHARED=0 if shared is None else shared.second.matrix.shape[1],
         ROWS=other.rows, COLUMNS=other.columns, AT_ONCE=other.at_once(x.element_size()),
@@ -60,15 +60,13 @@ def shared_expert(shared: SharedExpert | None) -> Arguments:
         return NOT_SHARED
     opening = shared.opening
     assert shared.gate.stride() == shared.up.stride()
-    return Arguments(
+    return named(
         shared_gate=shared.gate, shared_up=shared.up, shared_second=shared.second.matrix, opening=opening,
         gate_stride=shared.gate.stride(0), opening_stride=0 if opening is None else opening.stride(0),
     )  # fmt: skip
 
 
-NOT_SHARED = Arguments(
-    shared_gate=None, shared_up=None, shared_second=None, opening=None, gate_stride=0, opening_stride=0
-)
+NOT_SHARED = named(shared_gate=None, shared_up=None, shared_second=None, opening=None, gate_stride=0, opening_stride=0)
 
 
 @jit

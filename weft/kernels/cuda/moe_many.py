@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_routing import list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
@@ -52,7 +52,7 @@ def sort_rows(x: Tensor, chosen: Tensor, places: Tensor, sizes: Tensor, ends: Te
     place = torch.empty(tokens, k, dtype=torch.int32, device=x.device)
     block = min(2 * BLOCK, power_of_two(hidden))
     sort_rows_kernel[(tokens,)](
-        Arguments(
+        named(
             x=x, chosen=chosen, places=places, sizes=sizes, ends=ends, rows=rows, place=place, x_stride=x.stride(0),
         ),
         K=k, HIDDEN=hidden, BLOCK=block, num_warps=4,
@@ -81,7 +81,7 @@ def apply_between(outer: Tensor, place: Tensor, chosen: Tensor, activation: Acti
     out = torch.empty(pairs, inner, dtype=outer.dtype, device=outer.device)
     block = min(BLOCK, power_of_two(inner))
     between_kernel[(pairs, -(-inner // block))](
-        Arguments(
+        named(
             outer=outer, place=place, chosen=chosen, bias=bias, out=out, alpha=activation.alpha,
             limit=activation.limit,
         ),

@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.ordering import rising_key
 from weft.kernels.cuda.overlap import early, wait
 
@@ -38,7 +38,7 @@ def route(
     if tokens:
         # One warp, whose integer maximum is a single instruction.
         route_kernel[(tokens,)](
-            Arguments(
+            named(
                 logits=logits, bias=bias, weights=weights, chosen=chosen, logits_stride=logits.stride(0),
                 scaling=scaling, eps=eps,
             ),
@@ -99,7 +99,7 @@ def list_pairs(chosen: Int[Tensor, "tokens k"], count: int, tile: int | None = N
     places = torch.empty(tokens, k, dtype=torch.int32, device=chosen.device)
     block = min(LIST_BLOCK, max(32, power_of_two(tokens * k)))
     list_kernel[(count,)](
-        Arguments(chosen=chosen, listed=listed, sizes=sizes, places=places, tokens=tokens, pairs=tokens * k),
+        named(chosen=chosen, listed=listed, sizes=sizes, places=places, tokens=tokens, pairs=tokens * k),
         BLOCK=block, num_warps=max(1, min(16, block // 256)), **early(chosen),
     )  # fmt: skip
     tile_ends = None
@@ -107,7 +107,7 @@ def list_pairs(chosen: Int[Tensor, "tokens k"], count: int, tile: int | None = N
         tile_ends = torch.empty_like(sizes)
         block = power_of_two(count)
         tile_kernel[(1,)](
-            Arguments(sizes=sizes, tile_ends=tile_ends, tile=tile),
+            named(sizes=sizes, tile_ends=tile_ends, tile=tile),
             COUNT=count, BLOCK=block, num_warps=1, **early(chosen),
         )  # fmt: skip
     return Lists(listed, sizes, places, tile_ends)

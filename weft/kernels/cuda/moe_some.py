@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_choices import Tiles
 from weft.kernels.cuda.moe_routing import Lists, list_pairs
@@ -68,7 +68,7 @@ def multiply(
     if lists.tile_ends is not None:
         by, slots = "tile", min(pairs, count + pairs // tiles.pairs)
     grouped_kernel[(-(-outputs // tiles.outputs), slots)](
-        Arguments(
+        named(
             x=x, chosen=chosen, listed=lists.listed, sizes=lists.sizes, places=lists.places, tile_ends=lists.tile_ends,
             matrices=matrices, bias=bias, out=out, tokens=tokens, alpha=settings[0], limit=settings[1],
         ),

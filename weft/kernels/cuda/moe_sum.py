@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.cuda.activation import activate
-from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.linear import linear
 from weft.kernels.cuda.moe_activation import sigmoid
 from weft.kernels.cuda.overlap import early, wait
@@ -37,7 +37,7 @@ def weighted_sum(
     opening = None if shared is None else shared.opening
     block = min(BLOCK, power_of_two(hidden))
     weighted_sum_kernel[(tokens, -(-hidden // block))](
-        Arguments(
+        named(
             results=results, weights=weights, place=place, chosen=chosen, bias=bias, made=made, opening=opening,
             out=out, opening_stride=0 if opening is None else opening.stride(0),
         ),

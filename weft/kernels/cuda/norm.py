@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, named, power_of_two
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.outputs import rows_are_lines
 from weft.kernels.stream import Change
@@ -58,7 +58,7 @@ def join(
     if rows:
         block = power_of_two(size)
         join_kernel[(rows,)](
-            Arguments(x=x, x_stride=x.stride(0), size=size, weight=weight, eps=eps, total=total, normed=normed),
+            named(x=x, x_stride=x.stride(0), size=size, weight=weight, eps=eps, total=total, normed=normed),
             first, second,
             FIRST_PARTS=count_of(changes[-2:], 0), SECOND_PARTS=count_of(changes[-2:], 1),
             BLOCK=block, num_warps=warps_for(block, PER_WARP), **early(x),
@@ -68,7 +68,7 @@ def join(
 
 def first_change(change: Change) -> Arguments:
     value = change.value
-    return Arguments(
+    return named(
         first=value, first_stride=value.stride(-2), first_part=value.stride(0), first_weight=change.weight,
         first_factor=change.factor, first_eps=change.eps,
     )  # fmt: skip
@@ -76,16 +76,16 @@ def first_change(change: Change) -> Arguments:
 
 def second_change(change: Change) -> Arguments:
     value = change.value
-    return Arguments(
+    return named(
         second=value, second_stride=value.stride(-2), second_part=value.stride(0), second_weight=change.weight,
         second_factor=change.factor, second_eps=change.eps,
     )  # fmt: skip
 
 
-NO_FIRST = Arguments(
+NO_FIRST = named(
     first=None, first_stride=0, first_part=0, first_weight=None, first_factor=0.0, first_eps=0.0
 )  # fmt: skip
-NO_SECOND = Arguments(
+NO_SECOND = named(
     second=None, second_stride=0, second_part=0, second_weight=None, second_factor=0.0, second_eps=0.0
 )  # fmt: skip
 
@@ -177,7 +177,7 @@ def gated_rms_norm(
     block = power_of_two(size)
     side = min(power_of_two(parts), max(1, TILE // block))
     gated_norm_kernel[(tokens, -(-parts // side))](
-        Arguments(
+        named(
             x=x, x_token=x.stride(0), x_part=x.stride(1), gate=gate, gate_token=gate.stride(0),
             gate_part=gate.stride(1), weight=weight, weight_part=0 if shared else size,
             out=out, out_token=out.stride(0), parts=parts, size=size, eps=eps,

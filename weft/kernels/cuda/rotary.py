@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.cuda.arguments import STEP, cache_of, pages_of
-from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
@@ -31,7 +31,7 @@ def make_rotation(
     cosine, sine = (torch.empty(tokens, 1, 2 * half, dtype=dtype, device=positions.device) for _ in range(2))
     if tokens:
         rotation_kernel[(tokens,)](
-            Arguments(positions=positions, frequency=frequency, cosine=cosine, sine=sine, scale=scale, half=half),
+            named(positions=positions, frequency=frequency, cosine=cosine, sine=sine, scale=scale, half=half),
             BLOCK=power_of_two(half), num_warps=1,
         )  # fmt: skip
     return Rotation(cosine, sine)
@@ -78,7 +78,7 @@ def rotate_and_write(
     if tokens:
         cosine, sine = (None, None) if rotation is None else (rotation.cosine, rotation.sine)
         rotate_kernel[(tokens, -(-every // side))](
-            Arguments(
+            named(
                 projected=projected, projected_stride=projected.stride(0), weight=weight, cosine=cosine, sine=sine,
                 queries=queries, heads=heads, kv_heads=kv_heads, cell=cell, eps=eps,
             ),

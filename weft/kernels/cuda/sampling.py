@@ -9,7 +9,7 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.ordering import rising_key
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.sampling_draw import draw
@@ -54,11 +54,11 @@ def find_likeliest(
     token = torch.empty(rows, dtype=dtype, device=logits.device)
     if rows:
         likeliest_chunk_kernel[(rows, chunks)](
-            Arguments(logits=logits, best_key=best[0], best_token=best[1], stride=logits.stride(0), vocab=vocab),
+            named(logits=logits, best_key=best[0], best_token=best[1], stride=logits.stride(0), vocab=vocab),
             BLOCK=LIKELIEST_CHUNK, num_warps=8, **early(logits),
         )  # fmt: skip
         likeliest_kernel[(rows,)](
-            Arguments(best_key=best[0], best_token=best[1], result=token, board=board, seat=seat, chunks=chunks),
+            named(best_key=best[0], best_token=best[1], result=token, board=board, seat=seat, chunks=chunks),
             BLOCK=power_of_two(chunks), num_warps=1, **early(logits),
         )  # fmt: skip
     return token
@@ -101,7 +101,7 @@ def read_board(
     if len(token):
         block = power_of_two(len(token))
         read_board_kernel[(1,)](
-            Arguments(board=board, seat=seat, from_board=from_board, known=known, token=token, rows=len(token)),
+            named(board=board, seat=seat, from_board=from_board, known=known, token=token, rows=len(token)),
             BLOCK=block, num_warps=4,
         )  # fmt: skip
     return token

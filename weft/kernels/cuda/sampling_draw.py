@@ -7,7 +7,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.sampling_floor import floors
 from weft.kernels.cuda.sampling_weights import CHUNK, scaled_chunk, weight
 from weft.kernels.sampling import Draws
@@ -23,21 +23,21 @@ def draw(logits: Float[Tensor, "draws vocab"], draws: Draws) -> Int[Tensor, " dr
     sums = torch.empty(rows, chunks, dtype=torch.int64, device=logits.device)
     token = torch.empty(rows, dtype=torch.int64, device=logits.device)
     greatest_kernel[grid](
-        Arguments(logits=logits, greatest=greatest, stride=logits.stride(0), vocab=vocab),
+        named(logits=logits, greatest=greatest, stride=logits.stride(0), vocab=vocab),
         num_warps=4,
     )  # fmt: skip
     floor = draws.log_min_p
     if any(draws.ordered):
         floor = floors(logits, greatest, temperature, floor, draws.top_k, draws.top_p)
     chunk_sum_kernel[grid](
-        Arguments(
+        named(
             logits=logits, greatest=greatest, temperature=temperature, floor=floor, sums=sums,
             stride=logits.stride(0), vocab=vocab,
         ),
         BLOCK=block,
     )  # fmt: skip
     draw_kernel[(rows,)](
-        Arguments(
+        named(
             logits=logits, greatest=greatest, temperature=temperature, floor=floor, uniform=uniform, sums=sums,
             result=token, stride=logits.stride(0), vocab=vocab, chunks=chunks,
         ),

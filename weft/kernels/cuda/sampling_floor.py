@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.sampling_weights import chunk_below, weight
 
 # Level n lies (n + 1)**2 times this below the maximum: levels are close together where tokens are few. Below the last
@@ -42,23 +42,23 @@ def floors(
     likely = torch.empty(rows, vocab, dtype=torch.float32, device=device)
     floor = torch.empty(rows, dtype=torch.float32, device=device)
     grid, block = (rows, chunks), power_of_two(chunks)
-    row_inputs = Arguments(
+    row_inputs = named(
         logits=logits, stride=logits.stride(0), vocab=vocab, greatest=greatest, temperature=temperature, top_k=top_k,
         top_p=top_p,
     )  # fmt: skip
     weigh_kernel[grid](
-        row_inputs, Arguments(log_min_p=log_min_p, counts=counts, masses=masses, totals=totals), BLOCK=block
+        row_inputs, named(log_min_p=log_min_p, counts=counts, masses=masses, totals=totals), BLOCK=block
     )  # fmt: skip
     level_kernel[(rows,)](
-        Arguments(
+        named(
             counts=counts, masses=masses, top_k=top_k, top_p=top_p, levels=levels, starts=starts, vocab=vocab,
             chunks=chunks,
         ),
         BLOCK=block, num_warps=2,
     )  # fmt: skip
-    collect_kernel[grid](row_inputs, Arguments(levels=levels, starts=starts, likely=likely), BLOCK=block)
+    collect_kernel[grid](row_inputs, named(levels=levels, starts=starts, likely=likely), BLOCK=block)
     floor_kernel[(rows,)](
-        Arguments(
+        named(
             likely=likely, levels=levels, starts=starts, totals=totals, log_min_p=log_min_p, top_k=top_k,
             top_p=top_p, floor=floor, vocab=vocab, chunks=chunks,
         ),

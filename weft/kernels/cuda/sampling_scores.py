@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Arguments, jit, power_of_two
+from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.ordering import rising_key
 from weft.kernels.cuda.sampling_weights import CHUNK
 
@@ -34,11 +34,11 @@ def score(
     values = torch.empty(rows, top, dtype=torch.float32, device=device)
     if rows:
         summary_kernel[(rows, chunks)](
-            Arguments(logits=logits, ranks=ranks, greatest=greatest, sums=sums, stride=logits.stride(0), vocab=vocab),
+            named(logits=logits, ranks=ranks, greatest=greatest, sums=sums, stride=logits.stride(0), vocab=vocab),
             num_warps=4,
         )  # fmt: skip
         score_kernel[(rows,)](
-            Arguments(
+            named(
                 logits=logits, ranks=ranks, greatest=greatest, sums=sums, chosen=chosen, own=own, likely=likely,
                 values=values, stride=logits.stride(0), vocab=vocab, chunks=chunks, top=top,
             ),

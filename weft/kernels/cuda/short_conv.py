@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.arguments import STEP, rows_of, window_of
 from weft.kernels.cuda.causal_conv import Gates, causal_conv, load_taps, store_window, sum_earlier
-from weft.kernels.cuda.launching import Arguments, jit
+from weft.kernels.cuda.launching import jit, named
 from weft.kernels.cuda.linear import for_matmul, linear
 from weft.kernels.cuda.linear_few import INPUTS, are_few, rows_compiled, summed_products
 from weft.kernels.cuda.overlap import early, wait
@@ -74,7 +74,7 @@ def projected_short_conv(
     at_once = CHANNELS if rows > 1 else channels_of_one(inputs)
     short_conv_kernel[(-(-channels // at_once),)](
         source,
-        Arguments(
+        named(
             x_stride=row.stride(0), projection=projection, projection_bias=projection_bias, weight=weight,
             weight_channel=weight.stride(0), weight_tap=weight.stride(1), bias=bias, y=y, rows=rows, channels=channels,
             ring=view.tail["conv"].shape[1], cell=batch.cell,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.activation import activate
 from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of
-from weft.kernels.cuda.launching import Arguments, power_of_two
+from weft.kernels.cuda.launching import named, power_of_two
 from weft.kernels.cuda.overlap import early
 from weft.kernels.cuda.ssd_choices import DECODE, EARLY_ROWS, CellsChoice, DecodeChoice, cells_choice
 from weft.kernels.cuda.ssd_decode import read_kernel, weigh_kernel
@@ -95,7 +95,7 @@ def decode(
         **early(x, batch.decodes <= EARLY_ROWS),
     }  # fmt: skip
     weigh_kernel[(groups * -(-group_heads // NARROWEST), batch.decodes)](
-        Arguments(
+        named(
             dt=inputs.dt, dt_stride=inputs.dt.stride(0), A=inputs.A, B=B, B_stride=B.stride(0), C=C,
             C_stride=C.stride(0), D=inputs.D, dt_bias=inputs.dt_bias, low_limit=low_limit, high_limit=high_limit,
             weights=weights, scales=scales,
@@ -109,7 +109,7 @@ def decode(
     gate = inputs.gate
     assert gate is None or gate.stride(1) == 1
     read_kernel[(batch.decodes * groups * programs,)](
-        Arguments(
+        named(
             x=x, x_stride=x.stride(0), C=C, C_stride=C.stride(0), weights=weights, scales=scales, gate=gate,
             gate_stride=0 if gate is None else gate.stride(0), y=y, y_stride=y.stride(0), rows=batch.decodes,
         ),
@@ -139,7 +139,7 @@ def extend(
     step = (memory_of(view), rows_of(batch), pieces_of(batch))
     head_block = min(NARROWEST, power_of_two(heads))
     steps_kernel[(batch.pieces, -(-heads // head_block))](
-        Arguments(
+        named(
             dt=dt, dt_stride=dt.stride(0), A=inputs.A, dt_bias=inputs.dt_bias, low_limit=low_limit,
             high_limit=high_limit, totals=totals, shifted=shifted, left=left,
         ),
@@ -147,7 +147,7 @@ def extend(
     )  # fmt: skip
     blocks = -(-head_dim // choice.block)
     cells_kernel[(heads * blocks, rows)](
-        Arguments(
+        named(
             x=x, x_stride=x.stride(0), B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0), D=inputs.D,
             y=y, y_stride=y.stride(0), totals=totals, shifted=shifted, left=left,
         ),
@@ -157,7 +157,7 @@ def extend(
         num_warps=choice.warps, num_stages=choice.stages,
     )  # fmt: skip
     keep_kernel[(min(ring, batch.longest), rows)](
-        Arguments(
+        named(
             x=x, x_stride=x.stride(0), dt=dt, dt_stride=dt.stride(0), B=B, B_stride=B.stride(0),
             dt_bias=inputs.dt_bias, low_limit=low_limit, high_limit=high_limit, totals=totals,
         ),

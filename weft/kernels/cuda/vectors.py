@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Arguments
+from weft.kernels.cuda.launching import Arguments, named
 from weft.kernels.cuda.stream import LazyNorm
 
 # Maximum number of 16-byte loads in flight per thread: more need too many registers.
@@ -48,12 +48,12 @@ class Vectors:
 def operands(x: Tensor | LazyNorm) -> tuple[Tensor, Arguments]:
     """Return x as a tensor, and its group of arguments; those after the first are for `normed`."""
     if not isinstance(x, LazyNorm):
-        return x, Arguments(x=x, scale=None, eps=0.0, change=None, factor=0.0, stream=None, norm=None)
+        return x, named(x=x, scale=None, eps=0.0, change=None, factor=0.0, stream=None, norm=None)
     assert x.x.stride(1) == 1
     value, factor = (None, 0.0) if x.change is None else (x.change.value, x.change.factor)
     assert value is None or value.stride(1) == 1
     stream, norm = x.leave()
-    return x.x, Arguments(
+    return x.x, named(
         x=x.x, scale=x.weight, eps=x.eps, change=value, factor=factor, stream=stream, norm=norm
     )  # fmt: skip
 
