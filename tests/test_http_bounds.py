@@ -329,7 +329,7 @@ def test_an_error_inside_tells_nothing(open_server: Served, monkeypatch):
     def broken(*args, **more):
         raise RuntimeError("secret path /etc/shadow")
 
-    monkeypatch.setattr("weft.server.front.Front.take", broken)
+    monkeypatch.setattr("weft.server.front.Front.read_prompts", broken)
     answer = open_server.client.post("/v1/completions", json={"prompt": "x"})
     assert answer.status_code == 500
     assert "secret" not in answer.text

@@ -98,8 +98,10 @@ def attend_pieces(
 def choose_sharing(programs: int, window: int | None, cell: int, multiprocessors: int) -> PrefillSharing:
     """Share blocks only if there are too few programs and rows see far.
 
-    >>> choose_sharing(160, None, 64, 132), choose_sharing(2048, None, 64, 132), choose_sharing(160, 128, 64, 132)
-    (Sharing(shares=8, least_cells=16), Sharing(shares=1, least_cells=1), Sharing(shares=1, least_cells=1))
+    >>> choose_sharing(160, None, 64, 132)
+    PrefillSharing(shares=8, least_cells=16)
+    >>> choose_sharing(2048, None, 64, 132) == choose_sharing(160, 128, 64, 132) == ALONE
+    True
     """
     is_near = window is not None and window <= SHARED.least_cells * cell
     return ALONE if is_near or programs >= ENOUGH * multiprocessors else SHARED
