@@ -370,12 +370,13 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from weft.kernels.cuda import attention, attention_decode, attention_prefill, flashinfer
+from weft.kernels.cuda.arguments import UPLOADED
 
 def build(kernel, types, constants, warps=4, stages=2):
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     # Without this loads stay narrow and are not spread over stages.
-    wide = [index for index, name in enumerate(names) if name.endswith(("_ptr", "stride"))]
+    wide = [index for index, name in enumerate(names) if name.endswith(("_ptr", "_pages", "stride"))]
     even = {(index,): [["tt.divisibility", 16]] for index in wide}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, even)
     options = {"num_warps": warps, "num_stages": stages}
@@ -383,8 +384,8 @@ def build(kernel, types, constants, warps=4, stages=2):
     assert built.metadata.shared <= 227 << 10, (kernel.__name__, constants, built.metadata.shared)
 
 def pointers(kernel, half):
-    types = {name: "*i32" for name in kernel.arg_names if name.endswith("_ptr")}
-    types |= {name: half for name in ("q_ptr", "k_ptr", "v_ptr", "keys_ptr", "values_ptr", "out_ptr", "sinks_ptr")}
+    types = {name: "*i32" for name in kernel.arg_names if name.endswith("_ptr") or name in UPLOADED}
+    types |= {name: half for name in ("q_ptr", "k_ptr", "v_ptr", "key_pages", "value_pages", "out_ptr", "sinks_ptr")}
     return types | {"parts_ptr": "*fp32", "totals_ptr": "*fp32", "total_ptr": "*fp32", "scale": "fp32",
                     "page_stride": "i64"}
 

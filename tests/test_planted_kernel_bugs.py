@@ -23,7 +23,7 @@ from tests.test_gated_delta import make_rig as delta_rig
 from tests.test_sampler import Row, choose
 from tests.test_ssd import make_rig as ssd_rig
 from weft.base.plan import Captures
-from weft.kernels.cpu import cells, gated_delta, index_building, paged_reads, ssd
+from weft.kernels.cpu import cells, index_building, paged_reads, recurrence
 from weft.runner import batching, step_sampling
 
 Patch = pytest.MonkeyPatch
@@ -236,8 +236,7 @@ def only_the_first_row_of_a_batch_is_captured_rightly(patch: Patch) -> None:
         for _, slot in rank.captures:
             part[slot] = states[0]
 
-    for kernel in (ssd, gated_delta):
-        patch.setattr(kernel, "hand_out", confused)
+    patch.setattr(recurrence, "hand_out", confused)
 
 
 @plant(packed_ssd, packed_delta)
@@ -266,8 +265,7 @@ def the_window_of_a_capture_is_one_token_old(patch: Patch) -> None:
 @plant(packed_ssd, packed_delta)
 def a_capture_passes_through_bfloat16(patch: Patch) -> None:
     original = cells.hand_out
-    for kernel in (ssd, gated_delta):
-        patch.setattr(kernel, "hand_out", lambda rank, states, part: original(rank, states.bfloat16().float(), part))
+    patch.setattr(recurrence, "hand_out", lambda rank, states, part: original(rank, states.bfloat16().float(), part))
 
 
 @plant(decoded_ssd, decoded_delta)

@@ -19,7 +19,7 @@ from tests.engines import Ask, greedy, make_engine, serve, tokens
 from weft.engine import sequence as sequence_module
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
-from weft.kernels.cpu import attention, cells, gated_delta, index_building, paged_reads
+from weft.kernels.cpu import attention, cells, index_building, paged_reads, recurrence
 from weft.memory import ledger as ledger_module
 from weft.memory import snapshots
 from weft.memory.kinds import Kind
@@ -103,7 +103,7 @@ def a_kept_state_is_quantised(patch: Patch) -> None:
         step = states.abs().amax() / 127
         original(rank, (states / step).round() * step, part)
 
-    patch.setattr(gated_delta, "hand_out", coarse)
+    patch.setattr(recurrence, "hand_out", coarse)
 
 
 @plant(partial(test_hits.test_no_stranger_shows_through, "lfm2"))
