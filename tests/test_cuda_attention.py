@@ -275,7 +275,7 @@ def test_flashinfer_equals_the_reference(window, options, monkeypatch):
     scene = Scene(REAL, window, 32, 8, 128, cell=64, dtype=torch.bfloat16, scale=128**-0.5)
     softcap = OPTIONS[options].get("softcap")
     on_gpu.warm([scene.shape(softcap)])
-    assert flashinfer.is_warm(scene.shape(softcap))
+    assert flashinfer.is_warm(scene.shape(softcap), scene.q.device)
     monkeypatch.setattr(on_gpu, "FLASHINFER_WORK", 0)
     monkeypatch.delattr(on_gpu, "attend_pieces")
     assert_equal(scene, 6e-3, **OPTIONS[options])
@@ -349,7 +349,7 @@ def test_a_missing_flashinfer_is_said_once_and_triton_takes_over(monkeypatch, ca
     assert [record.getMessage() for record in caplog.records] == [
         "FlashInfer is not installed: attention over prompts uses Triton, which is slower"
     ]
-    assert not flashinfer.is_warm(LAYER)
+    assert not flashinfer.is_warm(LAYER, torch.device("cpu"))
 
 
 def test_a_flashinfer_that_fails_is_said_once_and_triton_takes_over(monkeypatch, caplog):
@@ -362,7 +362,20 @@ def test_a_flashinfer_that_fails_is_said_once_and_triton_takes_over(monkeypatch,
         flashinfer.warm([LAYER, LAYER], "fa3", torch.device("cpu"))
     [record] = caplog.records
     assert "Triton, which is slower. Reason: ninja: build stopped" in record.getMessage()
-    assert not flashinfer.is_warm(LAYER)
+    assert not flashinfer.is_warm(LAYER, torch.device("cpu"))
+
+
+def test_a_shape_is_warm_only_with_planners_of_its_own(monkeypatch):
+    monkeypatch.setattr(flashinfer, "_modules", {})
+    monkeypatch.setattr(flashinfer, "_planners", {})
+    monkeypatch.setattr(flashinfer, "_try", lambda *arguments: None)
+    monkeypatch.setattr(flashinfer, "_new_planner", lambda *arguments: object())
+    here, other = torch.device("cpu"), LAYER._replace(heads=2 * LAYER.heads)
+    flashinfer.warm([LAYER], "fa3", here)
+    assert other.module == LAYER.module
+    assert (flashinfer.is_warm(LAYER, here), flashinfer.is_warm(other, here)) == (True, False)
+    flashinfer.warm([other], "fa3", here)
+    assert flashinfer.is_warm(other, here)
 
 
 COMPILE = """

@@ -111,7 +111,7 @@ def read_pages(
     if batch.pieces:
         shape = shape_of(q, view, scale, softcap)
         seen = batch.farthest if view.window is None else min(batch.farthest, view.window + batch.longest)
-        if batch.longest * seen >= FLASHINFER_WORK and flashinfer.is_warm(shape):
+        if batch.longest * seen >= FLASHINFER_WORK and flashinfer.is_warm(shape, q.device):
             flashinfer.attend_prefill(q, out, batch, listed, view, shape, sinks, batch.derived)
         else:
             attend_pieces(q, out, batch, view, scale, softcap, sinks)

@@ -67,8 +67,9 @@ def is_installed() -> bool:
     return find_spec("flashinfer") is not None
 
 
-def is_warm(shape: WrapperShape) -> bool:
-    return _modules.get(shape.module) is not None
+def is_warm(shape: WrapperShape, device: torch.device) -> bool:
+    """Return whether this shape has planners. A warm module of another shape is not enough."""
+    return (shape, device) in _planners
 
 
 def warm(shapes: Iterable[WrapperShape], backend: str, device: torch.device) -> None:
@@ -86,7 +87,7 @@ def warm(shapes: Iterable[WrapperShape], backend: str, device: torch.device) -> 
                     shape.head_dim, shape.dtype, str(error).strip().splitlines()[-1] if str(error) else repr(error),
                 )  # fmt: skip
     for shape in shapes:
-        if is_warm(shape):
+        if _modules[shape.module] is not None:
             # Allocate pinned memory now: later that would synchronize the device.
             spare = _planners.setdefault((shape, device), [])
             spare.extend(_new_planner(backend, device) for _ in range(2 - len(spare)))

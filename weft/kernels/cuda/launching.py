@@ -106,7 +106,7 @@ class Kernel(JITFunction):  # type: ignore[misc]  # Triton has no types
         found = self.compiled.get(key)
         # A launch hook needs more details than the cache has.
         if found is None or warmup or knobs.runtime.launch_enter_hook.calls or not self.remembering:
-            made = super().run(**self.checked(groups), grid=grid, warmup=warmup, **settings)
+            made = super().run(*self.checked(groups), grid=grid, warmup=warmup, **settings)
             if made is not None and not warmup:
                 constants = (None,) * (len(self.params) - len(values))
                 self.compiled[key] = made.run, made.function, made.packed_metadata, constants
@@ -117,13 +117,14 @@ class Kernel(JITFunction):  # type: ignore[misc]  # Triton has no types
         start(*sides, stream, handle, metadata, None, None, None, *values, *constants)
         return None
 
-    def checked(self, groups: tuple[Arguments, ...]) -> dict[str, Any]:
-        """Return the arguments by name, which must be the kernel's parameters in their order, but for constants."""
+    def checked(self, groups: tuple[Arguments, ...]) -> list[Any]:
+        """Return the arguments, whose names must be the kernel's parameters in their order, but for constants."""
         given = by_name(groups)
         expected = [parameter.name for parameter in self.params if not parameter.is_constexpr]
         if list(given) != expected:
             raise TypeError(f"{self.__name__} takes the arguments {expected}, but was given {list(given)}")
-        return given
+        # By position: Triton has settings of the same names as some parameters.
+        return list(given.values())
 
 
 def specialise(groups: tuple[Arguments, ...], settings: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]]:
