@@ -38,7 +38,7 @@ def goal_table(results: Results) -> str:
 def ample_rows(results: Results) -> Iterator[str]:
     for name, each in entries(results, "ample"):
         _, trace, variant = name.split("/")
-        goal = "≥ 98 % of the oracle at ≤ 1.5 snapshots a request" if variant == "default" else "to compare"
+        goal = "≥ 98 % of the oracle at ≤ 1.5 snapshots a request" if variant == "default" else "none, for comparison"
         share, kept = each["hit_tokens"] / max(1, each["oracle_tokens"]), sum(each["snapshots"].values())
         found = f"{share:.1%} at {kept / max(1, each['requests']):.2f} snapshots a request"
         yield f"| whole `{trace}` trace ({each['requests']:,} requests), {variant} | {goal} | {found} |"
