@@ -1,1 +1,1 @@
-"""Measurements, each with its own command: `python -m benchmarks.<name>`."""
+"""Benchmarks; each is a command: `python -m benchmarks.<name>`."""

@@ -1,9 +1,9 @@
-"""The model that comes with Weft, as a newcomer meets it: `python -m benchmarks.builtin`, some minutes on two cores.
+"""Benchmark of the built-in model: `python -m benchmarks.builtin`. Takes a few minutes on two cores.
 
-How long `weft serve` takes to start, when the first token of a short question comes from a server that has just said
-that it serves, tokens a second of one stream and of sixteen, over HTTP and inside a process; transformers with the same
-folder beside it. Greedy answers of full length; medians of all repetitions. Prints a table, and writes JSON
-(`--json FILE`).
+Measures the start-up time of `weft serve`, the time to the first token of a short question to a server that has just
+started, and tokens per second of one and of sixteen streams, over HTTP and through `weft.LLM`. Runs transformers on the
+same checkpoint for comparison. Answers are greedy and have their full length. Prints a table of medians and, with
+`--json FILE`, writes all values.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ QUESTION = "Tell me a story about a cat."
 STREAMS = 16
 GOALS = {"first_token_seconds": 1.0, "http_one_stream": 60.0, "weft_one_stream": 60.0}
 ROWS = {
-    "start_seconds": "`weft serve`: from nothing to its first line, s",
-    "first_token_seconds": "first token of a first short question over HTTP, s (goal: under 1)",
+    "start_seconds": "`weft serve`: start to first line of output, s",
+    "first_token_seconds": "first token of the first short question over HTTP, s (goal: under 1)",
     "http_one_stream": "one stream over HTTP, tokens/s (goal: 60)",
-    "http_many_streams": f"{STREAMS} streams over HTTP, tokens/s of all",
-    "weft_one_stream": "one stream in a process, tokens/s (goal: 60)",
-    "weft_many_streams": f"{STREAMS} streams in a process, tokens/s of all",
+    "http_many_streams": f"{STREAMS} streams over HTTP, total tokens/s",
+    "weft_one_stream": "one stream through weft.LLM, tokens/s (goal: 60)",
+    "weft_many_streams": f"{STREAMS} requests through weft.LLM, total tokens/s",
     "transformers_one_stream": "transformers, one stream, tokens/s",
-    "transformers_many_streams": f"transformers, one batch of {STREAMS}, tokens/s of all",
+    "transformers_many_streams": f"transformers, one batch of {STREAMS}, total tokens/s",
 }
 Found = dict[str, list[float]]
 
@@ -49,7 +49,7 @@ def body(number: int, tokens: int) -> dict[str, Any]:
 
 @contextmanager
 def server(threads: int) -> Iterator[tuple[str, float]]:
-    """A fresh one: its address, and the seconds until its first line."""
+    """Start a server; yield its address and the seconds until its first line of output."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "weft", "serve", "--port", "0", "--threads", str(threads)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -66,7 +66,7 @@ def server(threads: int) -> Iterator[tuple[str, float]]:
 
 
 async def stream(client: Client, asked: dict[str, Any]) -> tuple[float, float, int]:
-    """Seconds to the first token and to the last, and the tokens."""
+    """Return the seconds to the first and to the last token, and the number of tokens."""
     asked = asked | {"stream_options": {"include_usage": True}}
     began, first, tokens = time.perf_counter(), 0.0, 0
     async with aclosing(client.stream("/v1/chat/completions", asked)) as events:
@@ -134,7 +134,7 @@ def with_transformers(threads: int, tokens: int, repeats: int) -> Found:
         return time.perf_counter() - began
 
     for number in range(repeats + 1):
-        # What the prompt took is taken off, as Weft's clock starts with the first token.
+        # Subtract the time of the prompt, since Weft's clock starts at the first token.
         seconds = generate(1, number, tokens) - generate(1, number, 1)
         found["transformers_one_stream"].append((tokens - 1) / seconds)
         found["transformers_many_streams"].append(STREAMS * tokens / generate(STREAMS, number, tokens))
@@ -144,13 +144,13 @@ def with_transformers(threads: int, tokens: int, repeats: int) -> Found:
 PARTS = {"weft": with_weft, "transformers": with_transformers}
 
 
-def apart(name: str, asked: argparse.Namespace) -> Found:
-    """A part in a process of its own; nothing, if what it needs is not installed."""
+def run_part(name: str, asked: argparse.Namespace) -> Found:
+    """Run a part in a separate process. Return an empty result if it fails, e.g. when a package is missing."""
     command = [sys.executable, "-m", "benchmarks.builtin", "--part", name, "--threads", str(asked.threads)]
     command += ["--tokens", str(asked.tokens), "--repeats", str(asked.repeats)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        print(f"{name}: left out, it failed", flush=True)
+        print(f"{name}: skipped, because it failed", flush=True)
         return {}
     found: Found = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -163,7 +163,7 @@ def measure(asked: argparse.Namespace) -> Found:
             found["start_seconds"].append(seconds)
             for name, value in asyncio.run(ask_server(address, asked.tokens)).items():
                 found.setdefault(name, []).append(value)
-    return found | apart("weft", asked) | apart("transformers", asked)
+    return found | run_part("weft", asked) | run_part("transformers", asked)
 
 
 def table(found: Found) -> str:
@@ -178,7 +178,7 @@ def table(found: Found) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=128, help="length of each answer")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--part", choices=tuple(PARTS), help=argparse.SUPPRESS)

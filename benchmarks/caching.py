@@ -1,14 +1,14 @@
-"""The study behind docs/caching.md: what is worth remembering, on traces and made-up traffic.
+"""The study behind docs/caching.md: which states are worth keeping, on recorded and synthetic traffic.
 
-    python -m benchmarks.caching matrix --json matrix.json      policies x workloads x models x memory, in both parts
-    python -m benchmarks.caching ample --json ample.json        the whole traces in memory without end
-    python -m benchmarks.caching goals --json goals.json        second sighting, no sharing, a scan
-    python -m benchmarks.caching curve --json curve.json        from 2 % to 200 % of the working set
-    python -m benchmarks.caching tables matrix.json goals.json  the tables of the document, from these files
-    python -m benchmarks.caching plots matrix.json curve.json   its plots, into docs/
+    python -m benchmarks.caching matrix --json matrix.json      policies x workloads x models x memory, both parts
+    python -m benchmarks.caching ample --json ample.json        the whole traces with unlimited memory
+    python -m benchmarks.caching goals --json goals.json        second sighting, no sharing, scan
+    python -m benchmarks.caching curve --json curve.json        2 % to 200 % of the working set
+    python -m benchmarks.caching tables matrix.json goals.json  the tables of docs/caching.md
+    python -m benchmarks.caching plots matrix.json curve.json   its plots, written to docs/
 
-One process, no device. All traffic has two parts: one that the policy may be tuned on (`--parts tuned`), and one that
-only the report sees (`--parts held-out`). A run that was broken off goes on where it stopped.
+Runs in one process and needs no GPU. Traffic has two parts: policies may be tuned on one (`--parts tuned`); the other
+is for the report only (`--parts held-out`). An interrupted run resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from weft.simulate.text import Text, simulated_request
 MODELS = ("qwen3-next-mini", "nemotron-nano-9b-v2", "lfm2-1.2b")
 SHARES = (0.02, 0.05, 0.10, 0.20, 0.50)
 CURVE = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-# The plain ones keep what is published: ends of prompts and answers, junctions that pages show, every N tokens.
+# The plain policies capture what published systems do: ends of prompts and answers, junctions found by matching pages,
+# and every N tokens.
 PLAIN = CaptureReasons(popular=False, boundaries=False, candidates=False)
 POLICIES = {
     "value": ("value", CaptureReasons()),
@@ -44,7 +45,7 @@ POLICIES = {
     "lru-plain": ("lru", PLAIN),
     "flops-plain": ("flops", PLAIN),
 }
-# Requests of each workload: enough to turn the smallest memory over many times.
+# Requests of each workload: enough to replace the contents of the smallest memory many times.
 SIZES = {
     "lmsys": 1500,
     "sharegpt": 1000,
@@ -58,8 +59,8 @@ SIZES = {
     "unique": 2400,
     "scan": 900,
 }
-# Made-up traffic is split by its seeds, traces by their lines: how many are skipped, and how many run. Lines before the
-# tuned ones may be tuned on too, but take too long for the report.
+# Synthetic traffic is split by seed, traces by line: (lines to skip, lines to run). The lines before the tuned part may
+# be used for tuning too, but would make the report take too long.
 SEEDS = {"tuned": 0, "held-out": 7}
 LINES = {
     "conversation": {"tuned": (6000, 2000), "held-out": (8000, 2000)},
@@ -76,7 +77,7 @@ def traffic(name: str, folder: str, part: str = "tuned") -> Traffic:
     return Traffic(name, SIZES[name], SEEDS[part])
 
 
-def told(found: Found, oracle_tokens: int) -> Results:
+def summary(found: Found, oracle_tokens: int) -> Results:
     stats = found.stats
     return {
         "requests": found.requests,
@@ -96,7 +97,7 @@ def told(found: Found, oracle_tokens: int) -> Results:
 
 
 class Study:
-    """Results by name, written after each one."""
+    """Results by name, written to the file after each measurement."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -127,7 +128,7 @@ def matrix(
 def _entry(sent: Traffic, model: str, share: float, policy: str) -> Results:
     eviction, captures = POLICIES[policy]
     known = _surveyed(sent)
-    return told(
+    return summary(
         run(SimulationSetup(sent, cost_model(model), share, eviction, captures, surveyed=known)), known.oracle_tokens
     )
 
@@ -138,7 +139,7 @@ def _surveyed(sent: Traffic) -> Survey:
 
 
 def ample(study: Study, folder: str) -> None:
-    """Memory without end and the whole traces: how much of what the oracle would hit, and for how many snapshots."""
+    """Replay the whole traces with unlimited memory: the share of the oracle's hits, and the snapshots they cost."""
     for name in LINES:
         whole = Traffic(name, 0, trace=f"{folder}/{name}.jsonl.gz")
         base = SimulationSetup(whole, cost_model(MODELS[0]), 1 << 50, oracle=True)
@@ -154,11 +155,11 @@ def ample(study: Study, folder: str) -> None:
 
 def _with_oracle(setup: SimulationSetup) -> Results:
     found = run(setup)
-    return told(found, found.oracle_tokens or 0)
+    return summary(found, found.oracle_tokens or 0)
 
 
 def second_sighting(study: Study) -> None:
-    """Pairs of prompts that share a beginning of random length (128 tokens at least) and nothing after it."""
+    """Measure hits in pairs of prompts that share a prefix of random length (at least 128 tokens) and nothing else."""
     for model in MODELS:
         study.add(f"second sighting/{model}", lambda model=model: _pairs(model))
 
@@ -186,17 +187,19 @@ def _pairs(model: str, pairs: int = 400) -> Results:
 
 
 def no_sharing(study: Study) -> None:
-    """Nothing is ever reused: what remembering costs. All at once, so that the device's time is all that counts."""
+    """Measure the overhead of the cache when nothing is reused. Requests arrive at once, so device time decides."""
     for model in MODELS:
         for cache in (True, False):
             busy = Traffic("unique", 400, rate=200.0)
-            # Step by step: in strides, batches fall differently, and that is more than what is measured here.
+            # Stride 1: longer strides form different batches, which changes more than the overhead measured here.
             setup = SimulationSetup(busy, cost_model(model), 0.5, cache=cache, stride=1)
-            study.add(f"no sharing/{model}/cache {'on' if cache else 'off'}", lambda setup=setup: told(run(setup), 0))
+            study.add(
+                f"no sharing/{model}/cache {'on' if cache else 'off'}", lambda setup=setup: summary(run(setup), 0)
+            )
 
 
 def scan(study: Study) -> None:
-    """Hits of the warm set in the flood and after it, against the same traffic without a flood."""
+    """Measure the warm set's hits before, during and after a flood of requests that share nothing."""
     for model in MODELS:
         for policy in ("value", "lru", "flops"):
             study.add(f"scan/{model}/{policy}", lambda model=model, policy=policy: _scan(model, policy))
@@ -207,14 +210,14 @@ def _scan(model: str, policy: str) -> Results:
     warm = survey(Traffic("scan", requests // 3).sessions(64), 64)
     hits: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
 
-    def tell(sequence: Any) -> None:
+    def record(sequence: Any) -> None:
         flood = len(sequence.ask.stretches) == 1
         if not flood and sequence.miss is not None:
             hits[min(2, 3 * sequence.id // requests)].append((sequence.miss.cached, sequence.miss.reusable))
 
-    # Room for the warm set and the running requests, and a tenth of what the flood brings.
+    # Room for the warm set, the running requests and a tenth of the flood.
     memory = int(1.5 * warm.working_set_bytes(cost.spec))
-    run(SimulationSetup(Traffic("scan", requests), cost, memory, policy), tell)
+    run(SimulationSetup(Traffic("scan", requests), cost, memory, policy), record)
     shares = {part: sum(c for c, _ in found) / max(1, sum(r for _, r in found)) for part, found in hits.items()}
     return {"before": shares[0], "during": shares[1], "after": shares[2]}
 
@@ -228,7 +231,7 @@ def curve(study: Study, folder: str) -> None:
 
 
 def draw(results: Results, curves: Results, folder: Path) -> None:
-    """The plots of the document."""
+    """Write the plots of docs/caching.md."""
     series = {}
     for other, name in OTHERS.items():
         found = ratios(results, "held-out", other, hits)
@@ -258,11 +261,13 @@ def main() -> None:
     parser.add_argument("files", nargs="*")
     parser.add_argument("--json", default="caching.json")
     parser.add_argument("--traces", default=str(Path(__file__).parent / "traces"))
-    parser.add_argument("--parts", default=",".join(PARTS), help="tuned, held-out or both")
+    parser.add_argument("--parts", default=",".join(PARTS), help="tuned, held-out or both, separated by a comma")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--policies", default=",".join(POLICIES))
-    parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="memory, as shares of the working set")
+    parser.add_argument(
+        "--shares", default=",".join(map(str, SHARES)), help="memory sizes as shares of the working set"
+    )
     options = parser.parse_args()
     if options.part == "tables":
         known = {name: each for file in options.files for name, each in json.loads(Path(file).read_text()).items()}

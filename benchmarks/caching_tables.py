@@ -1,7 +1,7 @@
-"""Tables of docs/caching.md, made from the JSON files that `benchmarks.caching` writes. Runs nothing.
+"""Format the tables of docs/caching.md from the JSON files that `benchmarks.caching` writes. Runs no simulation.
 
-A file's entries are known by their names: `part/workload/model/share/policy` is the matrix; `ample/...`, `second
-sighting/...`, `no sharing/...` and `scan/...` are the goals.
+The name of an entry says where it belongs: `part/workload/model/share/policy` to the matrix; `ample/...`, `second
+sighting/...`, `no sharing/...` and `scan/...` to the goals.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ def all_tables(results: Results) -> str:
     found = {f"{part.capitalize()}": part_tables(results, part) for part in PARTS} | {"Goals": goal_table(results)}
     text = "\n".join(f"### {title}\n\n{table}" for title, table in found.items() if table)
     if not text:
-        raise SystemExit(f"no entry of the files belongs to a table; the first of {len(results)} are {[*results][:3]}")
+        raise SystemExit(f"no entry of the files belongs to a table; they start with {[*results][:3]}")
     return text
 
 
 def entries(results: Results, part: str) -> Iterator[tuple[str, Results]]:
-    """Entries of a part of the matrix."""
+    """Return the entries whose name starts with the part."""
     return ((name, each) for name, each in results.items() if name.startswith(f"{part}/"))
 
 
 def goal_table(results: Results) -> str:
-    """Return a row per goal and model, or nothing where no goal was measured."""
+    """Return a table with a row per goal and model, or an empty string if no goal was measured."""
     rows = [row for make in (ample_rows, sighting_rows, sharing_rows, scan_rows) for row in make(results)]
     return "\n".join(["| what | goal | found |", "|---|---|---|", *rows, ""]) if rows else ""
 
@@ -38,7 +38,7 @@ def goal_table(results: Results) -> str:
 def ample_rows(results: Results) -> Iterator[str]:
     for name, each in entries(results, "ample"):
         _, trace, variant = name.split("/")
-        goal = "≥ 98 % of the oracle at ≤ 1.5 snapshots a request" if variant == "default" else "to compare"
+        goal = "≥ 98 % of the oracle at ≤ 1.5 snapshots a request" if variant == "default" else "none, for comparison"
         share, kept = each["hit_tokens"] / max(1, each["oracle_tokens"]), sum(each["snapshots"].values())
         found = f"{share:.1%} at {kept / max(1, each['requests']):.2f} snapshots a request"
         yield f"| whole `{trace}` trace ({each['requests']:,} requests), {variant} | {goal} | {found} |"
@@ -76,7 +76,7 @@ Entry = tuple[str, str, str]  # workload, model and memory
 
 
 def ratios(results: Results, part: str, other: str, value: Callable[[Results], float]) -> dict[Entry, float]:
-    """What the default has over what another policy has, for every entry of a part that both were run on."""
+    """Divide the default policy's value by another policy's, for every entry that both have."""
     found = {}
     for name, result in entries(results, part):
         _, workload, model, share, policy = name.split("/")
@@ -94,7 +94,7 @@ OTHERS = {"lru": "LRU", "lru-plain": "LRU with the published captures", "flops":
 
 
 def part_tables(results: Results, part: str) -> str:
-    """The tables of a part: a row per workload, a column per model and memory."""
+    """Return the tables of a part: a row per workload, a column per model and memory size."""
 
     def share(*key: str) -> float:
         each = results["/".join([part, *key, "value"])]

@@ -1,14 +1,14 @@
-"""Weft beside transformers and llama.cpp on the CPU: the same weights, the same prompts, greedy, one engine at a time.
+"""Compare Weft with transformers and llama.cpp on the CPU: same weights, same prompts, greedy, one engine at a time.
 
     python -m benchmarks.cpu                                    about half an hour on two quiet cores
-    python -m benchmarks.cpu --quick                            some minutes: float32 only, less of everything
+    python -m benchmarks.cpu --quick                            a few minutes: float32 only, less work
     python -m benchmarks.cpu --only weft,transformers --models lfm2,granite
-    python -m benchmarks.cpu --single --precisions float32 --stored bfloat16     float32 from checkpoints of 16 bits
+    python -m benchmarks.cpu --single --precisions float32 --stored bfloat16     float32 from 16-bit checkpoints
 
-Models are random ones of about 100M parameters, made once in ~/.cache/weft-benchmarks and converted for llama.cpp by
-its own converter. The rate of the machine's memory is measured in the same run, and what it would allow is told. Needs
-the extra `bench`; an engine that cannot take part is skipped with the reason. Results go to benchmarks/results/ as
-JSON, too.
+Models have random weights and about 100M parameters. They are created once in ~/.cache/weft-benchmarks and converted
+for llama.cpp by its own converter. The same run measures the memory's read rate and reports the tokens per second that
+it would allow. Needs the extra `bench`; an engine that cannot run is skipped with the reason. Results are also written
+to benchmarks/results/ as JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from benchmarks.peers.table import agreements, bounds, machine, summary, table
 from benchmarks.peers.work import Job, Work
 
 ENGINES = ("weft", "transformers", "llama.cpp")
-PRECISIONS = {"float32": 4, "bfloat16": 2}  # and bytes of a weight
+PRECISIONS = {"float32": 4, "bfloat16": 2}  # bytes per weight
 DRIVERS = {"weft": "with_weft", "transformers": "with_transformers", "llama.cpp": "with_llama_cpp"}
 CACHE = Path.home() / ".cache" / "weft-benchmarks"
 RESULTS = Path(__file__).parent / "results"
@@ -49,7 +50,7 @@ def main() -> int:
     report: dict[str, Any] = {"machine": machine(arguments.threads), "work": asdict(work), "runs": []}
     print(report["machine"], flush=True)
     if os.getloadavg()[0] > BUSY_LOAD:
-        print("the machine is busy: threads that wait for each other then lose most of their time, on all engines")
+        print("warning: the machine is busy; every engine loses much time when its threads wait for each other")
     reasons = {name: why for name in arguments.only if (why := _why_not(name, arguments.cache))}
     for name, why in reasons.items():
         print(f"{name}: skipped, because {why}", flush=True)
@@ -60,19 +61,19 @@ def main() -> int:
         parameters = parameters_of(folder)
         print(f"\n{model}: {parameters / 1e6:.0f}M parameters", flush=True)
         for precision in arguments.precisions:
-            rows = _by_turns(engines, folder, precision, arguments, work)
+            rows = _alternate(engines, folder, precision, arguments, work)
             size = parameters * PRECISIONS[precision]
             report["runs"].append({"model": model, "precision": precision, "weight_bytes": size, "engines": rows})
     rates.append(read_rate(arguments.threads))
     report["read_rates"] = rates
-    _tell(report["runs"], rates)
+    _print_report(report["runs"], rates)
     return _save(report)
 
 
-def _by_turns(
+def _alternate(
     engines: list[str], folder: Path, precision: str, arguments: argparse.Namespace, work: Work
 ) -> dict[str, dict[str, Any]]:
-    """All engines, several times in turn: a machine that others use as well is not equally fast all the time."""
+    """Run the engines alternately for several rounds, so that a slow minute of a shared machine affects all of them."""
     rows: dict[str, dict[str, Any]] = {}
     for _ in range(arguments.rounds):
         for name in engines:
@@ -85,29 +86,38 @@ def _by_turns(
     return rows
 
 
-def _tell(runs: list[dict[str, Any]], rates: list[dict[str, float]]) -> None:
-    # Other work on the machine, this one's own included, only ever takes away: the best that was seen counts.
+def _print_report(runs: list[dict[str, Any]], rates: list[dict[str, float]]) -> None:
+    # Other work on the machine can only lower a measured rate, so take the highest.
     rate, way = max((rate, way) for measured in rates for way, rate in measured.items())
-    print("\n" + table(runs) + f"\n\nmemory is read at up to {rate / 1e9:.1f} GB/s ({way})\n" + bounds(runs, rate))
+    print("\n" + table(runs) + f"\n\nmemory read rate: up to {rate / 1e9:.1f} GB/s ({way})\n" + bounds(runs, rate))
     print(agreements(runs) + "\n" + summary(runs))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="float32 only, fewer repetitions, a crowd of eight")
-    parser.add_argument("--single", action="store_true", help="only the requests that come one at a time")
-    parser.add_argument("--only", type=_choice(ENGINES), default=list(ENGINES), help=f"of {','.join(ENGINES)}")
-    parser.add_argument("--models", type=_choice(FAMILIES), default=list(FAMILIES), help=f"of {','.join(FAMILIES)}")
-    parser.add_argument("--precisions", type=_choice(PRECISIONS), help=f"of {','.join(PRECISIONS)}")
-    parser.add_argument("--rounds", type=int, default=2, help="how often the engines take turns")
     parser.add_argument(
-        "--stored", choices=list(PRECISIONS), default="float32", help="what checkpoints hold, whatever is computed in"
+        "--quick", action="store_true", help="float32 only, fewer repetitions, eight concurrent requests"
+    )
+    parser.add_argument("--single", action="store_true", help="skip the concurrent requests")
+    parser.add_argument("--only", type=_choice(ENGINES), default=list(ENGINES), help=_list_of(ENGINES))
+    parser.add_argument("--models", type=_choice(FAMILIES), default=list(FAMILIES), help=_list_of(FAMILIES))
+    parser.add_argument("--precisions", type=_choice(PRECISIONS), help=_list_of(PRECISIONS))
+    parser.add_argument("--rounds", type=int, default=2, help="how often each engine runs")
+    parser.add_argument(
+        "--stored",
+        choices=list(PRECISIONS),
+        default="float32",
+        help="dtype of the checkpoints, independent of --precisions",
     )
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder for models and the converter")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder for the models and the converter")
     arguments = parser.parse_args()
     arguments.precisions = arguments.precisions or (["float32"] if arguments.quick else list(PRECISIONS))
     return arguments
+
+
+def _list_of(names: Iterable[str]) -> str:
+    return f"comma-separated list of {', '.join(names)}"
 
 
 def _choice(known: Any) -> Any:
@@ -115,14 +125,14 @@ def _choice(known: Any) -> Any:
         names = [name.strip() for name in text.split(",") if name.strip()]
         unknown = [name for name in names if name not in known]
         if unknown or not names:
-            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; choose from {', '.join(known)}")
         return names
 
     return parse
 
 
 def _why_not(engine: str, cache: Path) -> str | None:
-    """Why an engine cannot take part; None if it can."""
+    """Return why an engine cannot run, or None if it can."""
     package = {"weft": "weft", "transformers": "transformers", "llama.cpp": "xllamacpp"}[engine]
     if importlib.util.find_spec(package) is None:
         return f"the package {package} is not installed (pip install 'weft-serve[bench]')"
@@ -138,7 +148,7 @@ def _why_not(engine: str, cache: Path) -> str | None:
 
 
 def _run(engine: str, folder: Path, precision: str, arguments: argparse.Namespace, work: Work) -> dict[str, Any]:
-    """One engine in a process of its own: its result, or the reason why there is none."""
+    """Run one engine in a separate process; return its result, or the reason it has none."""
     begun = time.perf_counter()
     print(f"  {precision:8}  {engine:12}  ", end="", flush=True)
     try:
@@ -166,7 +176,7 @@ def _measure(job: Job) -> dict[str, Any]:
                 raise Unavailable(f"it took longer than {LIMIT_SECONDS} s") from error
         if not target.exists():
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            raise Unavailable("it failed: " + (lines[-1][:300] if lines else "without a word"))
+            raise Unavailable("it failed: " + (lines[-1][:300] if lines else "without output"))
         return json.loads(target.read_text())
 
 

@@ -1,14 +1,17 @@
-"""The time of a decode step against the least time that its bytes take, by batch size; and how idle the GPU is.
+"""Compare decode steps with the minimum time to move their bytes, by batch size, and measure how idle the GPU is.
 
     python -m benchmarks.decode                         LFM2-1.2B, Nemotron-Nano-9B-v2 and qwen3-next-mini
     python -m benchmarks.decode qwen3.5-9b --quick
 
-Prompts of 128 random tokens, then whole cells of decoding through the engine, one step in flight. A step's time is the
-wall clock over 128 steps, so every row closes its cell twice within it. The floor is what the step must read and write
-(weights of the experts that random tokens choose, checkpoints, tails, KV) at the bandwidth of a copy in the same run.
-Idle is told at 64 rows by the profiler's timeline of 32 steps: what the device takes for a step, gaps of up to 5 µs
-between its kernels included, against the step's wall clock just before, without the profiler. Under the profiler the
-host is slower, so the share of that timeline in which nothing ran is a bound from above; it is told, too.
+Prompts have 128 random tokens; the engine then decodes with one step in flight. The time of a step is the wall-clock
+mean over 128 steps, in which every row closes its cell twice. The floor is the bytes that the step must read and write
+(weights, of the experts only those chosen by random tokens; checkpoints, tails, KV) divided by the bandwidth of a copy
+in the same run.
+
+Idle time is measured at 64 rows: one minus the device time of a step, from the profiler's timeline of 32 steps, over
+the wall-clock time of the same step without the profiler. Device time includes gaps of up to 5 µs between kernels. The
+idle share of the profiler's own timeline is printed too; it is an upper bound, because the host is slower under the
+profiler.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     attempts = Attempts()
     found: dict[str, Any] = {"machine": machine(arguments.device), "steps": [], "errors": attempts.errors}
     llm = start(model, arguments, depth=1, max_sequences=max(IDLE_ROWS, *batches), max_length=1024)
-    # Tails are kept in another form on a GPU than elsewhere.
+    # The layout of tails depends on the device.
     sketch = replace(Sketch.of(model), spec=llm.engine.ledger.spec)
     warm_up(llm)
     bandwidth = found["machine"]["copy_bytes_per_second"]
@@ -59,7 +62,7 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def decoding(llm: LLM, rows: int, answer: int, seed: int) -> Engine:
-    """An engine with so many rows that have read their prompts and decode."""
+    """Return an engine with `rows` rows that have finished prefill and decode."""
     engine = fresh(llm)
     for number in range(rows):
         engine.add(Ask(random_prompt(llm, PROMPT, seed + number), answer).request())
@@ -67,7 +70,7 @@ def decoding(llm: LLM, rows: int, answer: int, seed: int) -> Engine:
         engine.step()
     for _ in range(WARM_STEPS):
         engine.step()
-    assert len(engine.planner.decoding) == rows, "not all rows found room: give more memory"
+    assert len(engine.planner.decoding) == rows, "not all rows fit: raise --memory"
     return engine
 
 
@@ -79,20 +82,20 @@ def finish(engine: Engine) -> None:
 
 
 def time_steps(llm: LLM, rows: int, steps: int) -> tuple[float, range]:
-    """Mean seconds of a step, and the positions that its rows pass."""
+    """Return the mean seconds of a step, and the positions that its rows pass."""
     engine = decoding(llm, rows, WARM_STEPS + steps + 8, seed=1000 * rows)
     began, first = time.perf_counter(), engine.planner.number
     for _ in range(steps):
         engine.step()
     seconds = time.perf_counter() - began
-    assert engine.planner.number - first == steps, "every call is one step"
-    assert not engine.planner.preemptions, "rows gave way: give more memory"
+    assert engine.planner.number - first == steps, "every call must be one step"
+    assert not engine.planner.preemptions, "rows were preempted: raise --memory"
     finish(engine)
     return seconds / steps, range(PROMPT + WARM_STEPS, PROMPT + WARM_STEPS + steps)
 
 
 def idle_share(llm: LLM, rows: int, device: str) -> dict[str, float]:
-    """Of the GPU's timeline over some decode steps, as the profiler saw it."""
+    """Return the idle shares of the GPU over some decode steps, from the profiler's timeline; empty without a GPU."""
     from torch.profiler import ProfilerActivity, profile
 
     if device != "cuda":
@@ -102,7 +105,7 @@ def idle_share(llm: LLM, rows: int, device: str) -> dict[str, float]:
     for _ in range(IDLE_STEPS):
         engine.step()
     plain = (time.perf_counter() - began) / IDLE_STEPS
-    # The host is slower under the profiler, so it is given only what the device does.
+    # Profiling slows the host down, so profile the device only.
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(IDLE_STEPS):
             engine.step()
@@ -115,7 +118,7 @@ def idle_share(llm: LLM, rows: int, device: str) -> dict[str, float]:
     if not intervals:
         raise RuntimeError("the profiler saw no kernels")
     seen = timeline(intervals)
-    # The same steps on the wall clock without a profiler, whose host is slower, against what the device took of them.
+    # Compare device time with the wall clock of the steps without the profiler, which slows the host down.
     return seen | {
         "step_seconds": plain,
         "idle_without_profiler": max(0.0, 1 - seen["device_seconds_per_step"] / plain),
@@ -123,7 +126,7 @@ def idle_share(llm: LLM, rows: int, device: str) -> dict[str, float]:
 
 
 def timeline(intervals: list[tuple[float, float]]) -> dict[str, float]:
-    """Shares of the time from the first start to the last end, in microseconds, in which nothing ran.
+    """Return the idle shares of the time between the first start and the last end; intervals are in microseconds.
 
     >>> timeline([(0.0, 40.0), (41.0, 90.0), (100.0, 100.0)])
     {'idle': 0.11, 'idle_in_long_gaps': 0.1, 'device_seconds_per_step': 2.8125e-06}

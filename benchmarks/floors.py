@@ -1,8 +1,8 @@
-"""How fast it could be at best: rates of this machine, and what a step must move and multiply.
+"""Lower bounds of time: the rates of this machine, and the bytes and operations of a step.
 
-Bandwidth and matrix rate are measured in the run that they are compared with. Bytes and operations are counted from a
-model on the meta device and its memory specification, so nothing has to run for them. Works on a CPU too, where it
-serves only to try the programs out.
+Bandwidth and matmul rate are measured in the same run as the times they are compared with. Bytes and operations are
+counted from a model on the meta device and its memory specification, without running it. On a CPU this is only good
+for trying out the benchmarks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.models.layers.embedding import Embedding
 from weft.models.model import CausalModel
 from weft.models.weights import build, find_checkpoint
 
-# Larger than any cache between the processor and its memory.
+# Larger than any cache.
 FLUSH_BYTES = 256 << 20
 
 
@@ -32,7 +32,7 @@ FLUSH_BYTES = 256 << 20
 
 
 def seconds_of(call: Callable[[], Any], device: str = "cuda", repeats: int = 20, flush: bool = True) -> float:
-    """The median time of a call, measured on the device, with nothing of it left in the caches."""
+    """Return the median seconds of a call, measured on the device, with cold caches."""
     for _ in range(3):
         call()
     if device == "cpu":
@@ -40,7 +40,7 @@ def seconds_of(call: Callable[[], Any], device: str = "cuda", repeats: int = 20,
     trash = torch.zeros(FLUSH_BYTES // 8 if flush else 0, dtype=torch.int64, device=device)
     pairs = []
     for _ in range(repeats):
-        # Read, not written: what is written has yet to leave the caches, and would do so while the call runs.
+        # Read rather than write: written data would still be leaving the caches while the call runs.
         trash.sum()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -58,7 +58,7 @@ def _on_host(call: Callable[[], Any]) -> float:
 
 
 def recorded(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call as a CUDA graph, so that its time is the device's and not that of launching. Itself if it cannot be."""
+    """Return the call as a CUDA graph, to leave out launch overhead, or the call itself if it cannot be captured."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -77,7 +77,7 @@ def recorded(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def one_after_another(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
-    """As layers follow each other in a step: what starting and ending takes is then counted once for all of them."""
+    """Combine calls, as layers follow each other in a step; start-up and tail effects then count once, not per call."""
 
     def call() -> None:
         for each in calls:
@@ -91,7 +91,7 @@ def one_after_another(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
 
 @functools.cache
 def copy_bandwidth(device: str = "cuda") -> float:
-    """Bytes per second of a large copy, read and written together."""
+    """Return the bytes per second of a large copy, reads plus writes."""
     size = 2 << 30 if device == "cuda" else 64 << 20
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -100,7 +100,7 @@ def copy_bandwidth(device: str = "cuda") -> float:
 
 @functools.cache
 def matrix_rate(device: str = "cuda") -> float:
-    """Operations per second of bfloat16 products: the best of a few large ones, on random numbers."""
+    """Return the operations per second of the best of a few large bfloat16 matmuls on random numbers."""
     sizes = [(8192, 8192, 8192), (16384, 4096, 16384), (8192, 16384, 4096)] if device == "cuda" else [(512, 512, 512)]
     best = 0.0
     for rows, inner, columns in sizes:
@@ -111,19 +111,19 @@ def matrix_rate(device: str = "cuda") -> float:
     return best
 
 
-# what a model must move and multiply --------------------------------------------------------------------------------
+# bytes and operations of a model ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """A model without its numbers."""
+    """A model without weights, and its memory specification."""
 
     model: CausalModel
     spec: MemorySpec
 
     @classmethod
     def of(cls, name: str, dtype: torch.dtype = torch.bfloat16) -> Sketch:
-        """Of a packaged configuration, a config.json or a folder."""
+        """Return the sketch of a packaged configuration, a config.json or a checkpoint folder."""
         found = find_checkpoint(name, with_weights=False)
         config = text_part(read_config(found if found.is_file() else found / "config.json"))
         model = build(config, dtype, "meta")
@@ -134,11 +134,11 @@ class Sketch:
         return sum(_bytes(p) for p in self.model.parameters())
 
     def active_weight_bytes(self, rows: int) -> float:
-        """Weights that a step of so many tokens reads; of experts, as many as are chosen if all are equally likely."""
+        """Return the bytes of weights that a step of `rows` tokens reads, if all experts are equally likely."""
         return self._weights(rows, _bytes)
 
     def active_parameters(self) -> float:
-        """Parameters that one token is multiplied with, the head aside."""
+        """Return the number of parameters that one token is multiplied with, without the LM head."""
         head = self.model.lm_head
         own = 0 if head is None else head.weight.numel()
         tied = sum(m.weight.numel() for m in self.model.modules() if isinstance(m, Embedding)) if head is None else 0
@@ -147,7 +147,7 @@ class Sketch:
     def _weights(self, rows: int, measure: Callable[[torch.Tensor], int]) -> float:
         total = sum(measure(p) for p in self.model.parameters())
         if getattr(self.model, "lm_head", None) is not None:
-            # Of an embedding that is not the head too, only the rows of the step's tokens are read.
+            # An embedding that is not tied to the head is not read in full, only the rows of the step's tokens.
             total -= sum(measure(m.weight) for m in self.model.modules() if isinstance(m, Embedding))
         for layer in self.model.modules():
             if hasattr(layer, "route") and isinstance(getattr(layer, "experts", None), nn.Module):
@@ -158,9 +158,10 @@ class Sketch:
         return total
 
     def memory_bytes(self, position: int) -> float:
-        """What one decoding row reads at a position: checkpoint, tail and KV, and its share of what it writes.
+        """Return the bytes that one decoding row reads (checkpoint, tail, KV) and writes at a position.
 
-        Every token adds to the tail and to KV, and every 64th writes a checkpoint.
+        Every token is appended to the tail and to KV. Only the last token of a cell writes a checkpoint, so every token
+        counts its share of that.
         """
         spec, total = self.spec, 0.0
         open_cell = position % spec.cell
@@ -177,12 +178,12 @@ class Sketch:
         return total
 
     def decode_bytes(self, rows: int, positions: range) -> float:
-        """Bytes of one decode step of `rows` rows, as a mean over the positions that they pass."""
+        """Return the bytes of one decode step of `rows` rows, as a mean over the positions."""
         memory = statistics.mean(self.memory_bytes(position) for position in positions)
         return self.active_weight_bytes(rows) + rows * memory
 
     def prefill_operations(self, tokens: int, start: int = 0) -> float:
-        """Of matrix products and attention for tokens [start, start + tokens); those of scans are not counted."""
+        """Count the operations of matmuls and attention for tokens [start, start + tokens), without recurrent scans."""
         total = 2 * self.active_parameters() * tokens
         for layer, memory in zip(self.model.mixers(), self.spec.memories, strict=True):
             if isinstance(memory, AttentionMemory):

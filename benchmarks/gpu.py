@@ -1,7 +1,8 @@
-"""What the programs that measure models on a GPU share: their options, a process for each model, the engine, reports.
+"""Shared code of the GPU benchmarks: options, one process per model, the engine, reports.
 
-A model that fails, or takes too long, says so in one line, and the others go on: each is measured in a process of its
-own, which also gives all memory back. Weights are random, from packaged configurations or any config.json.
+Each model is measured in a separate process, which frees all memory when it ends. A model that fails or exceeds its
+time limit is reported in one line, and the others still run. Weights are random; models come from packaged
+configurations or any config.json.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from weft.runner.runner import Runner
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = ("lfm2-1.2b", "nemotron-nano-9b-v2", "qwen3-next-mini")
-# Token ids below this mean something special in most vocabularies.
+# Lower token ids are special tokens in most vocabularies.
 FIRST_TOKEN = 1000
-# From a process's start until it measures its own time.
+# Time from a process's start until its own clock starts.
 STARTING_SECONDS = 10
 
 Measure = Callable[[str, argparse.Namespace], dict[str, Any]]
 Show = Callable[[str, dict[str, Any]], None]
 
 
-# the frame of a program ---------------------------------------------------------------------------------------------
+# running a benchmark ------------------------------------------------------------------------------------------------
 
 
 def arguments_of(program: str, about: str, limit_seconds: int, models: Sequence[str] = MODELS) -> argparse.Namespace:
@@ -49,11 +50,11 @@ def arguments_of(program: str, about: str, limit_seconds: int, models: Sequence[
     known = ", ".join(configurations.names())
     parser.add_argument("models", nargs="*", default=list(models), help=f"config.json, folder, or one of {known}")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repetitions")
-    parser.add_argument("--json", type=Path, help="where to write the figures; else benchmarks/results/")
+    parser.add_argument("--json", type=Path, help="file for the results; default: a new file in benchmarks/results/")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--memory", default="auto", help="for pages and states, such as 40GiB")
-    parser.add_argument("--limit", type=int, default=limit_seconds, help="seconds for one model")
+    parser.add_argument("--memory", default="auto", help="memory for pages and states, such as 40GiB")
+    parser.add_argument("--limit", type=int, default=limit_seconds, help="time limit per model in seconds")
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.program = program
@@ -62,27 +63,27 @@ def arguments_of(program: str, about: str, limit_seconds: int, models: Sequence[
 
 
 def keep(found: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Leave what was measured so far: it counts even if the rest takes too long."""
+    """Write the results so far, so that they survive a time-out of the rest."""
     if arguments.here:
         arguments.here.write_text(json.dumps(found))
 
 
 def run(arguments: argparse.Namespace, measure: Measure, show: Show) -> int:
-    """Measure every model in a process of its own and report; how many failed.
+    """Measure every model in a separate process and print the results; return the number of models that failed.
 
-    The same program, started with `--here FILE`, measures its one model and leaves the figures in the file.
+    The child process is the same program with `--here FILE`: it measures one model and writes the results to the file.
     """
     if arguments.here:
         keep(measure(arguments.models[0], arguments), arguments)
         return 0
-    # Whoever stops this program stops the one that measures, too.
+    # Turn SIGTERM into an exception, so that the child process is killed too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     report: dict[str, Any] = {"program": arguments.program, "when": time.strftime("%Y-%m-%d %H:%M:%S"), "models": {}}
     report["command"] = " ".join(["python -m", f"benchmarks.{arguments.program}", *sys.argv[1:]])
     failed = 0
     for model in arguments.models:
         begun = time.perf_counter()
-        found = _apart(model, arguments)
+        found = _run_separately(model, arguments)
         seconds = time.perf_counter() - begun
         report["models"][model] = found
         print(f"\n{model}  ({seconds:.0f} s)", flush=True)
@@ -95,7 +96,7 @@ def run(arguments: argparse.Namespace, measure: Measure, show: Show) -> int:
     return failed
 
 
-def _apart(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def _run_separately(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         target, log = Path(folder) / "figures.json", Path(folder) / "log"
         options = ["--device", arguments.device, "--dtype", arguments.dtype, "--memory", arguments.memory]
@@ -108,11 +109,11 @@ def _apart(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
             return found
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
         last = f": {lines[-1][:300]}" if lines else ""
-        return found | {"error": (reason or "it ended without figures") + last, "log": lines[-20:]}
+        return found | {"error": (reason or "it ended without results") + last, "log": lines[-20:]}
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: int) -> str | None:
-    """Until the process ends by itself, or else why it was ended or failed."""
+    """Wait for the process and kill it at the time limit. Return why it failed, or None."""
     try:
         code = process.wait(seconds)
         return f"it ended with code {code}" if code else None
@@ -124,7 +125,7 @@ def _wait(process: subprocess.Popen[bytes], seconds: int) -> str | None:
 
 
 def save(report: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """After every model, so that a run that is stopped leaves what it has."""
+    """Write the report. Called after every model, so that an interrupted run keeps its results."""
     RESULTS.mkdir(exist_ok=True)
     arguments.json = arguments.json or RESULTS / f"{report['program']}-{time.strftime('%Y%m%d-%H%M%S')}.json"
     arguments.json.write_text(json.dumps(report, indent=1))
@@ -133,7 +134,7 @@ def save(report: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the figures were taken on, and its measured rates."""
+    """Describe the device and its measured rates."""
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     return {
         "device": name,
@@ -144,7 +145,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 class Attempts:
-    """Parts of a measurement that may fail one by one: `with attempts.part("512"): ...` notes the error and goes on."""
+    """Parts of a measurement that may fail separately: `with attempts.part("512"): ...` records errors."""
 
     def __init__(self) -> None:
         self.errors: dict[str, str] = {}
@@ -168,18 +169,18 @@ class Attempts:
 
 
 def start(model: str, arguments: argparse.Namespace, **options: Any) -> LLM:
-    """The model as users would run it: through the options of `weft.LLM`."""
+    """Load the model as users do, through the options of `weft.LLM`."""
     given = {"weights": "dummy", "device": arguments.device, "dtype": arguments.dtype, "memory": arguments.memory}
     llm = LLM(model, progress=False, **given | options)
     if arguments.device == "cuda" and type(llm.engine._device) is Runner:
-        raise RuntimeError("the kernels for GPUs cannot be used here, for the reason above: nothing worth measuring")
-    # As the engine of a server does.
+        raise RuntimeError("the GPU kernels must be available; the log above says why they are not")
+    # The engine process of a server does the same.
     freeze_heap()
     return llm
 
 
 def fresh(llm: LLM, **changes: Any) -> Engine:
-    """Another engine on the same device memory and weights, which remembers nothing; not to be mixed with the first."""
+    """Return a new engine with an empty cache on the same device memory; do not use the old one after this."""
     before = llm.engine
     return Engine(before.ledger.spec, before._device, replace(before.config, **changes))
 
@@ -191,7 +192,7 @@ def random_prompt(llm: LLM, length: int, *seed: int) -> np.ndarray:
 
 @dataclass(slots=True)
 class Ask:
-    """A request that never ends early, and what became of it."""
+    """A request with an answer of fixed length, and its results."""
 
     prompt: np.ndarray
     answer_tokens: int
@@ -206,7 +207,7 @@ class Ask:
 
 
 def play(engine: Engine, asks: list[Ask], follow: Callable[[Ask], Ask | None] = lambda ask: None) -> float:
-    """Seconds until all are answered. `follow` says what an answered one is followed by."""
+    """Run all requests and return the seconds it took. `follow` returns the request that follows a finished one."""
     open_asks: dict[int, Ask] = {}
     began = time.perf_counter()
 
@@ -239,7 +240,7 @@ def play(engine: Engine, asks: list[Ask], follow: Callable[[Ask], Ask | None] = 
 
 
 def warm_up(llm: LLM, rows: Sequence[int] = (1, 8), lengths: Sequence[int] = (100, 700, 2500)) -> None:
-    """Compile and record whatever is made when first needed, so that no measurement pays for it."""
+    """Compile kernels and capture graphs that are created on first use, so that no measurement includes that."""
     engine = fresh(llm)
     for round_, length in enumerate(lengths):
         if length + 8 <= engine.config.max_length:

@@ -1,8 +1,8 @@
-"""What serving costs beside the model: `python -m benchmarks.http`.
+"""Measure the cost of serving without the model: `python -m benchmarks.http`.
 
-An engine that answers at once, in the server's own process or in one of its own, and a client that only counts: what is
-left is HTTP, JSON, detokenizing and metrics. The server is one process and the client another. Wall time depends on who
-else uses the machine; processor time of the server per token does not.
+The engine answers at once, either in the server's process or in its own, and the client only counts chunks. What
+remains is HTTP, JSON, detokenizing and metrics. Server and client are separate processes. Wall time depends on the load
+of the machine; the server's CPU time per token does not.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ PROMPT = "x" * 40
 
 
 class LockstepBackend(Dispatcher):
-    """An instant engine in the event loop itself: one token for every open request, then everybody gets a turn.
+    """An instant engine in the event loop: one token for every open request, then a turn for all streams.
 
-    No token waits for another, so every one of them is a chunk of its own: the dearest way to stream.
+    Tokens never accumulate, so every token becomes its own chunk. This is the most expensive way to stream.
     """
 
     def __init__(self) -> None:
@@ -78,13 +78,13 @@ class LockstepBackend(Dispatcher):
                         stream.end(None)
                         self._forget(output.sequence)
                     stream.push(output)
-            # One turn wakes the readers, the next lets them wait again.
+            # The first pass of the loop wakes the streams; the second lets them send and wait again.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
 
-# How long a step of the engine process takes; an engine that never rests takes the front's core away, so one that
-# offers more than anybody can stream is told apart from one that offers about the goal.
+# Seconds per step of the engine process. `instant` produces more than a server can stream and competes with it for a
+# core; `paced` produces about the goal.
 STEP_SECONDS = {"instant": 0.0, "paced": 0.01}
 
 
@@ -105,7 +105,7 @@ async def serve(kind: str, pipe: Connection, limit: int) -> None:
     server = Server(app, settings, stopped, lambda address: pipe.send(listener.getsockname()[1]))
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     loop = asyncio.get_running_loop()
-    # The client asks for the processor time so far, and in the end says stop.
+    # The client asks for the CPU time so far, and finally sends "stop".
     while await loop.run_in_executor(None, pipe.recv) == "time":
         pipe.send(time.process_time())
     server.should_exit = True
@@ -114,7 +114,7 @@ async def serve(kind: str, pipe: Connection, limit: int) -> None:
 
 
 async def stopped() -> None:
-    """Nothing runs when the client says stop."""
+    """Do nothing: no request runs when the client sends "stop"."""
 
 
 def run_server(kind: str, pipe: Connection, limit: int, profile: str | None) -> None:
@@ -154,7 +154,7 @@ class Reader(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         with suppress(asyncio.InvalidStateError):
-            self._done.set_exception(ConnectionError("the server hung up"))
+            self._done.set_exception(ConnectionError("the server closed the connection"))
 
 
 def request_bytes(port: int, path: str, tokens: int, stream: bool) -> bytes:
@@ -219,7 +219,7 @@ def measure(kind: str, path: str, streams: int, tokens: int, profile: str | None
     total = streams * (tokens + 1)
     return {
         "tokens_per_second": total / long[0].seconds,
-        "tokens_per_chunk": total / max(1, long[0].chunks - streams),  # the last one of each is its usage
+        "tokens_per_chunk": total / max(1, long[0].chunks - streams),  # the last chunk of each stream is its usage
         "server_us_per_token": (long[1] - short[1]) / (streams * tokens) * 1e6,
         "server_us_per_stream": short[1] / streams * 1e6,
         "server_us_per_request": plain[1] / streams * 1e6,
@@ -229,9 +229,9 @@ def measure(kind: str, path: str, streams: int, tokens: int, profile: str | None
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.http", description=__doc__)
     parser.add_argument("--streams", type=int, default=256, help="concurrent streams")
-    parser.add_argument("--tokens", type=int, default=200, help="tokens of each stream")
-    parser.add_argument("--rounds", type=int, default=3, help="the best of so many is told")
-    parser.add_argument("--profile", metavar="FILE", help="write the server's profile of one lockstep round there")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens per stream")
+    parser.add_argument("--rounds", type=int, default=3, help="repetitions; the best one is printed")
+    parser.add_argument("--profile", metavar="FILE", help="profile one lockstep round of the server into this file")
     asked = parser.parse_args(arguments)
     print(f"{os.cpu_count()} cores, {asked.streams} streams of {asked.tokens} tokens, best of {asked.rounds}")
     for path in ("/v1/completions", "/v1/chat/completions"):

@@ -1,4 +1,4 @@
-"""An engine process without a model, for `benchmarks.http`: tokens below the built-in tokenizer's special ones."""
+"""Engine process without a model, for `benchmarks.http`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from weft.server.backend import ModelInfo
 from weft.server.engine_process import main
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve()))
-# The vocabulary of the built-in tokenizer.
+# The vocabulary size of the tests' tokenizer.
 INFO = replace(fake_info(), vocab_size=259)
 
 
 def load(options: Options, progress: bool) -> tuple[InstantEngine, ModelInfo]:
-    """`model` is how many seconds a step takes."""
+    """Return an instant engine. `options.model` is the number of seconds per step."""
     return InstantEngine(float(options.model or 0)), INFO
 
 

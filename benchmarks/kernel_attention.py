@@ -1,8 +1,8 @@
-"""Attention over pages: decodes against the bytes of their keys and values, prompts against the matrix rate.
+"""Paged attention: cases for `benchmarks.kernels`. Decodes are bound by bytes, prompts by the matmul rate.
 
     python -m benchmarks.kernel_attention          tries launches of the decode and prefill kernels, prints the best
 
-Peers are FlashInfer, if it is installed, and plain PyTorch on keys and values that lie side by side already.
+Compared with FlashInfer, if installed, and with PyTorch's attention on keys and values that are already contiguous.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Call = Callable[[], Any]
 
 @dataclass
 class Scene:
-    """Random pages of a layer among those of others, and a step that reads them."""
+    """Random pages of one layer, interleaved with those of others, and a step that reads them."""
 
     rows: list[tuple[int, int]]
     heads: int
@@ -83,25 +83,25 @@ class Scene:
 
     @property
     def bytes(self) -> int:
-        """Keys and values once, queries and outputs once."""
+        """Return the bytes of keys, values, queries and outputs, each once."""
         lengths = [end - (0 if self.window is None else max(0, start - self.window + 1)) for start, end in self.rows]
         return 4 * sum(lengths) * self.kv_heads * self.head_dim + 4 * self.q.numel()
 
     @property
     def operations(self) -> float:
-        """Two products over what each query sees."""
+        """Count the operations of two matmuls over the tokens that each query attends to."""
         window = self.window or 1 << 40
         seen = sum(min(position + 1, window) for start, end in self.rows for position in range(start, end))
         return 4 * seen * self.heads * self.head_dim
 
     @property
     def floor_bytes(self) -> float:
-        """Bytes that take as long as the slower of moving and multiplying."""
+        """Return the bytes whose copy takes as long as the slower of moving and multiplying."""
         return max(self.bytes, self.operations / matrix_rate() * copy_bandwidth())
 
     @cached_property
     def contiguous(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of equally long rows: queries, keys and values as PyTorch's attention likes them best."""
+        """Return queries, keys and values of equally long rows, in the layout that suits PyTorch's attention best."""
         pages = self.store[self.listed.pages.long()]
         keys, values = (x.reshape(len(self.rows), -1, self.kv_heads, self.head_dim) for x in (pages[:, 0], pages[:, 1]))
         q = self.q.view(len(self.rows), -1, self.heads, self.head_dim)
@@ -113,7 +113,7 @@ class Scene:
 
 
 def decode_with_flashinfer(scene: Scene) -> Call:
-    """FlashInfer's decode, planned beforehand for exactly these lengths."""
+    """Return a call of FlashInfer's decode, planned beforehand for these lengths."""
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
     workspace = torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
@@ -167,14 +167,14 @@ def cases() -> Iterator[tuple[str, Call, float, dict[str, Call]]]:
 
 
 def tune_decode(scene: Scene, launches: list[DecodeLaunch]) -> list[tuple[float, DecodeLaunch]]:
-    """Seconds of each, best first; those that do not compile are left out."""
+    """Return the seconds of every launch that compiles, best first."""
     found = []
     out, batch, view = torch.empty_like(scene.q), scene.batch, scene.view()
     for launch in launches:
         call = partial(attend_decodes, scene.q, out, batch, view, scene.scale, None, None, launch=launch)
         try:
             found.append((seconds_of(recorded(call), repeats=9), launch))
-        except Exception as error:  # too much shared memory, mostly
+        except Exception as error:  # usually too much shared memory
             print("  ", launch, str(error).strip().splitlines()[-1][:100])
     return sorted(found)
 
@@ -186,7 +186,7 @@ def tune_prefill(scene: Scene, launches: list[BlockLaunch]) -> list[tuple[float,
         call = partial(attend_pieces, scene.q, out, batch, view, scene.scale, None, None, launch=launch)
         try:
             found.append((seconds_of(recorded(call), repeats=7), launch))
-        except Exception as error:  # too much shared memory, mostly
+        except Exception as error:  # usually too much shared memory
             print("  ", launch, str(error).strip().splitlines()[-1][:100])
     return sorted(found)
 

@@ -1,11 +1,11 @@
-"""Cases of the gated delta rule for `benchmarks.kernels`, at the sizes of Qwen3-Next and Qwen3.5.
+"""Gated delta rule: cases for `benchmarks.kernels`, at the sizes of Qwen3-Next and Qwen3.5.
 
     python -m benchmarks.kernels gated_delta
     python -m benchmarks.kernel_gated_delta             tries every choice of the kernels' shapes and prints the best
 
-Peers: a decode that updates states in place, as engines with mutable states do it; flash-linear-attention where it can
-be imported, given the same raw projections; and FlashInfer's prefill for Hopper where it was compiled before. Those two
-capture no state but the last.
+Compared with a decode that updates states in place, as engines with mutable states do; with flash-linear-attention, if
+installed, on the same raw projections; and with FlashInfer's Hopper prefill, if compiled beforehand. The latter two
+capture the last state only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft.runner.batching import build_batch
 KEY_HEADS, VALUE_HEADS, DIM = 16, 32, 128
 KEYS, VALUES = KEY_HEADS * DIM, VALUE_HEADS * DIM
 STATE_BYTES = VALUE_HEADS * DIM * DIM * 4
-# Of decodes that are measured together.
+# Decode layers measured together.
 LAYERS = 8
 TOKEN_BYTES = (2 * KEYS + 2 * VALUES + 2 * VALUE_HEADS) * 2
 
@@ -79,14 +79,14 @@ class Layer:
 
 
 def decode_layer(rows: int) -> Layer:
-    """Tails half full on average; of every 64 rows one closes its cell."""
+    """Return a decode layer with tails that are half full on average; one row in 64 closes its cell."""
     offsets = [(row * 37) % 64 for row in range(rows)]
     captures = [Capture(row, 640, rows + row) for row, offset in enumerate(offsets) if offset == 63]
     return Layer([Row(576 + o, 577 + o, row, row) for row, o in enumerate(offsets)], captures)
 
 
 def prefill_layer(lengths: Sequence[int]) -> Layer:
-    """Rows that go on from a checkpoint; states are captured every 2,048 tokens and at the last grid position."""
+    """Return a layer whose rows resume at a checkpoint; captures every 2,048 tokens and at the last grid position."""
     rows = [Row(1024, 1024 + length, index, index) for index, length in enumerate(lengths)]
     wanted = [
         (index, position)
@@ -115,7 +115,7 @@ def update_in_place(
     q, k, token_stride, v, value_stride, step, strength, gate_stride, rates, bias, y, state, row_slot,
     HEADS: tl.constexpr, SHARED: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One token a row, program (block of value columns, value head, row): the whole state is read and written."""
+    """Decode one token per row, program (block of value columns, value head, row): reads and writes the whole state."""
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     lane, value = tl.arange(0, DIM), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     at = (tl.load(row_slot + row).to(tl.int64) * HEADS + head) * (DIM * DIM) + lane[:, None] * DIM + value[None, :]
@@ -134,12 +134,12 @@ def update_in_place(
     tl.store(y + (row * HEADS + head) * DIM + value, tl.sum(memory * query[:, None], 0).to(y.dtype.element_ty))
 
 
-# The fastest of those that `main` tries.
+# The fastest of the choices that `main` tries.
 IN_PLACE = (64, 4)
 
 
 def in_place(layer: Layer, choice: tuple[int, int] = IN_PLACE) -> Callable[[], Tensor]:
-    """A decode as engines with mutable states do it, on states of its own that lie side by side."""
+    """Return a decode as engines with mutable states do it, on its own contiguous states."""
     inputs, batch, (columns, warps) = layer.inputs, layer.batch, choice
     state = torch.randn(batch.rows, VALUE_HEADS, DIM, DIM, device="cuda") * 0.1
     slots = torch.randperm(batch.rows, device="cuda").int()
@@ -157,7 +157,7 @@ def in_place(layer: Layer, choice: tuple[int, int] = IN_PLACE) -> Callable[[], T
 
 
 def flash_linear_attention(layer: Layer) -> Callable[[], Any] | None:
-    """Its chunked rule on the same rows and initial states; norms and gates inside, as it offers them."""
+    """Return a call of its chunked rule on the same rows and initial states, with its fused norms and gates."""
     try:
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     except ImportError:
@@ -185,7 +185,7 @@ def prepare(
     q, k, token_stride, step, strength, gate_stride, rates, bias, unit_q, unit_k, alpha, beta,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """What FlashInfer is to be given, program (token): q and k of length one, factors of decay, rates of correction."""
+    """Compute FlashInfer's inputs, program (token): normalised q and k, decay factors alpha, correction rates beta."""
     token = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, KEY_HEADS)[:, None] * DIM + tl.arange(0, DIM)[None, :]
     source, target = token * token_stride + feature, token * (KEY_HEADS * DIM) + feature
@@ -202,8 +202,11 @@ def prepare(
 
 
 def flashinfer(layer: Layer) -> dict[str, Callable[[], Any]]:
-    """Its kernel for Hopper on the same rows and initial states: after `prepare`, as it makes neither norms nor gates
-    itself, and alone. Nothing where it is not compiled, which takes minutes."""
+    """Return calls of its Hopper kernel on the same rows and initial states: with and without `prepare`.
+
+    The kernel computes neither norms nor gates, so `prepare` does. Empty if the kernel is not compiled yet, because
+    compiling takes minutes.
+    """
     try:
         from flashinfer.gdn_prefill import chunk_gated_delta_rule
         from flashinfer.jit.gdn import gen_gdn_prefill_sm90_module
@@ -215,7 +218,7 @@ def flashinfer(layer: Layer) -> dict[str, Callable[[], Any]]:
     values, tokens = inputs.v.contiguous(), len(inputs.v)
     unit_q, unit_k = torch.empty(2, *inputs.k.shape, dtype=values.dtype, device="cuda")
     alpha, beta = torch.empty(2, tokens, VALUE_HEADS, device="cuda")
-    # Keys last, as it wants and leaves them.
+    # FlashInfer expects and returns states with the key dimension last.
     state = layer.view.state["delta"][: len(layer.rows)].transpose(-1, -2).contiguous()
 
     def fill() -> None:
@@ -234,10 +237,10 @@ def flashinfer(layer: Layer) -> dict[str, Callable[[], Any]]:
 
 
 def timed(call: Callable[[], Any]) -> float | str:
-    """Microseconds, or why there are none."""
+    """Return microseconds, or the error message."""
     try:
         return seconds_of(recorded(call), repeats=11) * 1e6
-    except Exception as error:  # a choice that does not fit is part of the answer
+    except Exception as error:  # report a choice that does not fit
         torch.cuda.synchronize()
         return str(error).strip().splitlines()[-1][-90:]
 
@@ -274,7 +277,7 @@ def main() -> None:
     decodes = [GatedDeltaLaunch(v, w, 1, r) for v in (16, 32, 64, 128) for w in (1, 2, 4) for r in (None, 128)]
     tune_decode(decodes, (32, 128))
     solves = [GatedDeltaLaunch(0, 4, 1, registers) for registers in (None, 168, 128)]
-    # One stage is not tried: with it, products of 16-bit operands have come out wrong (Triton 3.6).
+    # One stage is not tried: it gave wrong results for 16-bit matmuls (Triton 3.6).
     walks = [GatedDeltaLaunch(v, w, s) for v in (16, 32, 64) for w in (4, 8) for s in (2, 3, 4)]
     pairs = [(solve, WALK) for solve in solves] + [(SOLVE, walk) for walk in walks]
     for lengths in ((5461, 6000, 4923), (8192,)):

@@ -1,12 +1,12 @@
-"""Products of up to 128 rows with weights: cases for `benchmarks.kernels`, beside cuBLAS.
+"""Matmuls of up to 128 rows with weights: cases for `benchmarks.kernels`, compared with cuBLAS.
 
     python -m benchmarks.kernels linear
-    python -m benchmarks.kernel_linear                  tries all blocks and cuts of every product and prints the best
-    python -m benchmarks.kernel_linear Falcon LFM2      those whose names begin so: each is compiled first
+    python -m benchmarks.kernel_linear                  tries all blocks and cuts of every matmul and prints the best
+    python -m benchmarks.kernel_linear Falcon LFM2      only layers whose names begin with these; compiling takes time
 
-Layers follow each other with weights of their own, so that none are in a cache. What the residual stream adds up is
-left in parts, as a step leaves it; cuBLAS is followed by our kernel for activations, where ours has one inside.
-Products alone, one after another, favour other cuts than whole steps do, so `cut` was chosen by whole steps.
+Every layer of a run has its own weights, so that none are cached. Outputs that are added to the residual stream stay
+split in parts, as in a step. Where our kernel fuses the activation, cuBLAS is followed by our activation kernel.
+Isolated matmuls favour other cuts than whole steps do; the cuts of `cut` were chosen by timing whole steps.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from weft.kernels.cuda.vectors import LOADS, Vectors
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
 
 DEVICE, DTYPE, ROWS = "cuda", torch.bfloat16, (1, 8, 32, 128)
-# Rows whose blocks and cuts are tried.
+# Row counts that blocks and cuts are tried for.
 TRIED_ROWS = (1, 32)
-# Of layers that are measured together: they share what it takes to start a graph.
+# Layers measured together, so that the start of the graph counts once.
 COUNT = 16
-# That a program can have on an H200.
+# Shared memory per program on an H200.
 SHARED_BYTES = 227 << 10
 
 
@@ -50,7 +50,7 @@ class Layer:
     summed: bool = True
 
     def floor_bytes(self, rows: int) -> int:
-        """The weights once, the rows in and out."""
+        """Return the bytes of the weights, the inputs and the outputs."""
         return (self.outputs * self.inputs + rows * (self.inputs + self.outputs // self.parts)) * DTYPE.itemsize
 
     def random_weights(self) -> Sequence[Tensor]:
@@ -110,7 +110,7 @@ def cases() -> Iterator[Case]:
 
 
 def vectors(layer: Layer) -> Iterator[Vectors]:
-    """Of one row: those whose weights fit into registers.
+    """Yield the blocks for one row whose weights fit into registers.
 
     >>> blocks(4096, 12288, 1) in vectors(Layer(4096, 12288))
     True
@@ -122,7 +122,7 @@ def vectors(layer: Layer) -> Iterator[Vectors]:
 
 
 def cuts(rows: int, outputs: int, inputs: int) -> Iterator[Cut]:
-    """Those that fit into shared memory and make neither too few programs nor too many.
+    """Yield the cuts that fit into shared memory and make a reasonable number of programs.
 
     >>> cut(32, 3072, 12288) in cuts(32, 3072, 12288), Cut(64, 4, 128, 4, 5) in cuts(32, 24576, 3072)
     (True, False)
@@ -130,7 +130,7 @@ def cuts(rows: int, outputs: int, inputs: int) -> Iterator[Cut]:
     kinds = ((32, 4), (64, 4), (64, 8)) if rows <= 16 else ((64, 4), (128, 4), (128, 8), (256, 8))
     steps = (128, 256) if rows <= 16 else (64, 128)
     for (width, warps), step, stages, shares in itertools.product(kinds, steps, range(2, 6), (1, 2, 4)):
-        # The first weights are loaded before the loop, into a place of their own.
+        # The first weights are loaded before the loop, into an extra buffer.
         needed = (stages + 1) * step * (width + rows_compiled(rows)) * DTYPE.itemsize
         programs = -(-outputs // width) * shares
         split = shares == 1 or (programs <= 480 and inputs >= 4 * step * shares)
@@ -139,7 +139,7 @@ def cuts(rows: int, outputs: int, inputs: int) -> Iterator[Cut]:
 
 
 def try_cuts(name: str, layer: Layer, weights: Sequence[Tensor], rows: int) -> None:
-    """The five best and the usual one, beside cuBLAS, and why others failed if they did."""
+    """Print the five best choices, the one in use and cuBLAS; print the error of those that fail."""
     x = torch.randn(rows, layer.inputs, dtype=DTYPE, device=DEVICE)
     usual: Cut | Vectors
     others: Iterator[Cut | Vectors]
@@ -155,14 +155,14 @@ def try_cuts(name: str, layer: Layer, weights: Sequence[Tensor], rows: int) -> N
         try:
             call = one_after_another([partial(multiply, x, weight) for weight in weights])
             found[way] = seconds_of(recorded(call), repeats=7) / COUNT
-        except Exception as error:  # a cut may need more registers or shared memory than there are
+        except Exception as error:  # a cut may need too many registers or too much shared memory
             print(f"  {way}: {str(error).strip().splitlines()[-1][-100:]}")
     floor = layer.floor_bytes(rows) / copy_bandwidth()
     print(f"{name}, {rows} rows, floor {floor * 1e6:.1f} µs")
     for place, (way, seconds) in enumerate(sorted(found.items(), key=lambda item: item[1])):
         if place < 5 or way in (usual, "cuBLAS"):
-            told = "  (as it is)" if way == usual else ""
-            print(f"  {seconds * 1e6:8.1f} µs, {seconds / floor:.2f} of the floor: {way}{told}", flush=True)
+            mark = "  (in use)" if way == usual else ""
+            print(f"  {seconds * 1e6:8.1f} µs, {seconds / floor:.2f} of the floor: {way}{mark}", flush=True)
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
-"""Mixtures of experts: cases for `benchmarks.kernels`, beside torch's grouped products on sorted rows.
+"""Mixture of experts: cases for `benchmarks.kernels`, compared with torch's grouped matmul on sorted rows.
 
-python -m benchmarks.kernel_moe       tries blocks for every product; the best are in weft/kernels/cuda/moe_choices.py
+python -m benchmarks.kernel_moe       tries blocks for every matmul; the best are in weft/kernels/cuda/moe_choices.py
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Random experts, and tokens that chose some of them."""
+    """Random experts, and tokens routed to them."""
 
     x: Tensor
     logits: Tensor
@@ -67,7 +67,7 @@ class Mixture:
         return self.x, *routing, self.first, self.second, self.activation, *self.biases
 
     def floor_bytes(self, sizes: Sizes) -> float:
-        """The weights of every chosen expert once, the rows in and out."""
+        """Return the bytes of the weights of every chosen expert, the inputs and the outputs."""
         chosen = len(GPU.route_top(self.logits, self.k)[1].unique())
         return chosen * sizes.expert_bytes + 2 * self.x.nbytes
 
@@ -79,7 +79,7 @@ def cases() -> Iterator[Case]:
             mixture = mixture_of(sizes, tokens, *weights)
             peers = {"torch grouped": lambda mixture=mixture: sorted_by_torch(mixture)}
             call = lambda mixture=mixture: experts(*mixture.inputs(), by=GPU)  # noqa: E731
-            yield f"{name}, {tokens} tokens, routing too", call, mixture.floor_bytes(sizes), peers
+            yield f"{name}, {tokens} tokens, with routing", call, mixture.floor_bytes(sizes), peers
 
 
 def random(*shape: int) -> Tensor:
@@ -103,7 +103,7 @@ def mixture_of(
 
 
 def sorted_by_torch(mixture: Mixture) -> Tensor:
-    """Plain operations of torch around its grouped product, without waiting for the device."""
+    """Compute the mixture with plain torch operations and its grouped matmul, without host–device synchronisation."""
     best, chosen = mixture.logits.float().topk(mixture.k, -1)
     weights = best.softmax(-1)
     flat, order = chosen.flatten().sort()
@@ -112,26 +112,26 @@ def sorted_by_torch(mixture: Mixture) -> Tensor:
     first_bias, second_bias = mixture.biases
     outer = F.grouped_mm(mixture.x[order // mixture.k], mixture.first.transpose(1, 2), offs=ends)
     outer = outer if first_bias is None else outer + first_bias[flat]
-    outcome = F.grouped_mm(mixture.activation(outer), mixture.second.transpose(1, 2), offs=ends)
-    outcome = outcome if second_bias is None else outcome + second_bias[flat]
-    placed = torch.empty_like(outcome).index_copy_(0, order, outcome)
+    output = F.grouped_mm(mixture.activation(outer), mixture.second.transpose(1, 2), offs=ends)
+    output = output if second_bias is None else output + second_bias[flat]
+    placed = torch.empty_like(output).index_copy_(0, order, output)
     return torch.bmm(weights.to(DTYPE).unsqueeze(1), placed.unflatten(0, chosen.shape)).squeeze(1)
 
 
 def tune() -> None:
-    """The best blocks of every product, one line each."""
+    """Print the best blocks of every matmul, one line each."""
     for name, sizes in MODELS.items():
         weights = random_weights(sizes)
         for tokens in TOKENS:
             mixture = mixture_of(sizes, tokens, *weights)
             floor = mixture.floor_bytes(sizes) / copy_bandwidth()
-            for product in (0, 1):
-                seconds, choice = min(alternatives(mixture, product), key=lambda found: found[0])
-                print(f"{name}, {tokens} tokens, product {product}: {choice}, whole {seconds / floor:.2f} x floor")
+            for matmul in (0, 1):
+                seconds, choice = min(alternatives(mixture, matmul), key=lambda found: found[0])
+                print(f"{name}, {tokens} tokens, matmul {matmul}: {choice}, mixture {seconds / floor:.2f} x floor")
 
 
-def alternatives(mixture: Mixture, product: int) -> Iterator[tuple[float, Any]]:
-    """Seconds of the whole mixture with every choice of blocks for one of its products."""
+def alternatives(mixture: Mixture, matmul: int) -> Iterator[tuple[float, Any]]:
+    """Yield the seconds of the whole mixture with every choice of blocks for one of its two matmuls."""
     inputs = (*mixture.inputs(), None)
     tokens, count = len(mixture.x), len(mixture.first)
     if tokens == 1:
@@ -142,10 +142,10 @@ def alternatives(mixture: Mixture, product: int) -> Iterator[tuple[float, Any]]:
         choices = [replace(choice, pairs=own[0].pairs) for choice in TILES]
         way = partial(some_experts, tiled=tokens > WHOLE_TOKENS)
     for choice in choices:
-        blocks = (choice, own[1]) if product == 0 else (own[0], choice)
+        blocks = (choice, own[1]) if matmul == 0 else (own[0], choice)
         try:
             yield seconds_of(recorded(lambda blocks=blocks: way(*inputs, blocks)), repeats=7), choice
-        except Exception as error:  # blocks that do not fit are no choice
+        except Exception as error:  # blocks may not fit
             print(f"  {choice}: {type(error).__name__}")
 
 

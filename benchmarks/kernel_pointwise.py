@@ -1,4 +1,4 @@
-"""Convolutions, norms, rotations and activations: cases for `benchmarks.kernels`, beside plain operations of torch.
+"""Convolutions, norms, rotations and activations: cases for `benchmarks.kernels`, compared with plain torch operations.
 
 python -m benchmarks.kernel_pointwise       tries block sizes; the best are kept in weft/kernels/cuda/*.py
 """
@@ -32,7 +32,7 @@ Call = Callable[[], Any]
 DEVICE, DTYPE, CELL, EPS = "cuda", torch.bfloat16, 64, 1e-5
 ITEM = DTYPE.itemsize
 PREFILL, DECODES = 8192, (1, 32, 128)
-# So many launches in one graph, where a kernel is too short to be timed alone.
+# Launches per graph, for kernels that are too short to be timed alone.
 CHAIN = 50
 
 
@@ -58,7 +58,7 @@ def ints(*values: int) -> Tensor:
 
 
 def batch_of(tokens: int) -> Batch:
-    """One long row from position 64 on, or decodes at position 100 if they are few."""
+    """Return a batch of decodes at position 100, or of one long row from position 64 for 1,024 tokens or more."""
     rows, start, decode = (tokens, 100, True) if tokens < 1024 else (1, CELL, False)
     pieces = 0 if decode else tokens // CELL
     every = torch.arange(tokens + 1, dtype=torch.int32, device=DEVICE)
@@ -120,7 +120,7 @@ def norm(tokens: int, size: int) -> Case:
 
 def gated_norm(tokens: int, shape: tuple[int, ...], groups: int, gate_first: bool) -> Case:
     x, weight = random(tokens, *shape), random(shape[-1])
-    # A slice of a wider product, as in a model.
+    # A slice of a wider projection, as in a model.
     gate = random(tokens, 2 * x[0].numel())[:, : x[0].numel()].unflatten(-1, shape)
 
     def plain() -> Tensor:
@@ -176,7 +176,7 @@ def squares(tokens: int, size: int) -> Case:
 
 
 def tune(limit_seconds: float = 50.0) -> None:
-    """Every block size of every kernel at decode and prefill sizes, the fastest first."""
+    """Time every block size of every kernel at decode and prefill sizes; print the fastest first."""
     from weft.kernels.cuda import activation as activations
     from weft.kernels.cuda import causal_conv as convs
     from weft.kernels.cuda import norm as norms
@@ -203,7 +203,7 @@ def tune(limit_seconds: float = 50.0) -> None:
             sizes = DECODES if decoding else (PREFILL,) if extending else (*DECODES, PREFILL)
             report(module, choices, [make(n) for n in sizes], sizes)
             if time.perf_counter() - began > limit_seconds:
-                print("no time for the rest")
+                print(f"stopped at the limit of {limit_seconds:.0f} s")
                 return
 
 
@@ -215,9 +215,9 @@ def report(module: Any, choices: dict[str, list[int]], own_cases: list[Case], si
             setattr(module, name, value)
         try:
             times = [time_of(case[1], n) for case, n in zip(own_cases, sizes)]
-            told = "  ".join(f"{n}: {t * 1e6:.2f} µs" for n, t in zip(sizes, times))
-            lines.append((times[-1], f"    {dict(zip(choices, values))}  {told}"))
-        except Exception as error:  # a size that does not compile must not take the others along
+            figures = "  ".join(f"{n}: {t * 1e6:.2f} µs" for n, t in zip(sizes, times))
+            lines.append((times[-1], f"    {dict(zip(choices, values))}  {figures}"))
+        except Exception as error:  # a size that does not compile must not stop the others
             lines.append((float("inf"), f"    {dict(zip(choices, values))}  {str(error).splitlines()[-1][-120:]}"))
     for name, value in kept.items():
         setattr(module, name, value)
@@ -227,7 +227,7 @@ def report(module: Any, choices: dict[str, list[int]], own_cases: list[Case], si
 
 
 def time_of(call: Call, tokens: int) -> float:
-    """At decode sizes inside a graph of many, as in a step, where inputs are in the cache; else alone, without."""
+    """Return the seconds of a call: in a chain with warm caches, as in a decode step, or alone with cold ones."""
     if tokens >= 1024:
         return seconds_of(call, repeats=10)
 

@@ -1,4 +1,4 @@
-"""Sampling: cases for `benchmarks.kernels`, beside plain operations of torch."""
+"""Sampling: cases for `benchmarks.kernels`, compared with plain torch operations."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def drawn(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def drawn_by_sorting(logits: Tensor) -> Tensor:
-    """One order for all rows, then a draw among the kept."""
+    """Sort all rows, then draw among the tokens that top-k and top-p keep."""
     falling, order = logits.float().sort(-1, descending=True)
     kept = falling[:, :TOP_K].softmax(-1)
     total = kept.cumsum(-1)

@@ -1,10 +1,10 @@
-"""Cases of the state space recurrence (Mamba2) for `benchmarks.kernels`, at the sizes of public models.
+"""State space recurrence (Mamba2): cases for `benchmarks.kernels`, at the sizes of public models.
 
     python -m benchmarks.kernels ssd
     python -m benchmarks.kernel_ssd             tries every choice of the kernels' shapes and prints the best
 
-Peers: a decode that updates states in place, as engines with mutable states do it, and the Triton kernels of mamba_ssm
-where they can be imported. Those capture no state but the last.
+Compared with a decode that updates states in place, as engines with mutable states do, and with the Triton kernels of
+mamba_ssm, if installed, which capture the last state only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
-# Of decodes that are measured together.
+# Decode layers measured together.
 LAYERS = 8
 
 
@@ -55,7 +55,7 @@ class Sizes(NamedTuple):
 
     @property
     def token_bytes(self) -> int:
-        """x and y, B and C, dt: once each, in bfloat16."""
+        """Return the bytes of x, y, B, C and dt of one token, in bfloat16."""
         return 2 * (2 * self.inner + 2 * self.keys + self.heads)
 
 
@@ -93,7 +93,7 @@ class Layer:
         tail["decay"].copy_(-0.05 * torch.arange(1, ring + 1, device="cuda")[:, None])
 
     def make_inputs(self, tokens: int) -> tuple[torch.Tensor, ...]:
-        """x, dt, A, B, C, D and the bias of dt, as a layer gives them: slices of two projections."""
+        """Return x, dt, A, B, C, D and the bias of dt, as slices of two projections, like in a layer."""
         sizes = self.sizes
         mixed = torch.randn(tokens, sizes.inner + 2 * sizes.keys, device="cuda", dtype=torch.bfloat16)
         x, B, C = mixed.split_with_sizes([sizes.inner, sizes.keys, sizes.keys], 1)
@@ -136,7 +136,7 @@ class Layer:
         )  # fmt: skip
 
     def scan_of_mamba(self, chunk: int) -> None:
-        """All tokens as one sequence: how they are packed would cost it more, not less."""
+        """Run mamba_ssm on all tokens as one sequence; packing several would only make it slower."""
         x, dt, A, B, C, D, bias = self.inputs
         forward = mamba_forward()
         assert forward is not None
@@ -158,7 +158,7 @@ def in_place_kernel(
     x_stride, dt_stride, B_stride, slot_stride,
     GROUPS: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The peer of decode: reads a state, moves it forward by a token and writes it back."""
+    """Decode in place, for comparison: read a state, advance it by one token and write it back."""
     CHUNKS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     row = tl.program_id(1).to(tl.int64)
     group = tl.program_id(0) // CHUNKS
@@ -182,7 +182,7 @@ def in_place_kernel(
 
 
 def decodes(sizes: Sizes, rows: int) -> Layer:
-    """Tails on average half full, none of which closes its cell but one in 64."""
+    """Return a decode layer with tails that are half full on average; one row in 64 closes its cell."""
     planned = [Row(64 * 9 + 37 * row % 64, 64 * 9 + 37 * row % 64 + 1, row, row) for row in range(rows)]
     closing = [row for row, each in enumerate(planned) if each.end % 64 == 0]
     captures = [Capture(row, planned[row].end, rows + number) for number, row in enumerate(closing)]
@@ -190,7 +190,7 @@ def decodes(sizes: Sizes, rows: int) -> Layer:
 
 
 def prefill(sizes: Sizes, lengths: Sequence[int], start: int = 0) -> Layer:
-    """Captured: the last grid position of every row, and every 2,048 tokens."""
+    """Return a prefill layer that captures every 2,048 tokens and at the last grid position of every row."""
     rows = [Row(start, start + length, number, number) for number, length in enumerate(lengths)]
     wanted = [
         (number, position)
@@ -230,12 +230,12 @@ def choices_of_cells() -> list[CellsChoice]:
 
 
 def try_choices(name: str, call: Callable[[Any], None], choices: Sequence[Any], floor_bytes: float) -> None:
-    """The five best, and why the others failed if they did."""
+    """Print the five best choices, and the error of those that fail."""
     found = []
     for choice in choices:
         try:
             found.append((seconds_of(recorded(partial(call, choice)), repeats=10), choice))
-        except Exception as error:  # a choice may need more registers or shared memory than there are
+        except Exception as error:  # a choice may need too many registers or too much shared memory
             print(f"  {choice}: {str(error).splitlines()[-1][:100]}")
     floor = floor_bytes / copy_bandwidth()
     for seconds, choice in sorted(found)[:5]:

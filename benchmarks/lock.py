@@ -1,10 +1,10 @@
-"""How long work on client text stops every other thread of its process: the largest gap of a ticker beside each piece.
+"""Measure how long work on client text holds the GIL: the largest gap of a ticking thread during each piece of work.
 
     python -m benchmarks.lock [--megabytes 8]
 
-A gap is time in which another thread was ready and did not run: the work held the interpreter lock. Work that is
-longer than its gap releases the lock now and then. On a busy machine a gap holds the scheduler's pauses too, so look
-at the `idle` row first.
+During a gap another thread was ready but did not run, because the work held the global interpreter lock. Work that
+takes longer than its gap releases the lock in between. On a busy machine, gaps include pauses of the OS scheduler, so
+look at the `idle` row first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Work = Callable[[], Any]
 
 
 class Ticker:
-    """A thread that asks for the interpreter lock every millisecond and keeps the longest time between two turns."""
+    """Thread that wakes up every millisecond and records the longest time between two wake-ups."""
 
     def __init__(self) -> None:
         self.largest = 0.0
@@ -67,7 +67,7 @@ class Ticker:
 
 
 def measured(work: Work) -> tuple[float, float]:
-    """Seconds that the work takes, and the largest gap beside it."""
+    """Return the seconds that the work takes, and the largest gap meanwhile."""
     with Ticker() as ticker:
         began = time.perf_counter()
         work()

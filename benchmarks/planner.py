@@ -1,8 +1,8 @@
-"""What deciding costs: planning and settling a step, matching a long prompt, and tidying up, without any device.
+"""Measure the scheduler's cost without a device: planning and settling a step, matching a prompt, garbage collection.
 
     python -m benchmarks.planner
 
-Prints a table. The device samples nothing and takes no time, so all that is measured is Weft's own work on the host.
+Prints a table. The device is a fake that returns at once, so all measured time is Weft's own work on the host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SPEC = MemorySpec((RECURRENT, RECURRENT, RECURRENT, AttentionMemory(2, 32, "bflo
 
 
 class InstantDevice:
-    """Answers every sampled row with token 7, at once."""
+    """Device that returns token 7 for every sampled row at once."""
 
     def launch(self, plan: Plan) -> int:
         return len(plan.sampled)
@@ -58,7 +58,7 @@ def prompt(random: np.random.Generator, length: int) -> np.ndarray:
 
 
 def fill_trie(target: Engine, random: np.random.Generator, nodes: int) -> None:
-    """Leave that many cells of finished requests in the cache."""
+    """Run requests until the trie holds `nodes` cells of finished requests."""
     while len(target.ledger.cache.trie) < nodes:
         target.add(Request(prompt(random, 4096), SamplingParams(max_tokens=1)))
         while not target.idle:
@@ -66,7 +66,7 @@ def fill_trie(target: Engine, random: np.random.Generator, nodes: int) -> None:
 
 
 def time_steps(sequences: int, trie_nodes: int, steps: int = 400) -> tuple[float, float, int]:
-    """Median and 99th percentile of a decode step in microseconds, and the size of the trie."""
+    """Return the median and 99th percentile of a decode step in microseconds, and the size of the trie."""
     random = np.random.default_rng(0)
     target = engine(sequences)
     fill_trie(target, random, trie_nodes)
@@ -87,7 +87,7 @@ def time_steps(sequences: int, trie_nodes: int, steps: int = 400) -> tuple[float
 
 
 def time_match(length: int, repeats: int = 9) -> tuple[float, float]:
-    """Milliseconds to name the cells of a prompt, and to name them and match them with the cache, all of it cached."""
+    """Return the milliseconds to compute the cell keys of a cached prompt, and to compute and match them."""
     random = np.random.default_rng(1)
     target = engine(4, max_length=length + 64)
     request = Request(prompt(random, length), SamplingParams(max_tokens=1, temperature=0.0))
@@ -106,9 +106,9 @@ def time_match(length: int, repeats: int = 9) -> tuple[float, float]:
 
 
 def time_collections(nodes: int) -> tuple[float, float, float]:
-    """Milliseconds of a full garbage collection: as a library, kept as a server keeps its heap, and with a cache then.
+    """Return the milliseconds of a full garbage collection after importing all that an engine imports.
 
-    With all that an engine imports.
+    The three values are for a plain process, for one with a frozen heap like a server's, and then with a full cache.
     """
     import torch  # noqa: F401
     import transformers  # noqa: F401
@@ -136,7 +136,7 @@ def main() -> None:
         median, worst, cells = time_steps(sequences, nodes)
         print(f"{sequences:>10} {cells:>11} {median:>11.0f} µs {median / sequences:>11.2f} µs {worst:>9.0f} µs")
     print()
-    print(f"{'prompt tokens':>14} {'name cells':>12} {'name + match':>14}")
+    print(f"{'prompt tokens':>14} {'cell keys':>12} {'keys + match':>14}")
     for length in (1_000, 10_000, 100_000):
         named, matched = time_match(length)
         print(f"{length:>14} {named:>9.2f} ms {matched:>11.2f} ms")

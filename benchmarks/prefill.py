@@ -1,11 +1,12 @@
-"""The time to a first token by prompt length, what snapshots cost, and what a repeated prompt saves.
+"""Measure the time to the first token by prompt length, the cost of snapshots and the savings of a repeated prompt.
 
     python -m benchmarks.prefill                        LFM2-1.2B, Nemotron-Nano-9B-v2 and qwen3-next-mini
     python -m benchmarks.prefill qwen3.5-9b --quick
 
-One request at a time through the engine, random tokens, medians. The share of the matrix rate counts the products with
-weights and attention's own, not the scans, against the best large bfloat16 product of the same run. Snapshots are those
-at the prompt's end, at a junction and every 2,048 tokens, against a run that keeps none but the sequence's own.
+Requests run one at a time through the engine, with random tokens; figures are medians. The share of the matmul rate
+counts the matmuls with weights and those of attention, not recurrent scans, relative to the best large bfloat16 matmul
+of the same run. Snapshots are taken at the prompt's end, at a junction and every 2,048 tokens, and compared with a run
+that keeps only the sequence's own state.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from weft import LLM
 from weft.engine.loop import Engine
 
 LENGTHS = (512, 8192, 32768)
-# Not a multiple of 2,048, so that the snapshot at its end is one more; nor is the junction.
+# Neither this nor the junction is a multiple of 2,048, so each adds a snapshot.
 CAPTURED = 8300
 JUNCTION = 4160
 EVERY = 2048
@@ -67,7 +68,7 @@ def first_token(engine: Engine, prompt: np.ndarray, snapshots: tuple[int, ...] =
 
 
 def cost_of_captures(llm: LLM, repeats: int) -> dict[str, float]:
-    """Both ways in turns, so that neither has the warmer machine; engines that have answered another prompt before."""
+    """Alternate prefill with and without snapshots, each on an engine that has answered another prompt before."""
     taken: dict[str, list[float]] = {"none": [], "kept": []}
     states = 0
     for number in range(repeats):
@@ -86,7 +87,7 @@ def cost_of_captures(llm: LLM, repeats: int) -> dict[str, float]:
 
 
 def repeated_prompt(llm: LLM, repeats: int) -> dict[str, float]:
-    """The same long prompt twice, the second time with other tokens at its end."""
+    """Run a long prompt twice, the second time with more tokens at its end."""
     cold, warm, cached = [], [], 0
     for number in range(repeats):
         engine, prompt = fresh(llm), random_prompt(llm, REPEATED, 2, number)
@@ -102,8 +103,8 @@ def repeated_prompt(llm: LLM, repeats: int) -> dict[str, float]:
 
 def show(model: str, found: dict[str, Any]) -> None:
     rate = found["machine"]["matrix_operations_per_second"]
-    print(f"  {found['machine']['device']}, bfloat16 products {rate / 1e12:.0f} TFLOP/s")
-    print(f"  {'tokens':>7} {'ms':>9} {'of the matrix rate':>20}")
+    print(f"  {found['machine']['device']}, bfloat16 matmuls {rate / 1e12:.0f} TFLOP/s")
+    print(f"  {'tokens':>7} {'ms':>9} {'of the matmul rate':>20}")
     for prompt in found["prompts"]:
         print(f"  {prompt['tokens']:>7} {prompt['seconds'] * 1e3:>9.1f} {prompt['share_of_matrix_rate']:>20.0%}")
     if "captures" in found:

@@ -1,9 +1,9 @@
-"""Products of few rows with weights that no cache holds: our own kernel beside the routines that PyTorch brings.
+"""Compare our CPU kernel for matmuls of few rows with PyTorch's routines, on weights that are in no cache.
 
     python -m benchmarks.products
 
-For float32 and bfloat16 and the shapes of a model of 107M parameters, microseconds and GB/s of weights. Routines take
-turns in one process, over so many matrices that each is read from memory; medians of the turns.
+Prints microseconds and GB/s of weights for float32 and bfloat16, at the shapes of a model with 107M parameters. The
+routines alternate in one process, each over enough matrices that all are read from memory. Figures are medians.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def onednn(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def timed(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, matrices: list[Tensor]) -> float:
-    # Threads of the routine before still look out for work, and these have gone to sleep.
+    # Let the previous routine's threads stop spinning.
     time.sleep(REST_SECONDS)
     product(x, matrices[0])
     begun = time.perf_counter()

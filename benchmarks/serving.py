@@ -1,15 +1,15 @@
-"""Many requests at once that share prefixes, conversations, and requests that share nothing: tokens per second.
+"""Measure tokens per second of concurrent requests with shared prefixes, of conversations, and without sharing.
 
     python -m benchmarks.serving                        LFM2-1.2B, Nemotron-Nano-9B-v2 and qwen3-next-mini
     python -m benchmarks.serving qwen3.5-9b --quick
 
-Through the engine in this process, greedy, answers of fixed length. A rate is all answers' tokens over the time from
-the first request to the last token; a hit share is cached tokens of prompts over all tokens of prompts.
+Runs the engine in this process, greedy, with answers of fixed length. A rate is the tokens of all answers over the time
+from the first request to the last token. A hit share is the cached prompt tokens over all prompt tokens.
 
-Shared prefix: 8 system prompts of 2,048 tokens, 16 questions of 128 tokens behind each, answers of 128, all at once;
-then the same system prompts with other questions. Conversations: 32 of them, 500 tokens to begin with, four turns of
-200 tokens and answers of 150, each turn sent with all before it as soon as the last is answered. Nothing shared: 256
-prompts of 512 random tokens, answers of 128, with the cache on and off in turns.
+Shared prefix: 8 system prompts of 2,048 tokens, each with 16 questions of 128 tokens and answers of 128, all at once;
+then the same system prompts with other questions. Conversations: 32 of them, each starting with 500 tokens, then four
+turns of 200 tokens with answers of 150; a turn is sent with the whole history as soon as the previous one is answered.
+Nothing shared: 256 prompts of 512 random tokens, answers of 128, alternating between cache on and cache off.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ def conversations(llm: LLM) -> dict[str, float]:
 
 
 def nothing_shared(llm: LLM, repeats: int, deadline: float) -> dict[str, float]:
-    """Medians of rates with the cache and without, and the first over the second; fewer if time runs out."""
+    """Return the median rates with and without the cache, and their ratio. Does fewer repetitions if time runs out."""
     taken: dict[bool, list[float]] = {True: [], False: []}
     began = time.perf_counter()
     for number in range(repeats):
         each = (time.perf_counter() - began) / max(1, number)
         if number and time.perf_counter() + each > deadline:
             break
-        # Whoever comes first has the colder machine.
+        # Alternate the order, because the first of a pair may find a cooler GPU.
         for cache in (True, False) if number % 2 else (False, True):
             asks = [Ask(random_prompt(llm, STRANGER, 5, number, n), STRANGER_ANSWER) for n in range(STRANGERS)]
             taken[cache].append(rates(asks, play(fresh(llm, cache=cache), asks))["tokens_per_second"])

@@ -1,11 +1,11 @@
-"""Hugging Face transformers beside Weft on a GPU: the same configuration, random weights, one batch of requests.
+"""Compare Weft with Hugging Face transformers on a GPU: same configuration, random weights, one batch of requests.
 
     python -m benchmarks.transformers_gpu               LFM2-1.2B
     python -m benchmarks.transformers_gpu nemotron-nano-9b-v2
 
-32 prompts of 512 random tokens, 256 tokens of answer each, greedy, bfloat16. A rate is all answers' tokens over the
-whole time, prompts included. transformers' `generate` runs as it comes, once to warm up and then once more; if it
-would take longer than two minutes it is stopped, and what it has done until then counts.
+32 prompts of 512 random tokens with answers of 256 tokens, greedy, bfloat16. A rate is the tokens of all answers over
+the whole time, prefill included. transformers' `generate` runs with its defaults, once to warm up and once measured. It
+is stopped after two minutes; its rate then counts the tokens generated so far.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def with_weft(model: str, arguments: argparse.Namespace, answer: int) -> float:
-    """Tokens per second."""
+    """Return tokens per second."""
     with start(model, arguments, depth=1, max_sequences=ROWS, max_length=1024) as llm:
         warm_up(llm, rows=(1, ROWS))
         asks = [Ask(random_prompt(llm, PROMPT, n), answer) for n in range(ROWS)]
@@ -55,7 +55,7 @@ def with_weft(model: str, arguments: argparse.Namespace, answer: int) -> float:
 
 
 def with_transformers(model: str, arguments: argparse.Namespace, answer: int) -> float:
-    """Tokens per second."""
+    """Return tokens per second."""
     import transformers
 
     found = find_checkpoint(model, with_weights=False)
@@ -78,7 +78,7 @@ def with_transformers(model: str, arguments: argparse.Namespace, answer: int) ->
             max_time=MOST_SECONDS,
             pad_token_id=0,
         )
-        # Reading a token waits for the device.
+        # Synchronise with the device.
         int(answers[0, -1])
         return (answers.shape[1] - PROMPT) * ROWS / (time.perf_counter() - began)
 

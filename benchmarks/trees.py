@@ -1,4 +1,4 @@
-"""Compares two source trees on one machine, alternating: did a refactoring cost anything?
+"""Compare two source trees on one machine, alternating: did a refactoring cost anything?
 
     git worktree add ../before v0.1.0
     python -m benchmarks.trees ../before lfm2-1.2b nemotron-nano-9b-v2 --rounds 3
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("other", type=Path, help="folder of the tree to compare with")
     parser.add_argument("models", nargs="+", help="names of packaged configurations, or config.json")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--memory", default="30GiB", help="of each process, for pages and states")
+    parser.add_argument("--memory", default="30GiB", help="memory of each process for pages and states")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--rows", type=int, nargs="*", default=list(ROWS))
     parser.add_argument("--lengths", type=int, nargs="*", default=list(LENGTHS))
@@ -51,7 +51,7 @@ def main() -> int:
     return 0
 
 
-# the side that compares -----------------------------------------------------------------------------------------------
+# parent process: compares ---------------------------------------------------------------------------------------------
 
 
 def compare(model: str, arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
@@ -64,7 +64,7 @@ def compare(model: str, arguments: argparse.Namespace) -> dict[str, dict[str, li
             worker.wait_until_loaded()
         print(f"\n{model}: both loaded after {time.perf_counter() - began:.0f} s", flush=True)
         for round_ in range(arguments.rounds):
-            # The first of a round may find a cooler GPU, so they take turns at that too.
+            # Alternate the order, because the first of a round may find a cooler GPU.
             for name in list(workers) if round_ % 2 else reversed(list(workers)):
                 for figure, value in workers[name].measure(round_).items():
                     found[name].setdefault(figure, []).append(value)
@@ -81,7 +81,7 @@ class Worker:
         options = ["--memory", arguments.memory, "--device", arguments.device, "--worker"]
         options += ["--rows", *map(str, arguments.rows), "--lengths", *map(str, arguments.lengths)]
         options += ["--no-serving"] if arguments.no_serving else []
-        # -P: the folder of this file is not searched, since its names (http.py) hide modules of Python.
+        # -P: do not search the folder of this file, whose names (http.py) would hide Python's own modules.
         command = [sys.executable, "-P", __file__, str(tree), model, *options]
         path = os.pathsep.join([str(tree.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -119,22 +119,22 @@ def show(model: str, found: dict[str, dict[str, list[float]]]) -> None:
         print(f"  {name:28} {before:>10.4g} {now:>10.4g} {now / before:>11.3f}   {spread}", flush=True)
 
 
-# the side that measures -----------------------------------------------------------------------------------------------
+# child process: measures ----------------------------------------------------------------------------------------------
 
 
 def work(arguments: argparse.Namespace) -> int:
     """Load the model of the tree on the path, then measure once for every line of the input."""
-    # Libraries print; the lines of figures must stay alone on what was the standard output.
+    # Libraries print to the standard output; redirect it, so that the pipe carries results only.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     from benchmarks.gpu import start, warm_up
 
-    # What the newest tree gives its programs, older ones accept too: their names are the same since the first version.
+    # All trees since the first version accept these options by these names.
     options = argparse.Namespace(device=arguments.device, dtype="bfloat16", memory=arguments.memory)
     longest = max(4096, *arguments.lengths) + 1024
     llm = start(arguments.models[0], options, depth=1, max_sequences=256, max_length=longest)
     warm_up(llm, rows=sorted({*arguments.rows, *(() if arguments.no_serving else (32, 128))}))
-    # The first round compiles what is left; it tells the other side that the model is loaded.
+    # The first round compiles what is left; its result signals that the model is loaded.
     print(json.dumps(measure_once(llm, arguments)), file=answers, flush=True)
     for _ in sys.stdin:
         print(json.dumps(measure_once(llm, arguments)), file=answers, flush=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -370,7 +370,7 @@ def test_a_shape_is_warm_only_with_planners_of_its_own(monkeypatch):
     monkeypatch.setattr(flashinfer, "_planners", {})
     monkeypatch.setattr(flashinfer, "_try", lambda *arguments: None)
     monkeypatch.setattr(flashinfer, "_new_planner", lambda *arguments: object())
-    here, other = torch.device("cpu"), LAYER._replace(heads=2 * LAYER.heads)
+    here, other = torch.device("cpu"), replace(LAYER, heads=2 * LAYER.heads)
     flashinfer.warm([LAYER], "fa3", here)
     assert other.module == LAYER.module
     assert (flashinfer.is_warm(LAYER, here), flashinfer.is_warm(other, here)) == (True, False)

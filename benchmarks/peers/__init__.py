@@ -1,1 +1,1 @@
-"""Other engines beside Weft, on the same weights and the same work; each in a process of its own."""
+"""Drivers that run Weft and other engines on the same weights and the same work, each in a separate process."""

@@ -1,6 +1,7 @@
-"""Random models of about 100M parameters, saved once in a cache folder as checkpoints that every engine can read.
+"""Random models of about 100M parameters, saved once in a cache folder as checkpoints for all engines.
 
-Weights have a standard deviation of 1/sqrt(fan_in), so that every layer moves the logits and a wrong state shows.
+Weights have a standard deviation of 1/sqrt(fan_in), so that every layer affects the logits and a wrong state is
+visible.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FINISHED = "complete.json"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A model of transformers by class names, and what its configuration says beyond the vocabulary."""
+    """Class names of a transformers model, and its configuration except the vocabulary."""
 
     config: str
     model: str
@@ -87,7 +88,7 @@ FAMILIES = {
 
 
 def checkpoint(name: str, cache: Path, stored: str = "float32") -> Path:
-    """The folder of a family's random model with weights of dtype `stored`, made if it is not there yet."""
+    """Return the folder of a family's random model with weights of dtype `stored`; create it if needed."""
     folder = cache / "checkpoints" / (name if stored == "float32" else f"{name}-{stored}")
     recipe = {"vocab_size": VOCAB, **SIZES, **FAMILIES[name].values}
     done = folder / FINISHED
@@ -119,7 +120,7 @@ def _build(family: Family, recipe: dict[str, Any]) -> Any:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
-            # Vectors (norms, decays, dt biases) keep the values that their layers give them.
+            # Vectors (norms, decays, dt biases) keep their initial values.
             if weight.ndim >= 2:
                 fan_in = weight.shape[-1]
                 weight.copy_(torch.randn(weight.shape, generator=generator) / math.sqrt(fan_in))
@@ -127,7 +128,7 @@ def _build(family: Family, recipe: dict[str, Any]) -> Any:
 
 
 def _save_tokenizer(folder: Path) -> None:
-    """Every byte is a token; the rest of the vocabulary has no text. Prompts here are ids, but converters want text."""
+    """Save a tokenizer of single bytes. Prompts are token ids, but the converter of llama.cpp needs a tokenizer."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

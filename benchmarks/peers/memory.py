@@ -1,9 +1,9 @@
-"""How fast this machine reads its memory: what bounds a lone stream, whose every token reads all weights.
+"""Measure the read rate of this machine's memory. It bounds a single stream, where every token reads all weights.
 
-    python -m benchmarks.peers.memory 2        # on two threads; bytes per second of several ways to read, as JSON
+    python -m benchmarks.peers.memory 2        # two threads; prints bytes per second by read method, as JSON
 
-Only reading counts, so these are routines that do hardly anything else: sums, and one row times a matrix in either
-layout. The rate of the machine is that of the fastest.
+The methods do little but read: sums, and one row times a matrix in either layout. The machine's rate is that of the
+fastest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# More than a processor's caches hold, and in pieces of the size of a large layer.
+# Larger than all CPU caches, in pieces of the size of a large layer.
 SIZE_BYTES = 768 << 20
 PIECE_BYTES = 12 << 20
 INPUTS = 768
@@ -24,7 +24,7 @@ REPEATS = 4
 
 
 def read_rate(threads: int) -> dict[str, float]:
-    """Bytes per second by way of reading, measured in a process of its own."""
+    """Return the bytes per second by read method, measured in a separate process."""
     command = [sys.executable, "-m", "benchmarks.peers.memory", str(threads)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -44,7 +44,7 @@ def ways() -> dict[str, Callable[[Any], Any]]:
 
 
 def measure(threads: int) -> dict[str, float]:
-    """The rate that one piece in ten reached: other work on the machine only ever takes away."""
+    """Return the rate that the fastest tenth of the pieces reached, since other work can only lower a rate."""
     import torch
 
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Results as text: rates, ratios to Weft, and whether all engines gave the same answers."""
+"""Format results: rates, ratios to Weft, and whether all engines gave the same answers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from benchmarks.peers.work import middle, shared_start
 
 Run = dict[str, Any]
-# What Weft should be, as a multiple of the other: (alone, crowd).
+# Weft's rate should be at least this multiple of the other's: (alone, crowd).
 GOALS = {"transformers": (1.5, 4.0), "llama.cpp": (0.7, 1.0)}
-# Answers in float32 that differ before this token are of different models.
+# Float32 answers that differ before this token probably come from different models.
 MUST_AGREE = 4
 
 
 def machine(threads: int) -> str:
-    """Where and when: the processor, its load before the start, the thread count."""
+    """Describe the run: date, processor, cores, threads, load before the start."""
     name = platform.processor() or platform.machine()
     information = Path("/proc/cpuinfo")
     if information.exists():
@@ -33,7 +33,7 @@ def _rate(run: Run, engine: str, kind: str) -> float | None:
 
 
 def table(runs: list[Run]) -> str:
-    """Medians in tokens per second, and Weft's multiple of each of the others."""
+    """Return a table of median tokens per second, and Weft's multiple of every other engine."""
     lines = ["| model | precision | work | engine | tokens/s | Weft is |", "|---|---|---|---|---:|---:|"]
     for run in runs:
         for kind, title in (("single", "alone"), ("crowd", "crowd")):
@@ -48,7 +48,7 @@ def table(runs: list[Run]) -> str:
 
 
 def bounds(runs: list[Run], bytes_per_second: float) -> str:
-    """What a lone stream could reach if it did nothing but read its weights as fast as this machine reads at all."""
+    """Return a table of the tokens per second of a single stream that only reads its weights at the memory's rate."""
     lines = [
         "| model | precision | MB a token | tokens/s at most | of which Weft | transformers | at most ÷ transformers |",
         "|---|---|---:|---:|---:|---:|---:|",
@@ -66,7 +66,7 @@ def bounds(runs: list[Run], bytes_per_second: float) -> str:
 
 
 def agreements(runs: list[Run]) -> str:
-    """How many leading tokens each engine's answers share with those of the first one."""
+    """Report how many leading tokens each engine's answers share with those of the first engine."""
     lines = []
     for run in runs:
         present = {name: result for name, result in run["engines"].items() if result.get("single_tokens")}
@@ -92,7 +92,7 @@ def _shared(first: Run, second: Run) -> tuple[int, list[int]]:
 
 
 def summary(runs: list[Run]) -> str:
-    """The goals, and whether each is met."""
+    """Report every goal and whether it is met."""
     lines = []
     for run in runs:
         for engine, goals in GOALS.items():

@@ -1,8 +1,8 @@
-"""llama.cpp: its own server, in this process, asked over HTTP as any client would.
+"""Driver of llama.cpp: runs its own server in this process and sends requests over HTTP.
 
     python -m benchmarks.peers.with_llama_cpp JOB RESULT
 
-A lone answer is timed by the server itself, without the way through HTTP.
+Single answers are timed by the server itself, without HTTP.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LlamaCpp:
     def single(self, prompt: list[int], answer: int) -> tuple[list[int], float]:
         reply = self._ask(prompt, answer)
         timings = reply["timings"]
-        # The server counts the first token's sampling with the answer: the same n - 1 forward passes.
+        # The server's time includes sampling the first token, but covers the same n - 1 forward passes.
         return reply["tokens"], timings["predicted_ms"] / 1000
 
     def crowd(self, prompts: list[list[int]], answer: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""transformers: `generate`, with its default cache and attention by scaled_dot_product_attention.
+"""Driver of transformers: `generate` with its default cache and scaled_dot_product_attention.
 
 python -m benchmarks.peers.with_transformers JOB RESULT
 """
@@ -18,7 +18,7 @@ from benchmarks.peers.work import Job, drive
 
 
 class Clock:
-    """Takes the place of a streamer: notes when each token comes."""
+    """Streamer that records when each token arrives."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -46,7 +46,7 @@ class Transformers:
     def single(self, prompt: list[int], answer: int) -> tuple[list[int], float]:
         clock = Clock()
         tokens = self._generate([prompt], answer, streamer=clock)
-        # The first call brings the prompt.
+        # The first call passes the prompt.
         return tokens[0], clock.times[-1] - clock.times[1]
 
     def crowd(self, prompts: list[list[int]], answer: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Weft, through its offline API.
+"""Driver of Weft: its offline API, `weft.LLM`.
 
 python -m benchmarks.peers.with_weft JOB RESULT
 """

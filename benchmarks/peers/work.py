@@ -1,7 +1,7 @@
-"""The work that every engine is given, and how it is timed. No engine is imported here.
+"""The work that every engine does, and how it is timed. Imports no engine.
 
-Single: one request at a time; the rate is that of the tokens after the first. Crowd: many requests at once that share
-the beginning of their prompts, which nobody has seen before; the rate is all answers' tokens over the whole time.
+Single: one request at a time; the rate counts the tokens after the first. Crowd: concurrent requests with a shared
+prefix that the engine has not seen before; the rate is the tokens of all answers over the whole time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Work:
     single_repeats: int = 2
     requests: int = 16
     shared: int = 1000
-    own: int = 30  # on average; requests differ by up to a quarter
+    own: int = 30  # on average; lengths vary by up to a quarter
     answer: int = 64
     crowd_repeats: int = 2
-    crowd_seconds: float = 12.0  # no further repetition is begun after this
+    crowd_seconds: float = 12.0  # no repetition starts after this
 
     @property
     def longest(self) -> int:
@@ -62,7 +62,7 @@ class Job:
 
 @dataclass(slots=True)
 class Measured:
-    """Rates of every repetition in tokens per second, and what was answered in the first one."""
+    """Tokens per second of every repetition, and the answers of the first one."""
 
     single: list[float] = field(default_factory=list)
     crowd: list[float] = field(default_factory=list)
@@ -73,16 +73,16 @@ class Measured:
 
 
 class Engine(Protocol):
-    """What a driver brings. Answers are greedy and never end early."""
+    """Interface of a driver. Answers are greedy and have a fixed length."""
 
     version: str
     settings: str
 
     def single(self, prompt: list[int], answer: int) -> tuple[list[int], float]:
-        """The answer, and the seconds from its first token to its last."""
+        """Return the answer, and the seconds from its first token to its last."""
 
     def crowd(self, prompts: list[list[int]], answer: int) -> list[list[int]]:
-        """All answers, in the prompts' order."""
+        """Return all answers, in the order of the prompts."""
 
 
 def random_tokens(seed: str, count: int) -> list[int]:
@@ -102,7 +102,7 @@ def measure(engine: Engine, work: Work) -> Measured:
     engine.single(random_tokens("warm", work.single_prompt), WARM_TOKENS)
     for repeat in range(work.single_repeats):
         tokens, seconds = engine.single(random_tokens(f"single {repeat}", work.single_prompt), work.single_answer)
-        assert len(tokens) == work.single_answer, f"{len(tokens)} tokens instead of {work.single_answer}"
+        assert len(tokens) == work.single_answer, f"got {len(tokens)} tokens instead of {work.single_answer}"
         found.single.append((work.single_answer - 1) / seconds)
         found.single_tokens = found.single_tokens or tokens
     if work.crowd_repeats:
@@ -127,7 +127,7 @@ def _measure_crowd(engine: Engine, work: Work, found: Measured) -> None:
 
 
 def drive(open_engine: Callable[[Job], Engine]) -> None:
-    """The main function of a driver: job file in, result file out."""
+    """Run a driver: read the job file, measure, write the result file."""
     job, target = Job.read(Path(sys.argv[1])), Path(sys.argv[2])
     target.write_text(json.dumps(asdict(measure(open_engine(job), job.work))))
 
@@ -137,7 +137,7 @@ def middle(rates: list[float]) -> float | None:
 
 
 def shared_start(first: list[int], second: list[int]) -> int:
-    """How many leading tokens are the same.
+    """Return the number of leading tokens that are equal.
 
     >>> shared_start([1, 2, 3], [1, 2, 4])
     2

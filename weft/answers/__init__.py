@@ -1,1 +1,1 @@
-"""From a prompt to a request, and from the engine's outputs to an answer: what the HTTP server and `LLM` share."""
+"""Code that the HTTP server and `LLM` share: it builds requests from prompts, and answers from the engine's outputs."""

@@ -87,7 +87,7 @@ class FollowedAnswer:
 
     @property
     def cut(self) -> bool:
-        """Return whether the caller's stop string or stop token ended it."""
+        """Return whether the caller's stop string or stop token ended the answer."""
         return self.answer.stop_reason is not None
 
     @property

@@ -14,7 +14,7 @@ from weft.text.prompts import NO_TOKENIZER, Tokens, check_snapshots, ends_of_mes
 
 @dataclass(frozen=True, slots=True)
 class ModelBounds:
-    """What requests to a model must respect. `has_text`: it has a tokenizer."""
+    """Limits of a model that requests must respect. `has_text`: the model has a tokenizer."""
 
     vocab_size: int
     max_length: int
@@ -33,7 +33,7 @@ def build_request(
     grammar: Grammar | None = None,
     field: str = "prompt",
 ) -> Request:
-    """Return a request that the engine accepts; raise `InvalidField` otherwise. `field` is the prompt's own name."""
+    """Return a request that the engine accepts; raise `InvalidField` otherwise. `field` names the prompt in errors."""
     check_length(len(prompt), params.max_tokens, model.max_length, field)
     if params.stop and not model.has_text:
         raise InvalidField("stop", f"takes strings, but {NO_TOKENIZER.partition(':')[0]}; use stop_token_ids")

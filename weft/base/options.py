@@ -50,7 +50,8 @@ class Options:
     weights: str = option("checkpoint", "dummy: random weights, made from the model's configuration alone", WEIGHTS)
     memory: str | int = option(
         "auto",
-        "size of KV cache and states, such as 2GiB; auto: half of free memory up to 4GiB; GPU: rest of memory_fraction",
+        "size of KV cache and states, such as 2GiB; auto: half of free memory up to 4GiB; on a GPU: what "
+        "--memory-fraction leaves",
     )
     memory_fraction: float = option(0.9, "share of GPU memory for weights, activations, KV cache and states together")
     max_sequences: int | str = option("auto", "sequences that run at once; others wait. auto: 64, on a GPU 256")
@@ -60,9 +61,15 @@ class Options:
     max_length: str | int = option("auto", "maximum tokens of prompt plus answer; auto: what model and memory allow")
     cache: bool = option(True, "reuse the cached prefixes of earlier requests")
     depth: int | str = option("auto", "steps in flight while the next one is planned, 0 or 1. auto: 0, on a GPU 1")
-    order: str = option("fcfs", "scheduling order; fcfs: first come, first served; prefix: longest hit first", ORDERS)
-    eviction: str = option("value", "eviction policy of the cache", ("value", "lru", "flops"))
-    capture_every: int = option(0, "tokens between kept states; 0: derived from the size of a state")
+    order: str = option(
+        "fcfs", "scheduling order; fcfs: first come, first served; prefix: longest cached prefix first", ORDERS
+    )
+    eviction: str = option(
+        "value",
+        "eviction policy: value (learned), lru (last use) or flops (recency and work)",
+        ("value", "lru", "flops"),
+    )
+    capture_every: int = option(0, "distance in tokens between the states to keep; 0: derived from the size of a state")
     paranoid: bool = option(False, "audit every step and fill freed memory with NaN (slow)")
     seed: int = option(0, "seed for requests that set none")
     threads: int = option(0, "CPU threads; 0: one for each core that this process may use")

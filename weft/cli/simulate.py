@@ -49,7 +49,7 @@ class SimulateOptions:
     memory: str = option("10%", "size of the cache: bytes such as 40GiB, or a share of the working set such as 10%")
     eviction: tuple[str, ...] = option((), "eviction policy: value (default), lru or flops; may be repeated")
     without: tuple[str, ...] = option((), f"do not keep states for this reason: {', '.join(REASONS)}; may be repeated")
-    capture_every: int = option(0, "tokens between kept states; 0: derived from the size of a state")
+    capture_every: int = option(0, "distance in tokens between the states to keep; 0: derived from the size of a state")
     alpha: float = option(-1.0, "weight of work against recency for flops; negative: tuned on the first requests")
     cache: bool = option(True, "reuse the cached prefixes of earlier requests")
     max_sequences: int = option(64, "sequences that run at once; others wait")

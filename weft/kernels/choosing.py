@@ -122,7 +122,7 @@ def by_step(for_decodes: Callable[..., Any], for_others: Callable[..., Any]) -> 
 
 
 def check_device(operations: Operations, device: str) -> None:
-    """Raise if operations were made for processors and the device is none: C++ would follow pointers into a GPU."""
+    """Raise if CPU operations would run on a GPU: C++ kernels would dereference GPU addresses."""
     if getattr(operations, "for_cpu", False) and torch.device(device).type != "cpu":
         raise ValueError(f"these operations are for a CPU and cannot run on {device}")
 
@@ -173,7 +173,7 @@ def choose_for_cpu(dtype: torch.dtype, memories: Callable[[Operations], tuple[Me
 
 
 def reason_on_cpu(group: str, missing: str | None) -> str:
-    """Return the reason for an operation that does not depend on the kind of step. `missing`: why there is no C++."""
+    """Return the reason of a group that uses one package for all steps. `missing`: why there are no C++ kernels."""
     if group not in FEW_ROWS:
         return "the device is a CPU"
     return "C++ for few rows" if missing is None else f"no C++: {missing}"

@@ -1,4 +1,4 @@
-"""Results on their way from the device to the host: one asynchronous copy, waited for when the results are needed."""
+"""Asynchronous copy of results from the device to the host. The host waits only when it needs the results."""
 
 from __future__ import annotations
 

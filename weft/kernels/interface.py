@@ -137,7 +137,7 @@ class Operations(Protocol):
     def linear(self, x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]: ...
 
     def linear_into_stream(self, x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
-        """Multiply for the residual stream, which sums partial results for free: the result may come as such parts."""
+        """Multiply for the residual stream. The result may be partial sums, which the stream adds up."""
 
     def activated_linear(
         self, x: Normed, weight: Weight, activation: Function, parts: int
@@ -269,7 +269,7 @@ class Operations(Protocol):
         """
 
     def side_by_side(self, like: Float[Tensor, "rows any"], sizes: Sequence[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Allocate rows for outputs that lie side by side, and return them with each output's columns."""
+        """Allocate one matrix for adjacent outputs; return it, and the columns of each output as a view."""
 
     def record_decodes(self, compute: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
         """Return a `compute` that may record decode-only steps and replay their calls without Python.

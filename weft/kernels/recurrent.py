@@ -85,7 +85,7 @@ class DeltaShape:
 
 
 def conv_parts(channels: int, width: int, dtype: str) -> tuple[Part, Part]:
-    """Return a convolution's memory: a state holds the width - 1 inputs before it, a tail each token's input."""
+    """Return a convolution's memory: a state holds the last width - 1 inputs, a tail the input of each token."""
     return Part("conv", (width - 1, channels), dtype), Part("conv", (channels,), dtype)
 
 

@@ -108,7 +108,7 @@ class Config:
         return list(value)
 
     def kinds(self, name: str, given: Sequence[Any], known: Mapping[str, str]) -> list[str]:
-        """Return the kinds of layers that a field lists, in our own words: `known` maps spellings to them."""
+        """Return the kinds of layers that a field lists, in Weft's names: `known` maps the file's names to them."""
         if len(given) > LAYERS:
             raise ModelError(f"config.json: {name} must have at most {LAYERS} entries, got {len(given)}")
         for spelling in given:
@@ -143,7 +143,7 @@ class Config:
         return kv_heads
 
     def layer_types(self, known: Mapping[str, str], default: list[str] | None = None) -> list[str]:
-        """Return `layer_types` in our own words: `known` maps spellings to them."""
+        """Return `layer_types` in Weft's names: `known` maps the file's names to them."""
         count = self.integer("num_hidden_layers")
         types = self.listing("layer_types", length=count, default=default if default is not None else REQUIRED)
         return self.kinds("layer_types", types, known)

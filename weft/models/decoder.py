@@ -1,4 +1,4 @@
-"""Frame that families share: embedding, blocks, final norm, head.
+"""Structure that families share: embedding, blocks, final norm, head.
 
 Families define the blocks; this file connects them.
 """

@@ -73,7 +73,7 @@ def default_layer_types(config: Config) -> list[str]:
 
 
 def feed_forward_size(config: Config) -> int:
-    """Return the given size, or two thirds of it times a factor, rounded up to a multiple."""
+    """Return the given MLP size or, if the configuration adjusts it, two thirds of it, scaled and rounded up."""
     size: int = config.integer("block_ff_dim", "intermediate_size")
     if not config.flag("block_auto_adjust_ff_dim", default=True):
         return size

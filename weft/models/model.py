@@ -42,7 +42,7 @@ class Source:
 
 
 class Layer(nn.Module):
-    """A module without hooks, which nn.Module looks for at every call."""
+    """A module that skips nn.Module's search for hooks at every call."""
 
     def __call__(self, *inputs: Any, **more: Any) -> Any:
         return self.forward(*inputs, **more)
@@ -109,7 +109,7 @@ class CausalModel(Layer):
         raise NotImplementedError
 
     def untie(self) -> None:
-        """Give a tied model its own head, to be filled."""
+        """Give a tied model a separate head, whose weights are not filled yet."""
         raise NotImplementedError
 
     def mixers(self) -> list[Mixer]:

@@ -65,7 +65,7 @@ class NemotronH(DecoderModel):
 
 
 class SingleBlock(Layer):
-    """Block with a single part: x + mixer(norm(x)). A block of other families takes two of these."""
+    """Block with a single part: x + part(norm(x)). A block of other families corresponds to two of these."""
 
     def __init__(self, mixer: nn.Module, hidden: int, eps: float) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def mlp(config: Config, dtype: torch.dtype, size: str = "intermediate_size", int
 
 
 class Router(Layer):
-    """Scores of experts, in float32; the bias affects their choice. Checkpoint names as below."""
+    """Scores of experts, in float32; the bias affects only which experts are chosen."""
 
     e_score_correction_bias: Tensor
 
@@ -157,7 +157,7 @@ class Router(Layer):
 
 
 class SparseSquaredMLP(Layer):
-    """Experts without gates, possibly between projections to a smaller space, beside a shared MLP."""
+    """Experts without gates, possibly in a smaller space between two projections, plus a shared MLP."""
 
     def __init__(self, config: Config, dtype: torch.dtype) -> None:
         super().__init__()

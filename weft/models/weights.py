@@ -141,7 +141,7 @@ def build(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device | 
 
 
 def check_size(model: CausalModel, device: torch.device | str) -> None:
-    """Raise if the machine has less memory than the weights take. A CPU's memory is not touched before the fill."""
+    """Raise if the machine has less memory than the weights take. On a CPU, unfilled weights take no memory yet."""
     if torch.device(device).type != "cpu":
         return
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
@@ -268,7 +268,7 @@ def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progr
 
 
 def settle_head(model: CausalModel, stored: dict[str, Stored]) -> None:
-    """Decide about a head that is stored although the configuration ties it: drop an equal one, use a different one.
+    """Handle a head that is stored although the configuration ties it: drop it if it is equal, use it if it differs.
 
     Transformers does the same: if the weights differ, both are used despite the configuration.
     """

@@ -73,7 +73,7 @@ def gated_delta(
 def unit_keys_and_queries(
     k: Float[Tensor, "tokens key_heads key_dim"], q: Float[Tensor, "tokens key_heads key_dim"]
 ) -> Float[Tensor, "tokens key_heads 2 key_dim"]:
-    """Return keys of length 1 beside queries of length 1 / sqrt(key_dim): they are always used together."""
+    """Return keys of length 1 and queries of length 1 / sqrt(key_dim) in one tensor: they are always used together."""
     both = torch.stack((k, q), 2).float()
     epsilon, lengths = _constants(both.shape[-1], both.device)
     length = torch.linalg.vector_norm(both, dim=-1, keepdim=True)
@@ -160,7 +160,7 @@ class GatedDelta:
         total: Float[Tensor, "rows reach value_heads"],
         view: RecurrentView,
     ) -> tuple[Float[Tensor, "rows outputs value_heads value_dim"], Columns]:
-        """Inside, heads come before columns."""
+        """Compute a rank. Intermediate tensors have heads before columns."""
         new = gather(rank, self.both)
         keys = with_tail(group, rank, new[:, :, :, 0], view.tail["k"])
         heads_total = total.transpose(1, 2).contiguous()

@@ -1,6 +1,6 @@
 """Mixtures of experts: routing, and the experts' computation.
 
-The host loops over the chosen experts; on a CPU their indices are already there.
+The host loops over the chosen experts: on a CPU it can read their indices without waiting.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Keys and values go to their pages (`write_pages`), then everything is read back (`read_pages`): rows of one token by
 `attention_decode`, all others by FlashInfer where it is warmed and faster, by `attention_prefill` otherwise.
 
-The reasons, on an H200, bfloat16, 32 query and 8 key heads of 128, in microseconds per layer. The two columns are from
-two runs of one day; all include about 8 for launching a graph. Floor: bytes at the bandwidth of a copy, or operations
-at the rate of matmuls, whichever takes longer.
+The measurements behind this choice, on an H200, bfloat16, 32 query and 8 key heads of 128, in microseconds per layer.
+The two columns are from two runs of one day; all include about 8 for launching a graph. Floor: bytes at the bandwidth
+of a copy, or operations at the rate of matmuls, whichever takes longer.
 
                                      floor   Triton   FlashInfer
     64 rows of one token x 4,096       251      262          259

@@ -1,5 +1,4 @@
-"""The gated delta rule within cells: everything that each piece needs besides the state before it, for all pieces at
-once.
+"""The gated delta rule within cells: all work that does not need the state before a cell, for all pieces in parallel.
 
 The corrected values u of a cell solve (I + M) u = r (v - found), where M is the effect of the cell's earlier tokens
 and `found` the read of the state before the cell. Only `found` depends on that state, so the inverse is computed

@@ -1,4 +1,4 @@
-"""GPU properties that launches depend on: one line per measured GPU; others are described by their driver."""
+"""GPU properties that launches depend on: one line per GPU that was measured; for others, what their driver reports."""
 
 from __future__ import annotations
 

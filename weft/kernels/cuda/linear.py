@@ -1,7 +1,8 @@
 """Matmuls with weights, by our own kernels where they are faster than torch's library.
 
-They are for few rows, and for matmuls with an activation. There are kernels for one row, for a few and for some. All
-of them read a step's weights once, and let the next kernel start before they end.
+Those are matmuls of few rows, and matmuls with an activation. There is a kernel for one row (`linear_one`), for few
+(`linear_few`) and for some dozens (`linear_some`). All of them read the weights once, and let the next kernel start
+before they end.
 """
 
 from __future__ import annotations

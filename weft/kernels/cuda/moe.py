@@ -24,7 +24,7 @@ def route_softmax(logits: Float[Tensor, "tokens experts"], k: int, renormalise: 
 
 
 def route_top(logits: Float[Tensor, "tokens experts"], k: int) -> Routing:
-    """Choose like `route_softmax` with renormalisation, which is equivalent."""
+    """Choose the k best experts by calling `route_softmax` with renormalisation, which is equivalent."""
     return route(logits, k, "softmax", renormalise=True)
 
 

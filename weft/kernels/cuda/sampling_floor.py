@@ -172,7 +172,7 @@ def floor_kernel(
 
 @triton.jit
 def search(values, length, lowest, wanted, BY_MASS: tl.constexpr, SEARCH: tl.constexpr):
-    """Return the greatest value with the wanted count, or mass, at or above it; `lowest` if that has not enough."""
+    """Return the greatest value that has the wanted count, or mass, at or above it; `lowest` if no value does."""
     count, mass, low, _ = measure(values, length, lowest, BY_MASS, SEARCH)
     high = 0.0
     # Above `high` there is too little, from `low` on there is enough; both are among the values.

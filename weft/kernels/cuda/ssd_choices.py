@@ -1,4 +1,4 @@
-"""Launch configurations of the state space kernels, measured on an H200 and fixed, so that no first request tunes.
+"""Launch configurations of the state space kernels, measured on an H200 and fixed, so that no request waits for tuning.
 
 `python -m benchmarks.kernel_ssd` measures them again.
 """

@@ -10,6 +10,7 @@ import triton.language as tl
 def ring_places(opening, column, CELL: tl.constexpr, RING: tl.constexpr):
     """Return the ring indices of the cell's columns; `opening` is the position where the cell starts.
 
-    A ring as long as a cell starts with it: then indices are known to be consecutive, and load together.
+    If the ring is as long as a cell, its index 0 is the start of the cell: the indices are consecutive, and load
+    together.
     """
     return column if RING == CELL else (opening + column) % RING

@@ -1,4 +1,4 @@
-"""The Gated DeltaNet mixer of Qwen3-Next and Qwen3.5, in both layouts of its projections. The rule is in kernels/."""
+"""The Gated DeltaNet mixer of Qwen3-Next and Qwen3.5, with both layouts of its projections."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ class InterleavedLinear(PackedLinear):
 def sorted_by_yield(
     weight: Float[Tensor, "rows inputs"], key_heads: int, sections: list[int]
 ) -> Float[Tensor, "rows inputs"]:
-    """Regroup rows by section: they come head by head, each head in `sections`."""
+    """Regroup rows by section. The checkpoint stores them head by head, and each head has all `sections`."""
     by_head = weight.unflatten(0, (key_heads, -1))
     return torch.cat([part.flatten(0, 1) for part in by_head.split(sections, dim=1)])
 
 
 def interleaved_projection(shape: GatedDeltaShape) -> InterleavedLinear:
-    """Return `in_proj_qkvz` and `in_proj_ba`, which go head by head: a key head's outputs, then its value heads'."""
+    """Return `in_proj_qkvz` and `in_proj_ba`, stored head by head: a key head's outputs, then its value heads'."""
     shared = shape.value_heads // shape.key_heads
     values = shared * shape.value_dim
     return InterleavedLinear(

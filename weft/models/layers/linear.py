@@ -44,7 +44,7 @@ class Linear(Layer):
     def activated(
         self, x: Normed, activation: Callable[[Tensor], Tensor], batch: Batch, parts: int = 1
     ) -> Float[Tensor, "n results"]:
-        """Return the activation of the output; of two parts side by side, activation(first) * second."""
+        """Return activation(output); if the output is two adjacent parts, activation(first) * second."""
         return batch.operations.activated_linear(x, self.weights, activation, parts)
 
     def prepare(self, operations: Operations, twice: bool = False) -> None:

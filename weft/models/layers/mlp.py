@@ -1,4 +1,4 @@
-"""MLPs: the part of a block that sees one token at a time."""
+"""MLPs: they process each token separately."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class GatedMLP(Layer):
     """MLP that computes down(activation(gate(x)) * up(x)); gate and up are one matmul.
 
-    `names` are the checkpoint's: of both, or of one matrix that holds gate and up.
+    `names` are the checkpoint's names of gate and up, or of one matrix that holds both.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class GatedMLP(Layer):
 
 
 class PlainMLP(Layer):
-    """Nemotron-H's MLP: down(activation(up(x))). Its output goes into the stream, or is whole if not `into_stream`."""
+    """Nemotron-H's MLP: down(activation(up(x))). With `into_stream`, the output may be partial sums."""
 
     def __init__(
         self, hidden: int, inner: int, activation: str = "relu2", bias: bool = False, into_stream: bool = True
