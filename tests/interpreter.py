@@ -66,8 +66,9 @@ class Patches:
         languages = self.languages(function)
         if self.patched is None:
             return self.patch(function)
-        if self.patched >= languages:
-            return self.interpreter._LangPatchScope()
+        # A call inside of a kernel, which drops what is returned: only launches take patches back.
+        if languages and self.patched >= languages:
+            return None
         self.patched |= languages
         return self.patch(function)
 

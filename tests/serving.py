@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -59,11 +60,27 @@ class Served:
         except ValueError:
             return status, text.decode()
 
+    def wait_for(self, words: str) -> str:
+        return wait_for_log(self.process, self.errors, words)
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(SECONDS)
+
+
+def wait_for_log(process: subprocess.Popen[str], log: Path, words: str) -> str:
+    """Return the log of a process as soon as it holds these words; fail at once where the process ends without them."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        # In this order: what a process logs last, it logs before it ends.
+        ended, text = process.poll(), log.read_text()
+        if words in text:
+            return text
+        assert ended is None, f"the process ended with {ended} before it logged {words!r}:\n{text}"
+        assert time.monotonic() < deadline, f"the process did not log {words!r} in {SECONDS} s:\n{text}"
+        time.sleep(0.001)
 
 
 def with_descriptors(count: int, command: Sequence[str]) -> list[str]:

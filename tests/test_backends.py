@@ -315,8 +315,9 @@ async def test_a_dead_engine_is_started_again_if_wished():
                 await collect(stream)
             with pytest.raises(EngineStopped, match="is restarting"):
                 await backend.submit(ask([1], 1))
-            while not backend.healthy:
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(SECONDS):
+                while not backend.healthy:
+                    await asyncio.sleep(0.01)
             assert await tokens_of(backend, ask([3], 5)) == answer([3], 5)
 
 
@@ -347,8 +348,9 @@ async def test_a_failing_engine_process_is_not_started_again_for_ever(monkeypatc
         for _ in range(3):
             with pytest.raises(EngineStopped):
                 await collect(await backend.submit(ask([POISON], 5)))
-            while not backend.healthy and not backend._failed.is_set():
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(SECONDS):
+                while not backend.healthy and not backend._failed.is_set():
+                    await asyncio.sleep(0.01)
         assert "2 times" in await backend.wait_failed()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -252,8 +253,13 @@ def test_what_it_does_not_suit_is_left_to_the_library():
     assert not suits(torch.zeros(4, 512, dtype=torch.bfloat16), weight.t())
 
 
-def launch_few_rows() -> None:
-    for inputs, outputs in ((2048, 2048), (2048, 16384), (4480, 22656), (15680, 4480)):
+# Inputs and outputs of matrices. The first ones, with odd widths among them, are compiled in every run of the tests.
+FEW = [(4480, 22656), (2048, 2048), (2048, 16384), (15680, 4480)]
+ONE = [(2048, 32), (15680, 4480), (2048, 16384), (2880, 5120), (4480, 22656), (28672, 64)]
+
+
+def launch_few_rows(sizes: Sequence[tuple[int, int]] = FEW[:1]) -> None:
+    for inputs, outputs in sizes:
         for rows in (2, 32):
             x, weight = (
                 torch.empty(rows, inputs, dtype=torch.bfloat16),
@@ -266,8 +272,8 @@ def launch_few_rows() -> None:
             few_rows(x, weight, None, "relu2", 1)
 
 
-def launch_one_row() -> None:
-    for inputs, outputs in ((2048, 32), (2048, 16384), (2880, 5120), (4480, 22656), (15680, 4480), (28672, 64)):
+def launch_one_row(sizes: Sequence[tuple[int, int]] = ONE[:2]) -> None:
+    for inputs, outputs in sizes:
         x, weight = torch.empty(1, inputs, dtype=torch.bfloat16), torch.empty(outputs, inputs, dtype=torch.bfloat16)
         one_row(x, weight)
         one_row(x, weight, torch.empty(outputs, dtype=torch.bfloat16))
@@ -283,9 +289,23 @@ def launch_some_rows() -> None:
             some_rows(x, weight, torch.empty(outputs, dtype=torch.bfloat16), "relu2", 1)
 
 
+def launch_few_rows_of_all_sizes() -> None:
+    launch_few_rows(FEW)
+
+
+def launch_one_row_of_all_sizes() -> None:
+    launch_one_row(ONE)
+
+
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_few_rows)
     assert_compiles(launch_one_row, launch_some_rows, in_registers=True)
+
+
+@pytest.mark.slow
+def test_kernels_of_all_sizes_compile_for_sm_90():
+    assert_compiles(launch_few_rows_of_all_sizes)
+    assert_compiles(launch_one_row_of_all_sizes, in_registers=True)
 
 
 # GPUs -----------------------------------------------------------------------------------------------------------------

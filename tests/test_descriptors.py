@@ -15,7 +15,7 @@ import pytest
 
 from tests.fences import ROOT
 from tests.held_steps import wait_until
-from tests.serving import SECONDS, serving, with_descriptors
+from tests.serving import SECONDS, serving, wait_for_log, with_descriptors
 from tests.wire_server import LOOPS, get, receive_until, rest_of
 from weft.server.connections import descriptors_for_connections, raise_descriptor_limit
 
@@ -45,8 +45,8 @@ def test_seventy_clients_that_drip_do_not_lock_others_out_of_sixty_four_descript
 
 
 @contextmanager
-def crowded(loop: str, folder: Path) -> Iterator[tuple[int, Path]]:
-    """A server that runs out of descriptors before it is at its bound: its port and its log."""
+def crowded(loop: str, folder: Path) -> Iterator[tuple[int, Path, subprocess.Popen[str]]]:
+    """A server that runs out of descriptors before it is at its bound: its port, its log and its process."""
     command = with_descriptors(FEW, [sys.executable, "-m", "tests.crowded_server", loop])
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -54,13 +54,13 @@ def crowded(loop: str, folder: Path) -> Iterator[tuple[int, Path]]:
         )
         with process:
             assert process.stdout is not None
-            yield int(process.stdout.readline()), Path(log.name)
+            yield int(process.stdout.readline()), Path(log.name), process
             process.communicate("", SECONDS)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_without_a_free_descriptor_waiting_clients_make_room_and_the_log_says_so(loop, tmp_path):
-    with crowded(loop, tmp_path) as (port, log), ExitStack() as stack:
+    with crowded(loop, tmp_path) as (port, log, _), ExitStack() as stack:
         for _ in range(70):
             stack.enter_context(connect(port)).sendall(b"GET / HTTP/1.1\r\n")
         with connect(port) as wire:
@@ -75,13 +75,16 @@ def test_without_a_free_descriptor_waiting_clients_make_room_and_the_log_says_so
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_accepting_goes_on_when_a_descriptor_is_free_again(loop, tmp_path):
-    with crowded(loop, tmp_path) as (port, log), ExitStack() as stack:
+    with crowded(loop, tmp_path) as (port, log, process), ExitStack() as stack:
         # Requests under way cannot make room: only their clients can.
         busy = []
-        while "Too many open files" not in log.read_text():
+        for _ in range(FEW):
             busy.append(stack.enter_context(connect(port)))
             busy[-1].sendall(get("/endless"))
-            wait_until(lambda: answered(busy[-1]) or "Too many open files" in log.read_text())
+            wait_until(lambda: answered(busy[-1]) or "Too many open files" in log.read_text() or process.poll())
+            if not answered(busy[-1]):
+                break
+        wait_for_log(process, log, "Too many open files")
         with connect(port) as waiting:
             waiting.sendall(LAST)
             for wire in busy:

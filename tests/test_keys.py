@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.asgi import Exchange, PacedEngine, application
-from tests.held_steps import wait_until
 from tests.serving import serving
 from weft.base.errors import OptionError
 from weft.server import keys as keys_module
@@ -297,7 +296,7 @@ def test_a_server_rereads_its_key_files_when_it_is_hung_up(tmp_path):
 
         def hang_up(expected: str) -> None:
             served.process.send_signal(signal.SIGHUP)
-            wait_until(lambda: expected in served.errors.read_text())
+            served.wait_for(expected)
 
         assert [served.call("/v1/models", key=key)[0] for key in ("one", "two", "four")] == [200, 200, 401]
         assert [served.call("/metrics", key=key)[0] for key in ("one", "three")] == [403, 200]

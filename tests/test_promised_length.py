@@ -139,6 +139,24 @@ def lone_workload(seed: int) -> Workload:
     return Workload(spec, arrivals, config)
 
 
+# Slabs for 40 tokens in cells of 4, where a slab holds one page, window page or state.
+NEEDS = {
+    "a page for each cell": (rolling_spec(True, None, False), 10),
+    "2 window pages, that of the open cell, that of a chunk, and a slab to move on": (rolling_spec(False, 9, False), 5),
+    "the state that is read, the one that is written, a slab to move on, and a tail": (
+        rolling_spec(False, None, True, heavy=True),
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_a_lone_sequence_is_promised_what_it_holds_and_a_slab_to_move_on(need):
+    """In most workloads one margin covers for another, so each is counted here."""
+    spec, slabs = NEEDS[need]
+    assert slabs_alone(spec, max(unit_bytes(spec).values()), 40) == slabs
+
+
 def test_whatever_a_model_remembers_the_promised_length_runs():
     for seed in range(150):
         run_and_check(lone_workload(seed))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import SECONDS, SMALL, serving
+from tests.serving import SECONDS, SMALL, serving, wait_for_log
 from weft.base.errors import OptionError
 from weft.base.options import Options
 from weft.cli.client import Client, ServerError
@@ -103,6 +103,19 @@ async def follow(url: str, body: dict, after_first=lambda: None, key: str | None
     return tokens
 
 
+@pytest.mark.parametrize(("logged", "status"), [("ready", 0), ("failed", 3)])
+def test_waiting_for_a_log_line_ends_with_the_process(tmp_path, logged, status):
+    code = f"import sys; print({logged!r}, file=sys.stderr); sys.exit({status})"
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-c", code], stderr=log, text=True)
+    if logged == "ready":
+        assert wait_for_log(process, tmp_path / "log", "ready") == "ready\n"
+    else:
+        with pytest.raises(AssertionError, match="ended with 3 before it logged 'ready':\nfailed"):
+            wait_for_log(process, tmp_path / "log", "ready")
+    process.wait()
+
+
 # Stops the module's server, so it comes after what needs one.
 def test_sigterm_lets_running_requests_finish_and_takes_no_more(served):
     [engine] = served.children
@@ -114,8 +127,7 @@ def test_sigterm_lets_running_requests_finish_and_takes_no_more(served):
 
     async def watch() -> int:
         running = asyncio.create_task(follow(served.url, LONG, stop))
-        while not served.errors.read_text().count("draining"):
-            await asyncio.sleep(0.02)
+        await asyncio.to_thread(served.wait_for, "draining")
         # Balancers and new clients are told; nobody meets a closed door while others are answered.
         for work in (Client(served.url).get("/health"), Client(served.url).post("/v1/completions", LONG)):
             with pytest.raises(ServerError, match="status 503"):

@@ -161,11 +161,21 @@ def test_doctor_finds_nothing_wrong_with_it_as_it_is_served(capsys):
     assert "4096 tokens: the model's trained context" in told
 
 
-def test_an_answer_may_go_on_to_the_end_of_the_context(llm):
-    tokens = (llm.tokenizer.encode(LONG) * 20)[:4000]
-    [whole] = llm.generate(tokens, greedy(4096 - 4000), progress=False)
+def check_end_of_context(llm: LLM, context: int) -> None:
+    tokens = (llm.tokenizer.encode(LONG) * 20)[: context - 96]
+    [whole] = llm.generate(tokens, greedy(96), progress=False)
     assert (len(whole.token_ids), whole.finish_reason, whole.error) == (96, "length", None)
     assert len(set(whole.token_ids)) > 1
+
+
+@pytest.mark.slow
+def test_an_answer_may_go_on_to_the_end_of_the_context(llm):
+    check_end_of_context(llm, 4096)
+
+
+def test_an_answer_may_go_on_to_the_end_of_a_shorter_context():
+    with LLM(**SETTINGS, max_length=512) as short:
+        check_end_of_context(short, 512)
 
 
 # talk -----------------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_https_with_a_certificate_that_is_read_again_on_a_hangup(authority, tmp_
         write_certificate(authority, tmp_path)
         Path(files.keyfile).write_bytes(key)
         served.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "certificate not reloaded, keeping the old one" in served.errors.read_text())
+        served.wait_for("certificate not reloaded, keeping the old one")
         assert presented(served, context) == second
 
         # Clients trust what OpenSSL's own variable names.
