@@ -89,8 +89,11 @@ def started(monkeypatch):
     """A kernel, what Triton was asked to launch, and what was started without asking it."""
     asked, begun = [], []
 
-    def run(kernel, *, grid, warmup, **given):
-        asked.append((grid, given))
+    def run(kernel, *arguments, grid, warmup, **settings):
+        # Names of parameters must not arrive as settings: Triton has its own of some names, such as `stream`.
+        assert len(arguments) == 4
+        assert not settings.keys() & {"x", "y", "factor", "size"}
+        asked.append((arguments, grid, settings))
         return SimpleNamespace(run=lambda *all_: begun.append(all_), function="function", packed_metadata="metadata")
 
     monkeypatch.setattr(JITFunction, "run", run)

@@ -7,7 +7,7 @@ and captures lie, and calls them in order.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -22,6 +22,7 @@ from weft.memory.device.store import RecurrentView
 Columns = dict[str, Float[Tensor, "rows reach ..."]]
 
 
+@runtime_checkable
 class Recurrence(Protocol):
     """A mixer's inputs for the tokens of a pack, and its equations. `name` is that of its state."""
 
