@@ -17,6 +17,7 @@ from torch import Tensor
 from weft.kernels.attention import AttentionForm
 from weft.kernels.cpu.activation import gated_product
 from weft.kernels.cpu.index_building import indices
+from weft.kernels.cpu.linear import wide
 from weft.kernels.cpu.norm import rms_norm_heads
 from weft.kernels.cpu.paged_reads import PaddedRead, Read, RowRead, SharedRead, plan_reads
 from weft.kernels.cpu.rotary import rotate
@@ -79,11 +80,12 @@ def attention(
     if reads is None:
         reads = plan_reads(batch.host.rows, paging, view.window, view.keys.shape[1])
         batch.derived["attention", view.window] = reads
+    queries = wide(q)
     if len(reads) == 1:
-        return _with_sinks(_mix(q, view, reads[0], scale, softcap, sinks is not None), sinks)
+        return _with_sinks(_mix(queries, view, reads[0], scale, softcap, sinks is not None), sinks).to(q.dtype)
     out = torch.empty(q.shape, dtype=q.dtype)
     for read in reads:
-        out[read.tokens] = _with_sinks(_mix(q, view, read, scale, softcap, sinks is not None), sinks)
+        out[read.tokens] = _with_sinks(_mix(queries, view, read, scale, softcap, sinks is not None), sinks)
     return out
 
 
@@ -113,7 +115,7 @@ def _mix_row(
     kv_heads = view.keys.shape[2]
     group = heads // kv_heads
     keys, values = (
-        pages.index_select(0, read.pages).flatten(0, 1)[read.low : read.high].transpose(0, 1).unsqueeze(1)
+        wide(pages.index_select(0, read.pages).flatten(0, 1)[read.low : read.high]).transpose(0, 1).unsqueeze(1)
         for pages in (view.keys, view.values)
     )
     if count == 1:
@@ -135,7 +137,7 @@ def _mix_padded(
 
     def gather(pages: Tensor) -> Tensor:
         tokens = pages.index_select(0, read.pages).flatten(0, 1).index_fill_(0, read.unseen, 0)
-        by_row: Tensor = tokens.unflatten(0, (rows, -1))
+        by_row: Tensor = wide(tokens).unflatten(0, (rows, -1))
         return by_row.transpose(1, 2)
 
     queries, keys, values = q.unflatten(1, (kv_heads, -1)), gather(view.keys), gather(view.values)
@@ -149,7 +151,7 @@ def _mix_shared(q: Tensor, view: AttentionView, read: SharedRead, scale: float, 
     mine = q[read.tokens]
     rows, _, head_dim = mine.shape
     keys, values = (
-        pages.index_select(0, read.pages).flatten(0, 1).transpose(0, 1).unsqueeze(0)
+        wide(pages.index_select(0, read.pages).flatten(0, 1)).transpose(0, 1).unsqueeze(0)
         for pages in (view.keys, view.values)
     )
     queries = mine.unflatten(1, (kv_heads, -1)).transpose(0, 1).reshape(1, kv_heads, -1, head_dim)

@@ -31,6 +31,16 @@ HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, 
 HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
+def must_widen(x: Tensor) -> bool:
+    """Return whether this CPU multiplies numbers of this kind only one by one."""
+    return x.dtype == torch.bfloat16 and not HAS_BFLOAT16
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return x in a dtype that this CPU multiplies quickly."""
+    return x.float() if must_widen(x) else x
+
+
 def _onednn(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, matrix, bias, "none", [], "")
     return product
@@ -45,7 +55,7 @@ def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:
     if matrix.is_mkldnn:
         return _onednn(x, matrix, bias)
     rows = len(x)
-    if matrix.dtype == torch.bfloat16 and not HAS_BFLOAT16:
+    if must_widen(matrix):
         return F.linear(x.float(), matrix.float(), None if bias is None else bias.float()).to(x.dtype)
     if x.ndim != 2 or rows > WEIGHTS_FIRST_ROWS:
         return F.linear(x, matrix, bias)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cpu.activation import gated_product
-from weft.kernels.cpu.linear import linear
+from weft.kernels.cpu.linear import linear, wide
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.plain.moe import route_sigmoid, route_softmax, route_top
 from weft.kernels.stream import Normed
@@ -44,7 +44,7 @@ def routed_sum(x: Tensor, routing: Routing, layer: ExpertWeights) -> Float[Tenso
 
     weights = weights.to(x.dtype)
     if x.shape[0] == 1:
-        return weights @ torch.cat([expert(number, x) for number in chosen[0].tolist()])
+        return (wide(weights) @ wide(torch.cat([expert(number, x) for number in chosen[0].tolist()]))).to(x.dtype)
     # Sort by expert, so that each sees its tokens side by side; restore the order before summing, which is always the
     # order of choice.
     order = chosen.flatten().argsort(stable=True)
@@ -52,4 +52,5 @@ def routed_sum(x: Tensor, routing: Routing, layer: ExpertWeights) -> Float[Tenso
     parts = x.index_select(0, order // chosen.shape[1]).split(counts.tolist())
     results = torch.empty(order.shape[0], x.shape[1], dtype=x.dtype)
     results[order] = torch.cat([expert(number, part) for number, part in zip(numbers.tolist(), parts)])
-    return torch.bmm(weights.unsqueeze(1), results.unflatten(0, chosen.shape)).squeeze(1)
+    by_token = wide(results).unflatten(0, chosen.shape)
+    return torch.bmm(wide(weights).unsqueeze(1), by_token).squeeze(1).to(x.dtype)
