@@ -157,25 +157,31 @@ def test_a_group_that_is_made_once_serves_many_launches_and_kernels(started):
 )
 def test_groups_that_are_not_a_kernels_parameters_in_their_order_are_refused(started, groups):
     kernel, asked, _ = started
-    with pytest.raises(TypeError, match=r"some_kernel takes the arguments \['x', 'y', 'factor', 'size'\]"):
+    with pytest.raises(TypeError, match=r"takes the arguments \['x', 'y', 'factor', 'size'\]"):
         kernel[(1,)](*groups, WIDTH=8, NAME="a")
     assert asked == []
 
 
 def test_an_argument_in_two_groups_is_refused(started):
-    with pytest.raises(TypeError, match="more than one group"):
+    with pytest.raises(TypeError, match=r"was given \['x', 'y', 'factor', 'factor', 'size'\]"):
         started[0][(1,)](named(x=X, y=X, factor=1), named(factor=1, size=1), WIDTH=8, NAME="a")
 
 
-def test_without_the_cache_arguments_arrive_by_name():
+def test_without_the_cache_arguments_arrive_in_their_places_and_are_checked():
+    """As with another version of Triton, or its interpreter."""
     seen = []
 
     class Plain:
-        def __getitem__(self, grid):
-            return lambda **given: seen.append((grid, given))
+        arg_names = ("x", "y", "factor", "size", "WIDTH")
 
-    NamedLaunches(Plain())[(3,)](*given(X, None, 0.5, 3), WIDTH=8)
-    assert seen == [((3,), {"x": X, "y": None, "factor": 0.5, "size": 3, "WIDTH": 8})]
+        def __getitem__(self, grid):
+            return lambda *arguments, **settings: seen.append((grid, arguments, settings))
+
+    kernel = NamedLaunches(Plain())
+    kernel[(3,)](*given(X, None, 0.5, 3), WIDTH=8)
+    assert seen == [((3,), (X, None, 0.5, 3), {"WIDTH": 8})]
+    with pytest.raises(TypeError, match="takes the arguments"):
+        kernel[(3,)](named(y=None, x=X), named(factor=1, size=1), WIDTH=8)
 
 
 def test_who_listens_to_launches_hears_of_all(started):

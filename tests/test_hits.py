@@ -41,8 +41,15 @@ def test_a_hit_after_prefill_does_not_diverge_from_a_cold_run(family: str) -> No
     assert divergence(hit, cold(family, prompt)) <= LARGEST
 
 
-# The depth changes plans, not layers: every second family meets each.
-@pytest.mark.parametrize(("family", "depth"), [(family, place % 2) for place, family in enumerate(FAMILIES)])
+# The depth changes plans, not layers: every second family meets each, and the other one with the slow tests.
+@pytest.mark.parametrize(
+    ("family", "depth"),
+    [
+        pytest.param(family, depth, marks=() if depth == place % 2 else pytest.mark.slow)
+        for place, family in enumerate(FAMILIES)
+        for depth in (0, 1)
+    ],
+)
 def test_a_hit_after_decode_does_not_diverge_from_a_cold_run(family: str, depth: int) -> None:
     engine, first = make_engine(family, depth=depth), tokens(100, 2)
     answer = serve(engine, [Ask(first, seeded(100, seed=3))])[0]

@@ -450,3 +450,22 @@ def test_a_prompt_that_memory_cannot_hold_takes_the_others_of_its_call_back():
         assert len(llm.engine.ledger.leases) == 1
         assert len([*stream][-1].result.token_ids) == 24
         assert llm.engine.idle
+
+
+def test_a_stream_loses_nothing_that_another_thread_computes_before_it_is_read(llm, monkeypatch):
+    added, move_on, steps = LLM._add, LLM._move_on, iter(range(20))
+
+    def overtaken(self, *arguments):
+        opened = added(self, *arguments)
+        for _ in range(4):
+            self._move_on()
+        return opened
+
+    def counted(self):
+        assert next(steps, None) is not None, "the stream waits for what was dropped"
+        move_on(self)
+
+    monkeypatch.setattr(LLM, "_add", overtaken)
+    monkeypatch.setattr(LLM, "_move_on", counted)
+    chunks = list(llm.stream("Hello", greedy(max_tokens=1)))
+    assert chunks[-1].finish_reason == "length"

@@ -226,8 +226,8 @@ class LLM:
         return [each.result for each in opened if each.result is not None]
 
     def _follow(self, request: Request) -> Generator[Chunk, None, None]:
-        opened = self._add(request)
-        chunks = opened.chunks = deque()
+        chunks: deque[Chunk] = deque()
+        opened = self._add(request, chunks)
         try:
             while True:
                 while not chunks:
@@ -239,11 +239,12 @@ class LLM:
         finally:
             self._abort([opened])
 
-    def _add(self, request: Request) -> OpenRequest:
+    def _add(self, request: Request, chunks: deque[Chunk] | None = None) -> OpenRequest:
+        """Give the request to the engine. `chunks`, if given, receives its output from the first token on."""
         with self._lock:
             self._check_open()
             detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer()
-            opened = OpenRequest(self.engine.add(request), FollowedAnswer(request, detokenizer))
+            opened = OpenRequest(self.engine.add(request), FollowedAnswer(request, detokenizer), chunks)
             self._running[opened.number] = opened
             return opened
 

@@ -211,9 +211,10 @@ class Front:
             requests += [replace(first, params=numbered(asked.params, place)) for place in range(asked.n)]
         if len(requests) > self.limits.sequences:
             raise InvalidField("n", f"asks for {len(requests)} answers in all; the limit is {self.limits.sequences}")
+        answers = [self._followed(*each, skip_special, shown) for each in enumerate(requests)]
         generation = self._open(name, aliases, tenant, len(requests), form, prompts)
         try:
-            await generation.submit([self._followed(*each, skip_special, shown) for each in enumerate(requests)])
+            await generation.submit(answers)
         except RequestError as error:
             raise error if form is None else form.named(error) from None
         return generation

@@ -66,8 +66,7 @@ def gated_delta(
         g = F.softplus(g.float() + inputs.bias) * inputs.rates
         beta = beta.sigmoid().mul_(inputs.most)
     both, values = unit_keys_and_queries(inputs.k, inputs.q), inputs.v.float()
-    mixer = GatedDelta(both, values, g, beta.unsqueeze(-1), torch.empty_like(values))
-    return scan(mixer, batch, view).to(inputs.v.dtype)
+    return scan(GatedDelta(both, values, g, beta.unsqueeze(-1)), batch, view).to(inputs.v.dtype)
 
 
 def unit_keys_and_queries(
@@ -94,13 +93,13 @@ class GatedDelta:
     values: Float[Tensor, "tokens value_heads value_dim"]
     steps: Float[Tensor, "tokens value_heads"]
     beta: Float[Tensor, "tokens value_heads 1"]
-    outputs: Float[Tensor, "tokens value_heads value_dim"]
     name: str = "delta"
 
     def first(self, count: int) -> GatedDelta:
-        return GatedDelta(
-            self.both[:count], self.values[:count], self.steps[:count], self.beta[:count], self.outputs[:count]
-        )
+        return GatedDelta(self.both[:count], self.values[:count], self.steps[:count], self.beta[:count])
+
+    def empty_outputs(self) -> Tensor:
+        return torch.empty_like(self.values)
 
     def given(self) -> dict[str, Tensor]:
         return {"k": self.both[:, :, 0]}

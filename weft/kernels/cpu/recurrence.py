@@ -28,7 +28,9 @@ class Recurrence(Protocol):
 
     name: str
     steps: Float[Tensor, "tokens ..."]  # log decay of each token
-    outputs: Float[Tensor, "tokens heads size"]  # to be filled
+
+    def empty_outputs(self) -> Float[Tensor, "tokens heads size"]:
+        """Return room for the outputs of all tokens."""
 
     def first(self, count: int) -> Recurrence:
         """Return the mixer for the leading tokens only."""
@@ -62,11 +64,12 @@ def scan(mixer: Recurrence, batch: Batch, view: RecurrentView) -> Float[Tensor, 
     if not chosen.groups:
         assert chosen.decodes is not None
         return decode(mixer, chosen.decodes, view)
+    y = mixer.empty_outputs()
     if chosen.decodes is not None:
-        mixer.outputs[: batch.decodes] = decode(mixer.first(batch.decodes), chosen.decodes, view)
+        y[: batch.decodes] = decode(mixer.first(batch.decodes), chosen.decodes, view)
     for group in chosen.groups:
-        extend(mixer, group, view)
-    return mixer.outputs
+        extend(mixer, y, group, view)
+    return y
 
 
 def decode(mixer: Recurrence, decodes: Decodes, view: RecurrentView) -> Float[Tensor, "rows heads size"]:
@@ -83,14 +86,14 @@ def decode(mixer: Recurrence, decodes: Decodes, view: RecurrentView) -> Float[Te
     return y
 
 
-def extend(mixer: Recurrence, group: Group, view: RecurrentView) -> None:
-    """Compute rows of several tokens, a cell at a time."""
+def extend(mixer: Recurrence, y: Float[Tensor, "tokens heads size"], group: Group, view: RecurrentView) -> None:
+    """Compute rows of several tokens, a cell at a time; write outputs to `y`."""
     state = first_states(group, view.state[mixer.name])
     kept = {name: empty_like_tail(view.tail[name], len(mixer.steps)) for name in computed(mixer, view)}
     for rank in group.ranks:
         total = totals(group, rank, mixer.steps, view.tail["decay"])
         outputs, columns = mixer.pass_cell(group, rank, state, total, view)
-        spread(rank, outputs, mixer.outputs)
+        spread(rank, outputs, y)
         if rank.stays:
             for name, packed in kept.items():
                 spread(rank, columns[name][:, rank.first :], packed)

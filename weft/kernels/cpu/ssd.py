@@ -73,7 +73,7 @@ def ungated(inputs: SsdInputs, batch: Batch, view: RecurrentView) -> Float[Tenso
     if inputs.dt_bias is not None:
         dt = time_step(dt, inputs.dt_bias, inputs.limit)
     dtx = x * dt.unsqueeze(-1)
-    y = scan(Ssd(dtx, dt * inputs.A, inputs.B.float(), inputs.C.float(), torch.empty_like(dtx)), batch, view)
+    y = scan(Ssd(dtx, dt * inputs.A, inputs.B.float(), inputs.C.float()), batch, view)
     if inputs.D is not None:
         y.addcmul_(x, inputs.D.unsqueeze(-1))
     return y.to(x.dtype)
@@ -94,11 +94,13 @@ class Ssd:
     steps: Float[Tensor, "tokens heads"]
     B: Float[Tensor, "tokens groups state"]
     C: Float[Tensor, "tokens groups state"]
-    outputs: Float[Tensor, "tokens heads head_dim"]
     name: str = "ssm"
 
     def first(self, count: int) -> Ssd:
-        return Ssd(self.dtx[:count], self.steps[:count], self.B[:count], self.C[:count], self.outputs[:count])
+        return Ssd(self.dtx[:count], self.steps[:count], self.B[:count], self.C[:count])
+
+    def empty_outputs(self) -> Tensor:
+        return torch.empty_like(self.dtx)
 
     def given(self) -> dict[str, Tensor]:
         return {"input": self.dtx, "B": self.B}

@@ -85,7 +85,7 @@ class NamedLaunches:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
         def launch(*groups: Arguments, **settings: Any) -> Any:
-            return self.kernel[grid](**by_name(groups), **settings)
+            return self.kernel[grid](*checked(self.kernel.arg_names, groups, settings), **settings)
 
         return launch
 
@@ -106,7 +106,7 @@ class Kernel(JITFunction):  # type: ignore[misc]  # Triton has no types
         found = self.compiled.get(key)
         # A launch hook needs more details than the cache has.
         if found is None or warmup or knobs.runtime.launch_enter_hook.calls or not self.remembering:
-            made = super().run(*self.checked(groups), grid=grid, warmup=warmup, **settings)
+            made = super().run(*checked(self.arg_names, groups, settings), grid=grid, warmup=warmup, **settings)
             if made is not None and not warmup:
                 constants = (None,) * (len(self.params) - len(values))
                 self.compiled[key] = made.run, made.function, made.packed_metadata, constants
@@ -117,14 +117,15 @@ class Kernel(JITFunction):  # type: ignore[misc]  # Triton has no types
         start(*sides, stream, handle, metadata, None, None, None, *values, *constants)
         return None
 
-    def checked(self, groups: tuple[Arguments, ...]) -> list[Any]:
-        """Return the arguments, whose names must be the kernel's parameters in their order, but for constants."""
-        given = by_name(groups)
-        expected = [parameter.name for parameter in self.params if not parameter.is_constexpr]
-        if list(given) != expected:
-            raise TypeError(f"{self.__name__} takes the arguments {expected}, but was given {list(given)}")
-        # By position: Triton has settings of the same names as some parameters.
-        return list(given.values())
+
+def checked(parameters: list[str], groups: tuple[Arguments, ...], settings: dict[str, Any]) -> list[Any]:
+    """Return the arguments, whose names must be a kernel's parameters in their order, but for those in `settings`."""
+    names = [name for group in groups for name in group.given]
+    expected = [name for name in parameters if name not in settings]
+    if names != expected:
+        raise TypeError(f"the kernel takes the arguments {expected}, but was given {names}")
+    # By position: Triton has settings of the same names as some parameters.
+    return [value for group in groups for value in group.given.values()]
 
 
 def specialise(groups: tuple[Arguments, ...], settings: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]]:
@@ -138,17 +139,6 @@ def specialise(groups: tuple[Arguments, ...], settings: dict[str, Any]) -> tuple
     for group in groups[1:]:
         values = values + group.values
     return (first.tensor.get_device(), *settings, *settings.values(), *[group.key for group in groups]), values
-
-
-def by_name(groups: tuple[Arguments, ...]) -> dict[str, Any]:
-    """Return the arguments of all groups by name."""
-    found: dict[str, Any] = {}
-    for group in groups:
-        twice = found.keys() & group.given
-        if twice:
-            raise TypeError(f"arguments in more than one group: {sorted(twice)}")
-        found |= group.given
-    return found
 
 
 def power_of_two(least: int) -> int:
