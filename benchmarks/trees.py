@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", default="30GiB", help="memory of each process for pages and states")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rows", type=int, nargs="*", default=list(ROWS))
     parser.add_argument("--lengths", type=int, nargs="*", default=list(LENGTHS))
     parser.add_argument("--no-serving", action="store_true")
@@ -78,7 +79,7 @@ class Worker:
     """A process that holds one tree's model and measures when asked, one line of JSON each way."""
 
     def __init__(self, tree: Path, model: str, arguments: argparse.Namespace) -> None:
-        options = ["--memory", arguments.memory, "--device", arguments.device, "--worker"]
+        options = ["--memory", arguments.memory, "--device", arguments.device, "--dtype", arguments.dtype, "--worker"]
         options += ["--rows", *map(str, arguments.rows), "--lengths", *map(str, arguments.lengths)]
         options += ["--no-serving"] if arguments.no_serving else []
         # -P: do not search the folder of this file, whose names (http.py) would hide Python's own modules.
@@ -130,7 +131,7 @@ def work(arguments: argparse.Namespace) -> int:
     from benchmarks.gpu import start, warm_up
 
     # All trees since the first version accept these options by these names.
-    options = argparse.Namespace(device=arguments.device, dtype="bfloat16", memory=arguments.memory)
+    options = argparse.Namespace(device=arguments.device, dtype=arguments.dtype, memory=arguments.memory)
     longest = max(4096, *arguments.lengths) + 1024
     llm = start(arguments.models[0], options, depth=1, max_sequences=256, max_length=longest)
     warm_up(llm, rows=sorted({*arguments.rows, *(() if arguments.no_serving else (32, 128))}))
