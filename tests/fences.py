@@ -311,3 +311,18 @@ def machine_paths(texts: dict[str, str]) -> list[str]:
         for number, line in enumerate(text.splitlines(), 1)
         if MACHINE_PATH.search(line)
     ]
+
+
+def private_patches(modules: dict[str, str]) -> list[str]:
+    """Return patches of names with a leading underscore, except Python's own such as `__init__`."""
+    found = []
+    for module, source in modules.items():
+        for node in ast.walk(parse(source)):
+            is_patch = (
+                isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr"
+            )
+            if is_patch and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+                name = str(node.args[1].value)
+                if name.startswith("_") and not name.startswith("__"):
+                    found.append(f"{module} patches {name}")
+    return found

@@ -133,7 +133,7 @@ def a_resume_reads_the_checkpoint_of_a_shallower_point(patch: Patch) -> None:
 
 @plant
 def a_plan_reads_the_slot_that_it_is_about_to_write(patch: Patch) -> None:
-    patch.setattr(assembly, "_read_slots", lambda ledger, seats, grants: ledger.read_slot[seats])
+    patch.setattr(assembly, "read_slots", lambda ledger, seats, grants: ledger.read_slot[seats])
 
 
 # Invariant 4: fresh or resumed is decided by the position alone.
@@ -164,13 +164,13 @@ def the_window_of_a_checkpoint_is_one_token_old(patch: Patch) -> None:
 
 @plant
 def a_finished_sequence_keeps_its_tail(patch: Patch) -> None:
-    original = Ledger._let_go
+    original = Ledger.let_go
 
     def forgetful(self, lease):
         lease.tail = None
         original(self, lease)
 
-    patch.setattr(Ledger, "_let_go", forgetful)
+    patch.setattr(Ledger, "let_go", forgetful)
 
 
 @plant
@@ -231,9 +231,9 @@ def a_snapshot_without_room_fails_the_row(patch: Patch) -> None:
 
 @plant
 def cells_are_published_up_to_the_live_length(patch: Patch) -> None:
-    original = Ledger._publish_cells
+    original = Ledger.publish_cells
     patch.setattr(
-        Ledger, "_publish_cells", lambda self, lease, accepted: original(self, lease, int(self.planned[lease.seat]))
+        Ledger, "publish_cells", lambda self, lease, accepted: original(self, lease, int(self.planned[lease.seat]))
     )
 
 
@@ -244,7 +244,7 @@ def a_state_is_published_before_the_step_that_writes_it(patch: Patch) -> None:
     def eager(self, lease, end, certain=None):
         grant = original(self, lease, end, certain)
         if grant is not None and end <= lease.prompt and self.enabled:
-            self._publish_cells(lease, end)
+            self.publish_cells(lease, end)
         return grant
 
     patch.setattr(Ledger, "advance", eager)
@@ -255,14 +255,14 @@ def a_state_is_published_before_the_step_that_writes_it(patch: Patch) -> None:
 
 @plant
 def captures_are_numbered_by_order_instead_of_row(patch: Patch) -> None:
-    original = assembly._captures
+    original = assembly.planned_captures
 
     def confused(grants):
         captures = original(grants)
         order = np.unique(captures.row, return_inverse=True)[1].astype(np.int32)
         return Captures(order, captures.position, captures.slot)
 
-    patch.setattr(assembly, "_captures", confused)
+    patch.setattr(assembly, "planned_captures", confused)
 
 
 @plant
@@ -310,7 +310,7 @@ def memory_is_freed_while_a_flight_still_uses_it(patch: Patch) -> None:
 
 @plant
 def a_token_flown_too_far_is_delivered(patch: Patch) -> None:
-    original = loop.Engine._take_tokens
+    original = loop.Engine.take_tokens
 
     def deaf(self, step, landing):
         reasons = [(s, s.reason) for s in step.sequences if s.reason is not None]
@@ -321,7 +321,7 @@ def a_token_flown_too_far_is_delivered(patch: Patch) -> None:
         for sequence, reason in reasons:
             sequence.reason = reason
 
-    patch.setattr(loop.Engine, "_take_tokens", deaf)
+    patch.setattr(loop.Engine, "take_tokens", deaf)
 
 
 @plant

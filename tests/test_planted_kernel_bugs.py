@@ -304,13 +304,13 @@ def rows_write_the_tail_of_their_neighbour(patch: Patch) -> None:
 
 
 def _patch_row_reads(patch: Patch, change: Callable[..., dict]) -> None:
-    original = paged_reads._row_read
+    original = paged_reads.row_read
 
     def changed(spans, paging, row, start, end, floor, window, cell):
         read = original(spans, paging, row, start, end, floor, window, cell)
         return replace(read, **change(start, end, window, read)) if window is not None and end - start > 1 else read
 
-    patch.setattr(paged_reads, "_row_read", changed)
+    patch.setattr(paged_reads, "row_read", changed)
 
 
 @plant(window_with_prefix)
@@ -329,8 +329,8 @@ def a_window_is_forgotten_without_a_prefix(patch: Patch) -> None:
 
 @plant(windows_of_decodes, window_with_prefix)
 def a_window_is_measured_from_where_the_row_starts(patch: Patch) -> None:
-    original = paged_reads._low
-    patch.setattr(paged_reads, "_low", lambda position, floor, window: original(position + 1, floor, window))
+    original = paged_reads.first_visible
+    patch.setattr(paged_reads, "first_visible", lambda position, floor, window: original(position + 1, floor, window))
 
 
 # What a row cannot see may hold anything.
@@ -338,19 +338,19 @@ def a_window_is_measured_from_where_the_row_starts(patch: Patch) -> None:
 
 @plant(decodes_of_many_lengths, windows_of_decodes)
 def padding_is_seen_by_shorter_rows(patch: Patch) -> None:
-    original = paged_reads._padded_read
+    original = paged_reads.padded_read
 
     def blind(*args):
         read = original(*args)
         return replace(read, mask=torch.ones_like(read.mask))
 
-    patch.setattr(paged_reads, "_padded_read", blind)
+    patch.setattr(paged_reads, "padded_read", blind)
 
 
 @plant(decodes_of_many_lengths, windows_of_decodes)
 def a_freed_page_is_multiplied_by_zero(patch: Patch) -> None:
-    original = paged_reads._padded_read
-    patch.setattr(paged_reads, "_padded_read", lambda *args: replace(original(*args), unseen=torch.tensor([]).long()))
+    original = paged_reads.padded_read
+    patch.setattr(paged_reads, "padded_read", lambda *args: replace(original(*args), unseen=torch.tensor([]).long()))
 
 
 # What a batch contains beside a row changes nothing for it.
@@ -362,7 +362,7 @@ def rows_that_begin_alike_are_taken_for_the_same(patch: Patch) -> None:
         rows = list(range(spans.decodes))
         return [(rows, min(spans.start[row] for row in rows) // cell)]
 
-    patch.setattr(paged_reads, "_by_beginning", credulous)
+    patch.setattr(paged_reads, "by_beginning", credulous)
 
 
 @plant(company_of_drawn_tokens)
@@ -378,7 +378,7 @@ def random_numbers_are_dealt_in_the_order_of_the_batch(patch: Patch) -> None:
 
 @plant(company_of_penalised_tokens)
 def penalties_fall_on_the_next_row(patch: Patch) -> None:
-    original = step_sampling._penalties
+    original = step_sampling.stage_penalties
 
     def shifted(plan):
         staged = original(plan)
@@ -388,7 +388,7 @@ def penalties_fall_on_the_next_row(patch: Patch) -> None:
             else replace(staged, fields=staged.fields | {"row": np.roll(staged.fields["row"], 1)})
         )
 
-    patch.setattr(step_sampling, "_penalties", shifted)
+    patch.setattr(step_sampling, "stage_penalties", shifted)
 
 
 @plant(company_of_experts)

@@ -65,7 +65,7 @@ def a_declared_point_is_ignored(patch: Patch) -> None:
 def the_end_of_a_prompt_is_not_kept(patch: Patch) -> None:
     # Also what a sequence would leave when it closes: the same position, here.
     _choose_without(patch, prompt=1)
-    patch.setattr(Ledger, "_keep", lambda self, lease, position, slot: None)
+    patch.setattr(Ledger, "keep_capture", lambda self, lease, position, slot: None)
 
 
 @plant(partial(test_hits.test_a_hit_after_decode_does_not_diverge_from_a_cold_run, "nemotron_h", 1))
@@ -74,7 +74,7 @@ def the_end_of_an_answer_is_not_kept(patch: Patch) -> None:
 
     def forgetful(self, lease):
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Ledger, "_keep", lambda self, lease, position, slot: None)
+            inner.setattr(Ledger, "keep_capture", lambda self, lease, position, slot: None)
             original(self, lease)
 
     patch.setattr(Ledger, "close", forgetful)
@@ -123,7 +123,7 @@ def a_preempted_prompt_is_scored_from_its_start_again(patch: Patch) -> None:
 
 @plant(partial(test_preemption.test_scores_and_penalties_do_not_depend_on_preemptions, "llama", 1))
 def penalties_take_the_answer_before_a_preemption_for_the_prompt(patch: Patch) -> None:
-    original = SeatSampling._history
+    original = SeatSampling.token_history
 
     def confused(self, seats, sequences, starts, boarded):
         rows, tokens, generated = original(self, seats, sequences, starts, boarded)
@@ -132,7 +132,7 @@ def penalties_take_the_answer_before_a_preemption_for_the_prompt(patch: Patch) -
             generated[own] = np.arange(own.sum()) >= len(sequences[row].known)
         return rows, tokens, generated
 
-    patch.setattr(SeatSampling, "_history", confused)
+    patch.setattr(SeatSampling, "token_history", confused)
 
 
 # What it takes.
@@ -140,7 +140,7 @@ def penalties_take_the_answer_before_a_preemption_for_the_prompt(patch: Patch) -
 
 @plant(partial(test_hits.test_window_pages_are_returned_while_the_request_still_runs, "gemma3"))
 def window_pages_are_kept_until_the_end(patch: Patch) -> None:
-    patch.setattr(Ledger, "_drop_window", lambda self, lease: None)
+    patch.setattr(Ledger, "drop_window", lambda self, lease: None)
 
 
 @plant(partial(test_hits.test_a_resume_point_keeps_exactly_the_window_that_it_needs, "gpt_oss"))
@@ -151,7 +151,7 @@ def a_resume_point_keeps_a_page_more_than_its_window(patch: Patch) -> None:
 
 @plant(partial(test_hits.test_a_running_sequence_holds_one_slot_shared_until_it_passes_a_cell, "qwen3_next"))
 def a_hit_copies_the_state_that_it_starts_from(patch: Patch) -> None:
-    original = Ledger._resume
+    original = Ledger.resume
 
     def copying(self, lease, cached):
         original(self, lease, cached)
@@ -161,12 +161,12 @@ def a_hit_copies_the_state_that_it_starts_from(patch: Patch) -> None:
             self.cache.release_slot(lease.slot)
             lease.slot = self.read_slot[lease.seat] = copy
 
-    patch.setattr(Ledger, "_resume", copying)
+    patch.setattr(Ledger, "resume", copying)
 
 
 @plant(test_attention.test_masks_and_reads_stay_bounded_by_the_window)
 def a_row_reads_all_of_its_prefix(patch: Patch) -> None:
-    patch.setattr(paged_reads, "_low", lambda position, floor, window: floor)
+    patch.setattr(paged_reads, "first_visible", lambda position, floor, window: floor)
 
 
 @plant(test_fences.masks_are_made_once_a_step)

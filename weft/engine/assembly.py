@@ -71,12 +71,12 @@ def assemble(
         end=end.astype(np.int32),
         tokens=np.concatenate(tokens),
         from_board=from_board,
-        read_slot=_read_slots(ledger, seats, grants),
+        read_slot=read_slots(ledger, seats, grants),
         tail=ledger.tail[seats],
         page_table=page_table,
         window_table=window_table,
         window_first=window_first,
-        captures=_captures(grants),
+        captures=planned_captures(grants),
         sampled=sampled.astype(np.int32),
         sampling=choices.gather(
             seats[sampled],
@@ -107,7 +107,7 @@ def _drain(freed: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     return drained
 
 
-def _read_slots(ledger: Ledger, seats: NDArray[np.int64], grants: dict[int, Grant]) -> Ints:
+def read_slots(ledger: Ledger, seats: NDArray[np.int64], grants: dict[int, Grant]) -> Ints:
     """Return the slots to read. The ledger is already past this step where a sequence leaves its cell: use grants."""
     slots = ledger.read_slot[seats]
     for row, grant in grants.items():
@@ -115,7 +115,7 @@ def _read_slots(ledger: Ledger, seats: NDArray[np.int64], grants: dict[int, Gran
     return slots
 
 
-def _captures(grants: dict[int, Grant]) -> Captures:
+def planned_captures(grants: dict[int, Grant]) -> Captures:
     if not grants:
         return NO_CAPTURES
     found = [(row, c.position, c.slot) for row, g in grants.items() for c in g.captures if c.slot is not None]

@@ -190,11 +190,11 @@ class Engine:
             sequence.name_cells(grant.end // ledger.spec.cell)
             ledger.settle(sequence.lease, grant, grant.end)
         self._take_scores(step, landing)
-        self._take_tokens(step, landing)
+        self.take_tokens(step, landing)
         if planner.leaving:
             planner.release_landed()
 
-    def _take_tokens(self, step: PlannedStep, landing: Landing) -> None:
+    def take_tokens(self, step: PlannedStep, landing: Landing) -> None:
         rows, scores, tell = step.plan.sampled.tolist(), landing.sampled_scores, self._outputs.append
         for index, (row, token) in enumerate(zip(rows, landing.tokens.tolist(), strict=True)):
             sequence = step.sequences[row]

@@ -66,7 +66,7 @@ class SeatSampling:
     ) -> Sampling:
         """Return the sampling of these rows, and count them as sampled."""
         index = self.sampled[seats]
-        history = self._history(seats, sequences, starts, boarded)
+        history = self.token_history(seats, sequences, starts, boarded)
         biases = self._biases(seats, sequences, index)
         values = {name: array[seats] for name, array in self._floats.items()}
         logprobs = self._logprobs[seats]
@@ -94,7 +94,7 @@ class SeatSampling:
         """Return the number of alternatives that each seat reports; negative: not even the chosen token."""
         return self._logprobs[seats]
 
-    def _history(
+    def token_history(
         self, seats: NDArray[np.int64], sequences: list[Sequence], starts: NDArray[np.int64], boarded: NDArray[np.bool_]
     ) -> tuple[Ints, Ints, Ints]:
         """Return the tokens that penalties apply to. A row fed from the board adds its own input on the device."""

@@ -126,11 +126,11 @@ class Ledger:
         assert seat not in self.leases
         ends = self._on_grid(boundaries) if self.snapshots.reasons.boundaries else frozenset[int]()
         lease = Lease(seat, keys, prompt, set(self._on_grid(asked)), self.match(keys, limit, plain), ends)
-        self._resume(lease, lease.miss.cached)
+        self.resume(lease, lease.miss.cached)
         if Kind.TAIL in self.arena.unit_bytes:
             tail = self.cache.take(Kind.TAIL)
             if tail is None:
-                self._let_go(lease)
+                self.let_go(lease)
                 return None
             lease.tail = self.tail[seat] = tail
         self.leases[seat] = lease
@@ -146,7 +146,7 @@ class Ledger:
     def _on_grid(self, positions: Iterable[int]) -> frozenset[int]:
         return frozenset(floor_to_grid(position, self.cell) for position in positions)
 
-    def _resume(self, lease: Lease, cached: int) -> None:
+    def resume(self, lease: Lease, cached: int) -> None:
         seat, depth = lease.seat, cached // self.cell
         self.planned[seat] = self.computed[seat] = lease.decided = cached
         lease.cells = lease.published = lease.shared = lease.window_first = depth
@@ -248,15 +248,15 @@ class Ledger:
             assert not lease.pending, "cannot undo tokens that a later flight builds on"
             self.planned[lease.seat] = lease.decided = accepted
         if self.enabled:
-            self._publish_cells(lease, accepted)
+            self.publish_cells(lease, accepted)
         self._settle_captures(lease, grant, accepted)
-        self._drop_window(lease)
+        self.drop_window(lease)
 
     def settle_each(self, seats: Ints, ends: Ints) -> None:
         """Settle tokens that stayed inside their cells."""
         self.computed[seats] = ends
 
-    def _publish_cells(self, lease: Lease, accepted: int) -> None:
+    def publish_cells(self, lease: Lease, accepted: int) -> None:
         node = lease.node
         first, end = lease.published, accepted // self.cell
         paged = Kind.PAGE in self.arena.unit_bytes
@@ -280,7 +280,7 @@ class Ledger:
         standing = [c for c in grant.captures if c.position <= accepted]
         for capture in standing:
             if capture.keep:
-                self._keep(lease, capture.position, capture.slot)
+                self.keep_capture(lease, capture.position, capture.slot)
         own = [c for c in grant.captures if c.own]
         # The sequence continues from its last valid checkpoint and leaves the one before.
         reached = [grant.read_slot, *(c.slot for c in own if c in standing)]
@@ -292,7 +292,7 @@ class Ledger:
             self.cache.release_slot(slot)
         self.snapshots.fill_reserve()
 
-    def _keep(self, lease: Lease, position: int, slot: int | None) -> None:
+    def keep_capture(self, lease: Lease, position: int, slot: int | None) -> None:
         """Make a computed position a resume point; its slot and window pages get one more owner."""
         first = first_window_cell(position, self.window, self.cell) if self.window else 0
         window: tuple[int, ...] = ()
@@ -303,7 +303,7 @@ class Ledger:
         self.cache.keep(key, slot, window)
         self.cache.explain(key, self.snapshots.origin(lease, position))
 
-    def _drop_window(self, lease: Lease) -> None:
+    def drop_window(self, lease: Lease) -> None:
         """Release window pages that neither this sequence nor a resume point at its last grid position can see."""
         if not self.window:
             return
@@ -320,18 +320,18 @@ class Ledger:
         assert not lease.pending, "a flight still carries this lease"
         here = floor_to_grid(int(self.computed[lease.seat]), self.cell)
         if self.enabled and here and self.cache.point_bytes and self.snapshots.wants_end(lease, here):
-            self._keep(lease, here, lease.slot)
+            self.keep_capture(lease, here, lease.slot)
             if self.snapshots.reasons.answers:
                 self.cache.explain(lease.keys[here // self.cell - 1], Origin.ANSWER_END)
         for key in lease.keys[lease.published : lease.prompt // self.cell]:
             if self._promises.get(key) is lease:
                 del self._promises[key]
         del self.leases[lease.seat]
-        self._let_go(lease)
+        self.let_go(lease)
         if not self.leases:
             self.snapshots.give_up_reserve()
 
-    def _let_go(self, lease: Lease) -> None:
+    def let_go(self, lease: Lease) -> None:
         if Kind.PAGE in self.arena.unit_bytes:
             for page in self.page_table[lease.seat, lease.published : lease.cells].tolist():
                 self.arena.release(Kind.PAGE, page)

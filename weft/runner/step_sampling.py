@@ -71,7 +71,7 @@ def stage_sampling(plan: Plan, vocab_size: int) -> StagedValue:
         "index": last[plan.sampled],
         "seat": plan.seat[plan.sampled],
         "masks": None if simple else _masks(sampling),
-        "penalties": None if simple else _penalties(plan),
+        "penalties": None if simple else stage_penalties(plan),
         "biases": None if simple else _biases(sampling),
         "draws": None if simple else _draws(sampling, vocab_size),
         "top": int(sampling.top_logprobs.max(initial=0)) if sampling.wants_logprobs else None,
@@ -87,7 +87,7 @@ def _masks(sampling: Sampling) -> StagedValue | None:
     return StagedValue(Masks, {"row": sampling.mask_row, "allowed": sampling.mask_bits.view(np.uint8)})
 
 
-def _penalties(plan: Plan) -> StagedValue | None:
+def stage_penalties(plan: Plan) -> StagedValue | None:
     sampling = plan.sampling
     on = sampling.repetition_penalty != 1
     on |= (sampling.presence_penalty != 0) | (sampling.frequency_penalty != 0)

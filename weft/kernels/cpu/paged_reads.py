@@ -73,7 +73,7 @@ class Spans(NamedTuple):
 def plan_reads(rows: RowPositions, paging: Paging, window: int | None, cell: int) -> list[Read]:
     spans = Spans(rows.decodes, rows.start.tolist(), rows.end.tolist(), rows.first.tolist())
     reads: list[Read] = []
-    for members, shared in _by_beginning(spans, paging, window, cell):
+    for members, shared in by_beginning(spans, paging, window, cell):
         own = _single_reads(spans, paging, members, shared * cell, window, cell)
         if shared:
             reads.append(SharedRead(_tokens(members), paging.table[members[0], :shared], own))
@@ -82,11 +82,11 @@ def plan_reads(rows: RowPositions, paging: Paging, window: int | None, cell: int
     for row in range(spans.decodes, len(spans.start)):
         start, end = spans.start[row], spans.end[row]
         for low in range(start, end, QUERY_BLOCK):
-            reads.append(_row_read(spans, paging, row, low, min(low + QUERY_BLOCK, end), 0, window, cell))
+            reads.append(row_read(spans, paging, row, low, min(low + QUERY_BLOCK, end), 0, window, cell))
     return reads
 
 
-def _by_beginning(spans: Spans, paging: Paging, window: int | None, cell: int) -> list[tuple[list[int], int]]:
+def by_beginning(spans: Spans, paging: Paging, window: int | None, cell: int) -> list[tuple[list[int], int]]:
     """Group the rows of one token by their first page, with the number of pages that each group shares."""
     rows = list(range(spans.decodes))
     if window is not None or len(rows) < 2:
@@ -115,7 +115,7 @@ def _tokens(rows: Sequence[int]) -> slice | Tensor:
     return torch.tensor(rows)
 
 
-def _low(position: int, floor: int, window: int | None) -> int:
+def first_visible(position: int, floor: int, window: int | None) -> int:
     """Return the first position from `floor` on that a query at `position` sees."""
     return floor if window is None else max(floor, position - window + 1)
 
@@ -124,17 +124,17 @@ def _single_reads(
     spans: Spans, paging: Paging, rows: Sequence[int], floor: int, window: int | None, cell: int
 ) -> tuple[RowRead | PaddedRead, ...]:
     """Return the reads of rows of one token, from position `floor` on."""
-    longest = max(spans.end[row] - _low(spans.start[row], floor, window) for row in rows)
+    longest = max(spans.end[row] - first_visible(spans.start[row], floor, window) for row in rows)
     if len(rows) > 1 and longest <= PADDED_TOKENS:
-        return (_padded_read(spans, paging, rows, floor, window, cell),)
-    return tuple(_row_read(spans, paging, row, spans.start[row], spans.end[row], floor, window, cell) for row in rows)
+        return (padded_read(spans, paging, rows, floor, window, cell),)
+    return tuple(row_read(spans, paging, row, spans.start[row], spans.end[row], floor, window, cell) for row in rows)
 
 
-def _row_read(
+def row_read(
     spans: Spans, paging: Paging, row: int, start: int, end: int, floor: int, window: int | None, cell: int
 ) -> RowRead:
     """Return the read of queries at positions [start, end) of a row, which see positions from `floor` on."""
-    lowest = _low(start, floor, window)
+    lowest = first_visible(start, floor, window)
     base = lowest // cell * cell
     cells = torch.arange(lowest // cell, (end - 1) // cell + 1)
     pages = paging.table[row].index_select(0, cells - paging.first_position[row] // cell)
@@ -151,11 +151,11 @@ def _row_read(
     return RowRead(slice(first, first + end - start), pages, lowest - base, end - base, causal, mask)
 
 
-def _padded_read(
+def padded_read(
     spans: Spans, paging: Paging, rows: Sequence[int], floor: int, window: int | None, cell: int
 ) -> PaddedRead:
     ends = [spans.end[row] for row in rows]
-    lows = [_low(end - 1, floor, window) for end in ends]
+    lows = [first_visible(end - 1, floor, window) for end in ends]
     width = max((end - 1) // cell - low // cell + 1 for low, end in zip(lows, ends))
     index = torch.tensor(list(rows))
     low, end = (torch.tensor(values).unsqueeze(1) for values in (lows, ends))
