@@ -151,3 +151,10 @@ def test_the_readme_says_what_the_built_in_model_is_and_what_comes_next():
     assert "smoke test" in run
     assert re.search(r"^\.venv/bin/weft serve \w+/\S+$", run, re.MULTILINE), "the next step is a real model"
     assert rest
+
+
+def test_every_figure_has_the_command_that_makes_it():
+    figures = (ROOT / "CONTRIBUTING.md").read_text().partition("## Figures\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"^\| (.*?) \|", figures, re.MULTILINE)) - {"figure in docs/"}
+    named = {name for cell in named for name in re.findall(r"`([\w-]+\.svg)`", cell)}
+    assert named == {figure.name for figure in (ROOT / "docs").rglob("*.svg")}
