@@ -6,7 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+# The same examples in every run: a failure is one of the change, not of luck.
+hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
+hypothesis.settings.load_profile("same")
 
 # Test processes run side by side: one thread each, or they would fight for the cores and take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

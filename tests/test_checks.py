@@ -108,3 +108,10 @@ def test_commands_name_what_exists(document):
 def test_a_command_that_does_not_exist_is_seen():
     wrong = "`pytest tests/test_none.py`, `python -m weft.none.such`, `pytest -m lazy`, `pip install -e '.[wool]'`"
     assert unknown(wrong) == ["tests/test_none.py", "weft.none.such", "lazy", "wool"]
+
+
+def test_random_examples_are_the_same_in_every_run():
+    import hypothesis
+
+    assert hypothesis.settings.default.derandomize
+    assert hypothesis.settings(max_examples=5).derandomize
