@@ -87,9 +87,9 @@ class DecodeInputs:
         for name, value in padding.items():
             self.tensor(name).fill_(value)
         for paging in self.pagings:
-            nobody = self.scratch[Kind.WINDOW if paging == "windowed" else Kind.PAGE]
-            self.tensor(f"{paging}.write_page").fill_(nobody)
-            self.tensor(f"{paging}.pages").fill_(nobody)
+            scratch_page = self.scratch[Kind.WINDOW if paging == "windowed" else Kind.PAGE]
+            self.tensor(f"{paging}.write_page").fill_(scratch_page)
+            self.tensor(f"{paging}.pages").fill_(scratch_page)
             self.tensor(f"{paging}.bounds").copy_(self.packed_first)
 
     def _write(self, plan: Plan, rows: int, host: NDArray[np.int32]) -> int:
@@ -121,8 +121,8 @@ class DecodeInputs:
         table, scratch = (plan.window_table, Kind.WINDOW) if windowed else (plan.page_table, Kind.PAGE)
         first_cell = plan.window_first if windowed else np.zeros(real, np.int32)
         last = plan.start // cell - first_cell
-        nobody = self.scratch[scratch]
-        put(f"{paging}.write_page", table[np.arange(real), last], nobody)
+        scratch_page = self.scratch[scratch]
+        put(f"{paging}.write_page", table[np.arange(real), last], scratch_page)
         put(f"{paging}.first_position", first_cell * cell, 0)
         bounds = self.places[f"{paging}.bounds"].first
         host[bounds] = 0
@@ -132,7 +132,7 @@ class DecodeInputs:
         pages = self.places[f"{paging}.pages"].first
         host[pages : pages + count] = table[np.arange(table.shape[1]) <= last[:, None]]
         end = pages + count + rows - real
-        host[pages + count : end] = nobody
+        host[pages + count : end] = scratch_page
         return end
 
     @property

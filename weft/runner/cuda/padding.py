@@ -161,8 +161,8 @@ class StepInputs:
     ) -> None:
         self.operations = operations
         self.size, self.seat, self.spec, self.scratch, self.device = size, seat, spec, scratch, torch.device(device)
-        nobody = trial(np.array([0], np.int32), np.array([2], np.int32), spec, scratch)
-        staged = self._stage(replace(nobody, seat=np.array([seat], np.int32)))
+        scratch_plan = trial(np.array([0], np.int32), np.array([2], np.int32), spec, scratch)
+        staged = self._stage(replace(scratch_plan, seat=np.array([seat], np.int32)))
         # Padding may be longer than any row.
         new = -(-size.tokens // spec.cell)
         reach = {"full.pages": max(cells, new), "windowed.pages": max(min(cells, spec.window_cells + 2 + new), new)}
