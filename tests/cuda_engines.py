@@ -22,6 +22,7 @@ from torch import nn
 
 from tests.engines import TINY, model_of
 from tests.gpu_memory import ARENA_BYTES, GROUP
+from tests.operations import PLAIN
 from tests.oracle import Tiny
 from weft import LLM
 from weft.base.config import EngineConfig
@@ -91,7 +92,7 @@ def load_tiny(family: str, dtype: str) -> LLM:
     config = getattr(transformers, found.config_class)(**json.loads(json.dumps(found.settings))).to_dict()
     llm = load(config | {"architectures": [found.model_class]}, dtype, MEMORY_BYTES)
     if dtype == "float32":
-        copy_weights(model_of(family), llm.engine._device.model)
+        copy_weights(model_of(family, operations=PLAIN), llm.engine._device.model)
     return llm
 
 

@@ -21,6 +21,7 @@ from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Report
 from weft.engine.loop import Engine
 from weft.engine.request import Request
+from weft.kernels.interface import Operations
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
@@ -33,20 +34,20 @@ VOCABULARY = 256
 
 
 @cache
-def model_of(family: str, dtype: torch.dtype = torch.float32) -> CausalModel:
+def model_of(family: str, dtype: torch.dtype = torch.float32, operations: Operations | None = None) -> CausalModel:
     """A tiny model with random weights of a size that makes states matter."""
-    return dummy_model(TINY[family], dtype)
+    return dummy_model(TINY[family], dtype, operations)
 
 
-def dummy_model(tiny: Tiny, dtype: torch.dtype = torch.float32) -> CausalModel:
-    """A model of its own, for a test that changes it."""
+def dummy_model(tiny: Tiny, dtype: torch.dtype = torch.float32, operations: Operations | None = None) -> CausalModel:
+    """A model of its own, for a test that changes it. Prepared for PLAIN operations, others can read it too."""
     import transformers
 
     config = getattr(transformers, tiny.config_class)(**json.loads(json.dumps(tiny.settings))).to_dict()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         file.write_text(json.dumps(config | {"architectures": [tiny.model_class]}))
-        model, _ = load_model(file, dtype, weights="dummy", progress=False)
+        model, _ = load_model(file, dtype, weights="dummy", progress=False, operations=operations)
     return model
 
 

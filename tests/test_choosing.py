@@ -120,7 +120,7 @@ ASKS = [
 
 
 def answers(family: str, operations: Operations, asks: Sequence[Ask] = ASKS):
-    model, memory = model_of(family), 16 << 20
+    model, memory = model_of(family, operations=operations), 16 << 20
     spec = MemorySpec(model.memories(operations))
     config = EngineConfig(memory_bytes=memory, max_sequences=4, max_tokens_per_step=48, max_length=128, paranoid=True)
     runner = Runner(model, spec, memory, config.max_sequences, threads=1, operations=operations)
@@ -181,5 +181,13 @@ def test_a_gpu_without_kernels_runs_plain_definitions(family):
     spec, memory = MemorySpec(model_of(family).memories(PLAIN)), 16 << 20
     config = EngineConfig(memory_bytes=memory, max_sequences=4, max_tokens_per_step=48, max_length=128, paranoid=True)
     operations = chosen_everywhere("plain", "Triton is hidden").operations
-    runner = Runner(dummy_model(TINY[family]).to("cuda"), spec, memory, config.max_sequences, "cuda", 1, operations)
+    runner = Runner(
+        dummy_model(TINY[family], operations=PLAIN).to("cuda"),
+        spec,
+        memory,
+        config.max_sequences,
+        "cuda",
+        1,
+        operations,
+    )
     assert_alike(serve(Engine(spec, runner, config), ASKS), answers(family, CPU))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.engines import TINY, Ask, dummy_model, greedy, seeded, serve, tokens
-from tests.operations import CPU, GPU_ROWS
+from tests.operations import CPU, GPU_ROWS, PLAIN
 from tests.plans import Capture, Row, make_plan
 from weft.base.config import EngineConfig
 from weft.engine.loop import Engine
@@ -226,7 +226,7 @@ def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family, is_recorded, 
         # A hit on what the first one left, beside a decode.
         Ask([*shared, *tokens(3, seed=4)], greedy(1), step=2),
     ]
-    model = dummy_model(FEW_LAYERS[family])
+    model = dummy_model(FEW_LAYERS[family], operations=PLAIN)
     found, wanted = serve(cuda_engine(model, max_sequences=3), asks), serve(cpu_engine(model), asks)
     assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
     for mine, theirs in zip(found, wanted):
@@ -240,14 +240,14 @@ def test_a_state_that_is_no_power_of_two_runs_in_the_kernels_of_a_gpu(monkeypatc
     monkeypatch.setattr(recorded, "PROMPT_TOKENS", ())
     tiny, asks = FEW_LAYERS["falcon_h1"], [Ask(tokens(19, seed=1), greedy(2)), Ask(tokens(3, seed=3), greedy(3))]
     wanted = serve(cpu_engine(dummy_model(tiny)), asks)
-    found = serve(cuda_engine(dummy_model(tiny), max_sequences=2), asks)
+    found = serve(cuda_engine(dummy_model(tiny, operations=PLAIN), max_sequences=2), asks)
     assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
     for mine, theirs in zip(found, wanted):
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=2e-4)
 
 
 def test_the_trial_of_a_step_runs_on_units_that_nobody_owns():
-    model = dummy_model(FEW_LAYERS["lfm2"])
+    model = dummy_model(FEW_LAYERS["lfm2"], operations=PLAIN)
     spec = MemorySpec(model.memories(GPU_ROWS), SHORT_CELL)
     runner = CudaRunner(model, spec, 1 << 16, 4, 256, device="cpu", operations=GPU_ROWS)
     before = runner.store.buffer[: 1 << 16].clone()

@@ -191,7 +191,7 @@ def after_norm(case: Case, normed: Tensor) -> Tensor:
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in OWN_NORMS])
 def test_models_answer_as_with_norms_computed_before(family, monkeypatch):
     """In float16, which products of one row take; the first token comes of a prompt, the others of rows."""
-    model, asks = model_of(family, torch.float16), [Ask(tokens(9, seed=1), greedy(8))]
+    model, asks = model_of(family, torch.float16, PLAIN), [Ask(tokens(9, seed=1), greedy(8))]
     [before] = serve(engine_of(model), asks)
     lazy_ones = []
 

@@ -1,4 +1,4 @@
-"""The product of few rows in C++ is the product, whatever the sizes, and a row does not see its company."""
+"""The product in C++ is the product, whatever the sizes, and a row has the same bits whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.operations import activated_linear, linear
 from weft.kernels.activations import NAMES
 from weft.kernels.cpu import linear as products
-from weft.kernels.cpu.linear import FEW_ROWS, pack
+from weft.kernels.cpu.linear import FEW_ROWS, activated_linear, linear, prepare
 from weft.kernels.native import library
+from weft.kernels.native.linear import PANEL, pack, product
+from weft.kernels.weight import Weight
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
 
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+# More rows than one piece of work has, and not a multiple of any tile.
+MANY = 203
 
 
 def random(*shape, dtype=torch.float32, seed=0):
@@ -28,73 +31,111 @@ def exact(x, weight, bias=None):
     return F.linear(x.double(), weight.double(), None if bias is None else bias.double())
 
 
+def in_panels(weight, bias=None):
+    return Weight(pack(weight), bias, size=len(weight))
+
+
 def assert_close(found, expected, dtype):
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
-    rows=st.integers(1, 16),
-    inputs=st.integers(1, 70),
+    rows=st.integers(1, 40) | st.integers(90, 210),
+    inputs=st.integers(1, 70) | st.integers(250, 530),
     outputs=st.integers(1, 150),
     biased=st.booleans(),
     threads=st.integers(1, 3),
 )
 def test_any_sizes_give_the_product(dtype, rows, inputs, outputs, biased, threads):
-    rows = min(rows, FEW_ROWS[dtype])
     x = random(rows, inputs, dtype=dtype)
     weight = random(outputs, inputs, seed=1) / inputs**0.5
     weight, bias = weight.to(dtype), random(outputs, dtype=dtype, seed=2) if biased else None
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert_close(linear(x, weight, bias), exact(x, weight, bias), dtype)
+        assert_close(linear(x, in_panels(weight, bias)), exact(x, weight, bias), dtype)
     finally:
         torch.set_num_threads(before)
 
 
 def test_weights_of_16_bits_give_the_same_floats_as_when_they_are_widened():
     weight = random(130, 77, dtype=torch.bfloat16, seed=1)
-    for rows in (1, 2, 3, 5, FEW_ROWS[torch.float32]):
+    for rows in (1, 2, 3, 5, 16, MANY):
         x, bias = random(rows, 77), random(130, seed=2)
-        assert torch.equal(linear(x, weight.float(), bias, stored=weight), linear(x, weight.float(), bias))
+        short, wide = (product(x, pack(each), 130, bias) for each in (weight, weight.float()))
+        assert torch.equal(short, wide)
 
 
 @pytest.mark.parametrize("activation", NAMES)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs", [70, 4 * PANEL])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_activations_are_torchs_own(activation, dtype, parts):
-    x, weight, bias = random(3, 40, dtype=dtype) * 3, random(70, 40, dtype=dtype, seed=1) / 6, random(70, seed=2)
-    bias = bias.to(dtype)
-    product = exact(x, weight, bias)
-    expected = activation(product) if parts == 1 else activation(product[:, :35]) * product[:, 35:]
-    assert_close(activated_linear(x, weight, bias, activation, parts), expected, dtype)
+def test_activations_are_torchs_own(activation, dtype, outputs, parts):
+    weight, bias = random(outputs, 40, dtype=dtype, seed=1) / 6, random(outputs, dtype=dtype, seed=2)
+    for rows in (3, 20):
+        x = random(rows, 40, dtype=dtype)
+        sums = exact(x, weight, bias)
+        gate, gated = sums.chunk(2, -1)
+        expected = activation(sums) if parts == 1 else activation(gate) * gated
+        assert_close(activated_linear(x, in_panels(weight, bias), activation, parts), expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_see_its_company(dtype):
-    weight = random(300, 77, dtype=dtype, seed=1)
-    x = random(FEW_ROWS[dtype], 77, dtype=dtype)
-    together = linear(x, weight)
-    for row in range(len(x)):
-        assert torch.equal(linear(x[row : row + 1], weight)[0], together[row])
+@pytest.mark.parametrize("activation", [None, F.silu])
+def test_a_row_has_the_same_bits_in_every_batch(dtype, activation):
+    weight, bias = random(160, 600, dtype=dtype, seed=1), random(160, dtype=dtype, seed=2)
+    packed, x = pack(weight), random(MANY, 600, dtype=dtype)
+    together = product(x, packed, 160, bias, activation)
+    for rows in (*range(1, 30), 95, 96, 97, 150):
+        for first in (0, 13):
+            some = product(x[first : first + rows], packed, 160, bias, activation)
+            assert torch.equal(some, together[first : first + rows])
     x[1:] = torch.nan
-    assert torch.equal(linear(x, weight)[0], together[0])
+    assert torch.equal(product(x, packed, 160, bias, activation)[0], together[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_may_lie_apart(dtype):
-    wide, weight = random(3, 90, dtype=dtype), random(20, 31, dtype=dtype, seed=1) / 6
-    assert_close(linear(wide[:, 40:71], weight), exact(wide[:, 40:71], weight), dtype)
+    wide, weight = random(30, 90, dtype=dtype), random(20, 31, dtype=dtype, seed=1) / 6
+    for rows in (3, 30):
+        x = wide[:rows, 40:71]
+        assert_close(linear(x, in_panels(weight)), exact(x, weight), dtype)
 
 
-def test_few_rows_read_weights_as_stored_and_many_rows_packed_ones(monkeypatch):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inputs_may_have_any_number_of_dimensions(dtype):
+    x, weight = random(2, 3, 5, 31, dtype=dtype), random(20, 31, dtype=dtype, seed=1) / 6
+    found = linear(x.transpose(0, 1), in_panels(weight))
+    assert_close(found, exact(x.transpose(0, 1), weight), dtype)
+    assert linear(x[:0, 0, 0], in_panels(weight)).shape == (0, 20)
+
+
+def test_with_16_bit_units_few_rows_read_panels_and_many_rows_blocks():
     weight = random(24, 16, dtype=torch.bfloat16) / 4
-    packed, wrong = pack(weight), torch.full_like(weight, torch.nan)
-    few, many = (random(rows, 16, dtype=torch.bfloat16) for rows in (FEW_ROWS[torch.bfloat16], 9))
-    assert linear(few, packed, stored=wrong).isnan().all()
-    assert_close(linear(many, packed, stored=wrong), exact(many, weight), torch.bfloat16)
+    wrong = torch.full_like(weight, torch.nan)
+    both = Weight(weight, None, pack(wrong), 24)
+    few, many = (random(rows, 16, dtype=torch.bfloat16) for rows in (FEW_ROWS, FEW_ROWS + 1))
+    assert linear(few, both).isnan().all()
+    assert_close(linear(many, both), exact(many, weight), torch.bfloat16)
+
+
+@pytest.mark.parametrize("kept_short", [True, False])
+def test_float32_weights_take_half_the_bytes_if_they_are_16_bit_numbers(kept_short):
+    weight = random(40, 16, dtype=torch.bfloat16).float() + (0 if kept_short else 1e-6)
+    prepared = prepare(Weight(weight), twice=True)
+    assert prepared.matrix.dtype == (torch.bfloat16 if kept_short else torch.float32)
+    x = random(7, 16)
+    assert_close(linear(x, prepared), exact(x, weight), torch.float32)
+
+
+def test_without_a_compiler_weights_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(products, "HAS_BFLOAT16", False)
     monkeypatch.setattr(products.native, "available", lambda: False)
-    assert_close(linear(few, packed, stored=wrong if packed.is_mkldnn else weight), exact(few, weight), torch.bfloat16)
+    for dtype in DTYPES:
+        weight, x = random(24, 16, dtype=dtype) / 4, random(9, 16, dtype=dtype)
+        prepared = prepare(Weight(weight), twice=True)
+        assert prepared.matrix is weight
+        assert_close(linear(x, prepared), exact(x, weight), dtype)

@@ -13,10 +13,10 @@ from tests import tiny_model
 from tests.engines import FAMILIES, Ask, greedy, make_engine, serve, tokens
 from tests.operations import linear
 from weft import LLM, SamplingParams
-from weft.kernels.cpu.linear import pack
+from weft.kernels.cpu.linear import EXPECTED_ROWS, HAS_BFLOAT16
 from weft.kernels.native import calls, library, replay
 from weft.kernels.native.calls import record
-from weft.kernels.native.linear import few_rows
+from weft.kernels.native.linear import pack, product
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
 
@@ -60,9 +60,9 @@ def test_a_step_that_is_not_renewed_would_show(monkeypatch):
 
 
 def test_whoever_computes_by_torch_is_noticed():
-    x, weight = torch.randn(2, 32), torch.randn(8, 32)
+    x, weight = torch.randn(2, 32), pack(torch.randn(8, 32))
     with record() as pure:
-        few_rows(x.view(2, 32)[:, :32].unflatten(-1, (2, 16)).flatten(-2), weight).chunk(2, -1)
+        product(x.view(2, 32)[:, :32].unflatten(-1, (2, 16)).flatten(-2), weight, 8).chunk(2, -1)
     assert pure.pure
     assert len(pure.calls) == 1
     for compute in (
@@ -77,17 +77,18 @@ def test_whoever_computes_by_torch_is_noticed():
         assert not impure.pure
 
 
+@pytest.mark.skipif(not HAS_BFLOAT16, reason="this CPU has no 16-bit units")
 def test_packed_weights_are_noticed_too():
-    weight = (torch.randn(24, 16) / 4).bfloat16()
+    blocks = torch.ops.mkldnn._reorder_linear_weight((torch.randn(24, 16) / 4).bfloat16(), EXPECTED_ROWS)
     with record() as recording:
-        linear(torch.randn(40, 16).bfloat16(), pack(weight))
+        linear(torch.randn(40, 16).bfloat16(), blocks)
     assert not recording.pure
 
 
 def test_calls_of_other_threads_are_not_recorded():
-    x, weight = torch.randn(1, 32), torch.randn(8, 32)
+    x, weight = torch.randn(1, 32), pack(torch.randn(8, 32))
     with record() as recording:
-        other = threading.Thread(target=few_rows, args=(x, weight))
+        other = threading.Thread(target=product, args=(x, weight, 8))
         other.start()
         other.join()
     assert not recording.calls
@@ -108,7 +109,7 @@ def test_an_error_while_recording_ends_the_recording():
     assert getattr(calls._here, "recording", None) is None
 
 
-def test_many_rows_of_16_bits_are_not_recorded_and_few_are():
+def test_rows_of_16_bits_are_recorded_unless_units_of_the_cpu_multiply_them():
     llm = LLM(**tiny_model.OPTIONS, dtype="bfloat16", memory="32MiB")
     asked = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
     for count in (9, 2):
@@ -118,7 +119,7 @@ def test_many_rows_of_16_bits_are_not_recorded_and_few_are():
         assert [answer.token_ids[0] for answer in found] == [answer.token_ids[0] for answer in alone]
     steps = {rows: step for (rows, _), step in llm.engine._device.compute.steps.items()}
     assert steps[2] is not None
-    assert steps[9] is None, "torch multiplies this many rows, with packed weights or plain ones"
+    assert (steps[9] is None) == HAS_BFLOAT16, "oneDNN multiplies this many rows with 16-bit units"
 
 
 def test_recording_does_not_import_the_compiler_of_torch():

@@ -21,7 +21,8 @@ def test_the_example_runs_a_model():
     [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict = {}
     exec(compile(code, "docs/operations-interface.md", "exec"), names)
-    model, operations = model_of("olmo_hybrid"), names["operations"]
+    operations = names["operations"]
+    model = model_of("olmo_hybrid", operations=operations)
     spec, memory = MemorySpec(model.memories(operations)), 8 << 20
     config = EngineConfig(memory_bytes=memory, max_sequences=1, max_tokens_per_step=16, max_length=64)
     runner = Runner(model, spec, memory, 1, threads=1, operations=operations)

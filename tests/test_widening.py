@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.engines import FAMILIES, Ask, greedy, model_of, serve, tokens
+from tests.engines import FAMILIES, TINY, Ask, dummy_model, greedy, serve, tokens
 from weft.base.config import EngineConfig
 from weft.engine.loop import Engine
 from weft.kernels.choosing import everywhere
-from weft.kernels.cpu import linear
+from weft.kernels.cpu import linear, moe
 from weft.memory.spec import MemorySpec
 from weft.runner.runner import Runner
 
@@ -34,7 +34,8 @@ class Multiplied(TorchDispatchMode):
 
 def multiplied(family: str) -> set[str]:
     """Serve a chunked prompt, one that shares its beginning, and decodes of one and of several rows."""
-    model, operations = model_of(family, torch.bfloat16), everywhere("cpu")
+    operations = everywhere("cpu")
+    model = dummy_model(TINY[family], torch.bfloat16, operations)
     spec, memory = MemorySpec(model.memories(operations)), 64 << 20
     config = EngineConfig(memory_bytes=memory, max_sequences=8, max_tokens_per_step=96, max_length=640)
     runner = Runner(model, spec, memory, config.max_sequences, threads=1, operations=operations)
@@ -54,5 +55,6 @@ def test_without_16_bit_units_nothing_multiplies_bfloat16(family, monkeypatch):
 def test_with_them_something_does(monkeypatch):
     """So the search can find it."""
     monkeypatch.setattr(linear, "HAS_BFLOAT16", True)
-    monkeypatch.setattr(linear, "pack", lambda weight: weight)
+    monkeypatch.setattr(linear, "prepare", lambda weight, twice: weight)
+    monkeypatch.setattr(moe, "prepare_experts", lambda matrices: matrices)
     assert any("scaled_dot_product" in name for name in multiplied("llama"))

@@ -20,10 +20,13 @@ Routing: TypeAlias = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """Matrices of all experts of a layer: second(activation(first(x)))."""
+    """Matrices of all experts of a layer: second(activation(first(x))).
 
-    first: Float[Tensor, "experts outer hidden"]
-    second: Float[Tensor, "experts hidden inner"]
+    They are [experts, outputs, inputs], or as `Operations.prepare_experts` returned them.
+    """
+
+    first: Float[Tensor, "experts ..."]
+    second: Float[Tensor, "experts ..."]
     activation: Activation
     first_bias: Float[Tensor, "experts outer"] | None = None
     second_bias: Float[Tensor, "experts hidden"] | None = None

@@ -233,6 +233,9 @@ class Operations(Protocol):
 
     # experts
 
+    def prepare_experts(self, matrices: Float[Tensor, "experts outputs inputs"]) -> Float[Tensor, "experts ..."]:
+        """Return loaded weights of all experts in the layout that `experts` reads fastest."""
+
     def route_softmax(self, logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:
         """Choose the k most likely experts; on request, renormalize their probabilities to sum to 1 (Qwen)."""
 

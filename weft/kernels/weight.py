@@ -16,11 +16,17 @@ class Weight:
     knows its layout: layers ask for its sizes and multiply with it, and nothing else.
     """
 
-    matrix: Float[Tensor, "outputs inputs"]
+    matrix: Float[Tensor, "*layout"]
     bias: Float[Tensor, " outputs"] | None = None
     # A second copy in the fastest layout for few rows; None: `matrix` serves those too.
-    few: Float[Tensor, "outputs inputs"] | None = None
+    few: Float[Tensor, "*layout"] | None = None
+    # Number of outputs of a prepared matrix; None: that of its rows, as in a checkpoint.
+    size: int | None = None
 
     @property
-    def for_few(self) -> Float[Tensor, "outputs inputs"]:
+    def for_few(self) -> Float[Tensor, "*layout"]:
         return self.matrix if self.few is None else self.few
+
+    @property
+    def outputs(self) -> int:
+        return self.matrix.shape[0] if self.size is None else self.size

@@ -6,20 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.experts import ExpertWeights, Routing, clamped
-from weft.kernels.interface import Batch
-from weft.kernels.stream import Normed
+from weft.kernels.experts import clamped
 from weft.models import mxfp4
 from weft.models.config import Config
 from weft.models.decoder import Block, DecoderModel, attention_shape, frame
 from weft.models.layers.attention import Attention
 from weft.models.layers.linear import Linear
-from weft.models.layers.moe import Route, SparseMLP
+from weft.models.layers.moe import ExpertLayer, Route, SparseMLP
 from weft.models.layers.rotary import Rotary
-from weft.models.model import Layer, Source
+from weft.models.model import Source
 
 KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 YARN = {
@@ -54,11 +51,14 @@ class GptOss(DecoderModel):
         super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
 
 
-class ClampedExperts(Layer):
+class ClampedExperts(ExpertLayer):
     """Experts, filled from [experts, inputs, outputs], or from MXFP4 as [experts, outputs, inputs].
 
     Both formats interleave the outputs of gate and up; here all gates come first.
     """
+
+    first_bias: nn.Parameter
+    second_bias: nn.Parameter
 
     def __init__(self, config: Config, count: int) -> None:
         super().__init__()
@@ -71,10 +71,6 @@ class ClampedExperts(Layer):
             alpha=config.number("swiglu_alpha", default=1.702),
             limit=config.number("swiglu_limit", default=7.0),
         )
-
-    def forward(self, x: Normed, routing: Routing, batch: Batch) -> Float[Tensor, "tokens hidden"]:
-        weights = ExpertWeights(self.first, self.second, self.activation, self.first_bias, self.second_bias)
-        return batch.operations.experts(x, routing, weights)
 
     def initialise(self, generator: torch.Generator) -> None:
         for matrix in (self.first, self.second):

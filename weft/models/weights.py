@@ -29,6 +29,7 @@ from weft.models.config import read_config, shown, text_part
 from weft.models.dummy import fill_randomly
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
+from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel, Source, pin, sources
 from weft.models.registry import family_of
 
@@ -51,10 +52,12 @@ def load_model(
     weights: str = "checkpoint",
     seed: int = 0,
     spare_bytes: int = 0,
+    operations: Operations | None = None,
 ) -> tuple[CausalModel, dict[str, Any]]:
     """Load the model of a folder or hub id; return it with the configuration of its text part.
 
-    With ample `spare_bytes` weights may be kept twice, for few rows and for many.
+    With ample `spare_bytes` weights may be kept twice, for few rows and for many. Only `operations` can compute with
+    the model then; the default are those chosen for the device.
 
     With `weights="dummy"` only the configuration is read (a folder with config.json, the file itself, or the name of
     a packaged one), and the weights are random, the same for the same seed.
@@ -68,7 +71,7 @@ def load_model(
         fill_from(model, folder, config, progress)
     else:
         raise ModelError(f"weights must be 'checkpoint' or 'dummy', got {weights!r}")
-    prepare(model, choose(str(device), dtype, model.memories).operations, spare_bytes)
+    prepare(model, operations or choose(str(device), dtype, model.memories).operations, spare_bytes)
     pin(model)
     return model, config
 
@@ -80,6 +83,8 @@ def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> Non
     for module in model.modules():
         if isinstance(module, Linear):
             module.prepare(operations, twice)
+        elif isinstance(module, ExpertLayer):
+            module.prepare(operations)
         elif isinstance(module, Embedding):
             module.twice = twice
 

@@ -1,6 +1,7 @@
 """Matmuls with weights, by the fastest routine of this CPU for the number of rows.
 
-The choice is among torch's routines and our own for few rows, by measurement (docs/benchmarks.md).
+Our own kernel reads weights in panels and serves any number of rows. Where the CPU multiplies tiles of bfloat16 in
+hardware, oneDNN is faster for more than a few rows. The choice is by measurement (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -13,22 +14,30 @@ from torch import Tensor
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cpu.activation import gated_product
 from weft.kernels.native import library as native
-from weft.kernels.native.linear import few_rows
+from weft.kernels.native.linear import PANEL, product
+from weft.kernels.native.linear import pack as pack_panels
 from weft.kernels.stream import Addend, Normed
 from weft.kernels.weight import Weight
 
-# Up to this number of rows our own kernel is the fastest: it cannot use units that multiply whole tiles.
-FEW_ROWS = {torch.float32: 16, torch.bfloat16: 4}
+# Up to this number of rows panels are faster than 16-bit units, which need several rows to be busy.
+FEW_ROWS = 4
 # Up to this number of rows a CPU multiplies faster in bfloat16 if the weights come first: it then reads them in place
 # instead of copying them into another layout at every matmul.
 WEIGHTS_FIRST_ROWS = 64
-# Numbers of rows for which oneDNN is faster in float32 than torch's library, with weights as stored.
-HANDFUL = range(4, 33)
-# A packed layout hardly depends on the number of rows that it is made for.
+# A packed layout of oneDNN hardly depends on the number of rows that it is made for.
 EXPECTED_ROWS = 64
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-# Without 16-bit units torch multiplies bfloat16 element by element, hundreds of times slower than float32.
-HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def has_units() -> bool:
+    """Return whether this CPU multiplies bfloat16 in hardware, and the instruction set is not restricted.
+
+    Without such units torch multiplies bfloat16 element by element, hundreds of times slower than float32.
+    """
+    return HAS_ONEDNN and native.is_unrestricted() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+HAS_BFLOAT16 = has_units()
 
 
 def must_widen(x: Tensor) -> bool:
@@ -41,28 +50,20 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if must_widen(x) else x
 
 
-def _onednn(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, matrix, bias, "none", [], "")
-    return product
-
-
 def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:
     """Return x @ weight.T + bias."""
     assert isinstance(x, Tensor)
+    if reads_panels(x, weight):
+        return product(x, weight.for_few, weight.outputs, weight.bias)
     matrix, bias = weight.matrix, weight.bias
-    if are_few(x, weight.for_few):
-        return few_rows(x, weight.for_few, bias)
+    if in_panels(matrix):
+        return product(as_rows(x), matrix, weight.outputs, bias).view(*x.shape[:-1], weight.outputs)
     if matrix.is_mkldnn:
         return _onednn(x, matrix, bias)
-    rows = len(x)
     if must_widen(matrix):
         return F.linear(x.float(), matrix.float(), None if bias is None else bias.float()).to(x.dtype)
-    if x.ndim != 2 or rows > WEIGHTS_FIRST_ROWS:
-        return F.linear(x, matrix, bias)
-    if matrix.dtype == torch.bfloat16:
+    if x.ndim == 2 and len(x) <= WEIGHTS_FIRST_ROWS and matrix.dtype == torch.bfloat16:
         return _weights_first(x, matrix, bias)
-    if rows in HANDFUL and matrix.dtype == torch.float32 and HAS_ONEDNN and matrix.is_contiguous():
-        return _onednn(x, matrix, bias)
     return F.linear(x, matrix, bias)
 
 
@@ -73,8 +74,9 @@ def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
 def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int = 1) -> Float[Tensor, "n results"]:
     """Return activation(linear(x)); with two parts side by side, activation(first) * second."""
     assert isinstance(x, Tensor)
-    if activation in NAMES and are_few(x, weight.for_few):
-        return few_rows(x, weight.for_few, weight.bias, activation, parts)
+    fits = parts == 1 or weight.outputs % (parts * PANEL) == 0
+    if activation in NAMES and fits and reads_panels(x, weight):
+        return product(x, weight.for_few, weight.outputs, weight.bias, activation, parts)
     projected = linear(x, weight)
     if parts == 1:
         return activation(projected)
@@ -82,17 +84,24 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
     return gated_product(gate, gated, activation)
 
 
-def are_few(x: Tensor, weight: Tensor) -> bool:
-    """Return whether to use the C++ kernel."""
-    return (
-        x.ndim == 2
-        and 0 < x.shape[0] <= FEW_ROWS.get(x.dtype, 0)
-        and native.available()
-        and not weight.is_mkldnn
-        and weight.dtype in (x.dtype, torch.bfloat16)
-        and weight.is_contiguous()
-        and x.stride(1) == 1
-    )
+def reads_panels(x: Tensor, weight: Weight) -> bool:
+    """Return whether to multiply these rows with the weight's panels, without a copy of the rows."""
+    enough = weight.few is None or x.shape[0] <= FEW_ROWS
+    return enough and in_panels(weight.for_few) and x.ndim == 2 and x.shape[0] > 0 and x.stride(1) == 1
+
+
+def in_panels(matrix: Tensor) -> bool:
+    return matrix.ndim == 3 and not matrix.is_mkldnn
+
+
+def as_rows(x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "m inputs"]:
+    """Return x as rows of adjacent numbers."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def _onednn(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, matrix, bias, "none", [], "")
+    return product
 
 
 def _weights_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -104,32 +113,35 @@ def _weights_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def prepare(weight: Weight, twice: bool) -> Weight:
-    few = for_few_rows(weight.matrix) if twice else None
-    return Weight(pack(weight.matrix), weight.bias, few)
+    """Return the weights in the fastest layout for any number of rows; `twice`: also in panels for few rows.
 
-
-def pack(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
-    """Return the weights in the fastest layout for many rows, which may be their present one.
-
-    In bfloat16 the layout is blocks for the CPU's 16-bit units; only `linear` can read them.
+    With 16-bit units that layout is oneDNN's, whose blocks only `linear` can read; without, it is panels.
     """
-    if not weight.numel():
+    matrix, outputs = weight.matrix, weight.outputs
+    if not matrix.numel():
         return weight
-    if weight.dtype == torch.bfloat16 and HAS_BFLOAT16:
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), EXPECTED_ROWS)
-        return packed
-    return weight
+    if has_units_for(matrix):
+        blocks: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix.detach(), EXPECTED_ROWS)
+        few = pack_panels(matrix.detach()) if twice and native.available() else None
+        return Weight(blocks, weight.bias, few, outputs)
+    packed = pack_many(matrix)
+    return weight if packed is matrix else Weight(packed, weight.bias, None, outputs)
 
 
-def for_few_rows(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"] | None:
-    """Return a second form of plain weights, if few rows are faster with it than with the result of `pack`.
+def pack_many(matrices: Float[Tensor, "*many outputs inputs"]) -> Float[Tensor, "*layout"]:
+    """Return weights in panels; unchanged where the CPU has units for them, or there are no C++ kernels."""
+    if has_units_for(matrices) or matrices.dtype not in native.DTYPES or not native.available():
+        return matrices
+    return pack_panels(shortened(matrices.detach()))
 
-    Float32 weights of a checkpoint stored in 16 bits are the same numbers in half the bytes.
-    """
-    if not weight.numel() or not native.available():
-        return None
-    weight = weight.detach()
-    if weight.dtype == torch.float32:
-        short = weight.bfloat16()
-        return short if torch.equal(short.float(), weight) else None
-    return weight if weight.dtype == torch.bfloat16 and HAS_ONEDNN else None
+
+def has_units_for(matrix: Tensor) -> bool:
+    return matrix.dtype == torch.bfloat16 and HAS_BFLOAT16
+
+
+def shortened(matrix: Float[Tensor, "*many outputs inputs"]) -> Float[Tensor, "*many outputs inputs"]:
+    """Return float32 weights of a checkpoint stored in 16 bits as those: the same numbers in half the bytes."""
+    if matrix.dtype != torch.float32:
+        return matrix
+    short = matrix.bfloat16()
+    return short if torch.equal(short.float(), matrix) else matrix

@@ -11,13 +11,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cpu.activation import gated_product
-from weft.kernels.cpu.linear import linear, wide
+from weft.kernels.cpu.linear import linear, pack_many, wide
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.plain.moe import route_sigmoid, route_softmax, route_top
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
 
-__all__ = ["experts", "route_sigmoid", "route_softmax", "route_top"]
+__all__ = ["experts", "prepare_experts", "route_sigmoid", "route_softmax", "route_top"]
+
+
+def prepare_experts(matrices: Float[Tensor, "experts outputs inputs"]) -> Float[Tensor, "experts ..."]:
+    return pack_many(matrices)
 
 
 def experts(
@@ -37,9 +41,13 @@ def routed_sum(x: Tensor, routing: Routing, layer: ExpertWeights) -> Float[Tenso
     weights, chosen = routing
     first_bias, second_bias = layer.first_bias, layer.second_bias
 
+    hidden, inner = x.shape[1], layer.second.shape[2]
+
     def expert(number: int, rows: Tensor) -> Tensor:
-        first = Weight(layer.first[number], None if first_bias is None else first_bias[number])
-        second = Weight(layer.second[number], None if second_bias is None else second_bias[number])
+        first_shift = None if first_bias is None else first_bias[number]
+        second_shift = None if second_bias is None else second_bias[number]
+        first = Weight(layer.first[number], first_shift, size=inner * layer.activation.parts)
+        second = Weight(layer.second[number], second_shift, size=hidden)
         return linear(layer.activation(linear(rows, first)), second)
 
     weights = weights.to(x.dtype)

@@ -1,8 +1,9 @@
 """C++ kernels of this folder: compiled once by the machine's own compiler, for its own CPU, and loaded.
 
 Without a compiler, or if compilation fails, there is no library: the PyTorch operations run instead, and one warning
-says so. `WEFT_NATIVE=0` requests that. Compiled libraries are kept in the user's cache folder. A file's name has a
-fingerprint of the sources, the compiler and the CPU, and a checksum of its content: a damaged one is compiled again.
+says so. `WEFT_NATIVE=0` requests that. `WEFT_ISA` restricts the instruction set. Compiled libraries are kept in the
+user's cache folder. A file's name has a fingerprint of the sources, the compiler and the CPU, and a checksum of its
+content: a damaged one is compiled again.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ log = logging.getLogger("weft")
 
 FOLDER = Path(__file__).parent
 SWITCH = "WEFT_NATIVE"
+# Restricts kernels to an instruction set, to test and measure what other processors run.
+ISA = "WEFT_ISA"
+# The compiler's name of each instruction set.
+ISAS = {"native": "native", "sse2": "x86-64", "avx2": "x86-64-v3", "avx512": "x86-64-v4", "neon": "armv8-a"}
 COMPILERS = ("g++", "clang++", "c++")
 # NaN and infinity keep their meaning (no -ffast-math): a kernel that reads unused memory must show it.
 FLAGS = (
     "-std=c++17",
     "-O3",
-    "-march=native",
     "-fPIC",
     "-pthread",
     "-fno-math-errno",
@@ -157,11 +161,28 @@ def compile_library(compiler: str, sources: list[Path], target: Path) -> None:
     objects = [target.with_name(source.stem + ".o") for source in sources]
 
     def compile_one(source: Path, result: Path) -> None:
-        _call([compiler, *FLAGS, "-c", str(source), "-o", str(result)])
+        _call([compiler, *flags(), "-c", str(source), "-o", str(result)])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, sources, objects))
     _call([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(target)])
+
+
+def instruction_set() -> str:
+    """Return the instruction set that kernels may use: all of this CPU, or the one named by the environment."""
+    name = os.environ.get(ISA) or "native"
+    if name not in ISAS:
+        raise Unavailable(f"{ISA} must be one of {', '.join(ISAS)}, got {name!r}")
+    return name
+
+
+def is_unrestricted() -> bool:
+    """Return whether kernels may use all instructions of this CPU."""
+    return os.environ.get(ISA, "native") in ("", "native")
+
+
+def flags() -> tuple[str, ...]:
+    return (*FLAGS, f"-march={ISAS[instruction_set()]}")
 
 
 def _call(command: list[str]) -> None:
@@ -176,7 +197,7 @@ def _call(command: list[str]) -> None:
 def fingerprint(compiler: str, sources: list[Path]) -> str:
     """Return a hash of everything that the library depends on: source, flags, compiler and CPU."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    parts = [version, " ".join(FLAGS).encode(), processor().encode()]
+    parts = [version, " ".join(flags()).encode(), processor().encode()]
     parts += [path.read_bytes() for path in [*sources, *sorted(FOLDER.glob("*.h"))]]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 

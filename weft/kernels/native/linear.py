@@ -1,4 +1,4 @@
-"""Matmuls of a few rows with weights in checkpoint layout, and the activation after them."""
+"""Matmuls of any number of rows with weights in panels, and the activation after them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from struct import Struct
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -15,30 +16,49 @@ from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
 
 PRODUCT = Struct("4P9q")
-# The limit of linear.cpp's buffers.
-MOST_ROWS = 16
+# Outputs of a panel. panels.h has the same number.
+PANEL = 32
 
 
-def few_rows(
+def pack(matrix: Float[Tensor, "*many outputs inputs"]) -> Float[Tensor, "*many panels inputs 32"]:
+    """Return weights in the layout of panels.h. The outputs of the last panel are filled up with zeros.
+
+    >>> pack(torch.arange(4.0).view(2, 2))[0, :, :2]
+    tensor([[0., 2.],
+            [1., 3.]])
+    """
+    filled = F.pad(matrix, (0, 0, 0, -matrix.shape[-2] % PANEL))
+    if matrix.dtype == torch.float32:
+        packed: Tensor = filled.unflatten(-2, (-1, PANEL)).transpose(-1, -2)
+    else:
+        # Output j and output j + 16 side by side.
+        packed = filled.unflatten(-2, (-1, 2, PANEL // 2)).movedim(-1, -3).transpose(-1, -2).flatten(-2)
+    return packed.contiguous()
+
+
+def product(
     x: Float[Tensor, "n inputs"],
-    weight: Float[Tensor, "outputs inputs"],
+    panels: Float[Tensor, "panels inputs 32"],
+    outputs: int,
     bias: Float[Tensor, " outputs"] | None = None,
     activation: Callable[[Tensor], Tensor] | None = None,
     parts: int = 1,
 ) -> Float[Tensor, "n results"]:
     """Return activation(x @ weight.T + bias); with two parts side by side, activation(first) * second.
 
-    All operands have one dtype, except that weights may be bfloat16 if the rest is float32.
+    All operands have one dtype, except that weights may be bfloat16 if the rest is float32. Two parts must be whole
+    panels each.
     """
     rows, inputs = x.shape
-    outputs = weight.shape[0]
-    assert rows <= MOST_ROWS, rows
+    assert panels.shape[1] == inputs, (panels.shape, inputs)
+    assert outputs <= panels.shape[0] * PANEL < outputs + PANEL, (panels.shape, outputs)
+    assert parts == 1 or outputs % (parts * PANEL) == 0, (outputs, parts)
     assert bias is None or bias.dtype == x.dtype
     y = room((rows, outputs // parts), x.dtype)
     kind = 0 if activation is None else ACTIVATIONS.index(NAMES[activation])
     values = PRODUCT.pack(
-        x.data_ptr(), weight.data_ptr(), address(bias), y.data_ptr(),
-        rows, x.stride(0), inputs, outputs, kind, parts, DTYPES[x.dtype], DTYPES[weight.dtype], torch.get_num_threads(),
+        x.data_ptr(), panels.data_ptr(), address(bias), y.data_ptr(),
+        rows, x.stride(0), inputs, outputs, kind, parts, DTYPES[x.dtype], DTYPES[panels.dtype], torch.get_num_threads(),
     )  # fmt: skip
     call("weft_linear", values)
     return y

@@ -33,9 +33,7 @@ class Embedding(Layer):
         """Return the logits of a tied model, whose head is this embedding."""
         if self.head is None:
             # Only tied models need it, so it is made on first use: a copy if matmuls want another layout.
-            made = batch.operations.prepare(Weight(self.weight), self.twice)
-            # The embedding keeps its layout, so few rows may read it.
-            self.head = Weight(made.matrix, few=self.weight if made.few is None else made.few)
+            self.head = batch.operations.prepare(Weight(self.weight), self.twice)
         return batch.operations.linear(hidden, self.head)
 
     def initialise(self, generator: torch.Generator) -> None:

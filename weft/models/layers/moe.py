@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.experts import ExpertWeights, Routing, SharedExpert, gated, plain
+from weft.kernels.experts import Activation, ExpertWeights, Routing, SharedExpert, gated, plain
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.stream import Normed
 from weft.models.layers.linear import Linear
@@ -17,8 +17,35 @@ from weft.models.layers.mlp import ACTIVATIONS
 from weft.models.model import Layer, Source
 
 
-class Experts(Layer):
-    """Weights of all experts. `names` are (gate, up, down) of single experts, or (up, down) if there is no gate.
+class ExpertLayer(Layer):
+    """Weights of all experts as operations read them: matrices [experts, outputs, inputs] until they are prepared."""
+
+    first: nn.Parameter
+    second: nn.Parameter
+    activation: Activation
+    first_bias: nn.Parameter | None
+    second_bias: nn.Parameter | None
+
+    @property
+    def weights(self) -> ExpertWeights:
+        return ExpertWeights(self.first, self.second, self.activation, self.first_bias, self.second_bias)
+
+    def forward(
+        self, x: Normed, routing: Routing, batch: Batch, shared: SharedExpert | None = None
+    ) -> Float[Tensor, "tokens hidden"]:
+        return batch.operations.experts(x, routing, self.weights, shared)
+
+    def prepare(self, operations: Operations) -> None:
+        """Convert the filled weights to the fastest layout of these operations."""
+        for name in ("first", "second"):
+            matrices = getattr(self, name)
+            prepared = operations.prepare_experts(matrices)
+            if prepared is not matrices:
+                setattr(self, name, nn.Parameter(prepared, requires_grad=False))
+
+
+class Experts(ExpertLayer):
+    """Experts that are gated or plain MLPs. `names` are (gate, up, down) of one expert, or (up, down) without a gate.
 
     It accepts `N.<name>.weight` for every expert N, and the fused `gate_up_proj` (or `up_proj`) and `down_proj`,
     each [experts, outputs, inputs].
@@ -33,6 +60,7 @@ class Experts(Layer):
         names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         super().__init__()
+        self.first_bias = self.second_bias = None
         *self.first_names, self.second_name = names
         self.inner = inner
         outer = inner * len(self.first_names)
@@ -40,12 +68,6 @@ class Experts(Layer):
         self.second = nn.Parameter(torch.empty(count, hidden, inner), requires_grad=False)
         kind = gated if len(self.first_names) == 2 else plain
         self.activation = kind(ACTIVATIONS[activation])
-
-    def forward(
-        self, x: Normed, routing: Routing, batch: Batch, shared: SharedExpert | None = None
-    ) -> Float[Tensor, "tokens hidden"]:
-        weights = ExpertWeights(self.first, self.second, self.activation)
-        return batch.operations.experts(x, routing, weights, shared)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + ("gate_up_proj" if len(self.first_names) == 2 else "up_proj"), self.first)
