@@ -88,10 +88,10 @@ void add_pairs(const float* x, const Pair* weights, long count, float* sums, boo
     found.store(sums);
 }
 
-// Weights lie as [count, stride] floats, of which TILE are used.
-template <int ROWS>
+// Weights lie as [count, stride] floats, of which OUTPUTS are used.
+template <int ROWS, int OUTPUTS>
 void add_floats(const float* x, const float* weights, long stride, long count, float* sums, bool begin) {
-    constexpr int EACH = TILE / WIDTH;
+    constexpr int EACH = OUTPUTS / WIDTH;
     Sums<ROWS, EACH> found(sums, begin);
     for (long i = 0; i < count; i++, x += ROWS, weights += stride) {
         Lane factor[EACH];
@@ -125,14 +125,18 @@ struct AddPairs {
     }
 };
 
+// A whole panel of floats; `apart` is the distance between its tiles.
 struct AddFloats {
     const float *x, *weights;
-    long stride, count;
+    long stride, apart, count;
     float* sums;
     bool begin;
     template <int ROWS>
     void run() const {
-        add_floats<ROWS>(x, weights, stride, count, sums, begin);
+        if constexpr (ROWS <= IN_PLACE && TILE < PANEL)
+            if (stride == PANEL) return add_floats<ROWS, PANEL>(x, weights, stride, count, sums, begin);
+        for (long tile = 0; tile < PANEL / TILE; tile++)
+            add_floats<ROWS, TILE>(x, weights + tile * apart, stride, count, sums + tile * TILE, begin);
     }
 };
 
@@ -180,10 +184,9 @@ inline void multiply(const Rows& x, long from, long to, const Pair* panel, float
                 store_lane(wide + (TILE == PANEL ? k * TILE + HALF : (INPUTS + k) * TILE) + j, high);
             }
         for (long block = from; block < to; block++) {
-            long first = x.first(block), rows = x.first(block + 1) - first;
-            for (long tile = 0; tile < PANEL / TILE; tile++)
-                with_rows(rows, AddFloats{x.at(block, i), wide + tile * INPUTS * TILE, TILE, count,
-                                          sums + (first - row) * PANEL + tile * TILE, i == 0});
+            long first = x.first(block);
+            with_rows(x.first(block + 1) - first, AddFloats{x.at(block, i), wide, TILE, INPUTS * TILE, count,
+                                                            sums + (first - row) * PANEL, i == 0});
         }
     }
 }
@@ -194,10 +197,9 @@ inline void multiply(const Rows& x, long from, long to, const float* panel, floa
     for (long i = 0; i < x.inputs; i += INPUTS) {
         long count = std::min(INPUTS, x.inputs - i);
         for (long block = from; block < to; block++) {
-            long first = x.first(block), rows = x.first(block + 1) - first;
-            for (long tile = 0; tile < PANEL / TILE; tile++)
-                with_rows(rows, AddFloats{x.at(block, i), panel + i * PANEL + tile * TILE, PANEL, count,
-                                          sums + (first - row) * PANEL + tile * TILE, i == 0});
+            long first = x.first(block);
+            with_rows(x.first(block + 1) - first, AddFloats{x.at(block, i), panel + i * PANEL, PANEL, TILE, count,
+                                                            sums + (first - row) * PANEL, i == 0});
         }
     }
 }
