@@ -16,7 +16,7 @@ namespace weft {
 
 constexpr long PANEL = 32, HALF = PANEL / 2;
 
-// WIDTH: floats of one register. MOST_ROWS: rows of a tile, as many as the sums of a tile's outputs fit into registers.
+// WIDTH: floats of one register. MOST_ROWS: rows of a tile, as many as the sums of TILE outputs fit into registers.
 // IN_PLACE: up to this number of rows the sums of a whole panel do, and weights are widened in registers.
 #if defined(__AVX512F__)
 constexpr int WIDTH = 16, MOST_ROWS = 12, IN_PLACE = 12, TILE = PANEL;
@@ -25,6 +25,8 @@ constexpr int WIDTH = 8, MOST_ROWS = 6, IN_PLACE = 3, TILE = HALF;
 #else
 constexpr int WIDTH = 4, MOST_ROWS = 6, IN_PLACE = 3, TILE = HALF;
 #endif
+// Up to this number of rows inputs are read where they lie; more are packed.
+constexpr int UNPACKED = 3;
 
 // Inputs of a block: its weights, widened, stay in the first-level cache.
 constexpr long INPUTS = 256;
@@ -69,38 +71,51 @@ struct Sums {
     }
 };
 
-// Inputs lie as [count, ROWS], weights as [count, HALF] pairs.
+// Inputs of one tile, by input and row.
 template <int ROWS>
-void add_pairs(const float* x, const Pair* weights, long count, float* sums, bool begin) {
+struct PackedInputs {
+    const float* x;  // [inputs, ROWS]
+    float at(long input, int row) const { return x[input * ROWS + row]; }
+};
+
+struct UnpackedInputs {
+    const float* x;  // [rows, stride]
+    long stride;
+    float at(long input, int row) const { return x[row * stride + input]; }
+};
+
+// Weights lie as [count, HALF] pairs.
+template <int ROWS, class Inputs>
+void add_pairs(Inputs x, const Pair* weights, long count, float* sums, bool begin) {
     constexpr int EACH = HALF / WIDTH;
     Sums<ROWS, 2 * EACH> found(sums, begin);
-    for (long i = 0; i < count; i++, x += ROWS, weights += HALF)
+    for (long i = 0; i < count; i++, weights += HALF)
 #pragma GCC unroll 8
         for (int j = 0; j < EACH; j++) {
             Lane low, high;
             load_pairs(weights + j * WIDTH, low, high);
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; row++) {
-                found.total[row][j] += low * x[row];
-                found.total[row][EACH + j] += high * x[row];
+                found.total[row][j] += low * x.at(i, row);
+                found.total[row][EACH + j] += high * x.at(i, row);
             }
         }
     found.store(sums);
 }
 
 // Weights lie as [count, stride] floats, of which OUTPUTS are used.
-template <int ROWS, int OUTPUTS>
-void add_floats(const float* x, const float* weights, long stride, long count, float* sums, bool begin) {
+template <int ROWS, int OUTPUTS, class Inputs>
+void add_floats(Inputs x, const float* weights, long stride, long count, float* sums, bool begin) {
     constexpr int EACH = OUTPUTS / WIDTH;
     Sums<ROWS, EACH> found(sums, begin);
-    for (long i = 0; i < count; i++, x += ROWS, weights += stride) {
+    for (long i = 0; i < count; i++, weights += stride) {
         Lane factor[EACH];
 #pragma GCC unroll 8
         for (int j = 0; j < EACH; j++) factor[j] = load_lane(weights + j * WIDTH);
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
-            for (int j = 0; j < EACH; j++) found.total[row][j] += factor[j] * x[row];
+            for (int j = 0; j < EACH; j++) found.total[row][j] += factor[j] * x.at(i, row);
     }
     found.store(sums);
 }
@@ -115,52 +130,70 @@ inline void with_rows(long rows, const Body& body) {
 
 struct AddPairs {
     const float* x;
+    long stride;
     const Pair* weights;
     long count;
     float* sums;
     bool begin;
     template <int ROWS>
     void run() const {
-        if constexpr (ROWS <= IN_PLACE) add_pairs<ROWS>(x, weights, count, sums, begin);
+        if constexpr (ROWS <= UNPACKED)
+            if (stride) return add_pairs<ROWS>(UnpackedInputs{x, stride}, weights, count, sums, begin);
+        if constexpr (ROWS <= IN_PLACE) add_pairs<ROWS>(PackedInputs<ROWS>{x}, weights, count, sums, begin);
     }
 };
 
-// A whole panel of floats; `apart` is the distance between its tiles.
+template <int OUTPUTS>
 struct AddFloats {
-    const float *x, *weights;
-    long stride, apart, count;
+    const float* x;
+    long stride;
+    const float* weights;
+    long apart, count;
     float* sums;
     bool begin;
     template <int ROWS>
     void run() const {
-        if constexpr (ROWS <= IN_PLACE && TILE < PANEL)
-            if (stride == PANEL) return add_floats<ROWS, PANEL>(x, weights, stride, count, sums, begin);
-        for (long tile = 0; tile < PANEL / TILE; tile++)
-            add_floats<ROWS, TILE>(x, weights + tile * apart, stride, count, sums + tile * TILE, begin);
+        if constexpr (ROWS <= UNPACKED)
+            if (stride) return add_floats<ROWS, OUTPUTS>(UnpackedInputs{x, stride}, weights, apart, count, sums, begin);
+        if constexpr (OUTPUTS == TILE || ROWS <= IN_PLACE)
+            add_floats<ROWS, OUTPUTS>(PackedInputs<ROWS>{x}, weights, apart, count, sums, begin);
     }
 };
 
-// Rows of inputs as tiles read them: in blocks of up to MOST_ROWS rows of about the same number, each [inputs, rows].
+// Rows of inputs as tiles read them: in blocks of up to MOST_ROWS rows, of about the same number.
 struct Rows {
-    const float* packed;
+    const float* values;
     long rows, inputs;
+    long stride;  // of rows; 0: blocks are packed, each as [inputs, rows]
 
+    static bool are_packed(long rows) { return rows > UNPACKED; }
     long blocks() const { return (rows + MOST_ROWS - 1) / MOST_ROWS; }
     long first(long block) const { return block * rows / blocks(); }
     const float* at(long block, long input) const {
+        if (stride) return values + input;
         long here = first(block);
-        return packed + here * inputs + input * (first(block + 1) - here);
+        return values + here * inputs + input * (first(block + 1) - here);
     }
 };
 
 template <class Value>
-void pack_block(const Value* x, long stride, const Rows& rows, long block) {
-    long here = rows.first(block), count = rows.first(block + 1) - here;
-    float* to = const_cast<float*>(rows.at(block, 0));
-    for (long row = 0; row < count; row++) {
-        const Value* from = x + (here + row) * stride;
-        for (long i = 0; i < rows.inputs; i++) to[i * count + row] = read(from + i);
+struct PackBlock {
+    const Value* x;
+    long stride, inputs;
+    float* to;
+    template <int ROWS>
+    void run() const {
+        for (long i = 0; i < inputs; i++)
+#pragma GCC unroll 16
+            for (int row = 0; row < ROWS; row++) to[i * ROWS + row] = read(x + row * stride + i);
     }
+};
+
+template <class Value>
+void pack_block(const Value* x, long stride, const Rows& rows, long block, float* to) {
+    long here = rows.first(block);
+    with_rows(rows.first(block + 1) - here,
+              PackBlock<Value>{x + here * stride, stride, rows.inputs, to + here * rows.inputs});
 }
 
 // Products of blocks of rows with a panel of bfloat16 weights; sums are [rows, PANEL].
@@ -172,7 +205,7 @@ inline void multiply(const Rows& x, long from, long to, const Pair* panel, float
         long count = std::min(INPUTS, x.inputs - i);
         const Pair* weights = panel + i * HALF;
         if (in_place) {
-            with_rows(x.first(to) - row, AddPairs{x.at(from, i), weights, count, sums, i == 0});
+            with_rows(x.first(to) - row, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0});
             continue;
         }
         // Tiles of TILE outputs, each [count, TILE].
@@ -183,24 +216,36 @@ inline void multiply(const Rows& x, long from, long to, const Pair* panel, float
                 store_lane(wide + k * TILE + j, low);
                 store_lane(wide + (TILE == PANEL ? k * TILE + HALF : (INPUTS + k) * TILE) + j, high);
             }
-        for (long block = from; block < to; block++) {
-            long first = x.first(block);
-            with_rows(x.first(block + 1) - first, AddFloats{x.at(block, i), wide, TILE, INPUTS * TILE, count,
-                                                            sums + (first - row) * PANEL, i == 0});
-        }
+        for (long tile = 0; tile < PANEL / TILE; tile++)
+            for (long block = from; block < to; block++) {
+                long first = x.first(block);
+                float* here = sums + (first - row) * PANEL + tile * TILE;
+                with_rows(x.first(block + 1) - first, AddFloats<TILE>{x.at(block, i), x.stride,
+                                                                      wide + tile * INPUTS * TILE, TILE, count, here,
+                                                                      i == 0});
+            }
     }
 }
 
 // The same with float32 weights, [inputs, PANEL].
 inline void multiply(const Rows& x, long from, long to, const float* panel, float* sums) {
     long row = x.first(from);
+    bool whole = to - from == 1 && x.first(to) - row <= IN_PLACE;
     for (long i = 0; i < x.inputs; i += INPUTS) {
         long count = std::min(INPUTS, x.inputs - i);
-        for (long block = from; block < to; block++) {
-            long first = x.first(block);
-            with_rows(x.first(block + 1) - first, AddFloats{x.at(block, i), panel + i * PANEL, PANEL, TILE, count,
-                                                            sums + (first - row) * PANEL, i == 0});
+        const float* weights = panel + i * PANEL;
+        if (whole) {
+            with_rows(x.first(to) - row,
+                      AddFloats<PANEL>{x.at(from, i), x.stride, weights, PANEL, count, sums, i == 0});
+            continue;
         }
+        for (long tile = 0; tile < PANEL / TILE; tile++)
+            for (long block = from; block < to; block++) {
+                long first = x.first(block);
+                float* here = sums + (first - row) * PANEL + tile * TILE;
+                with_rows(x.first(block + 1) - first,
+                          AddFloats<TILE>{x.at(block, i), x.stride, weights + tile * TILE, PANEL, count, here, i == 0});
+            }
     }
 }
 
