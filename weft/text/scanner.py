@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 
 from weft.text.answer_parts import AnswerPart, call_id, is_text
 
@@ -180,6 +181,15 @@ class Scanner:
         """Drop what is read, unless it may still become content."""
         if self._start is None:
             self.text, self.place = self.text[self.place :], 0
+
+    @contextmanager
+    def rereadable(self) -> Iterator[int]:
+        """Keep the text from here on; yields the position to return to. As for a call, what is kept is bounded."""
+        self._start = self.place
+        try:
+            yield self.place
+        finally:
+            self._start = None
 
     def attempt(self, marker: str, calls: Reading) -> Reading:
         """Read what follows a marker as calls. If no call begins, everything read is content."""
