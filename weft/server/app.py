@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from weft.base.errors import WeftError
 from weft.base.sampling import SamplingParams
 from weft.server import (
+    anthropic_route,
     cache_report,
     control,
     metrics,
@@ -50,6 +51,8 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("/v1/completions", "POST", openai_completions.complete),
     ("/v1/chat/completions", "POST", openai_chat.chat),
     ("/v1/responses", "POST", openai_responses.respond),
+    ("/v1/messages", "POST", anthropic_route.messages),
+    ("/v1/messages/count_tokens", "POST", anthropic_route.count_tokens),
     ("/tokenize", "POST", tokens.tokenize),
     ("/detokenize", "POST", tokens.detokenize),
     ("/generate", "POST", native.generate),
@@ -134,4 +137,4 @@ async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         asked = f"{request.method:.16} {request.scope['path']:.80}"
         error = HTTPException(error.status_code, f"{asked} does not exist", error.headers)
-    return response(error)
+    return response(error, request.scope["path"])

@@ -40,7 +40,7 @@ class Guard:
             pass
         except Exception as error:  # the outermost handler: every request gets a response
             if record.status is None:
-                await response(error)(scope, receive, send)
+                await response(error, scope["path"])(scope, receive, send)
 
     def _admit(self, scope: Scope, record: Record) -> None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]

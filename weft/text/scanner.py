@@ -48,6 +48,21 @@ def without_space(text: str, held: list[str]) -> str:
     return found
 
 
+class JsonPieces:
+    """Passes pieces of a JSON value on, while they can be JSON: no tag outside strings, no line break inside them."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._quoted = False
+
+    def __call__(self, piece: str) -> None:
+        if piece == '"':
+            self._quoted = not self._quoted
+        elif ("\n" if self._quoted else "<") in piece:
+            raise Malformed
+        self._show(piece)
+
+
 class Scanner:
     """The text so far, the position up to which it is read, and the parts found in it."""
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from weft.text.answer_parts import as_json
 from weft.text.formats.json_calls import SPACE
-from weft.text.scanner import Malformed, Reading, Scanner
+from weft.text.scanner import JsonPieces, Malformed, Reading, Scanner
 
 # JSON schemas by tool and parameter.
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -51,20 +52,20 @@ def _parameters(scanner: Scanner, schemas: Mapping[str, Any]) -> Reading:
 
 def _value(scanner: Scanner, schema: Any) -> Generator[None, None, tuple[str, str]]:
     """Read a value and the marker that ends it; return both. A marker inside JSON's quotes ends nothing."""
+    pieces: list[str] = []
     if not is_string(schema):
         with scanner.rereadable() as start:
-            try:
-                yield from scanner.skip(SPACE)
-                value = yield from scanner.json_value()
-                yield from scanner.skip(SPACE)
-                marker = yield from scanner.sees(*VALUE_ENDS)
-                if marker:
-                    scanner.place += len(marker)
-                    return value, marker
-            except Malformed:
-                pass
+            if (yield from scanner.skip(SPACE)) in ("{", "[", '"'):
+                with suppress(Malformed):
+                    yield from scanner.json_stream(JsonPieces(pieces.append))
+                    yield from scanner.skip(SPACE)
+                    if marker := (yield from scanner.sees(*VALUE_ENDS)):
+                        scanner.place += len(marker)
+                        return "".join(pieces), marker
+                if not (yield from scanner.peek()):
+                    raise Malformed  # cut short
             scanner.place = start
-    pieces: list[str] = []
+            pieces.clear()
     marker = yield from scanner.skip_to(VALUE_ENDS, pieces.append)
     if not marker:
         raise Malformed
