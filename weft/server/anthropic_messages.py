@@ -33,7 +33,7 @@ from weft.server.settings import Limits
 BETWEEN = "\n\n"
 
 
-class Block(msgspec.Struct, kw_only=True):
+class MessageBlock(msgspec.Struct, kw_only=True):
     """A block of a message, by its type. Only text: images and documents are refused, and nothing is ever fetched."""
 
     type: str
@@ -44,14 +44,14 @@ class Block(msgspec.Struct, kw_only=True):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None
+    content: str | list[MessageBlock] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
 
 class AnthropicMessage(msgspec.Struct, kw_only=True):
     role: Literal["user", "assistant"]
-    content: str | list[Block]
+    content: str | list[MessageBlock]
 
 
 class AnthropicTool(msgspec.Struct, kw_only=True):
@@ -94,7 +94,7 @@ class CountRequest(CacheFields, kw_only=True):
 
     messages: list[AnthropicMessage]
     model: str | None = None
-    system: str | list[Block] | None = None
+    system: str | list[MessageBlock] | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
@@ -166,7 +166,9 @@ def messages_of(body: CountRequest, limits: Limits) -> Converted:
     before = None
     for place, message in enumerate(body.messages):
         where = f"messages[{place}]"
-        blocks = [Block(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+        blocks = (
+            [MessageBlock(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+        )
         joins = message.role == before
         if message.role == "user":
             _add_user(found, blocks, where, joins)
@@ -185,17 +187,17 @@ def _declare(body: CountRequest, found: Converted) -> None:
         found.messages[0].cache_control = CacheControl()
 
 
-def parts_of(blocks: Sequence[Block], where: str) -> list[ContentPart]:
+def parts_of(blocks: Sequence[MessageBlock], where: str) -> list[ContentPart]:
     return [part_of(block, f"{where}[{place}]") for place, block in enumerate(blocks)]
 
 
-def part_of(block: Block, where: str) -> ContentPart:
+def part_of(block: MessageBlock, where: str) -> ContentPart:
     if block.type != "text":
         raise InvalidField(f"{where}.type", f"is {block.type!r:.40}; only text is supported here, nothing is fetched")
     return ContentPart(type="text", text=block.text, cache_control=block.cache_control)
 
 
-def _add_user(found: Converted, blocks: Sequence[Block], where: str, joins: bool) -> None:
+def _add_user(found: Converted, blocks: Sequence[MessageBlock], where: str, joins: bool) -> None:
     """Add results of tools, each as a message, and texts in between."""
     for place, block in enumerate(blocks):
         here = f"{where}.content[{place}]"
@@ -218,7 +220,7 @@ def _add_text(found: Converted, role: str, part: ContentPart, where: str, joins:
     last.content.append(part)
 
 
-def _result(block: Block, where: str) -> ChatMessage:
+def _result(block: MessageBlock, where: str) -> ChatMessage:
     """Return the output of a tool. An error begins with that word: templates have no other sign for it."""
     if block.tool_use_id is None:
         raise InvalidField(f"{where}.tool_use_id", "must be given")
@@ -229,7 +231,7 @@ def _result(block: Block, where: str) -> ChatMessage:
     return ChatMessage(role="tool", content=parts, tool_call_id=block.tool_use_id, cache_control=block.cache_control)
 
 
-def _add_assistant(found: Converted, blocks: Sequence[Block], where: str, joins: bool) -> None:
+def _add_assistant(found: Converted, blocks: Sequence[MessageBlock], where: str, joins: bool) -> None:
     last = found.messages[-1] if joins else found.add(ChatMessage(role="assistant", content=[]), where)
     for place, block in enumerate(blocks):
         here = f"{where}.content[{place}]"
@@ -247,7 +249,7 @@ def _add_assistant(found: Converted, blocks: Sequence[Block], where: str, joins:
                 _add_text(found, "assistant", part_of(block, here), where, joins and not place)
 
 
-def _call(block: Block, where: str) -> CalledTool:
+def _call(block: MessageBlock, where: str) -> CalledTool:
     if block.id is None or block.name is None or block.input is None:
         raise InvalidField(where, "is a tool_use and must have id, name and input")
     return CalledTool(id=block.id, function=CalledFunction(name=block.name, arguments=block.input))

@@ -39,6 +39,7 @@ from weft.server.openapi import document
 from weft.server.rates import RATE_HEADERS
 from weft.server.settings import ServerSettings
 from weft.server.text_pool import TextPool
+from weft.server.vllm_metrics import VllmCollector
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
 
@@ -64,6 +65,10 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("/get_model_info", "GET", control.model_info),
     ("/health", "GET", control.health),
     ("/health_generate", "GET", control.health_generate),
+    ("/ping", "GET", control.health),
+    ("/ping", "POST", control.health),
+    ("/version", "GET", control.version),
+    ("/load", "GET", control.load),
 )
 
 
@@ -102,6 +107,8 @@ def create_app(
         # Outside the guard: a browser asks for permission before it sends its key.
         app = with_cors(app, settings.cors_origins)
     front.metrics.registry.register(KeyCollector(keys))
+    if settings.vllm_metrics:
+        front.metrics.registry.register(VllmCollector(front.metrics, lambda: front.model_name))
     return AccessLog(app, routes, front.metrics, settings.log_requests)
 
 

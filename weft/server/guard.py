@@ -13,7 +13,13 @@ from weft.server.errors import response
 from weft.server.settings import ServerSettings, host_name
 
 # All routes that answer without a key, unless `open_health` is off. docs/security.md quotes this list.
-OPEN_ROUTES = (("GET", "/health"), ("HEAD", "/health"))
+OPEN_ROUTES = (
+    ("GET", "/health"),
+    ("HEAD", "/health"),
+    ("GET", "/ping"),
+    ("HEAD", "/ping"),
+    ("POST", "/ping"),
+)
 
 
 class Guard:

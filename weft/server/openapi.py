@@ -37,6 +37,10 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/model_info", "get", "Facts about the model", None, Object),
     ("/health", "get", "Report whether the engine runs", None, Object),
     ("/health_generate", "get", "Report whether the engine can generate a token", None, Object),
+    ("/ping", "get", "Report whether the engine runs", None, Object),
+    ("/ping", "post", "Report whether the engine runs", None, Object),
+    ("/version", "get", "The server's version", None, Object),
+    ("/load", "get", "The number of requests in progress", None, Object),
     ("/metrics", "get", "Counters and gauges for Prometheus", None, str),
     ("/cache", "get", "The largest shared prefixes in the cache", None, Object),
 )
@@ -53,7 +57,10 @@ def document(title: str) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for path, method, about, body, answer in OPERATIONS:
         request = None if body is None else next(found)
-        paths.setdefault(path, {})[method] = _operation(path, about, request, None if answer is None else next(found))
+        operation = _operation(path, about, request, None if answer is None else next(found))
+        if path in paths:
+            operation["operationId"] += f"_{method}"
+        paths.setdefault(path, {})[method] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": f"Weft serving {title}", "version": __version__},

@@ -43,7 +43,7 @@ Write = Callable[[Rules, CalledTool], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CallBlock:
     """Calls after a trigger: `opening`, one call or several with `between` between them, `closing`.
 
     `lead` and `trail` are what a model writes around a block when it must call; `again` separates two blocks. Nothing
@@ -69,29 +69,31 @@ class Notation:
     parser accepts, as regular expressions, and `avoided_first` those at the start of an answer.
     """
 
-    blocks: tuple[Block, ...]
-    bare: Block | None = None
+    blocks: tuple[CallBlock, ...]
+    bare: CallBlock | None = None
     avoided: tuple[str, ...] = ()
     avoided_first: tuple[str, ...] = ()
 
 
 def notation(form: str, rules: Rules, names: Sequence[str]) -> Notation:
     """Return a format's notation. `names` are the names of the tools."""
-    hermes = Block("<tool_call>", _json_call("arguments"), "\n", closing=("\n", "</tool_call>"), again="\n")
+    hermes = CallBlock("<tool_call>", _json_call("arguments"), "\n", closing=("\n", "</tool_call>"), again="\n")
     match form:
         case "qwen3_coder":
-            block = Block("<function=", _tagged, lead=("<tool_call>", "\n"), trail=("\n", "</tool_call>"), again="\n")
+            block = CallBlock(
+                "<function=", _tagged, lead=("<tool_call>", "\n"), trail=("\n", "</tool_call>"), again="\n"
+            )
             return Notation((block,))
         case "lfm2":
             return Notation((_listed("<|tool_call_start|>", ("]", "<|tool_call_end|>"), _pythonic),))
         case "gemma":
-            fences = (Block(f"```{word}", _pythonic, "\n", "\n", ("\n```",)) for word in ("tool_code", "tool_call"))
+            fences = (CallBlock(f"```{word}", _pythonic, "\n", "\n", ("\n```",)) for word in ("tool_code", "tool_call"))
             begun = rf"```json{_SPACE}(\[{_SPACE})?"
             words = rf"""[A-Za-z_][^ \t\r\n()\[\]{{}}"',:;]*{_SPACE}\("""
             keys = rf'\{{{_SPACE}"({_JSON_KEYS}"|[^"]*\\)'
             return Notation(tuple(fences), avoided=(begun + words, begun + keys))
         case "mistral" if rules.knows("[ARGS]"):
-            return Notation((Block("[TOOL_CALLS]", _mistral),))
+            return Notation((CallBlock("[TOOL_CALLS]", _mistral),))
         case "mistral":
             return Notation((_listed("[TOOL_CALLS]", ("]",)),))
         case "nemotron":
@@ -101,26 +103,26 @@ def notation(form: str, rules: Rules, names: Sequence[str]) -> Notation:
             return Notation((listed, hermes) if rules.knows("<|tool_call|>") else (hermes, listed))
         case "harmony":
             head = ("<|channel|>", "commentary ")
-            return Notation((Block("to=functions.", _harmony, lead=head, last=True),))
+            return Notation((CallBlock("to=functions.", _harmony, lead=head, last=True),))
         case "llama3_json":
             return _llama(names)
     return Notation((hermes,))
 
 
-def _listed(trigger: str, closing: tuple[str, ...], write: Write | None = None) -> Block:
-    return Block(trigger, write or _json_call("arguments"), "[", ", ", closing)
+def _listed(trigger: str, closing: tuple[str, ...], write: Write | None = None) -> CallBlock:
+    return CallBlock(trigger, write or _json_call("arguments"), "[", ", ", closing)
 
 
 def _llama(names: Sequence[str]) -> Notation:
     """Return Llama's notation, where an answer that begins with a call needs no trigger."""
-    tagged = Block("<|python_tag|>", _json_call("parameters"), between="; ", last=True)
+    tagged = CallBlock("<|python_tag|>", _json_call("parameters"), between="; ", last=True)
     named = "|".join(map(regex_of, names))
     begun, others = rf"{_SPACE}\{{{_SPACE}", _JSON_KEYS.replace("name|", "")
     name = rf'"name"{_SPACE}:{_SPACE}"(({named})"|[^"]*\\)'
     return Notation((tagged,), tagged, avoided_first=(begun + name, rf'{begun}"({others}"|[^"]*\\)'))
 
 
-def calls(rules: Rules, block: Block, tools: Sequence[CalledTool], parallel: bool) -> str:
+def calls(rules: Rules, block: CallBlock, tools: Sequence[CalledTool], parallel: bool) -> str:
     """Return what follows a block's trigger."""
     call = rules.add(" | ".join(rules.add(block.write(rules, tool)) for tool in tools))
     several = f"{call} ({rules.literal(block.between)} {call})*" if parallel and block.between else call

@@ -13,7 +13,7 @@ from llguidance import regex_to_lark
 
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
-from weft.text.call_rules import Block, CalledTool, calls, notation
+from weft.text.call_rules import CallBlock, CalledTool, calls, notation
 from weft.text.grammar import SPACES, checked_choices, checked_schema
 from weft.text.lark_rules import Rules, TokenOf, no_specials, regex_of
 from weft.text.reasoning import STYLES, opens
@@ -114,7 +114,7 @@ def auto_tool_grammar(
 
 def _calls_in_text(
     rules: Rules,
-    blocks: Sequence[Block],
+    blocks: Sequence[CallBlock],
     tools: Sequence[CalledTool],
     parallel: bool,
     texts: tuple[str, str],
