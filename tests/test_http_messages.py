@@ -6,7 +6,10 @@ import json
 
 import anthropic
 import httpx
+import hypothesis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.http_server import Served, serving
 from tests.http_values import LIMITS, LONG, RICH, SCHEMA, TOOLS
@@ -357,6 +360,57 @@ def test_a_busy_server_is_overloaded_and_a_limited_key_is_over_its_rate():
     limited = RequestError("slow down", 429, code="rate_limit_exceeded")
     assert anthropic_error(limited)[0] == 429
     assert anthropic_error(limited)[1].error.type == "rate_limit_error"
+
+
+words = st.text(max_size=8)
+blocks = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking", "other"])},
+    optional={
+        "text": words,
+        "thinking": words,
+        "id": words,
+        "name": words,
+        "input": st.dictionaries(words, st.none() | words, max_size=2),
+        "tool_use_id": words,
+        "content": words | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": words}), max_size=2),
+        "is_error": st.booleans(),
+        "cache_control": st.just({"type": "ephemeral"}),
+    },
+)
+bodies = st.fixed_dictionaries(
+    {
+        "messages": st.lists(
+            st.fixed_dictionaries(
+                {"role": st.sampled_from(["user", "assistant"]), "content": words | st.lists(blocks, max_size=4)}
+            ),
+            max_size=4,
+        ),
+        "max_tokens": st.integers(1, 3),
+    },
+    optional={
+        "system": words | st.lists(blocks, max_size=2),
+        "tools": st.just(THEIRS) | st.lists(st.fixed_dictionaries({"name": words, "input_schema": st.just({})})),
+        "tool_choice": st.fixed_dictionaries(
+            {"type": st.sampled_from(["auto", "any", "tool", "none"])}, optional={"name": st.just("clock")}
+        ),
+        "thinking": st.fixed_dictionaries({"type": st.sampled_from(["enabled", "disabled", "adaptive"])}),
+        "stop_sequences": st.lists(words, max_size=2),
+        "cache_control": st.just({"type": "ephemeral"}),
+        "stream": st.booleans(),
+    },
+)
+
+
+@given(body=bodies)
+@hypothesis.settings(max_examples=60, suppress_health_check=list(hypothesis.HealthCheck))
+def test_no_body_breaks_the_server(served: Served, body):
+    """Bodies that are nearly right, or right: each is answered, or refused in the form of the API."""
+    answer = served.client.post(PATH, content=json.dumps(body).encode())
+    assert answer.status_code in (200, 400), answer.text
+    assert answer.status_code == 200 or answer.json()["type"] == "error"
+    counted = {key: value for key, value in body.items() if key not in ("max_tokens", "stream", "stop_sequences")}
+    count = served.client.post(COUNT, content=json.dumps(counted).encode()).status_code
+    assert count == 200 or answer.status_code == 400
 
 
 # the client -----------------------------------------------------------------------------------------------------------

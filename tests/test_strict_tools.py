@@ -154,11 +154,17 @@ def fits(arguments: str, schema: dict) -> bool:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=25, deadline=None)
-@given(schema=schemas, other=schemas, parallel=st.booleans(), reasoning=st.booleans(), seed=st.integers(0, 999))
+@settings(max_examples=15, deadline=None)
+@given(
+    schema=schemas,
+    other=schemas,
+    parallel=st.booleans(),
+    reasoning=st.sampled_from([None, "think", "granite"]),
+    seed=st.integers(0, 999),
+)
 def test_whatever_is_sampled_every_strict_call_follows_its_schema(form, schema, other, parallel, reasoning, seed):
     tools = [tool("f", schema), tool("g", other), tool("free", CITY)]
-    style = "think" if reasoning and form != "harmony" else None
+    style = reasoning if form != "harmony" else None
     grammar = auto_tool_grammar(form, tools, {"f", "g"}, parallel=parallel, reasoning=style)
     random = Random(seed)
     for _ in range(3):
@@ -240,6 +246,15 @@ def test_reasoning_is_free_and_may_name_the_trigger_and_end_early():
     assert takes(choice, f"<think><tool_call></think>{call}")
     assert takes(choice, f"Plain. {call}")
     assert not takes(choice, "Plain. <tool_call>x", ends=False)
+
+
+def test_reasoning_may_begin_and_end_in_every_way_that_a_family_knows():
+    grammar = auto_tool_grammar("granite", [tool("f", CITY)], {"f"}, reasoning="granite", prompt="assistant\n")
+    call = '<|tool_call|>[{"name": "f", "arguments": {"city": "Rome"}}]'
+    for start, end in (("<think>", "</think>"), (" Here is my thought process:", "Here's my response:")):
+        assert takes(grammar, f"{start} <tool_call> {end} {call}")
+        assert takes(grammar, f"{start} Hm.")
+        assert not takes(grammar, f"{start} Hm.{end}<tool_call>x", ends=False)
 
 
 def test_tools_that_are_not_strict_take_any_arguments():

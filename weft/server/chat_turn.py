@@ -106,7 +106,8 @@ class ChatTurn:
 
     def _auto_grammar(self, form: str) -> Grammar:
         return auto_tool_grammar(
-            form,
+            # Harmony is one format for both.
+            "harmony" if self.front.reasoning_parser == "harmony" else form,
             self.tools,
             self._strict,
             parallel=self.parallel,

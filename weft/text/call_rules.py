@@ -24,7 +24,7 @@ _NAMED_KEYS = {"type", "properties", "required", "additionalProperties", *DEFINI
 
 
 @dataclass(frozen=True, slots=True)
-class CalledTool:
+class CallableTool:
     """A tool in a grammar. `field` is its place in the body. Without a schema, its arguments are free.
 
     `strict`: a schema that cannot be enforced as a whole is refused; otherwise unsupported parts are ignored.
@@ -39,7 +39,7 @@ class CalledTool:
         return InvalidField(self.field, f"cannot be enforced: {why}; change the schema or remove strict")
 
 
-Write = Callable[[Rules, CalledTool], str]
+Write = Callable[[Rules, CallableTool], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _llama(names: Sequence[str]) -> Notation:
     return Notation((tagged,), tagged, avoided_first=(begun + name, rf'{begun}"({others}"|[^"]*\\)'))
 
 
-def calls(rules: Rules, block: CallBlock, tools: Sequence[CalledTool], parallel: bool) -> str:
+def calls(rules: Rules, block: CallBlock, tools: Sequence[CallableTool], parallel: bool) -> str:
     """Return what follows a block's trigger."""
     call = rules.add(" | ".join(rules.add(block.write(rules, tool)) for tool in tools))
     several = f"{call} ({rules.literal(block.between)} {call})*" if parallel and block.between else call
@@ -132,7 +132,7 @@ def calls(rules: Rules, block: CallBlock, tools: Sequence[CalledTool], parallel:
 # calls of one tool ----------------------------------------------------------------------------------------------------
 
 
-def _schema(rules: Rules, tool: CalledTool, schema: Mapping[str, Any] | None) -> str:
+def _schema(rules: Rules, tool: CallableTool, schema: Mapping[str, Any] | None) -> str:
     """Return a rule for JSON that follows a schema of the tool, or for any object."""
     wanted = {"type": "object"} if schema is None else _plain(schema)
     # Tools come from many authors: what the compiler does not support is ignored, unless the tool is strict.
@@ -148,18 +148,18 @@ def _plain(schema: Any) -> Any:
 
 
 def _json_call(key: str) -> Write:
-    def write(rules: Rules, tool: CalledTool) -> str:
+    def write(rules: Rules, tool: CallableTool) -> str:
         head = f'{{"name": {json.dumps(tool.name)}, "{key}": '
         return f'{rules.literal(head)} {_schema(rules, tool, tool.schema)} "}}"'
 
     return write
 
 
-def _mistral(rules: Rules, tool: CalledTool) -> str:
+def _mistral(rules: Rules, tool: CallableTool) -> str:
     return f"{rules.literal(tool.name, '[ARGS]')} {_schema(rules, tool, tool.schema)}"
 
 
-def _harmony(rules: Rules, tool: CalledTool) -> str:
+def _harmony(rules: Rules, tool: CallableTool) -> str:
     # The recipient may also precede the channel.
     channel = rules.literal("<|channel|>", "commentary")
     kind = f"({rules.literal('<|constrain|>', 'json')})?"
@@ -167,7 +167,7 @@ def _harmony(rules: Rules, tool: CalledTool) -> str:
     return f"{head} {_schema(rules, tool, tool.schema)}"
 
 
-def _tagged(rules: Rules, tool: CalledTool) -> str:
+def _tagged(rules: Rules, tool: CallableTool) -> str:
     """Return a call whose parameters are tags, in the schema's order."""
     written, json_rule = [], partial(_schema, rules, tool)
     if tool.schema is None:
@@ -181,7 +181,7 @@ def _tagged(rules: Rules, tool: CalledTool) -> str:
     return f"{rules.literal(f'{tool.name}>' + chr(10))} {' '.join(written)} {rules.literal('</function>')}"
 
 
-def _pythonic(rules: Rules, tool: CalledTool) -> str:
+def _pythonic(rules: Rules, tool: CallableTool) -> str:
     """Return a call with keyword arguments: required ones, then any of the others in order."""
     _check_word(tool, tool.name, tool.name == "print")
     if tool.schema is None:
@@ -204,14 +204,14 @@ def _pythonic(rules: Rules, tool: CalledTool) -> str:
     return f"{rules.literal(tool.name + '(')} {inner} {rules.literal(')')}"
 
 
-def _check_word(tool: CalledTool, word: str, reserved: bool = False) -> None:
+def _check_word(tool: CallableTool, word: str, reserved: bool = False) -> None:
     """Refuse a strict tool with a name that its parser would not read as one."""
     plain = word.replace("_", "a").replace(".", "a").replace("-", "a")
     if tool.strict and (reserved or not (word[:1] + "a").replace("_", "a").isalpha() or not plain.isalnum()):
         raise tool.refuse(f"this model's calls cannot write the name {word!r:.80}")
 
 
-def _parameters(tool: CalledTool) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+def _parameters(tool: CallableTool) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
     """Yield the name, schema (with the definitions that it may refer to) and required flag of each parameter."""
     schema = tool.schema or {}
     shared = {key: schema[key] for key in DEFINITIONS if key in schema}
@@ -229,7 +229,7 @@ def _parameters(tool: CalledTool) -> Iterator[tuple[str, Mapping[str, Any], bool
         yield key, {**(each if isinstance(each, Mapping) else {}), **shared}, key in required
 
 
-def _check_named(tool: CalledTool, schema: Mapping[str, Any], missing: set[str]) -> None:
+def _check_named(tool: CallableTool, schema: Mapping[str, Any], missing: set[str]) -> None:
     unknown = sorted(key for key in schema if key not in _NAMED_KEYS and key not in ANNOTATIONS)
     if unknown:
         raise tool.refuse(f"this model's calls have named parameters, so the schema cannot have {unknown[0]!r:.80}")

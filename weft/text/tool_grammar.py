@@ -13,7 +13,7 @@ from llguidance import regex_to_lark
 
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
-from weft.text.call_rules import CallBlock, CalledTool, calls, notation
+from weft.text.call_rules import CallableTool, CallBlock, calls, notation
 from weft.text.grammar import SPACES, checked_choices, checked_schema
 from weft.text.lark_rules import Rules, TokenOf, no_specials, regex_of
 from weft.text.reasoning import STYLES, opens
@@ -59,7 +59,7 @@ def tool_grammar(
     return rules.grammar(f"{before} {whole} {many}")
 
 
-def _called(tools: Sequence[Tool], strict: Collection[str], free: bool = False) -> list[CalledTool]:
+def _called(tools: Sequence[Tool], strict: Collection[str], free: bool = False) -> list[CallableTool]:
     """Return tools for a grammar. `free`: those that are not strict take any arguments."""
     if len(tools) > MAX_TOOLS:
         raise InvalidField("tools", f"has {len(tools)} entries; the limit is {MAX_TOOLS}")
@@ -70,7 +70,7 @@ def _called(tools: Sequence[Tool], strict: Collection[str], free: bool = False) 
         checked_schema(json.dumps(schema), field)
         closed: dict[str, Any] = {"additionalProperties": False} if "properties" in schema else {}
         kept = None if free and name not in strict else {"type": "object", **closed, **schema}
-        found.append(CalledTool(name, field, kept, name in strict))
+        found.append(CallableTool(name, field, kept, name in strict))
     return found
 
 
@@ -115,7 +115,7 @@ def auto_tool_grammar(
 def _calls_in_text(
     rules: Rules,
     blocks: Sequence[CallBlock],
-    tools: Sequence[CalledTool],
+    tools: Sequence[CallableTool],
     parallel: bool,
     texts: tuple[str, str],
     marks: str,
@@ -162,11 +162,15 @@ def _free_reasoning(rules: Rules, reasoning: str, prompt: str, body: str, marker
     style = STYLES[reasoning]
     if prompt.rstrip().endswith(style.ends):
         return body
-    start, end = style.starts[0], style.ends[0]
-    begun = f"/{_BLANK}/ {rules.literal(start)}" if rules.knows(start) else f"/{_BLANK}{regex_of(start)}/"
-    text, marks = rules.text([regex_of(end)]), rules.tokens(set(markers) - {end})
-    inside = f"{f'({text} {marks})*' if marks else ''} ({rules.until(end, text)} {body} | {text})"
-    return inside if opens(reasoning, prompt) else f"{begun} {inside} | {body}"
+    begun = " | ".join(_begun(rules, start) for start in style.starts)
+    text, marks = rules.text(list(map(regex_of, style.ends))), rules.tokens(set(markers) - set(style.ends))
+    closed = " | ".join(rules.until(end, text) for end in style.ends)
+    inside = f"{f'({text} {marks})*' if marks else ''} (({closed}) {body} | {text})"
+    return inside if opens(reasoning, prompt) else f"({begun}) {inside} | {body}"
+
+
+def _begun(rules: Rules, start: str) -> str:
+    return f"/{_BLANK}/ {rules.literal(start)}" if rules.knows(start) else f"/{_BLANK}{regex_of(start)}/"
 
 
 def _harmony_reasoning_rule(rules: Rules) -> str:
