@@ -19,6 +19,7 @@ from weft.server.anthropic_events import SIGNATURE, Blocks
 from weft.server.errors import anthropic_error
 from weft.server.settings import ServerSettings
 from weft.server.sse import Silence
+from weft.text.answer_parts import AnswerPart
 from weft.text.output import output_parser
 
 PATH = "/v1/messages"
@@ -254,6 +255,14 @@ def test_every_kind_of_block_has_its_own_deltas():
     assert [block["type"] for block in blocks.content] == ["thinking", "text", "tool_use"]
     assert blocks.called
     assert [data["index"] for name, data in events if name == "content_block_stop"] == [0, 1, 2]
+
+
+def test_arguments_that_are_no_object_make_no_call():
+    for arguments in ('{"a": NaN}', '{"a" 1}', "[1]", '{"a": '):
+        broken = Blocks()
+        broken.take([AnswerPart("tool_call", arguments, 0, "id", "f")])
+        broken.end()
+        assert (bytes(broken.content[0]["input"]), broken.called) == (b"{}", False)
 
 
 def test_silence_is_filled_with_pings(served: Served, monkeypatch: pytest.MonkeyPatch):

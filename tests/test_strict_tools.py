@@ -268,6 +268,28 @@ def test_tools_that_are_not_strict_take_any_arguments():
         )
 
 
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string", "minLength": 2, "maxLength": 4}, ["ab", "a\nbé"], ["a", "abcde"]),
+        ({"type": "string", "const": "5"}, ["5"], ["6", '"5"']),
+        ({"type": ["string", "integer"]}, ["5", "nullable", ""], ["null"]),
+        ({"type": ["string", "null"], "enum": ["a", None]}, ["a", "null"], ["b"]),
+        ({"enum": ["5", 5]}, ['"5"', "5"], ["five"]),
+        ({"type": "string"}, ["a <b>", "</function>"], ["x</parameter>y", "</function></tool_call>"]),
+    ],
+)
+def test_unquoted_values_follow_their_schema(schema, good, bad):
+    tools = [tool("f", closed({"x": schema}, ["x"]))]
+    grammar = auto_tool_grammar("qwen3_coder", tools, {"f"})
+    for value in good + bad:
+        text = f"<function=f>\n<parameter=x>\n{value}\n</parameter>\n</function>"
+        assert takes(grammar, text) is (value in good), value
+        if value in good:
+            [(_, arguments)] = calls_in("qwen3_coder", text, tools, True)
+            assert fits(arguments, tools[0]["function"]["parameters"]), arguments
+
+
 def test_special_tokens_are_triggers_and_cannot_hide_one():
     ids = {"<tool_call>": 258, "</tool_call>": 256}
     guide = grammars()(auto_tool_grammar("hermes", [tool("f", CITY)], {"f"}, token_of=ids.get), frozenset([END]))
