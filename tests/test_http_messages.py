@@ -16,7 +16,8 @@ from tests.http_values import LIMITS, LONG, RICH, SCHEMA, TOOLS
 from weft.base.errors import EngineStopped, RequestError
 from weft.server import delivery
 from weft.server.anthropic_events import SIGNATURE, Blocks
-from weft.server.errors import anthropic_error
+from weft.server.errors import INTERNAL, STOPPED, anthropic_error
+from weft.server.generation import Generation
 from weft.server.settings import ServerSettings
 from weft.server.sse import Silence
 from weft.text.answer_parts import AnswerPart
@@ -276,12 +277,26 @@ def test_silence_is_filled_with_pings(served: Served, monkeypatch: pytest.Monkey
     assert ("ping", {"type": "ping"}) in streamed(served)
 
 
-def test_an_error_within_a_stream_is_an_event(served: Served):
-    """Most errors come before the stream; one of a grammar may not."""
-    status, body = anthropic_error(RequestError("no valid continuation", 503))
-    assert (status, body.error.type) == (529, "overloaded_error")
+def test_an_error_within_a_stream_is_an_event(served: Served, monkeypatch: pytest.MonkeyPatch):
+    """A stream that has begun cannot change its status."""
+
+    def fails(generation, piece):
+        raise EngineStopped("secret")
+
+    monkeypatch.setattr(Generation, "check", fails)
+    events = streamed(served)
+    assert [name for name, _ in events] == ["message_start", "error"]
+    assert events[1][1]["error"] == {"type": "api_error", "message": STOPPED}
+    with anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0) as client:
+        stream = client.messages.create(model="tiny", max_tokens=4, messages=USER, stream=True)
+        with pytest.raises(anthropic.APIStatusError, match="engine has stopped"):
+            list(stream)
+
+
+def test_statuses_are_those_of_the_api():
+    assert anthropic_error(RequestError("too many bodies", 503))[0] == 529
     assert anthropic_error(EngineStopped("x"))[0] == 503
-    assert anthropic_error(ValueError("secret"))[1].error.message.startswith("internal error")
+    assert anthropic_error(ValueError("secret"))[1].error.message == INTERNAL
 
 
 # errors ---------------------------------------------------------------------------------------------------------------

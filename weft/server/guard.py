@@ -58,7 +58,7 @@ class Guard:
         if (scope["method"], scope["path"]) in self._open_routes:
             return
         if tenant is None:
-            raise HTTPException(401, "no valid API key; send Authorization: Bearer KEY")
+            raise HTTPException(401, "no valid API key; send Authorization: Bearer KEY or X-Api-Key: KEY")
         tenant.account.take_request()
 
     def _check_browser(self, headers: list[tuple[bytes, bytes]]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from weft.base.errors import InvalidField
@@ -122,9 +122,13 @@ def _llama(names: Sequence[str]) -> Notation:
     return Notation((tagged,), tagged, avoided_first=(begun + name, rf'{begun}"({others}"|[^"]*\\)'))
 
 
-def calls(rules: Rules, block: CallBlock, tools: Sequence[CallableTool], parallel: bool) -> str:
-    """Return what follows a block's trigger."""
-    call = rules.add(" | ".join(rules.add(block.write(rules, tool)) for tool in tools))
+def any_call(rules: Rules, write: Write, tools: Sequence[CallableTool]) -> str:
+    """Add the rule for a call of any of the tools; return its name."""
+    return rules.add(" | ".join(rules.add(write(rules, tool)) for tool in tools))
+
+
+def calls(rules: Rules, block: CallBlock, call: str, parallel: bool) -> str:
+    """Return what follows a block's trigger. `call` is the rule for one call."""
     several = f"{call} ({rules.literal(block.between)} {call})*" if parallel and block.between else call
     return f"{rules.literal(block.opening)} {several} {rules.literal(*block.closing)}"
 
@@ -147,6 +151,7 @@ def _plain(schema: Any) -> Any:
     return [_plain(each) for each in schema] if isinstance(schema, list) else schema
 
 
+@cache
 def _json_call(key: str) -> Write:
     def write(rules: Rules, tool: CallableTool) -> str:
         head = f'{{"name": {json.dumps(tool.name)}, "{key}": '

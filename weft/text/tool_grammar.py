@@ -13,7 +13,7 @@ from llguidance import regex_to_lark
 
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
-from weft.text.call_rules import CallableTool, CallBlock, calls, notation
+from weft.text.call_rules import CallableTool, CallBlock, any_call, calls, notation
 from weft.text.grammar import SPACES, checked_choices, checked_schema
 from weft.text.lark_rules import Rules, TokenOf, no_specials, regex_of
 from weft.text.reasoning import STYLES, opens
@@ -52,8 +52,8 @@ def tool_grammar(
     block, several = known.blocks[0], parallel and only is None
     # A block that needs no trigger is written without it.
     trigger = "" if block is known.bare else block.trigger
-    one = f"{rules.literal(*block.lead, trigger)} {calls(rules, block, called, several)} {rules.literal(*block.trail)}"
-    whole = rules.add(one)
+    rest = calls(rules, block, any_call(rules, block.write, called), several)
+    whole = rules.add(f"{rules.literal(*block.lead, trigger)} {rest} {rules.literal(*block.trail)}")
     many = f"({rules.literal(block.again)} {whole})*" if several and block.again else ""
     before = _harmony_reasoning_rule(rules) if form == "harmony" else _reasoning_rule(rules, reasoning, prompt)
     return rules.grammar(f"{before} {whole} {many}")
@@ -104,40 +104,38 @@ def auto_tool_grammar(
     # What begins as reasoning is reasoning.
     first = [*known.avoided_first, *(_BLANK + regex_of(start) for start in starts)]
     texts = rules.text(avoided, first), rules.text(avoided)
-    body = _calls_in_text(rules, known.blocks, called, parallel, texts, rules.tokens(markers - {*triggers, *starts}))
+    # Blocks that write calls in the same way share the rule, which has all schemas.
+    made = {write: any_call(rules, write, called) for write in dict.fromkeys(block.write for block in known.blocks)}
+    blocks = [(block, calls(rules, block, made[block.write], parallel)) for block in known.blocks]
+    body = _calls_in_text(rules, blocks, parallel, texts, rules.tokens(markers - {*triggers, *starts}))
     if known.bare is not None:
-        body += f" | {rules.add(_SPACE)} {calls(rules, known.bare, called, parallel)}"
+        body += f" | {rules.add(_SPACE)} {calls(rules, known.bare, made[known.bare.write], parallel)}"
     if reasoning is None or style is None:
         return rules.grammar(body)
     return rules.grammar(_free_reasoning(rules, reasoning, prompt, rules.add(body), markers))
 
 
 def _calls_in_text(
-    rules: Rules,
-    blocks: Sequence[CallBlock],
-    tools: Sequence[CallableTool],
-    parallel: bool,
-    texts: tuple[str, str],
-    marks: str,
+    rules: Rules, blocks: Sequence[tuple[CallBlock, str]], parallel: bool, texts: tuple[str, str], marks: str
 ) -> str:
-    """Return text with calls in it. `texts` are the terminals of the text at the start, and of any other.
+    """Return text with calls in it. Each block comes with what follows its trigger.
 
-    `marks` are special tokens that may interrupt the text.
+    `texts` are the terminals of the text at the start, and of any other; `marks` are special tokens that may interrupt
+    it.
     """
     first, text = texts
-    called = [calls(rules, block, tools, parallel) for block in blocks]
+    ends = any(block.last for block, _ in blocks)
 
     def call(before: str) -> str:
-        found = zip(blocks, called, strict=True)
-        return rules.add(" | ".join(f"{rules.until(block.trigger, before)} {rest}" for block, rest in found))
+        return rules.add(" | ".join(f"{rules.until(block.trigger, before)} {rest}" for block, rest in blocks))
 
     def mark(before: str) -> str:
         return f" | {before} {marks}" if marks else ""
 
-    if parallel and not blocks[0].last:
+    if parallel and not ends:
         return f"{first} | ({call(first)}{mark(first)}) ({call(text)}{mark(text)})* {text}"
     marked = f"({text} {marks})*" if marks else ""
-    after = "" if blocks[0].last else f"{marked} {text}"
+    after = "" if ends else f"{marked} {text}"
     found = f"{first} | {call(first)} {after}"
     return f"{found} | {first} {marks} {marked} ({text} | {call(text)} {after})" if marks else found
 
