@@ -10,8 +10,10 @@ from random import Random
 import jsonschema_rs
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tests import tiny_model
 from tests.http_server import Served, serving
@@ -21,6 +23,7 @@ from weft.base.grammar import Grammar
 from weft.server.settings import ServerSettings
 from weft.text.grammar import Grammars, Guide
 from weft.text.output import output_parser
+from weft.text.tokenizer import Tokenizer
 from weft.text.tool_grammar import auto_tool_grammar, tool_grammar
 from weft.text.tools import FORMATS
 
@@ -113,22 +116,27 @@ def may(guide: Guide, token: int) -> bool:
     return bool(guide.mask[token // 32] >> (token % 32) & 1)
 
 
-def sampled(guide: Guide, random: Random, beginnings: list[str], most: int = 400) -> tuple[str, bool]:
+def sampled(
+    guide: Guide, random: Random, beginnings: list[str], tokenizer: Tokenizer | None = None, most: int = 400
+) -> tuple[str, bool]:
     """Return a text that the guide allows, and whether it came to an end. It begins calls wherever it may."""
+    tokenizer = tokenizer or tiny_model.tokenizer()
+    [end] = tokenizer.end_tokens
     answer: list[int] = []
-    wanted = random.choice(["", *beginnings]).encode()
+    wanted = tokenizer.encode(random.choice(["", *beginnings]), special=False)
     while not guide.ended and len(answer) < most:
-        if may(guide, END) and random.random() < (0.05 if len(answer) < 100 else 0.5):
-            return tiny_model.tokenizer().decode(answer), True
-        allowed = np.flatnonzero(np.unpackbits(guide.mask.view(np.uint8), bitorder="little"))
-        plain = [token for token in allowed.tolist() if 32 <= token < 127 or token == 10]
-        for token in wanted or [random.choice(plain or allowed.tolist())]:
+        if may(guide, end) and random.random() < (0.05 if len(answer) < 100 else 0.5):
+            return tokenizer.decode(answer), True
+        allowed = np.flatnonzero(np.unpackbits(guide.mask.view(np.uint8), bitorder="little")).tolist()
+        plain = [token for token in allowed if token != end and tokenizer.bytes_of(token).isascii()]
+        for token in wanted or [random.choice(plain or allowed)]:
             if guide.ended or not may(guide, token):
                 break
             answer.append(token)
             guide.take(token)
-        wanted = random.choice([*FRAGMENTS, *beginnings * 3]).encode() if random.random() < 0.7 else b""
-    return tiny_model.tokenizer().decode(answer), guide.ended
+        text = random.choice([*FRAGMENTS, *beginnings * 3]) if random.random() < 0.7 else ""
+        wanted = tokenizer.encode(text, special=False)
+    return tokenizer.decode(answer), guide.ended
 
 
 def calls_in(
@@ -174,6 +182,32 @@ def test_whatever_is_sampled_every_strict_call_follows_its_schema(form, schema, 
         for name, arguments in made:
             assert name in ("f", "g", "free"), text
             assert name == "free" or fits(arguments, schema if name == "f" else other), text
+
+
+@cache
+def merged_tokenizer() -> Tokenizer:
+    """Tokens that begin in text and end in a trigger, or begin in a trigger and end in a call."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    texts = [f"a{begun}{bad}b" for form, bad in BAD_CALLS.items() for begun in ["", *BEGINNINGS[form]]] * 9
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(texts, trainer)
+    backend.add_special_tokens(["<|the end|>"])
+    return Tokenizer(backend, {"eos_token": "<|the end|>"})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tokens_that_reach_across_a_trigger_are_held_to_the_schema(form):
+    tokenizer, tools, random = merged_tokenizer(), [tool("f", CITY), tool("g", CITY)], Random(3)
+    compiled = Grammars(tokenizer, tokenizer.size)
+    grammar, made = auto_tool_grammar(form, tools, {"f", "g"}), []
+    for _ in range(8):
+        text, whole = sampled(compiled(grammar, tokenizer.end_tokens), random, BEGINNINGS[form], tokenizer, 150)
+        made += calls_in(form, text, tools, whole)
+    assert made
+    assert all(fits(arguments, CITY) for _, arguments in made)
 
 
 @pytest.mark.parametrize("form", FORMS)
