@@ -232,8 +232,8 @@ def tools_of(body: ResponsesRequest) -> list[Tool]:
 
 
 def tool_of(tool: ResponseTool) -> Tool:
-    function = ToolFunction(name=tool.name, description=tool.description, parameters=tool.parameters)
-    return Tool(type="function", function=function)
+    shared = {key: getattr(tool, key) for key in ("name", "description", "parameters", "strict")}
+    return Tool(type="function", function=ToolFunction(**shared))
 
 
 def cut_by(sequence: FollowedAnswer, parts: SplitAnswer) -> str | None:

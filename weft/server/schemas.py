@@ -171,11 +171,11 @@ def sampling_params(
     )
 
 
-def check_stops(stops: list[str], limits: Limits) -> None:
-    check_items("stop", stops, limits.stops)
+def check_stops(stops: list[str], limits: Limits, field: str = "stop") -> None:
+    check_items(field, stops, limits.stops)
     for text in stops:
         if not 0 < len(text) <= limits.stop_characters:
-            raise InvalidField("stop", f"must be strings of 1 to {limits.stop_characters} characters")
+            raise InvalidField(field, f"must be strings of 1 to {limits.stop_characters} characters")
 
 
 def _or(value: float | None, default: float) -> float:
