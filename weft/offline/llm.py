@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from weft.engine.request import Request
 from weft.loading import load
 from weft.offline.interrupts import InterruptLater
 from weft.offline.result import Chunk, Result, chunk_of, result_of
+from weft.text.bad_words import token_sequences
 from weft.text.conversation import render
 from weft.text.prompts import Prompt, Tokens, as_list, encode_prompts
 from weft.text.template import Message, check_messages
@@ -188,10 +189,17 @@ class LLM:
         each_params = _per_prompt(self.suggested if params is None else params, len(prompts))
         each_snapshots = _snapshots_per_prompt(snapshots, len(prompts))
         salt = (cache_salt or "").encode()
+        each_params = [self._with_tokens(own) for own in each_params]
         return [
             build_request(tokens, own, self.bounds, salt=salt, priority=priority, snapshots=positions, grammar=grammar)
             for tokens, own, positions in zip(prompts, each_params, each_snapshots, strict=True)
         ]
+
+    def _with_tokens(self, params: SamplingParams) -> SamplingParams:
+        """Return parameters with their bad words as token sequences."""
+        if not params.bad_words:
+            return params
+        return replace(params, bad_words=token_sequences(params.bad_words, self.tokenizer))
 
     def _check_open(self) -> None:
         if self._stopped is not None:
