@@ -93,6 +93,7 @@ class ServeOptions(Options):
     in_process: bool = option(False, "run the engine in a thread of the server process")
     tool_parser: str = option("auto", "format of the model's tool calls; auto: by its chat template", TOOL_PARSERS)
     reasoning_parser: str = option("auto", "format of the model's reasoning; auto: by its template", REASONING_PARSERS)
+    strict_fields: bool = option(False, "refuse bodies with fields that no API has, such as typos; otherwise log them")
     cors_origin: tuple[str, ...] = field(
         default=(), metadata={"help": "allow web pages of this origin (CORS); may be repeated", "choices": ()}
     )
@@ -162,6 +163,7 @@ def settings_of(options: ServeOptions) -> ServerSettings:
         trusted_proxies=options.trusted_proxy,
         tool_parser=options.tool_parser,
         reasoning_parser=options.reasoning_parser,
+        strict_fields=options.strict_fields,
         drain_seconds=options.drain_seconds,
         log_requests=options.log_requests,
         keep_alive_seconds=options.sse_keep_alive,
