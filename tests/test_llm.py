@@ -16,6 +16,7 @@ from weft.base.options import Options
 from weft.loading import facts_of, load_text
 from weft.memory.audit import audit
 from weft.memory.misses import Reason
+from weft.server.launch import load_texts
 
 LONG = "The river ran past the mill and under the bridge, and nobody asked where it went. " * 3
 LIMITS = {"memory": "32MiB", "threads": 1, "max_sequences": 8, "max_tokens_per_step": 128, "max_length": 1024}
@@ -269,6 +270,41 @@ def test_chat_answers_one_conversation_or_many(llm):
     assert streamed.token_ids == one.token_ids
 
 
+def test_chat_continues_a_message_or_leaves_it_to_the_model_to_open_one(llm):
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "e"}]
+    prompts = {
+        "<|start|>user\nhello<|end|>\n<|start|>assistant\ne": {"continue_final_message": True},
+        "<|start|>user\nhello<|end|>\n<|start|>assistant\ne<|end|>\n": {"add_generation_prompt": False},
+    }
+    for prompt, how in prompts.items():
+        (found,) = llm.chat(said, greedy(), **how)
+        assert llm.tokenizer.decode(found.prompt_token_ids, skip_special=False) == prompt
+        assert [*llm.chat_stream(said, greedy(), **how)][-1].result.token_ids == found.token_ids
+
+
+def test_bad_words_are_texts_or_token_ids(llm):
+    (plain,) = llm.generate("hello", greedy())
+    word = tuple(plain.token_ids[2:4])
+    (clean,) = llm.generate("hello", greedy(bad_words=[word]))
+    assert clean.token_ids[:3] == plain.token_ids[:3]
+    assert clean.token_ids[3] != plain.token_ids[3]
+    biased = {"logit_bias": {ord("a"): 90.0, ord("b"): 80.0}, "max_tokens": 4}
+    (text,) = llm.generate("hello", greedy(**biased, bad_words="aa"))
+    assert text.text == "abab"
+    (only,) = llm.generate("hello", greedy(allowed_token_ids=[ord("x")], max_tokens=4))
+    assert only.text == "xxxx"
+
+
+def test_a_chat_template_is_read_from_a_file(tmp_path):
+    file = tmp_path / "mine.jinja"
+    file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}{{ eos_token }}")
+    with make(chat_template=str(file)) as model:
+        (found,) = model.chat([{"role": "user", "content": "hello"}], greedy())
+        assert model.tokenizer.decode(found.prompt_token_ids, skip_special=False) == "[hello]<|end|>"
+    texts = load_texts(Options(chat_template=str(file)), {"folder": str(tiny_model.FOLDER), "end_tokens": []})
+    assert texts.template.source == file.read_text()
+
+
 # faults ---------------------------------------------------------------------------------------------------------------
 
 FAULTS = [
@@ -283,6 +319,16 @@ FAULTS = [
     (lambda m: m.generate(["x", "y"], [SamplingParams(), None]), r"params\[1\] must be SamplingParams"),
     (lambda m: m.generate("x", SamplingParams(temperature=-1)), "temperature must be"),
     (lambda m: m.generate("x", SamplingParams(logit_bias={400: 1.0})), "logit_bias has token id 400"),
+    (lambda m: m.generate("x", SamplingParams(bad_words=[[1, 400]])), "bad_words has token id 400"),
+    (lambda m: m.generate("x", SamplingParams(bad_words=["x"] * 129)), "bad_words takes at most 128 words"),
+    (lambda m: m.generate("x", SamplingParams(bad_words=[[True]])), "bad_words must hold token ids"),
+    (lambda m: m.generate("x", SamplingParams(bad_words=[[]])), "bad_words must hold words of 1 to 64"),
+    (lambda m: m.generate("x", SamplingParams(allowed_token_ids=[400])), "allowed_token_ids has token id 400"),
+    (lambda m: m.generate("x", SamplingParams(allowed_token_ids=[])), "allowed_token_ids must have 1 to 16384"),
+    (
+        lambda m: m.chat([{"role": "user", "content": "x"}], template_variables={"messages": 1}),
+        "template_variables.messages is set by the server",
+    ),
     (lambda m: m.generate("x", snapshots=[2]), "snapshots must be positions"),
     (
         lambda m: m.generate(["x", "y"], snapshots=[[1]]),
@@ -385,6 +431,8 @@ def test_a_folder_with_a_tokenizer_takes_text(tmp_path):
         ({"memmory": 5}, OptionError, "LLM has no option 'memmory'; known options are model"),
         ({"model": "/no/such/folder"}, ModelError, "/no/such/folder"),
         ({"tokenizer": "nowhere"}, ModelError, "nowhere is neither a folder"),
+        ({"chat_template": "/no/such.jinja"}, OptionError, "cannot read /no/such.jinja: No such file"),
+        ({"chat_template": 5}, OptionError, "chat_template must be a file, got 5"),
     ],
 )
 def test_wrong_options_raise_by_name(settings, error, message):

@@ -111,14 +111,20 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         progress: bool = True,
         cache_salt: str | None = None,
         priority: int = 0,
         grammar: Grammar | None = None,
     ) -> list[Result]:
-        """Return the next message of one or many conversations. A message with `cache_control` is kept for later."""
-        conversations = _conversations(messages)
-        rendered = [self._render(each, tools, template_variables) for each in conversations]
+        """Return the next message of one or many conversations. A message with `cache_control` is kept for later.
+
+        `continue_final_message` continues the text of the last message instead; without `add_generation_prompt`, the
+        model also writes the opening of its message.
+        """
+        how = (tools, template_variables, add_generation_prompt, continue_final_message)
+        rendered = [self._render(each, *how) for each in _conversations(messages)]
         found = encode_prompts([tokens for tokens, _ in rendered], self.tokenizer, self.vocab_size)
         kept = [positions for _, positions in rendered]
         requests = self._requests(found, params, cache_salt, priority, kept, grammar)
@@ -145,12 +151,15 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         cache_salt: str | None = None,
         priority: int = 0,
         grammar: Grammar | None = None,
     ) -> Generator[Chunk, None, None]:
-        """Yield the next message of a conversation as it grows."""
-        tokens, positions = self._render(check_messages(messages), tools, template_variables)
+        """Yield the next message of a conversation as it grows; see `chat`."""
+        how = (tools, template_variables, add_generation_prompt, continue_final_message)
+        tokens, positions = self._render(check_messages(messages), *how)
         found = encode_prompts([tokens], self.tokenizer, self.vocab_size)
         return self._follow(self._requests(found, params, cache_salt, priority, positions, grammar)[0])
 
@@ -210,9 +219,19 @@ class LLM:
         messages: Conversation,
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
+        opens: bool,
+        continues: bool,
     ) -> tuple[list[int], list[int]]:
         """Return a conversation's tokens, and the ends of its messages with `cache_control`."""
-        return render(self.tokenizer, self.template, messages, tools=tools, variables=variables)
+        return render(
+            self.tokenizer,
+            self.template,
+            messages,
+            tools=tools,
+            variables=variables,
+            add_generation_prompt=opens,
+            continue_final_message=continues,
+        )
 
     # running ----------------------------------------------------------------------------------------------------------
 
