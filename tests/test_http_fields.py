@@ -321,6 +321,8 @@ def test_echo_and_prompt_logprobs_each_show_their_own_number(served: Served):
     assert both["logprobs"] == echoed["logprobs"]
     assert both["prompt_logprobs"] == scored["prompt_logprobs"]
     assert "prompt_logprobs" not in echoed
+    fewer = served.complete(text, echo=True, logprobs=4, prompt_logprobs=0, max_tokens=2)["choices"][0]
+    assert [len(entry) for entry in fewer["prompt_logprobs"][1:]] == [1] * (len(text) - 1)
     only = served.complete(text, prompt_logprobs=0, max_tokens=2)["choices"][0]["prompt_logprobs"]
     assert [len(entry) for entry in only[1:]] == [1] * (len(text) - 1)
     assert [next(iter(entry.values()))["logprob"] for entry in only[1:]] == pytest.approx(

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.operations import CPU
+from tests.operations import CPU, PLAIN
 from weft.base.plan import BANNED, Captures, Plan, Sampling
 from weft.kernels.upload import upload
 from weft.runner.sampler import sample
@@ -323,3 +323,18 @@ def test_where_a_mask_leaves_only_banned_tokens_one_of_them_is_chosen():
         banned = {"bans": [(7, 3)] * 3, "bias": {9: BANNED}, "board": 3, "temperature": temperature}
         assert choose([Row(logits, allowed=[7, 9], **banned)])[0] in (7, 9)
         assert choose([Row(logits, allowed=[7, 9, 11], **banned)]) == [11]
+
+
+def test_a_ban_looks_at_the_board_of_its_own_row():
+    logits = np.arange(VOCAB, dtype=np.float32)
+    batch = [Row(logits, temperature=0.0, board=board, bans=[(VOCAB - 1, 2)]) for board in (1, 2, 3, 2, 1)]
+    assert choose(batch) == [VOCAB - 1, VOCAB - 2, VOCAB - 1, VOCAB - 2, VOCAB - 1]
+
+
+@pytest.mark.parametrize("operations", [CPU, PLAIN], ids=["cpu", "plain"])
+def test_tokens_beyond_a_short_mask_are_not_allowed(operations):
+    row = Row(np.arange(VOCAB, dtype=np.float32), temperature=0.0, allowed=[3, 5])
+    plan = plan_of([row])
+    short = replace(plan, sampling=replace(plan.sampling, mask_bits=plan.sampling.mask_bits[:, :1].copy()))
+    logits = torch.from_numpy(row.logits)[None]
+    assert sample(logits, choices_of(short, VOCAB), torch.zeros(1, dtype=torch.long), operations).tolist() == [5]
