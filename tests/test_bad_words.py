@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import tiny_model
+from tests.engines import Ask, greedy, make_engine, serve, tokens
 from weft import builtin
 from weft.base.errors import InvalidField
 from weft.base.plan import BANNED, Sampling
@@ -67,3 +68,37 @@ def test_a_seat_keeps_nothing_of_the_request_before():
     second = seated(sampling, logit_bias={5: 1.0})
     assert (second.bias_token.tolist(), len(second.mask_row)) == ([5], 0)
     assert seated(sampling, temperature=0.0).all_greedy
+
+
+def words_of(prompt: list[int], count: int) -> list[list[int]]:
+    """Words of one, two and three tokens that a model answers with, each with the earlier ones banned."""
+    words: list[list[int]] = []
+    for place in range(count):
+        engine = make_engine("lfm2", cache=False, max_sequences=1, paranoid=False)
+        answer = serve(engine, [Ask(prompt, greedy(24, bad_words=words))])[0].tokens
+        assert not any(answer[at : at + len(word)] == word for word in words for at in range(len(answer)))
+        words.append(answer[place : place + 1 + place % 3])
+    return words
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_banned_answers_are_the_same_alone_and_in_company_cached_and_preempted(depth):
+    stem = tokens(130, 0)
+    asks = [Ask(stem + tokens(n, n), greedy(24, bad_words=words_of(stem + tokens(n, n), 6))) for n in (5, 9)]
+    # Rows without bad words next to them.
+    asks += [Ask(stem, greedy(24)), Ask(stem[:70], greedy(24, allowed_token_ids=range(100)))]
+    alone = [serve(make_engine("lfm2", cache=False, max_sequences=1, paranoid=False), [ask])[0].tokens for ask in asks]
+    engine = make_engine("lfm2", depth=depth)
+    step, preempted = engine.step, 0
+
+    def stepping():
+        nonlocal preempted
+        if engine.planner.number % 4 == 3 and engine.planner.decoding:
+            engine.planner.leave(engine.planner.decoding[0])
+            preempted += 1
+        return step()
+
+    engine.step = stepping
+    for _ in range(2):
+        assert [answer.tokens for answer in serve(engine, asks)] == alone
+    assert preempted > 5

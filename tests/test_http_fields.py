@@ -127,12 +127,13 @@ def test_unknown_fields_are_logged_once_with_the_likely_name(served: Served, cap
     with caplog.at_level(logging.WARNING, "weft.server"):
         for _ in range(3):
             assert served.chat(max_tokens=1, temprature=0.5)
-            assert served.generate(sampling={"max_new_tokens": 1, "new_line\n": 1})
+            assert served.generate(sampling={"max_new_tokens": 1, "new_line\n": 1, "min_new_token": 1})
     lines = [record.getMessage() for record in caplog.records if "unknown field" in record.getMessage()]
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert "/v1/chat/completions" in lines[0]
     assert "temprature; did you mean temperature?" in lines[0]
     assert r"'sampling_params.new_line\n'" in lines[1]
+    assert "sampling_params.min_new_token; did you mean min_new_tokens?" in lines[2]
     assert all("\n" not in line for line in lines)
 
 
@@ -153,7 +154,7 @@ def test_a_client_cannot_grow_the_log_or_the_memory_with_names():
         for number in range(2000):
             data = json.dumps({"prompt": "x", **{f"{number}-{place}-" + "n" * 500: 1 for place in range(30)}}).encode()
             kind = KINDS["completion"]
-            seen.note(fields.check_fields(data, "completion", kind, {}, strict=False), "completion", kind)
+            seen.note(fields.check_fields(data, "completion", kind, {}, strict=False), "completion", kind, {})
     finally:
         fields.log.removeHandler(handler)
     assert len(records) == fields.MAX_REMEMBERED + 1

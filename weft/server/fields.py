@@ -280,7 +280,9 @@ class UnknownFields:
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
-    def note(self, names: list[str], route: str, kind: type[msgspec.Struct]) -> None:
+    def note(
+        self, names: list[str], route: str, kind: type[msgspec.Struct], parts: Mapping[str, type[msgspec.Struct]]
+    ) -> None:
         for name in names:
             if name in self._seen or len(self._seen) > MAX_REMEMBERED:
                 continue
@@ -288,9 +290,7 @@ class UnknownFields:
             if len(self._seen) > MAX_REMEMBERED:
                 log.warning("%d unknown fields were logged; further ones are ignored silently", MAX_REMEMBERED)
                 return
-            log.warning(
-                "%s: ignoring the unknown field %s%s (--strict-fields refuses it)",
-                PATHS.get(route, route),
-                shown(name),
-                hint(name.removeprefix("sampling_params."), kind),
-            )
+            part = next((part for part in parts if name.startswith(f"{part}.")), "")
+            meant = hint(name.removeprefix(f"{part}."), parts.get(part, kind))
+            where = PATHS.get(route, route)
+            log.warning("%s: ignoring the unknown field %s%s (--strict-fields refuses it)", where, shown(name), meant)

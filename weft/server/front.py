@@ -133,7 +133,7 @@ class Front:
         else:
             with self.counted(1):
                 body, prompts, unknown = reader.unpacked(await self.read_in_worker(request, reader.name, data))
-        self._unknown_fields.note(unknown, reader.name, reader.kind)
+        self._unknown_fields.note(unknown, reader.name, reader.kind, reader.parts)
         return body, prompts
 
     async def read_in_worker(self, request: HttpRequest, name: str, data: bytes) -> bytes:
