@@ -93,7 +93,9 @@ class ServeOptions(Options):
     in_process: bool = option(False, "run the engine in a thread of the server process")
     tool_parser: str = option("auto", "format of the model's tool calls; auto: by its chat template", TOOL_PARSERS)
     reasoning_parser: str = option("auto", "format of the model's reasoning; auto: by its template", REASONING_PARSERS)
-    strict_fields: bool = option(False, "refuse bodies with fields that no API has, such as typos; otherwise log them")
+    strict_fields: bool = option(
+        False, "refuse requests with unknown fields, such as typos, instead of logging the names"
+    )
     cors_origin: tuple[str, ...] = field(
         default=(), metadata={"help": "allow web pages of this origin (CORS); may be repeated", "choices": ()}
     )
