@@ -1,7 +1,9 @@
-"""Writes the table of fields in docs/api.md: `python -m weft.server.field_reference`."""
+"""Writes the tables of fields into a page: `python -m weft.server.field_reference docs/api.md`."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -49,5 +51,12 @@ def off(rule: Rule) -> str:
     return f" ({' and '.join(names)}: accepted)" if names else ""
 
 
+def rewritten(page: str) -> str:
+    """Return a page with the current tables. They end where the next section begins."""
+    start = page.index("| understood |")
+    return page[:start] + reference() + page[page.index("\n\n## ", start) :]
+
+
 if __name__ == "__main__":
-    print(reference())
+    path = Path(sys.argv[1])
+    path.write_text(rewritten(path.read_text()))
