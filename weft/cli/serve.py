@@ -93,6 +93,9 @@ class ServeOptions(Options):
     in_process: bool = option(False, "run the engine in a thread of the server process")
     tool_parser: str = option("auto", "format of the model's tool calls; auto: by its chat template", TOOL_PARSERS)
     reasoning_parser: str = option("auto", "format of the model's reasoning; auto: by its template", REASONING_PARSERS)
+    strict_fields: bool = option(
+        False, "refuse requests with unknown fields, such as typos, instead of logging the names"
+    )
     cors_origin: tuple[str, ...] = field(
         default=(), metadata={"help": "allow web pages of this origin (CORS); may be repeated", "choices": ()}
     )
@@ -163,6 +166,7 @@ def settings_of(options: ServeOptions) -> ServerSettings:
         trusted_proxies=options.trusted_proxy,
         tool_parser=options.tool_parser,
         reasoning_parser=options.reasoning_parser,
+        strict_fields=options.strict_fields,
         drain_seconds=options.drain_seconds,
         log_requests=options.log_requests,
         vllm_metrics=options.vllm_metrics,

@@ -26,7 +26,7 @@ from weft.server.openai_messages import (
     ToolChoice,
     ToolFunction,
 )
-from weft.server.schemas import CacheFields, refuse
+from weft.server.schemas import CacheFields
 from weft.server.settings import Limits
 
 # Between the texts of consecutive messages of one role, which count as one message.
@@ -100,11 +100,6 @@ class CountRequest(CacheFields, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
-    # They would change the answer.
-    container: Any = None
-    context_management: Any = None
-    mcp_servers: Any = None
-    output_format: Any = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):
@@ -114,11 +109,6 @@ class MessagesRequest(CountRequest, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=1 << 24)] | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-
-
-UNSERVED = ("container", "context_management", "mcp_servers", "output_format")
 
 
 @dataclass(slots=True)
@@ -135,7 +125,6 @@ class Converted:
 
 
 def check_unsupported(body: CountRequest) -> None:
-    refuse(body, UNSERVED)
     for place, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
             raise InvalidField(f"tools[{place}].type", f"is {tool.type!r:.60}; only custom tools are supported")

@@ -27,6 +27,7 @@ from weft.server.body_reader import BodyReader
 from weft.server.chat_turn import ChatTurn
 from weft.server.delivery import deliver
 from weft.server.errors import anthropic_error
+from weft.server.fields import check_fields
 from weft.server.front import Front, new_name
 from weft.server.generation import Generation
 from weft.server.grammars import Form, from_schema
@@ -93,7 +94,9 @@ def rendered(builder: PromptBuilder, body: CountRequest) -> Prompt:
 
 def counted(builder: PromptBuilder, data: bytes) -> bytes:
     """Return the response to a body of /v1/messages/count_tokens."""
-    prompt = rendered(builder, decode(data, CountRequest, builder.limits))
+    body = decode(data, CountRequest, builder.limits)
+    check_fields(data, MESSAGE.name, MessagesRequest, {}, builder.strict_fields)
+    prompt = rendered(builder, body)
     return msgspec.json.encode(CountAnswer(input_tokens=len(prompt.tokens)))
 
 

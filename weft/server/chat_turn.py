@@ -60,13 +60,16 @@ class ChatTurn:
         max_tokens: tuple[str, int | None],
         n: int = 1,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
     ) -> Generation:
         """Start the answers. `max_tokens` is the body's value and its name."""
         front = self.front
         tokens = prompt.tokens
         self._prompt_end = front.need_tokenizer().decode(tokens[-PROMPT_END:].tolist(), skip_special=False)
         most = front.max_tokens(max_tokens[1], len(tokens), max_tokens[0])
-        params = sampling_params(body, front.limits, most, logprobs, scored="top_logprobs", suggested=front.suggested)
+        params = sampling_params(
+            body, front.limits, most, logprobs, prompt_logprobs, scored="top_logprobs", suggested=front.suggested
+        )
         return await front.generate(
             [AskedPrompt(prompt, params, n, self.field)],
             tenant,

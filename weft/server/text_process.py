@@ -66,7 +66,7 @@ def builder_of(setup: WorkerSetup) -> PromptBuilder:
         tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(setup.tokenizer), setup.specials, setup.end_tokens)
     if setup.template is not None:
         template = ChatTemplate(setup.template, setup.specials, with_tools=setup.tool_template)
-    return PromptBuilder(tokenizer, template, setup.limits, setup.template_kwargs, PromptFacts("", 0, 0, 0))
+    return PromptBuilder(tokenizer, template, setup.limits, setup.strict_fields, PromptFacts("", 0, 0, 0))
 
 
 def reply_to(builder: PromptBuilder, job: Job) -> FromWorker:
