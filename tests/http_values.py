@@ -23,6 +23,10 @@ LIMITS = Limits(
     schema_bytes=2000,
     schema_depth=6,
     regex_characters=50,
+    template_kwargs_bytes=300,
+    template_kwargs_depth=4,
+    bad_words=3,
+    allowed_tokens=8,
     max_tokens=100,
     open_sequences=6,
 )

@@ -3,12 +3,14 @@
 Pages hold, for every position, a hash of all tokens up to it; slots the state at their grid position and the token
 before it (a convolution of width two); tails the tokens of the open cell. The next token is a hash of the state, of
 every page entry that full attention would read, and of the window. One wrong restore, stolen page, stale tail or
-forgotten window changes the output.
+forgotten window changes the output. A banned token gives way to the next one that is not;
+where a mask leaves only banned tokens, one of those is chosen.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -60,7 +62,24 @@ def next_token(spec: MemorySpec, state: int, full: int, window: int) -> int:
     return mix(value, window if spec.window else 3) % VOCABULARY
 
 
-def oracle(spec: MemorySpec, prompt: list[int], count: int, stop: frozenset[int] = frozenset()) -> list[int]:
+def nearest(token: int, masked: set[int], banned: Callable[[int], bool]) -> int:
+    """The token, or the next one after it that is neither masked nor banned, or else the next that is not masked."""
+    left = [each % VOCABULARY for each in range(token, token + VOCABULARY) if each % VOCABULARY not in masked]
+    return next((each for each in left if not banned(each)), left[0])
+
+
+def completes(word: tuple[int, ...], answer: list[int], token: int) -> bool:
+    return (*answer, token)[-len(word) :] == word
+
+
+def oracle(
+    spec: MemorySpec,
+    prompt: list[int],
+    count: int,
+    stop: frozenset[int] = frozenset(),
+    bad_words: tuple[tuple[int, ...], ...] = (),
+    allowed: tuple[int, ...] | None = None,
+) -> list[int]:
     """What an engine without any cache, batch or memory limit answers."""
     hashes: list[int] = []
     state, last = 0, 0
@@ -73,11 +92,22 @@ def oracle(spec: MemorySpec, prompt: list[int], count: int, stop: frozenset[int]
         entries = np.array(hashes, np.uint64)
         first = max(0, len(entries) - (spec.window or 0))
         token = next_token(spec, state, digest(entries, 0), digest(entries[first:], first))
+        masked = set() if allowed is None else set(range(VOCABULARY)).difference(allowed)
+        token = nearest(token, masked, lambda t: any(completes(word, answer, t) for word in bad_words))
         answer.append(token)
         tokens.append(token)
         if token in stop:
             break
     return answer
+
+
+def masked_tokens(plan: Plan, place: int) -> set[int]:
+    """Tokens that a mask forbids to the plan's sampled row at `place`."""
+    found: set[int] = set()
+    for mask in plan.sampling.mask_bits[plan.sampling.mask_row == place]:
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        found |= {token for token in range(VOCABULARY) if token >= len(allowed) or not allowed[token]}
+    return found
 
 
 class RollingDevice:
@@ -131,7 +161,10 @@ class RollingDevice:
         before = [self._read(plan, row) for row in range(plan.rows)]
         states = [self._write(plan, row, tokens[row], before[row]) for row in range(plan.rows)]
         choices = [self._choose(plan, row, states[row]) for row in range(plan.rows)]
-        sampled = [choices[row] for row in plan.sampled.tolist()]
+        sampled = [
+            nearest(choices[row], masked_tokens(plan, place), self.banned_tokens(plan, place).__contains__)
+            for place, row in enumerate(plan.sampled.tolist())
+        ]
         for row, token in zip(plan.sampled.tolist(), sampled, strict=True):
             self.board[plan.seat[row]] = token
         return Landing(np.array(sampled, np.int32), None, None)
@@ -219,6 +252,13 @@ class RollingDevice:
         if self.spec.window:
             window = self.digest_window(plan, row, end)
         return next_token(self.spec, state, full, window)
+
+    def banned_tokens(self, plan: Plan, place: int) -> set[int]:
+        """Tokens that the plan bans from its sampled row at `place`, whose input may be on the board."""
+        sampling, board = plan.sampling, self.board[plan.seat[plan.sampled[place]]]
+        found = {int(t) for row, t in zip(sampling.bias_row, sampling.bias_token, strict=True) if row == place}
+        bans = zip(sampling.ban_row.tolist(), sampling.ban_token.tolist(), sampling.ban_input.tolist(), strict=True)
+        return found | {token for row, token, newest in bans if row == place and newest == board}
 
     def digest_window(self, plan: Plan, row: int, end: int) -> int:
         assert self.spec.window is not None

@@ -96,6 +96,7 @@ def varied_requests() -> list[Request]:
         SamplingParams(max_tokens=6, seed=3, logprobs=2, top_k=40, repetition_penalty=1.3),
         SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=2, logit_bias={7: 100.0}),
         SamplingParams(max_tokens=0),
+        SamplingParams(max_tokens=6, temperature=0.0, bad_words=((7,), (3, 4)), allowed_token_ids=(3, 4, 7, 200)),
     ]
     requests = [Request(stem, wish) for wish in wishes]
     requests.append(Request(stem, wishes[0], salt=b"somebody else"))
@@ -161,6 +162,7 @@ async def test_a_request_that_cannot_be_served_harms_no_other(kind):
     async with started(instant(kind)) as backend:
         going = await backend.submit(ask([20], 200))
         biased = SamplingParams(logit_bias={256: 1.0})
+        banned, allowed = SamplingParams(bad_words=[[1, 256]]), SamplingParams(allowed_token_ids=[2**31 - 1])
         for wrong, field, complaint in [
             (ask([20, 256], 2), "prompt", "prompt must have token ids from 0 to"),
             (ask([-1], 2), "prompt", "prompt must have token ids from 0 to"),
@@ -168,12 +170,18 @@ async def test_a_request_that_cannot_be_served_harms_no_other(kind):
             (ask([20], 1 << 21), "prompt", "exceed"),
             (ask([], 2), "prompt", "at least one token"),
             (Request(np.array([1], np.int32), biased), "logit_bias", "logit_bias has token id 256"),
+            (Request(np.array([1], np.int32), banned), "bad_words", "bad_words has token id 256"),
+            (
+                Request(np.array([1], np.int32), allowed),
+                "allowed_token_ids",
+                "allowed_token_ids has token id 2147483647",
+            ),
         ]:
             with pytest.raises(RequestError, match=complaint) as caught:
                 await backend.submit(wrong)
             assert (caught.value.status, caught.value.field) == (400, field)
         assert [output.token for output in (await collect(going))[0]] == answer([20], 200)
-        assert (await backend.stats())["refused"] == 6
+        assert (await backend.stats())["refused"] == 8
         assert backend.open == 0
 
 

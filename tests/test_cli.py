@@ -118,6 +118,7 @@ def test_a_prompt_may_come_from_standard_input(quiet, monkeypatch, tmp_path):
         (["--max-tokens", "-1", "x"], "max_tokens must be"),
         (["--temperature", "1000", "x"], "temperature must be"),
         (["--model", "/no/such/model", "x"], "/no/such/model"),
+        (["--chat-template", "/no/such.jinja", "x"], "chat_template: cannot read /no/such.jinja: No such file"),
         (["--max-length", "20", "--max-tokens", "30", "--memory", "32MiB", "x"], "exceeds the context of 20"),
         (["--depth", "7", "--memory", "32MiB", "x"], "depth must be one of 0, 1"),
     ],

@@ -248,6 +248,7 @@ def launches(family: str, monkeypatch: pytest.MonkeyPatch, depth: int = 1) -> Wa
         engine,
         [
             Ask(stem + tokens(40, 1), greedy(20, repetition_penalty=1.2, logit_bias={5: 2.0})),
+            Ask(stem + tokens(5, 5), greedy(20, bad_words=((7,), (3, 4), (1, 2, 3)), allowed_token_ids=range(90))),
             Ask(tokens(3, 2), seeded(70, 1, top_p=0.9, top_k=20, min_p=0.01)),
             Ask(stem + tokens(9, 3), seeded(6, 2, min_tokens=2, frequency_penalty=0.2), step=6),
             Ask(tokens(70, 4), greedy(2, prompt_logprobs=1), step=8),

@@ -232,7 +232,7 @@ def test_thoughts_are_told_apart(served: Served):
     assert "".join(each.get("content", "") for each in said) == "It is."
 
 
-def test_template_variables_reach_the_template_from_a_list_only(served: Served):
+def test_template_variables_reach_the_template_under_all_names_but_its_own(served: Served):
     plain = served.chat(max_tokens=1)["usage"]["prompt_tokens"]
     thinking = served.chat(max_tokens=1, chat_template_kwargs={"enable_thinking": True})["usage"]["prompt_tokens"]
     assert thinking == plain + len("<think>\n")
@@ -243,7 +243,7 @@ def test_template_variables_reach_the_template_from_a_list_only(served: Served):
     written = {"structured_outputs": {"grammar": 'start: "so</think>Yes"'}, "max_tokens": 40}
     found = served.chat(**written, chat_template_kwargs={"enable_thinking": True})
     assert found["choices"][0]["message"]["reasoning_content"] == "so"
-    for name in ("messages", "tools", "add_generation_prompt", "anything"):
+    for name in ("messages", "tools", "add_generation_prompt", "eos_token", "range", "raise_exception"):
         error = served.chat(chat_template_kwargs={name: "x"}, status=400)["error"]
         assert error["param"] == f"chat_template_kwargs.{name}"
 

@@ -8,6 +8,15 @@ import msgspec
 import pytest
 
 from tests.fences import ROOT
+from weft.server.anthropic_messages import (
+    AnthropicMessage,
+    AnthropicTool,
+    AnthropicToolChoice,
+    MessageBlock,
+    MessagesRequest,
+    OutputConfig,
+    Thinking,
+)
 from weft.server.control import AbortRequest
 from weft.server.native import GenerateRequest, NativeSampling
 from weft.server.openai_chat import ChatRequest
@@ -28,13 +37,20 @@ BODIES = (
     TokenizeRequest,
     DetokenizeRequest,
     AbortRequest,
+    MessagesRequest,
+    AnthropicMessage,
+    MessageBlock,
+    AnthropicTool,
+    AnthropicToolChoice,
+    Thinking,
+    OutputConfig,
 )
 PAGE = (ROOT / "docs" / "api.md").read_text()
 TESTS = "".join(
     path.read_text() for path in (ROOT / "tests").glob("*http*.py") if path.name != "test_http_documents.py"
 )
 # Taken for the sake of clients that send them; nothing could be tested but that they are taken.
-IGNORED = {"user", "metadata", "store"}
+IGNORED = {"user", "metadata", "store", "service_tier"}
 FIELDS = sorted({field.encode_name for body in BODIES for field in msgspec.structs.fields(body)})
 
 

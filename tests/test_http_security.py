@@ -53,19 +53,22 @@ def test_only_the_open_routes_answer_without_a_key(locked: Served, path, method)
             assert (answer.status_code, answer.content) == (200, b'{"status":"ok"}')
         else:
             assert answer.status_code == 401, (path, header)
-            assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert answer.json()["error"]["type"] == "authentication_error"
 
 
 def test_health_is_open_unless_configured_otherwise():
-    assert OPEN_ROUTES == (("GET", "/health"), ("HEAD", "/health"))
+    pings = (("GET", "/ping"), ("HEAD", "/ping"), ("POST", "/ping"))
+    assert (("GET", "/health"), ("HEAD", "/health"), *pings) == OPEN_ROUTES
     with serving(ServerSettings(api_keys=("k",))) as server:
         assert httpx.get(server.url + "/health").status_code == 200
         assert httpx.head(server.url + "/health").status_code == 200
         assert httpx.post(server.url + "/health").status_code == 401
+        assert httpx.post(server.url + "/ping").content == httpx.get(server.url + "/ping").content == b'{"status":"ok"}'
         for path in ("/health_generate", "/metrics", "/v1/models", "/health/"):
             assert httpx.get(server.url + path).status_code == 401
     with serving(ServerSettings(api_keys=("k",), open_health=False)) as server:
         assert httpx.get(server.url + "/health").status_code == 401
+        assert httpx.post(server.url + "/ping").status_code == 401
         assert server.client.get("/health").status_code == 200
 
 

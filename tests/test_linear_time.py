@@ -29,6 +29,8 @@ from weft.engine.events import Output
 from weft.engine.request import Request
 from weft.server.bodies import check_depth, decode, wrong_type
 from weft.server.codec import Frames
+from weft.server.fields import check_fields
+from weft.server.native import GenerateRequest, NativeSampling
 from weft.server.openai_responses import ResponsesRequest, messages_of
 from weft.server.settings import Limits
 from weft.text.answer_parts import AnswerPart, joined
@@ -128,8 +130,23 @@ def chain(size: int) -> str:
 BODY = '{"x":[' + "[]," * 70
 DEPTH = lambda body: check_depth(body, 64)  # noqa: E731
 BROKEN = lambda body: decode(body, ResponsesRequest, LIMITS)  # noqa: E731
+CHECKED = lambda body: check_fields(body, "generate", GenerateRequest, {"sampling_params": NativeSampling}, False)  # noqa: E731
+STRICT = lambda body: check_fields(body, "generate", GenerateRequest, {}, True)  # noqa: E731
+
+
+def named(before: str = "", after: str = "") -> Make:
+    """A body with many fields that nobody knows."""
+    return lambda size: f"{before}{json.dumps({f'f{n}': n for n in range(size // 16)})}{after}".encode()
+
+
 TABLE: dict[str, tuple[Work, Make]] = {
     # bodies
+    "fields: names": (CHECKED, named()),
+    "fields: names in a part": (CHECKED, named('{"sampling_params": [', "]}")),
+    "fields: one name": (CHECKED, sent("a", '{"', '": 1}')),
+    "fields: one name, refused": (STRICT, sent("a", '{"temp', '": 1}')),
+    "fields: a long value": (CHECKED, sent("[],", '{"typical_p": [', "[]]}")),
+    "fields: many parts": (CHECKED, sent("{},", '{"sampling_params": [', "{}]}")),
     "depth: string without an end": (DEPTH, sent('\\"', BODY + '"')),
     "depth: one long string": (DEPTH, sent("a", BODY + '"', '"')),
     "depth: backslashes": (DEPTH, sent("\\", BODY + '"')),

@@ -283,6 +283,16 @@ FAULTS = [
     (lambda m: m.generate(["x", "y"], [SamplingParams(), None]), r"params\[1\] must be SamplingParams"),
     (lambda m: m.generate("x", SamplingParams(temperature=-1)), "temperature must be"),
     (lambda m: m.generate("x", SamplingParams(logit_bias={400: 1.0})), "logit_bias has token id 400"),
+    (lambda m: m.generate("x", SamplingParams(bad_words=[[1, 400]])), "bad_words has token id 400"),
+    (lambda m: m.generate("x", SamplingParams(bad_words=["x"] * 129)), "bad_words takes at most 128 words"),
+    (lambda m: m.generate("x", SamplingParams(bad_words=[[True]])), "bad_words must hold token ids"),
+    (lambda m: m.generate("x", SamplingParams(bad_words=[[]])), "bad_words must hold words of 1 to 64"),
+    (lambda m: m.generate("x", SamplingParams(allowed_token_ids=[400])), "allowed_token_ids has token id 400"),
+    (lambda m: m.generate("x", SamplingParams(allowed_token_ids=[])), "allowed_token_ids must have 1 to 16384"),
+    (
+        lambda m: m.chat([{"role": "user", "content": "x"}], template_variables={"messages": 1}),
+        "template_variables.messages is set by the server",
+    ),
     (lambda m: m.generate("x", snapshots=[2]), "snapshots must be positions"),
     (
         lambda m: m.generate(["x", "y"], snapshots=[[1]]),
@@ -385,6 +395,8 @@ def test_a_folder_with_a_tokenizer_takes_text(tmp_path):
         ({"memmory": 5}, OptionError, "LLM has no option 'memmory'; known options are model"),
         ({"model": "/no/such/folder"}, ModelError, "/no/such/folder"),
         ({"tokenizer": "nowhere"}, ModelError, "nowhere is neither a folder"),
+        ({"chat_template": "/no/such.jinja"}, OptionError, "cannot read /no/such.jinja: No such file"),
+        ({"chat_template": 5}, OptionError, "chat_template must be a file, got 5"),
     ],
 )
 def test_wrong_options_raise_by_name(settings, error, message):

@@ -18,6 +18,8 @@ from tests.test_properties import record_plans, same_plan
 from tests.workloads import random_workload, run_and_check
 from weft.base.plan import Captures
 from weft.engine import assembly, loop, planner
+from weft.engine.bad_words import BadWords
+from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.engine.waiting_queue import WaitingQueue
 from weft.memory import ledger as ledger_module
@@ -368,6 +370,29 @@ def tails_are_shared_by_all_rows(patch: Patch) -> None:
         return replace(step, plan=replace(step.plan, tail=np.zeros_like(step.plan.tail) + step.plan.tail.min()))
 
     patch.setattr(planner, "assemble", shared)
+
+
+# Bad words: the newest token may not be on the host yet, and a preempted answer keeps its own.
+
+
+@plant
+def bad_words_do_not_see_the_token_on_the_board(patch: Patch) -> None:
+    patch.setattr(SeatSampling, "bans_by_input", lambda self, *rows: np.zeros((0, 3), np.int32))
+
+
+@plant
+def bad_words_take_the_token_before_the_board_for_the_newest(patch: Patch) -> None:
+    original = SeatSampling.bans_by_input
+
+    def late(self, seats, sequences, starts, boarded):
+        return original(self, seats, sequences, starts - 1, boarded)
+
+    patch.setattr(SeatSampling, "bans_by_input", late)
+
+
+@plant
+def bad_words_are_forgotten_by_a_preemption(patch: Patch) -> None:
+    patch.setattr(BadWords, "banned", lambda self, generated: self.single)
 
 
 def harvest() -> str:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.operations import CPU
-from weft.base.plan import Captures, Plan, Sampling
+from tests.operations import CPU, PLAIN
+from weft.base.plan import BANNED, Captures, Plan, Sampling
 from weft.kernels.upload import upload
 from weft.runner.sampler import sample
 from weft.runner.step_sampling import StepSampling, stage_sampling
@@ -36,6 +36,8 @@ class Row:
     answer: list[int] = field(default_factory=list)
     board: int | None = None
     bias: dict[int, float] = field(default_factory=dict)
+    bans: list[tuple[int, int]] = field(default_factory=list)  # a token, and the input after which it is banned
+    allowed: list[int] | None = None
 
 
 def ints(values) -> np.ndarray:
@@ -50,6 +52,11 @@ def sampling_of(rows: list[Row]) -> Sampling:
     seen = [(i, t, 0) for i, r in enumerate(rows) for t in r.prompt]
     seen += [(i, t, 1) for i, r in enumerate(rows) for t in r.answer]
     bias = [(i, t, v) for i, r in enumerate(rows) for t, v in r.bias.items()]
+    bans = [(i, t, newest) for i, r in enumerate(rows) if r.board is not None for t, newest in r.bans]
+    masked = [(i, r.allowed) for i, r in enumerate(rows) if r.allowed is not None]
+    bits = np.zeros((len(masked), 64), np.uint8)
+    for line, (_, allowed) in enumerate(masked):
+        bits[line, allowed] = 1
     return Sampling(
         temperature=floats(r.temperature for r in rows),
         top_k=ints(r.top_k for r in rows),
@@ -68,6 +75,11 @@ def sampling_of(rows: list[Row]) -> Sampling:
         bias_value=floats(v for _, _, v in bias),
         all_greedy=False,
         wants_logprobs=False,
+        mask_row=ints(i for i, _ in masked),
+        mask_bits=np.packbits(bits, axis=-1, bitorder="little").view(np.int32),
+        ban_row=ints(i for i, _, _ in bans),
+        ban_token=ints(t for _, t, _ in bans),
+        ban_input=ints(newest for _, _, newest in bans),
     )
 
 
@@ -109,8 +121,10 @@ def choose(rows: list[Row]) -> list[int]:
 
 
 def plain_logits(row: Row) -> np.ndarray:
-    """Penalties and bias by definition."""
+    """Masks, penalties, bias and bans by definition."""
     logits = row.logits.astype(np.float64).copy()
+    if row.allowed is not None:
+        logits[[token for token in range(len(logits)) if token not in row.allowed]] = -np.inf
     answer = row.answer + ([] if row.board is None else [row.board])
     for token in set(row.prompt + answer):
         logits[token] = logits[token] / row.repetition if logits[token] > 0 else logits[token] * row.repetition
@@ -118,6 +132,8 @@ def plain_logits(row: Row) -> np.ndarray:
         logits[token] -= row.presence + row.frequency * answer.count(token)
     for token, value in row.bias.items():
         logits[token] += value
+    for token, newest in row.bans:
+        logits[token] += -1e30 if newest == row.board else 0
     return logits
 
 
@@ -161,8 +177,10 @@ def rows(draw) -> Row:
         frequency=off_or(0.0, numbers(-2, 2)),
         prompt=draw(st.lists(token, max_size=6)),
         answer=draw(st.lists(token, max_size=6)),
-        board=draw(st.one_of(st.none(), token)),
+        board=draw(st.one_of(st.none(), st.integers(0, 3), token)),
         bias=draw(st.dictionaries(token, st.one_of(st.just(-np.inf), numbers(-50, 50)), max_size=4)),
+        bans=draw(st.lists(st.tuples(token, st.integers(0, 3)), max_size=4)),
+        allowed=draw(st.one_of(st.none(), st.lists(token, min_size=6, max_size=20))),
     )
 
 
@@ -230,6 +248,7 @@ def test_company_changes_nothing_for_a_large_vocabulary(threads):
         {"repetition": 1.5, "prompt": [1, 2, 3], "answer": [3, 4]},
         {"presence": 1.0, "frequency": 0.5, "prompt": [1], "answer": [3, 3, 4], "board": 3},
         {"bias": {7: -np.inf, 8: 2.0}},
+        {"bans": [(7, 3), (8, 4)], "board": 3, "allowed": [7, 8, 9, 30]},
     ],
     ids=str,
 )
@@ -296,3 +315,26 @@ def test_equal_scores_are_ranked_by_token_whatever_number_is_asked_for():
     for top in (1, 3, 20):
         assert CPU.score(logits, torch.tensor([0, 0]), top)[1].tolist() == [[5, 0, 1, 2, 3, 4, *range(6, 20)][:top]] * 2
     assert CPU.score(logits, torch.tensor([0, 0]), 0)[1].shape == (2, 0)
+
+
+def test_where_a_mask_leaves_only_banned_tokens_one_of_them_is_chosen():
+    logits = np.random.default_rng(2).normal(0, 3, VOCAB).astype(np.float32)
+    for temperature in (0.0, 0.01, 1.0):
+        banned = {"bans": [(7, 3)] * 3, "bias": {9: BANNED}, "board": 3, "temperature": temperature}
+        assert choose([Row(logits, allowed=[7, 9], **banned)])[0] in (7, 9)
+        assert choose([Row(logits, allowed=[7, 9, 11], **banned)]) == [11]
+
+
+def test_a_ban_looks_at_the_board_of_its_own_row():
+    logits = np.arange(VOCAB, dtype=np.float32)
+    batch = [Row(logits, temperature=0.0, board=board, bans=[(VOCAB - 1, 2)]) for board in (1, 2, 3, 1, 1)]
+    assert choose(batch) == [VOCAB - 1, VOCAB - 2, VOCAB - 1, VOCAB - 1, VOCAB - 1]
+
+
+@pytest.mark.parametrize("operations", [CPU, PLAIN], ids=["cpu", "plain"])
+def test_tokens_beyond_a_short_mask_are_not_allowed(operations):
+    row = Row(np.arange(VOCAB, dtype=np.float32), temperature=0.0, allowed=[3, 5])
+    plan = plan_of([row])
+    short = replace(plan, sampling=replace(plan.sampling, mask_bits=plan.sampling.mask_bits[:, :1].copy()))
+    logits = torch.from_numpy(row.logits)[None]
+    assert sample(logits, choices_of(short, VOCAB), torch.zeros(1, dtype=torch.long), operations).tolist() == [5]

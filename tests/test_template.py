@@ -10,8 +10,9 @@ import pytest
 
 from tests import tiny_model
 from tests.test_text import BYTES, folder_with
-from weft.base.errors import ModelError, RequestError
-from weft.text.template import MAX_CHARACTERS, ChatTemplate, load_template
+from weft.base.errors import InvalidField, ModelError, OptionError, RequestError
+from weft.text.conversation import continued
+from weft.text.template import MAX_CHARACTERS, MAX_TEMPLATE_BYTES, ChatTemplate, load_template
 
 HELLO = [{"role": "user", "content": "<b>hi</b>"}]
 
@@ -186,3 +187,35 @@ def test_templates_are_found_in_every_place_that_models_keep_them(tmp_path):
     assert load_template(tmp_path, {"eos_token": "</s>"}).render(HELLO) == "</s>"
     (tmp_path / "chat_template.jinja").write_text("file")
     assert load_template(tmp_path, {}).render(HELLO) == "file"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"x" * (MAX_TEMPLATE_BYTES + 1), f"has more than {MAX_TEMPLATE_BYTES} bytes"),
+        (b"\xff", "it is not UTF-8"),
+        (b"a\n{% if %}", "the chat template has an error in line 2: Expected an expression"),
+        (b"{% for a in b %}" * 30 + b"{% endfor %}" * 30, "the chat template cannot be compiled"),
+        (b"{{ " + b"(" * 5000 + b"1" + b")" * 5000 + b" }}", "the chat template cannot be compiled"),
+    ],
+    ids=["large", "binary", "syntax", "nested", "deep"],
+)
+def test_a_template_file_that_cannot_be_used_is_one_line(tmp_path, data, message):
+    file = tmp_path / "mine.jinja"
+    file.write_bytes(data)
+    with pytest.raises(OptionError, match=message) as caught:
+        load_template(tmp_path, {}, str(file))
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("said", ["e", "<", "", " two \n", "{{ x }}", "end|>\n"])
+def test_a_message_is_continued_at_its_own_end(said):
+    template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>\n{% endfor %}")
+    messages = [{"role": "user", "content": "e"}, {"role": "assistant", "content": said}]
+    assert continued(template, messages) == f"<user>e<|end|>\n<assistant>{said}"
+
+
+def test_a_template_that_leaves_the_last_message_out_has_nothing_to_continue():
+    with pytest.raises(InvalidField, match="continue_final_message is impossible"):
+        continued(ChatTemplate("{{ messages[0].content }}"), [*HELLO, *HELLO])

@@ -46,7 +46,7 @@ class Deadlines:
 
 @asynccontextmanager
 async def made(size: int = 1, deadlines: Deadlines | None = None):
-    setup = setup_of(None, None, LIMITS, (), 30)
+    setup = setup_of(None, None, LIMITS, False, 30)
     pool = TextPool(lambda: setup, LIMITS, size=size, program=PROGRAM, timeout=deadlines or Deadlines())
     try:
         yield pool
@@ -187,6 +187,8 @@ EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
         ("/v1/chat/completions", {"messages": [HELLO], "tools": [TOOL], "tool_choice": "required", "max_tokens": 99}),
         ("/v1/chat/completions", {"messages": [HELLO | EPHEMERAL, HELLO], "return_token_ids": True}),
         ("/v1/chat/completions", {"messages": [HELLO], "response_format": {"type": "json_object"}}),
+        ("/v1/chat/completions", {"messages": [HELLO], "bad_words": ["a", [1, 2]], "prompt_logprobs": 1}),
+        ("/v1/chat/completions", {"messages": [HELLO | EPHEMERAL, HELLO], "truncate_prompt_tokens": 9}),
         ("/v1/responses", {"input": "Hello", "instructions": "Be kind.", "metadata": {"a": "b"}}),
         ("/generate", {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}),
         ("/generate", {"input_ids": [[1, 2]], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}),
@@ -197,7 +199,8 @@ EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
     ],
 )
 def test_a_large_body_gets_the_same_answer_from_another_process(server: Served, path, body):
-    body = {"temperature": 0, "max_tokens": 8} | body if path.startswith("/v1") else body
+    most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = {"temperature": 0, most: 8} | body if path.startswith("/v1") else body
     here = server.post(path, body)
     assert len(json.dumps(body)) < SMALL_BYTES
     there = server.post(path, large(body))

@@ -137,6 +137,19 @@ CASES: list[tuple[str, str, Plain]] = [
         [call("now", "{}")] * 2,
     ),
     ("qwen3_coder", "<function=a><parameter=x>1</function></tool_call>", [call("a", '{"x": 1}')]),
+    # Markers inside the quotes of JSON are text.
+    (
+        "qwen3_coder",
+        '<function=path.find>\n<parameter=points>\n["</parameter>", "<function=f>"]\n</parameter>\n</function>',
+        [call("path.find", '{"points": ["</parameter>", "<function=f>"]}')],
+    ),
+    ("qwen3_coder", '<function=path.find>\n<parameter=points>\n["a</parameter> cut', [call("path.find", "")]),
+    (
+        "harmony",
+        'to=functions.f<|message|>{"a": "<|end|><|start|> to=functions.g"}<|call|>',
+        [call("f", '{"a": "<|end|><|start|> to=functions.g"}')],
+    ),
+    ("harmony", 'to=functions.f<|message|>{"a": <|end|>Hm.', [call("f", '{"a": '), content("Hm.")]),
     # LFM2
     (
         "lfm2",
@@ -151,6 +164,7 @@ CASES: list[tuple[str, str, Plain]] = [
         [call("f", '{"a": "it\'s", "b": {"k": [null, true, false]}, "c": "x\\"y", "d": 1500.0, "e": "éA"}')],
     ),
     ("lfm2", f"<|tool_call_start|>[{NAMED}]<|tool_call_end|>", [call("weather", PARIS)]),
+    ("lfm2", "<|tool_call_start|>[f(a=-1e999)]", [call("f", '{"a": -1.7976931348623157e+308}')]),
     # Llama 3
     ("llama3_json", f'{{"name": "weather", "parameters": {PARIS}}}', [call("weather", PARIS)]),
     (

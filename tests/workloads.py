@@ -29,6 +29,11 @@ class Arrival:
     priority: int
     snapshots: tuple[int, ...]
     stop: frozenset[int]
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed: tuple[int, ...] | None = None
+
+    def answer(self, spec: MemorySpec) -> list[int]:
+        return oracle(spec, self.prompt, self.count, self.stop, self.bad_words, self.allowed)
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,25 @@ def make_arrivals(random: Random, spec: MemorySpec, count: int, longest: int, la
     return arrivals
 
 
+def restrict(random: Random, spec: MemorySpec, arrival: Arrival) -> Arrival:
+    """The same request, which must not use some of the words that it would answer with, or only some tokens."""
+    if random.random() < 0.5:
+        return arrival
+    if random.random() < 0.3:
+        arrival = replace(arrival, allowed=tuple(random.sample(range(VOCABULARY), random.choice([1, 5, 40]))))
+    words: list[tuple[int, ...]] = []
+    first = 0
+    while arrival.count and first < arrival.count and len(words) < 6:
+        # Words of the answer with the earlier words banned, from its start on: each of them is met.
+        word = tuple(replace(arrival, bad_words=tuple(words)).answer(spec)[first : first + random.randint(1, 4)])
+        words += [word] if word else []
+        first += random.randint(1, 3)
+    if arrival.count and random.random() < 0.5:
+        # A word that continues the prompt: only generated tokens count.
+        words.append((arrival.prompt[-1], arrival.answer(spec)[0]))
+    return replace(arrival, bad_words=tuple(words))
+
+
 def tight_memory(spec: MemorySpec, arrivals: list[Arrival], slack: float) -> int:
     """Bytes in which the longest sequence alone just fits, times `slack`."""
     longest = max(len(a.prompt) + a.count for a in arrivals)
@@ -105,6 +129,9 @@ def random_workload(seed: int, count: int = 8, **overrides: object) -> Workload:
     )
     spec = rolling_spec(**kinds, cell=4)
     arrivals = make_arrivals(random, spec, count, random.choice([6, 14, 30]))
+    # Another random stream, so that the rest of a workload does not depend on it.
+    dice = Random(f"words {seed}")
+    arrivals = [restrict(dice, spec, arrival) for arrival in arrivals]
     longest = max(len(a.prompt) + a.count for a in arrivals)
     seats = random.choice([1, 2, 4, 8])
     config = EngineConfig(
@@ -155,7 +182,12 @@ def run_workload(workload: Workload, engine_class: type[Engine] = Engine, max_st
 def _request(arrival: Arrival) -> Request:
     return Request(
         prompt=np.array(arrival.prompt, np.int32),
-        params=SamplingParams(max_tokens=arrival.count, temperature=0.0),
+        params=SamplingParams(
+            max_tokens=arrival.count,
+            temperature=0.0,
+            bad_words=arrival.bad_words,
+            allowed_token_ids=arrival.allowed,
+        ),
         stop_tokens=arrival.stop,
         salt=arrival.salt,
         priority=arrival.priority,
@@ -166,7 +198,7 @@ def _request(arrival: Arrival) -> Request:
 def check_answers(workload: Workload, run: Run) -> None:
     """Every answer equals the oracle's; an aborted one is a beginning of it. Nothing stays leased."""
     for index, arrival in enumerate(workload.arrivals):
-        expected = oracle(workload.spec, arrival.prompt, arrival.count, arrival.stop)
+        expected = arrival.answer(workload.spec)
         answer, finish = run.answers[index], run.finished[index]
         if finish is FinishReason.ABORT:
             assert answer == expected[: len(answer)], f"request {index} went astray before it was aborted"

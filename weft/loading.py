@@ -86,6 +86,8 @@ class Loaded:
 
 def load(options: Options, progress: bool = True) -> Loaded:
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
+    # First, because it is quick: a wrong template or tokenizer is reported before the weights are loaded.
+    tokenizer, template = load_text(options, folder)
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
     try:
         model, config = load_model(folder, dtype, device, progress, options.weights, options.seed, free_bytes())
@@ -108,7 +110,6 @@ def load(options: Options, progress: bool = True) -> Loaded:
     if facts.model_length is not None and engine_config.max_length > facts.model_length:
         asked = f"warning: max_length is {engine_config.max_length}"
         tell_once(f"{asked} but the model was trained for {facts.model_length} tokens; lower it, or quality may drop")
-    tokenizer, template = load_text(options, folder)
     beside = folder if folder.is_dir() else folder.parent
     ends = end_tokens(beside)
     ends |= tokenizer.end_tokens if tokenizer else ends
@@ -174,7 +175,9 @@ def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTem
     found = load_tokenizer(folder)
     if found is None and options.tokenizer is not None:
         raise ModelError(f"tokenizer: {folder} has no tokenizer.json")
-    return found, None if found is None else load_template(folder, found.specials)
+    if found is None and options.chat_template is not None:
+        raise OptionError("chat_template needs a tokenizer, and this model has none; pass --tokenizer too")
+    return found, None if found is None else load_template(folder, found.specials, options.chat_template)
 
 
 def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: GpuMemory | None) -> SizingFacts:

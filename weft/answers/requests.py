@@ -38,6 +38,9 @@ def build_request(
     if params.stop and not model.has_text:
         raise InvalidField("stop", f"takes strings, but {NO_TOKENIZER.partition(':')[0]}; use stop_token_ids")
     check_token_ids(params, model.vocab_size)
+    if params.allowed_token_ids is not None and grammar is not None:
+        raise InvalidField("allowed_token_ids", "and a grammar exclude each other; let the grammar allow these tokens")
+    assert not any(isinstance(word, str) for word in params.bad_words), "bad words must be token sequences by now"
     ends = frozenset() if params.ignore_eos else model.end_tokens
     return Request(
         prompt,

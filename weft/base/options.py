@@ -45,6 +45,9 @@ class Options:
 
     model: str | None = option(None, "model folder or hub id; default: weft-small, which ships with Weft")
     tokenizer: str | None = option(None, "folder or hub id of a tokenizer to use instead of the model's own")
+    chat_template: str | None = option(
+        None, "file with a Jinja chat template to use instead of the model's own", metavar="FILE"
+    )
     device: str = option("auto", "device to run on; auto: a GPU if one is available", DEVICES)
     dtype: str = option("auto", "data type of the weights; auto: as stored in the checkpoint", DTYPES)
     weights: str = option("checkpoint", "dummy: random weights, made from the model's configuration alone", WEIGHTS)
@@ -91,9 +94,13 @@ class Options:
         for name in ("cache", "paranoid"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        for name in ("model", "tokenizer"):
+        for name, what in (
+            ("model", "folder or a hub id"),
+            ("tokenizer", "folder or a hub id"),
+            ("chat_template", "file"),
+        ):
             if not isinstance(getattr(self, name), str | None):
-                raise OptionError(f"{name} must be a folder or a hub id, got {getattr(self, name)!r}")
+                raise OptionError(f"{name} must be a {what}, got {getattr(self, name)!r}")
         if self.threads < 0:
             raise OptionError(f"threads must not be negative, got {self.threads}")
         memory_bytes(self.memory)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+# Added to a banned token's logit. Finite, so that where a mask leaves only banned tokens, one of them is chosen.
+BANNED = -1e30
 
 
 class Frozen:
@@ -45,7 +47,7 @@ class Sampling(Frozen):
     history_row: Ints
     history_token: Ints
     history_generated: Ints
-    # Values added to logits, minus infinity to ban: (sampled row, token, value).
+    # Values added to logits, `BANNED` to ban: (sampled row, token, value).
     bias_row: Ints
     bias_token: Ints
     bias_value: Floats
@@ -54,6 +56,10 @@ class Sampling(Frozen):
     # Rows restricted to some tokens, and one bit per vocabulary entry, lowest first: set if the token is allowed.
     mask_row: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     mask_bits: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [masked rows, words]
+    # Tokens banned if the row's input, which is only on the board, is a certain token: (sampled row, token, input).
+    ban_row: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    ban_token: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    ban_input: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)

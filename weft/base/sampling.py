@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from weft.base.errors import InvalidField
@@ -11,6 +11,12 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
+# Token sequences; a word given as text counts as two, because it may follow a space.
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARACTERS = 64
+MAX_BAD_WORD_TOKENS = 512
+MAX_ALLOWED_TOKENS = 1 << 14
+MAX_TOKEN_ID = 1 << 31
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
@@ -30,7 +36,8 @@ class SamplingParams:
     temperature 0 is greedy; top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties 0 are off.
     `logprobs=n` returns the log-probability of each sampled token and of the `n` most likely ones (0: only the sampled
     token). `prompt_logprobs` does the same for the prompt, from `prompt_logprobs_start` on. A `seed` gives the same
-    text whatever else is in the batch.
+    text whatever else is in the batch. The answer contains none of the `bad_words`, texts or token sequences, and only
+    tokens of `allowed_token_ids` if there are any.
     """
 
     max_tokens: int = 256
@@ -43,6 +50,8 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = None
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -75,6 +84,8 @@ class SamplingParams:
                 _count(name, getattr(self, name), 0, MAX_LOGPROBS)
         self._check_stops()
         self._check_bias()
+        self._check_bad_words()
+        self._check_allowed()
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:
@@ -95,3 +106,40 @@ class SamplingParams:
             _count("logit_bias", token, 0, 1 << 31, part="token id ")
             _within(f"logit_bias[{token}]", value, -100.0, 100.0)
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+
+    def _check_bad_words(self) -> None:
+        given = [self.bad_words] if isinstance(self.bad_words, str) else self.bad_words
+        words = tuple(word if isinstance(word, str) else _ids("bad_words", word) for word in given)
+        if sum(2 if isinstance(word, str) else 1 for word in words) > MAX_BAD_WORDS:
+            raise InvalidField(
+                "bad_words", f"takes at most {MAX_BAD_WORDS // 2} words or {MAX_BAD_WORDS} token sequences"
+            )
+        for word in words:
+            most = MAX_BAD_WORD_CHARACTERS if isinstance(word, str) else MAX_BAD_WORD_TOKENS
+            if not 0 < len(word) <= most or (isinstance(word, str) and not word.strip()):
+                raise InvalidField(
+                    "bad_words",
+                    f"must hold words of 1 to {MAX_BAD_WORD_CHARACTERS} characters, not all of them spaces, or lists "
+                    f"of 1 to {MAX_BAD_WORD_TOKENS} token ids",
+                )
+        object.__setattr__(self, "bad_words", words)
+
+    def _check_allowed(self) -> None:
+        if self.allowed_token_ids is None:
+            return
+        ids = _ids("allowed_token_ids", self.allowed_token_ids)
+        if not 0 < len(ids) <= MAX_ALLOWED_TOKENS:
+            raise InvalidField("allowed_token_ids", f"must have 1 to {MAX_ALLOWED_TOKENS} token ids, got {len(ids)}")
+        object.__setattr__(self, "allowed_token_ids", ids)
+
+
+def _ids(name: str, value: Iterable[int]) -> tuple[int, ...]:
+    """Return token ids as a tuple; all of them are checked at once, because there may be thousands."""
+    ids = tuple(value) if isinstance(value, Iterable) else (value,)
+    if not all(map(_is_id, ids)):
+        raise InvalidField(name, f"must hold token ids, integers from 0 to {MAX_TOKEN_ID - 1}, got {ids!r:.80}")
+    return ids
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int and 0 <= value < MAX_TOKEN_ID

@@ -66,7 +66,7 @@ class ServeOptions(Options):
         0, "tokens per minute for each key that sets no limit of its own; 0: unlimited", metavar="NUMBER"
     )
     served_model_name: str | None = option(None, "model name that clients use; default: derived from the model")
-    open_health: bool = option(True, "answer /health without a key; it shows only up or down")
+    open_health: bool = option(True, "answer /health and /ping without a key; they show only up or down")
     max_open_requests: int = option(1024, "maximum requests running and waiting; others get a 429")
     max_body: str | int = option("8MiB", "maximum size of a request body")
     max_answers: int = option(32, "maximum answers to one prompt (n)")
@@ -93,12 +93,16 @@ class ServeOptions(Options):
     in_process: bool = option(False, "run the engine in a thread of the server process")
     tool_parser: str = option("auto", "format of the model's tool calls; auto: by its chat template", TOOL_PARSERS)
     reasoning_parser: str = option("auto", "format of the model's reasoning; auto: by its template", REASONING_PARSERS)
+    strict_fields: bool = option(
+        False, "refuse requests with unknown fields, such as typos, instead of logging the names"
+    )
     cors_origin: tuple[str, ...] = field(
         default=(), metadata={"help": "allow web pages of this origin (CORS); may be repeated", "choices": ()}
     )
     sse_keep_alive: float = option(
         15.0, "seconds without output after which a stream sends a comment; 0: never", metavar="SECONDS"
     )
+    vllm_metrics: bool = option(False, "also export metrics under vLLM's names, for dashboards that exist")
     log_level: str = option("info", "lowest level to log to standard error", LEVELS)
     log_format: str = option("text", "format of log lines", LOG_FORMATS)
     log_requests: bool = option(True, "log one line per request: key, route, status, tokens, times; never text")
@@ -162,8 +166,10 @@ def settings_of(options: ServeOptions) -> ServerSettings:
         trusted_proxies=options.trusted_proxy,
         tool_parser=options.tool_parser,
         reasoning_parser=options.reasoning_parser,
+        strict_fields=options.strict_fields,
         drain_seconds=options.drain_seconds,
         log_requests=options.log_requests,
+        vllm_metrics=options.vllm_metrics,
         keep_alive_seconds=options.sse_keep_alive,
         limits=limits_of(options),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from weft.base.sampling import SamplingParams
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """`snapshots` are positions in the prompt that the caller declares worth keeping; `boundaries` are ends of
-    messages, which may be worth it; lower values of `priority` go first."""
+    messages, which may be worth it; lower values of `priority` go first. Bad words are token sequences here."""
 
     prompt: NDArray[np.int32]
     params: SamplingParams
@@ -29,7 +30,10 @@ class Request:
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     """Check that the parameters' token ids are in the vocabulary."""
-    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
-        beyond = [token for token in ids if token >= vocab_size]
-        if beyond:
-            raise InvalidField(name, f"has token id {beyond[0]}; the vocabulary has ids 0 to {vocab_size - 1}")
+    bad = [token for word in params.bad_words for token in word if isinstance(token, int)]
+    lists: list[tuple[str, Iterable[int]]] = [("stop_token_ids", params.stop_token_ids), ("bad_words", bad)]
+    lists += [("logit_bias", params.logit_bias or ()), ("allowed_token_ids", params.allowed_token_ids or ())]
+    for name, ids in lists:
+        most = max(ids, default=0)
+        if most >= vocab_size:
+            raise InvalidField(name, f"has token id {most}; the vocabulary has ids 0 to {vocab_size - 1}")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.base.plan import Floats, Ints, Sampling
+from weft.base.plan import BANNED, Floats, Ints, Sampling
+from weft.engine.bad_words import BadWords
 from weft.engine.sequence import Sequence
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -43,6 +44,10 @@ class SeatSampling:
         self._seed = np.zeros(seats, np.uint64)
         self._penalised = np.zeros(seats, np.bool_)
         self._biased = np.zeros(seats, np.bool_)
+        # By seat: words that must not occur, and the only tokens that may, as bits.
+        self._bad_words: dict[int, BadWords] = {}
+        self._allowed: dict[int, Ints] = {}
+        self._masked = np.zeros(seats, np.bool_)
         # Seats whose next token depends on the last one, through a grammar.
         self.constrained = np.zeros(seats, np.bool_)
         # Number of samples planned so far, including those in flight: the index of the next one.
@@ -57,8 +62,15 @@ class SeatSampling:
         self._seed[seat] = sequence.seed & 0xFFFFFFFFFFFFFFFF
         neutral = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)
         self._penalised[seat] = not neutral
-        self._biased[seat] = bool(params.logit_bias) or params.min_tokens > 0
+        self._biased[seat] = bool(params.logit_bias or params.bad_words) or params.min_tokens > 0
+        self._bad_words.pop(seat, None)
+        self._allowed.pop(seat, None)
+        if params.bad_words:
+            self._bad_words[seat] = BadWords(word for word in params.bad_words if not isinstance(word, str))
+        if params.allowed_token_ids is not None:
+            self._allowed[seat] = _bits(params.allowed_token_ids)
         self.constrained[seat] = sequence.constraint is not None
+        self._masked[seat] = sequence.constraint is not None or params.allowed_token_ids is not None
         self.sampled[seat] = len(sequence.generated)
 
     def gather(
@@ -67,7 +79,8 @@ class SeatSampling:
         """Return the sampling of these rows, and count them as sampled."""
         index = self.sampled[seats]
         history = self.token_history(seats, sequences, starts, boarded)
-        biases = self._biases(seats, sequences, index)
+        biases = self._biases(seats, sequences, index, boarded)
+        bans = self.bans_by_input(seats, sequences, starts, boarded)
         values = {name: array[seats] for name, array in self._floats.items()}
         logprobs = self._logprobs[seats]
         masks = self._masks(seats, sequences)
@@ -84,10 +97,13 @@ class SeatSampling:
             bias_row=biases[0],
             bias_token=biases[1],
             bias_value=biases[2],
-            all_greedy=not (draws or len(history[0]) or len(biases[0]) or len(masks[0])),
+            all_greedy=not (draws or len(history[0]) or len(biases[0]) or len(masks[0]) or len(bans)),
             wants_logprobs=bool((logprobs >= 0).any()),
             mask_row=masks[0],
             mask_bits=masks[1],
+            ban_row=bans[:, 0].copy(),
+            ban_token=bans[:, 1].copy(),
+            ban_input=bans[:, 2].copy(),
         )
 
     def wants_logprobs(self, seats: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -109,7 +125,11 @@ class SeatSampling:
         return _join(rows), _join(tokens), _join(generated)
 
     def _biases(
-        self, seats: NDArray[np.int64], sequences: list[Sequence], index: NDArray[np.int64]
+        self,
+        seats: NDArray[np.int64],
+        sequences: list[Sequence],
+        index: NDArray[np.int64],
+        boarded: NDArray[np.bool_],
     ) -> tuple[Ints, Ints, Floats]:
         rows: list[int] = []
         tokens: list[int] = []
@@ -118,17 +138,56 @@ class SeatSampling:
             request = sequences[row].request
             entries = dict(request.params.logit_bias or {})
             if index[row] < request.params.min_tokens:
-                entries.update(dict.fromkeys(request.stop_tokens, -np.inf))
+                entries.update(dict.fromkeys(request.stop_tokens, BANNED))
+            words = self._bad_words.get(int(seats[row]))
+            if words is not None:
+                banned = words.single if boarded[row] else words.banned(sequences[row].generated)
+                entries.update(dict.fromkeys(banned, BANNED))
             rows.extend([row] * len(entries))
             tokens.extend(entries)
             values.extend(entries.values())
         return np.asarray(rows, np.int32), np.asarray(tokens, np.int32), np.asarray(values, np.float32)
 
     def _masks(self, seats: NDArray[np.int64], sequences: list[Sequence]) -> tuple[Ints, Ints]:
-        """Return the tokens that grammars allow next, for the rows that have one."""
-        rows = np.flatnonzero(self.constrained[seats])
-        masks = [c.mask for row in rows.tolist() if (c := sequences[row].constraint) is not None]
-        return rows.astype(np.int32), np.stack(masks) if masks else np.zeros((0, 0), np.int32)
+        """Return the tokens that grammars or the request allow next, for the rows that are restricted."""
+        rows: list[int] = []
+        masks: list[Ints] = []
+        for row in np.flatnonzero(self._masked[seats]).tolist():
+            constraint = sequences[row].constraint
+            rows.append(row)
+            masks.append(self._allowed[int(seats[row])] if constraint is None else constraint.mask)
+        return np.asarray(rows, np.int32), _stacked(masks)
+
+    def bans_by_input(
+        self, seats: NDArray[np.int64], sequences: list[Sequence], starts: NDArray[np.int64], boarded: NDArray[np.bool_]
+    ) -> Ints:
+        """Return [bans, (row, token, input)]: tokens that a row may not choose if its input on the board is `input`."""
+        found: list[tuple[int, int, int]] = []
+        for row in np.flatnonzero(self._biased[seats] & boarded).tolist():
+            words, sequence = self._bad_words.get(int(seats[row])), sequences[row]
+            if words is not None:
+                known = int(starts[row]) - len(sequence.request.prompt)
+                recent = sequence.generated[max(0, known - words.longest) : known]
+                found += [(row, token, newest) for newest, token in words.banned_after(recent)]
+        return np.array(found, np.int32).reshape(-1, 3)
+
+
+def _bits(tokens: tuple[int, ...]) -> Ints:
+    """
+    >>> _bits((0, 33)).tolist()
+    [1, 2]
+    """
+    bits = np.zeros((max(tokens) // 32 + 1) * 32, np.uint8)
+    bits[list(tokens)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _stacked(masks: list[Ints]) -> Ints:
+    """Return masks as rows of one array. Tokens beyond a mask's end are not allowed."""
+    found = np.zeros((len(masks), max(map(len, masks), default=0)), np.int32)
+    for row, mask in enumerate(masks):
+        found[row, : len(mask)] = mask
+    return found
 
 
 def _join(parts: list[NDArray[np.int32]]) -> Ints:

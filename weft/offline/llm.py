@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from weft.engine.request import Request
 from weft.loading import load
 from weft.offline.interrupts import InterruptLater
 from weft.offline.result import Chunk, Result, chunk_of, result_of
+from weft.text.bad_words import token_sequences
 from weft.text.conversation import render
 from weft.text.prompts import Prompt, Tokens, as_list, encode_prompts
 from weft.text.template import Message, check_messages
@@ -110,14 +111,20 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         progress: bool = True,
         cache_salt: str | None = None,
         priority: int = 0,
         grammar: Grammar | None = None,
     ) -> list[Result]:
-        """Return the next message of one or many conversations. A message with `cache_control` is kept for later."""
-        conversations = _conversations(messages)
-        rendered = [self._render(each, tools, template_variables) for each in conversations]
+        """Return the next message of one or many conversations. A message with `cache_control` is kept for later.
+
+        `continue_final_message` continues the text of the last message instead; without `add_generation_prompt`, the
+        model also writes the opening of its message.
+        """
+        how = (tools, template_variables, add_generation_prompt, continue_final_message)
+        rendered = [self._render(each, *how) for each in _conversations(messages)]
         found = encode_prompts([tokens for tokens, _ in rendered], self.tokenizer, self.vocab_size)
         kept = [positions for _, positions in rendered]
         requests = self._requests(found, params, cache_salt, priority, kept, grammar)
@@ -144,12 +151,15 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         cache_salt: str | None = None,
         priority: int = 0,
         grammar: Grammar | None = None,
     ) -> Generator[Chunk, None, None]:
-        """Yield the next message of a conversation as it grows."""
-        tokens, positions = self._render(check_messages(messages), tools, template_variables)
+        """Yield the next message of a conversation as it grows; see `chat`."""
+        how = (tools, template_variables, add_generation_prompt, continue_final_message)
+        tokens, positions = self._render(check_messages(messages), *how)
         found = encode_prompts([tokens], self.tokenizer, self.vocab_size)
         return self._follow(self._requests(found, params, cache_salt, priority, positions, grammar)[0])
 
@@ -188,10 +198,17 @@ class LLM:
         each_params = _per_prompt(self.suggested if params is None else params, len(prompts))
         each_snapshots = _snapshots_per_prompt(snapshots, len(prompts))
         salt = (cache_salt or "").encode()
+        each_params = [self._with_tokens(own) for own in each_params]
         return [
             build_request(tokens, own, self.bounds, salt=salt, priority=priority, snapshots=positions, grammar=grammar)
             for tokens, own, positions in zip(prompts, each_params, each_snapshots, strict=True)
         ]
+
+    def _with_tokens(self, params: SamplingParams) -> SamplingParams:
+        """Return parameters with their bad words as token sequences."""
+        if not params.bad_words:
+            return params
+        return replace(params, bad_words=token_sequences(params.bad_words, self.tokenizer))
 
     def _check_open(self) -> None:
         if self._stopped is not None:
@@ -202,9 +219,19 @@ class LLM:
         messages: Conversation,
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
+        opens: bool,
+        continues: bool,
     ) -> tuple[list[int], list[int]]:
         """Return a conversation's tokens, and the ends of its messages with `cache_control`."""
-        return render(self.tokenizer, self.template, messages, tools=tools, variables=variables)
+        return render(
+            self.tokenizer,
+            self.template,
+            messages,
+            tools=tools,
+            variables=variables,
+            add_generation_prompt=opens,
+            continue_final_message=continues,
+        )
 
     # running ----------------------------------------------------------------------------------------------------------
 

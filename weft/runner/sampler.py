@@ -1,6 +1,6 @@
 """Sampling of the next token, for all sampled rows of a step at once.
 
-Order: masks, penalties and bias, then greedy rows take the most likely token; the others go through temperature,
+Order: masks, penalties, bias and bans, then greedy rows take the most likely token; the others go through temperature,
 min-p, top-k, top-p and draw with the row's own random number. A row's result depends only on its logits and its
 parameters, not on other rows.
 """
@@ -11,15 +11,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.base.plan import BANNED
 from weft.kernels.interface import Operations
-from weft.runner.step_sampling import Biases, Masks, Penalties, StepSampling
+from weft.runner.step_sampling import Bans, Biases, Masks, Penalties, StepSampling
 
 
 def sample(
     logits: Float[Tensor, "rows vocab"], sampling: StepSampling, board: Int[Tensor, " seats"], operations: Operations
 ) -> Int[Tensor, " rows"]:
     """Return one token per row. The logits are not modified."""
-    if sampling.masks or sampling.penalties or sampling.biases:
+    if sampling.masks or sampling.penalties or sampling.biases or sampling.bans:
         logits = logits.float()
     if sampling.masks is not None:
         logits = ban(logits, sampling.masks, operations)
@@ -27,6 +28,8 @@ def sample(
         logits = penalise(logits, sampling.penalties, board)
     if sampling.biases is not None:
         logits = add_biases(logits, sampling.biases)
+    if sampling.bans is not None:
+        logits = ban_after(logits, sampling.bans, board)
     draws = sampling.draws
     if draws is None:
         return operations.likeliest(logits)
@@ -67,3 +70,11 @@ def penalise(
 
 def add_biases(logits: Float[Tensor, "rows vocab"], biases: Biases) -> Float[Tensor, "rows vocab"]:
     return logits.index_put((biases.row, biases.token), biases.value, accumulate=True)
+
+
+def ban_after(
+    logits: Float[Tensor, "rows vocab"], bans: Bans, board: Int[Tensor, " seats"]
+) -> Float[Tensor, "rows vocab"]:
+    """Ban tokens that would complete a bad word, where the row's input is the word's last token but one."""
+    value = torch.where(board[bans.seat] == bans.input, BANNED, 0.0).to(logits.dtype)
+    return logits.index_put((bans.row, bans.token), value, accumulate=True)

@@ -48,6 +48,16 @@ class Biases:
 
 
 @dataclass(frozen=True, slots=True)
+class Bans:
+    """Tokens that a row may not choose if the token on its seat of the board is `input`."""
+
+    row: Tensor  # [bans] sampled row
+    token: Tensor  # [bans]
+    seat: Tensor  # [bans]
+    input: Tensor  # [bans]
+
+
+@dataclass(frozen=True, slots=True)
 class StepSampling:
     """Sampling of all sampled rows of a step. None: no row needs it."""
 
@@ -56,6 +66,7 @@ class StepSampling:
     masks: Masks | None
     penalties: Penalties | None
     biases: Biases | None
+    bans: Bans | None
     draws: Draws | None
     top: int | None  # number of most likely tokens to return; None: no log-probabilities at all
     score_index: Tensor  # [scores] packed index of prompt tokens' logits
@@ -70,9 +81,10 @@ def stage_sampling(plan: Plan, vocab_size: int) -> StagedValue:
     fields = {
         "index": last[plan.sampled],
         "seat": plan.seat[plan.sampled],
-        "masks": None if simple else _masks(sampling),
+        "masks": None if simple else _masks(sampling, vocab_size),
         "penalties": None if simple else stage_penalties(plan),
         "biases": None if simple else _biases(sampling),
+        "bans": None if simple else _bans(plan),
         "draws": None if simple else _draws(sampling, vocab_size),
         "top": int(sampling.top_logprobs.max(initial=0)) if sampling.wants_logprobs else None,
         "score_index": plan.score_index,
@@ -81,10 +93,13 @@ def stage_sampling(plan: Plan, vocab_size: int) -> StagedValue:
     return StagedValue(StepSampling, fields)
 
 
-def _masks(sampling: Sampling) -> StagedValue | None:
+def _masks(sampling: Sampling, vocab_size: int) -> StagedValue | None:
     if not len(sampling.mask_row):
         return None
-    return StagedValue(Masks, {"row": sampling.mask_row, "allowed": sampling.mask_bits.view(np.uint8)})
+    bits = sampling.mask_bits
+    if missing := max(0, -(-vocab_size // 32) - bits.shape[1]):
+        bits = np.pad(bits, ((0, 0), (0, missing)))
+    return StagedValue(Masks, {"row": sampling.mask_row, "allowed": bits.view(np.uint8)})
 
 
 def stage_penalties(plan: Plan) -> StagedValue | None:
@@ -116,6 +131,15 @@ def _biases(sampling: Sampling) -> StagedValue | None:
         return None
     fields = {"row": sampling.bias_row, "token": sampling.bias_token, "value": sampling.bias_value}
     return StagedValue(Biases, fields)
+
+
+def _bans(plan: Plan) -> StagedValue | None:
+    sampling = plan.sampling
+    if not len(sampling.ban_row):
+        return None
+    seat = plan.seat[plan.sampled[sampling.ban_row]]
+    fields = {"row": sampling.ban_row, "token": sampling.ban_token, "seat": seat, "input": sampling.ban_input}
+    return StagedValue(Bans, fields)
 
 
 def _draws(sampling: Sampling, vocab_size: int) -> StagedValue | None:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.server.auth import Tenant
-from weft.server.errors import GONE
+from weft.server.errors import GONE, is_anthropic
 from weft.server.generation import Generation
 from weft.server.logs import log_fields
 from weft.server.metrics import OTHER, Metrics
@@ -60,7 +60,8 @@ class Record:
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers of every response, including errors and streams."""
         limits = [] if self.tenant is None else self.tenant.account.headers()
-        return [(REQUEST_ID, self.id.encode()), *limits]
+        names = (REQUEST_ID, b"request-id") if is_anthropic(self.path) else (REQUEST_ID,)
+        return [*((name, self.id.encode()) for name in names), *limits]
 
     def fields(self, route: str, now: float) -> dict[str, Any]:
         """Return the fields of the log line. They contain no client text except an id of harmless characters."""

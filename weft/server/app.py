@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from weft.base.errors import WeftError
 from weft.base.sampling import SamplingParams
 from weft.server import (
+    anthropic_route,
     cache_report,
     control,
     metrics,
@@ -38,6 +39,7 @@ from weft.server.openapi import document
 from weft.server.rates import RATE_HEADERS
 from weft.server.settings import ServerSettings
 from weft.server.text_pool import TextPool
+from weft.server.vllm_metrics import VllmCollector
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
 
@@ -50,6 +52,8 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("/v1/completions", "POST", openai_completions.complete),
     ("/v1/chat/completions", "POST", openai_chat.chat),
     ("/v1/responses", "POST", openai_responses.respond),
+    ("/v1/messages", "POST", anthropic_route.messages),
+    ("/v1/messages/count_tokens", "POST", anthropic_route.count_tokens),
     ("/tokenize", "POST", tokens.tokenize),
     ("/detokenize", "POST", tokens.detokenize),
     ("/generate", "POST", native.generate),
@@ -61,6 +65,10 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("/get_model_info", "GET", control.model_info),
     ("/health", "GET", control.health),
     ("/health_generate", "GET", control.health_generate),
+    ("/ping", "GET", control.health),
+    ("/ping", "POST", control.health),
+    ("/version", "GET", control.version),
+    ("/load", "GET", control.load),
 )
 
 
@@ -99,6 +107,8 @@ def create_app(
         # Outside the guard: a browser asks for permission before it sends its key.
         app = with_cors(app, settings.cors_origins)
     front.metrics.registry.register(KeyCollector(keys))
+    if settings.vllm_metrics:
+        front.metrics.registry.register(VllmCollector(front.metrics, lambda: front.model_name))
     return AccessLog(app, routes, front.metrics, settings.log_requests)
 
 
@@ -134,4 +144,4 @@ async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         asked = f"{request.method:.16} {request.scope['path']:.80}"
         error = HTTPException(error.status_code, f"{asked} does not exist", error.headers)
-    return response(error)
+    return response(error, request.scope["path"])

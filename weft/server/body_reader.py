@@ -7,8 +7,8 @@ stream moves; so `text_pool.py` does it. The result is small: token ids, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ import numpy as np
 
 from weft.base.errors import RequestError
 from weft.server.bodies import decode
+from weft.server.fields import check_fields
 from weft.server.prompt_builder import Prompt, PromptBuilder
 
 B = TypeVar("B", bound=msgspec.Struct)
@@ -42,6 +43,7 @@ class PackedPrompt(msgspec.Struct, array_like=True):
 class Packed(msgspec.Struct, array_like=True):
     body: bytes
     prompts: list[PackedPrompt]
+    unknown: list[str]
 
 
 @dataclass(frozen=True)
@@ -49,30 +51,33 @@ class BodyReader(Generic[B]):
     """How one route reads its bodies.
 
     `prompts` checks a body, returns its prompts, and empties the fields that they came from. `kept` are texts that stay
-    because the response repeats them.
+    because the response repeats them. `parts` are objects in the body whose fields are in the table of fields.
     """
 
     name: str
     kind: type[B]
     prompts: Callable[[PromptBuilder, B], list[Prompt]]
     kept: tuple[str, ...] = ()
+    parts: Mapping[str, type[msgspec.Struct]] = field(default_factory=dict)
 
-    def read(self, builder: PromptBuilder, data: bytes) -> tuple[B, list[Prompt]]:
+    def read(self, builder: PromptBuilder, data: bytes) -> tuple[B, list[Prompt], list[str]]:
+        """Return a body without its texts, its prompts, and its first unknown fields."""
         body = decode(data, self.kind, builder.limits)
-        return body, self.prompts(builder, body)
+        unknown = check_fields(data, self.name, self.kind, self.parts, builder.strict_fields)
+        return body, self.prompts(builder, body), unknown
 
     def packed(self, builder: PromptBuilder, data: bytes) -> bytes:
         """Read a body in a worker process, for `unpacked` in the front."""
-        body, prompts = self.read(builder, data)
+        body, prompts, unknown = self.read(builder, data)
         rest = msgspec.msgpack.encode(body)
         texts = sum(len((getattr(body, name) or "").encode()) for name in self.kept)
         if len(rest) - texts > builder.limits.beside_bytes:
             most = builder.limits.beside_bytes
             raise RequestError(f"the body has {len(rest) - texts} bytes besides its prompts; the limit is {most}", 413)
         found = [PackedPrompt(each.tokens.astype("<i4").tobytes(), each.snapshots) for each in prompts]
-        return msgspec.msgpack.encode(Packed(rest, found))
+        return msgspec.msgpack.encode(Packed(rest, found, unknown))
 
-    def unpacked(self, data: bytes) -> tuple[B, list[Prompt]]:
+    def unpacked(self, data: bytes) -> tuple[B, list[Prompt], list[str]]:
         found = msgspec.msgpack.decode(data, type=Packed)
         prompts = [Prompt(np.frombuffer(each.tokens, "<i4").astype(np.int32), each.snapshots) for each in found.prompts]
-        return msgspec.msgpack.decode(found.body, type=self.kind), prompts
+        return msgspec.msgpack.decode(found.body, type=self.kind), prompts, found.unknown

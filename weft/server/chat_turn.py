@@ -14,14 +14,14 @@ from weft.server.schemas import SamplingFields, sampling_params
 from weft.server.split_answer import Parser, SplitAnswer
 from weft.text.output import output_parser
 from weft.text.reasoning import opens
-from weft.text.tool_grammar import after_reasoning, tool_grammar
+from weft.text.tool_grammar import after_reasoning, auto_tool_grammar, tool_grammar
 
 # Number of tokens at the prompt's end that show whether it opens the reasoning.
 PROMPT_END = 16
 
 
 class ChatTurn:
-    """Tools and constraints, named as in the chat API. A grammar forces a required call.
+    """Tools and constraints, named as in the chat API. A grammar forces a required call, and strict arguments.
 
     `field` is the place of the conversation in the body.
     """
@@ -41,6 +41,7 @@ class ChatTurn:
         self.field = field
         self.tools, self.choice = wanted_tools(tools, choice, front.limits)
         self.parallel = parallel is not False
+        self._strict = frozenset(tool.function.name for tool in tools or () if tool.function.strict)
         self.reasoning = reasoning
         self._only = self.choice.removeprefix("name:") if self.choice.startswith("name:") else None
         self._forced = self.choice == "required" or self._only is not None
@@ -59,13 +60,16 @@ class ChatTurn:
         max_tokens: tuple[str, int | None],
         n: int = 1,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
     ) -> Generation:
         """Start the answers. `max_tokens` is the body's value and its name."""
         front = self.front
         tokens = prompt.tokens
         self._prompt_end = front.need_tokenizer().decode(tokens[-PROMPT_END:].tolist(), skip_special=False)
         most = front.max_tokens(max_tokens[1], len(tokens), max_tokens[0])
-        params = sampling_params(body, front.limits, most, logprobs, scored="top_logprobs", suggested=front.suggested)
+        params = sampling_params(
+            body, front.limits, most, logprobs, prompt_logprobs, scored="top_logprobs", suggested=front.suggested
+        )
         return await front.generate(
             [AskedPrompt(prompt, params, n, self.field)],
             tenant,
@@ -85,6 +89,8 @@ class ChatTurn:
         reasoning = style if framed else None
         if self._forced:
             return Form(self._tool_grammar(reasoning), "tools")
+        if self._form is None and self._strict and self.tools and self.front.tool_parser is not None:
+            return Form(self._auto_grammar(self.front.tool_parser), "tools")
         if self._form is None or reasoning is None:
             return self._form
         return self._form.within(after_reasoning(self._form.grammar, reasoning, self._prompt_end, token_of))
@@ -95,8 +101,21 @@ class ChatTurn:
             self.tools,
             only=self._only,
             parallel=self.parallel,
+            strict=self._strict,
             token_of=self.front.need_tokenizer().special_token,
             reasoning=reasoning,
+            prompt=self._prompt_end,
+        )
+
+    def _auto_grammar(self, form: str) -> Grammar:
+        return auto_tool_grammar(
+            # Harmony is one format for both.
+            "harmony" if self.front.reasoning_parser == "harmony" else form,
+            self.tools,
+            self._strict,
+            parallel=self.parallel,
+            token_of=self.front.need_tokenizer().special_token,
+            reasoning=self.front.reasoning_parser,
             prompt=self._prompt_end,
         )
 

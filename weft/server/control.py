@@ -108,6 +108,16 @@ async def server_info(front: Front, request: Request) -> Response:
     )
 
 
+async def version(front: Front, request: Request) -> Response:
+    return json_response({"version": __version__})
+
+
+async def load(front: Front, request: Request) -> Response:
+    """Report the number of requests in progress, of all clients."""
+    need_admin(request)
+    return json_response({"server_load": len(front.generations)})
+
+
 async def flush_cache(front: Front, request: Request) -> Response:
     need_admin(request)
     return json_response(FlushAnswer(cached_tokens=await front.backend.flush()))

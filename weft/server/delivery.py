@@ -11,7 +11,7 @@ from starlette.responses import Response
 from weft.server.access_log import Record
 from weft.server.front import Front
 from weft.server.generation import Generation
-from weft.server.sse import DONE, EventStream, Silence, error_event, while_connected
+from weft.server.sse import DONE, KEEP_ALIVE, EventStream, Silence, error_event, while_connected
 
 
 async def deliver(
@@ -23,12 +23,13 @@ async def deliver(
     *,
     failed: Callable[[Exception], bytes] = error_event,
     done: bytes = DONE,
+    keep_alive: bytes = KEEP_ALIVE,
 ) -> Response:
     """Send the events, or, without events, the whole answer once it is complete. Closes the generation."""
     record: Record = request.state.record
     record.generation = generation
     if events is not None:
-        silence = Silence(front.settings.keep_alive_seconds)
+        silence = Silence(front.settings.keep_alive_seconds, event=keep_alive)
 
         def noted(error: Exception) -> bytes:
             record.note(error)

@@ -1,4 +1,7 @@
-"""Errors as clients see them: OpenAI's error object, a status and the field at fault, without internal details."""
+"""Errors as clients see them: a status, a message and the field at fault, without internal details.
+
+The body is OpenAI's error object, or Anthropic's on the routes of its API.
+"""
 
 from __future__ import annotations
 
@@ -64,12 +67,48 @@ def answer(status: int, message: str, param: str | None = None, code: str | None
     return ErrorAnswer(ErrorBody(message, kind, param, code or CODES.get(status)))
 
 
-def response(error: Exception) -> Response:
-    status, body = describe(error)
+# Anthropic's types of errors, and its name for fields of tools.
+ANTHROPIC_TYPES = TYPES | {413: "request_too_large", 500: "api_error", 503: "api_error", 529: "overloaded_error"}
+ANTHROPIC_NAMES = {".function.parameters": ".input_schema", ".function.name": ".name"}
+OVERLOADED = 529
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorAnswer(msgspec.Struct, frozen=True):
+    """Body of every 4xx and 5xx of Anthropic's routes."""
+
+    error: AnthropicErrorBody
+    type: str = "error"
+
+
+def is_anthropic(path: str) -> bool:
+    """Return whether a path belongs to Anthropic's API."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def anthropic_error(error: Exception) -> tuple[int, AnthropicErrorAnswer]:
+    """Return the status and body of an error in Anthropic's API, which has a status for a busy server."""
+    status, found = describe(error)
+    message = found.error.message
+    if isinstance(error, RequestError) and (status == 503 or found.error.code == CODES[429]):
+        status = OVERLOADED
+    for ours, theirs in ANTHROPIC_NAMES.items():
+        message = message.replace(ours, theirs, 1) if ours in (found.error.param or "") else message
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return status, AnthropicErrorAnswer(AnthropicErrorBody(kind, message))
+
+
+def response(error: Exception, path: str = "") -> Response:
+    """Return the response to a request for this path that failed."""
+    status, body = anthropic_error(error) if is_anthropic(path) else describe(error)
     headers = {}
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    if status in (429, 503):
+    if status in (429, 503, OVERLOADED):
         headers["retry-after"] = str(getattr(error, "retry_seconds", 1))
     if isinstance(error, HTTPException) and error.headers:
         headers |= dict(error.headers)

@@ -26,6 +26,7 @@ from weft.server.backend import Backend
 from weft.server.bodies import check_count, read_body
 from weft.server.body_reader import BodyReader, is_quick
 from weft.server.errors import json_response
+from weft.server.fields import UnknownFields
 from weft.server.generation import Generation
 from weft.server.grammars import Form, with_source
 from weft.server.metrics import Metrics
@@ -82,9 +83,10 @@ class Front:
         self.reasoning_parser = chosen(settings.reasoning_parser, lambda: detect_reasoning(source or ""))
         # An unknown parser name fails now, not with the first request.
         output_parser(self.reasoning_parser, self.tool_parser)
-        self._builder = PromptBuilder(tokenizer, template, self.limits, settings.template_kwargs, self.facts)
+        self._builder = PromptBuilder(tokenizer, template, self.limits, settings.strict_fields, self.facts)
         self.pool = pool or pool_for(tokenizer, template, settings)
         self.generations: set[Generation] = set()
+        self._unknown_fields = UnknownFields()
         self.open_sequences = 0
 
     @property
@@ -127,9 +129,12 @@ class Front:
         """Return a request's body without its texts, and its prompts. A worker process reads what may take long."""
         data = await read_body(request, self.limits)
         if is_quick(data, self.builder):
-            return reader.read(self.builder, data)
-        with self.counted(1):
-            return reader.unpacked(await self.read_in_worker(request, reader.name, data))
+            body, prompts, unknown = reader.read(self.builder, data)
+        else:
+            with self.counted(1):
+                body, prompts, unknown = reader.unpacked(await self.read_in_worker(request, reader.name, data))
+        self._unknown_fields.note(unknown, reader.name, reader.kind, reader.parts)
+        return body, prompts
 
     async def read_in_worker(self, request: HttpRequest, name: str, data: bytes) -> bytes:
         """Return the result of a worker process for a body; the work ends when the client disconnects."""
@@ -269,7 +274,7 @@ def pool_for(
     """Return text workers for these texts. `more` are further arguments of `TextPool`."""
     level = logging.getLogger("weft").getEffectiveLevel()
     return TextPool(
-        lambda: setup_of(tokenizer, template, settings.limits, settings.template_kwargs, level), settings.limits, **more
+        lambda: setup_of(tokenizer, template, settings.limits, settings.strict_fields, level), settings.limits, **more
     )
 
 

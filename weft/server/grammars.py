@@ -58,6 +58,8 @@ def form_of(body: FormFields, limits: Limits) -> Form | None:
         from_grammar("guided_grammar", body.guided_grammar, limits),
         from_regex("regex", body.regex, limits),
         from_grammar("ebnf", body.ebnf, limits),
+        from_json("json_schema", body.json_schema, limits),
+        from_grammar("grammar", body.grammar, limits),
     ]
     return only(found)
 

@@ -13,7 +13,13 @@ from weft.server.errors import response
 from weft.server.settings import ServerSettings, host_name
 
 # All routes that answer without a key, unless `open_health` is off. docs/security.md quotes this list.
-OPEN_ROUTES = (("GET", "/health"), ("HEAD", "/health"))
+OPEN_ROUTES = (
+    ("GET", "/health"),
+    ("HEAD", "/health"),
+    ("GET", "/ping"),
+    ("HEAD", "/ping"),
+    ("POST", "/ping"),
+)
 
 
 class Guard:
@@ -40,7 +46,7 @@ class Guard:
             pass
         except Exception as error:  # the outermost handler: every request gets a response
             if record.status is None:
-                await response(error)(scope, receive, send)
+                await response(error, scope["path"])(scope, receive, send)
 
     def _admit(self, scope: Scope, record: Record) -> None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -52,7 +58,7 @@ class Guard:
         if (scope["method"], scope["path"]) in self._open_routes:
             return
         if tenant is None:
-            raise HTTPException(401, "no valid API key; send Authorization: Bearer KEY")
+            raise HTTPException(401, "no valid API key; send Authorization: Bearer KEY or X-Api-Key: KEY")
         tenant.account.take_request()
 
     def _check_browser(self, headers: list[tuple[bytes, bytes]]) -> None:

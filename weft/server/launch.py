@@ -331,7 +331,8 @@ def load_texts(options: Options, settings: dict[str, Any]) -> Texts:
     if found is None:
         log.warning("the model has no tokenizer.json: serving token ids only, no text")
         return Texts(None, None, ends, suggested)
-    return Texts(found, load_template(folder, found.specials), ends | found.end_tokens, suggested)
+    template = load_template(folder, found.specials, options.chat_template)
+    return Texts(found, template, ends | found.end_tokens, suggested)
 
 
 def first_line(info: ModelInfo, settings: ServerSettings, texts: Texts, address: Address) -> str:

@@ -23,7 +23,7 @@ from weft.server.generation import Generation
 from weft.server.grammars import Form, from_grammar, from_json, from_regex, only
 from weft.server.openai_shapes import miss_of, token_text
 from weft.server.prompt_builder import Prompt, PromptBuilder
-from weft.server.schemas import CacheFields, Count, Penalty, SamplingFields, Seed, TokenId, refuse, sampling_params
+from weft.server.schemas import CacheFields, Count, Penalty, SamplingFields, Seed, TokenId, sampling_params
 from weft.server.settings import Limits
 from weft.server.sse import event
 
@@ -55,8 +55,6 @@ class NativeSampling(msgspec.Struct, kw_only=True):
     json_schema: str | dict[str, Any] | None = None
     regex: str | None = None
     ebnf: str | None = None
-    stop_regex: Any = None
-    structural_tag: Any = None
 
     def common(self) -> SamplingFields:
         """Return the same parameters under the names of the other routes."""
@@ -86,28 +84,8 @@ class GenerateRequest(CacheFields, kw_only=True):
     top_logprobs_num: Count | list[Count] | None = None
     return_text_in_logprobs: bool | None = None
     extra_key: Annotated[str, Meta(max_length=256)] | None = None
-    image_data: Any = None
-    audio_data: Any = None
-    video_data: Any = None
-    input_embeds: Any = None
-    custom_logit_processor: Any = None
-    lora_path: Any = None
-    return_hidden_states: Any = None
-    session_params: Any = None
-    token_ids_logprob: Any = None
 
 
-UNSERVED = (
-    "image_data",
-    "audio_data",
-    "video_data",
-    "input_embeds",
-    "custom_logit_processor",
-    "lora_path",
-    "return_hidden_states",
-    "session_params",
-    "token_ids_logprob",
-)
 # Names of the fields of `sampling_params` in other APIs.
 NATIVE_NAMES = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 
@@ -182,9 +160,6 @@ class Native:
         self.scorings += [scoring] * n
 
     def params_of(self, sampling: NativeSampling, length: int, scoring: Scoring | None) -> SamplingParams:
-        for name in ("stop_regex", "structural_tag"):
-            if getattr(sampling, name) is not None:
-                raise InvalidField(f"sampling_params.{name}", "is not supported")
         most = "sampling_params.max_new_tokens"
         max_tokens = self.front.max_tokens(sampling.max_new_tokens, length, most, DEFAULT_MAX_TOKENS)
         top, start = (None, 0) if scoring is None else (scoring.top, scoring.start)
@@ -285,7 +260,6 @@ class Native:
 
 def prompts_of(builder: PromptBuilder, body: GenerateRequest) -> list[Prompt]:
     """Check a body and take its prompts out of it; the rest still shows whether they were a list."""
-    refuse(body, UNSERVED)
     found = builder.encode(sent_prompts(body), "input_ids" if body.text is None else "text")
     if body.text is not None:
         body.text = [] if is_list(body) else ""
@@ -311,7 +285,7 @@ def is_list(body: GenerateRequest) -> bool:
     return isinstance(body.text, list) or (body.text is None and isinstance((body.input_ids or [0])[0], list))
 
 
-GENERATE = BodyReader("generate", GenerateRequest, prompts_of)
+GENERATE = BodyReader("generate", GenerateRequest, prompts_of, parts={"sampling_params": NativeSampling})
 
 
 def spread(name: str, value: Any, count: int, default: Any) -> list[Any]:

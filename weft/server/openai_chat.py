@@ -21,9 +21,17 @@ from weft.server.front import Front, new_name
 from weft.server.generation import Generation
 from weft.server.grammars import form_of
 from weft.server.openai_messages import ChatMessage, Tool, ToolChoice
-from weft.server.openai_shapes import ChatLogprobs, chat_logprobs, finish_word, usage_of
+from weft.server.openai_shapes import (
+    ChatLogprobs,
+    PromptLogprobs,
+    chat_logprobs,
+    finish_word,
+    prompt_logprobs,
+    usage_of,
+)
 from weft.server.prompt_builder import Prompt, PromptBuilder
-from weft.server.schemas import UNSERVED, Count, FormFields, StreamOptions, Usage, refuse
+from weft.server.schemas import Count, FormFields, StreamOptions, Usage, check_common, check_ending
+from weft.server.settings import Limits
 from weft.server.split_answer import SplitAnswer
 from weft.server.sse import event
 from weft.text.answer_parts import AnswerPart
@@ -34,7 +42,6 @@ class ChatRequest(FormFields, kw_only=True):
     model: str | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    n: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
     stream: bool | None = None
@@ -46,17 +53,8 @@ class ChatRequest(FormFields, kw_only=True):
     reasoning_effort: Annotated[str, Meta(max_length=16)] | None = None
     include_reasoning: bool | None = None
     return_token_ids: bool | None = None
-    modalities: list[str] | None = None
-    functions: list[Any] | None = None
-    function_call: Any = None
-    chat_template: Any = None
-    continue_final_message: Any = None
-    documents: Any = None
-    echo: Any = None
-    user: str | None = None
-
-
-UNSERVED_HERE = ("chat_template", "continue_final_message", "documents", "echo", "function_call")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class ToolCallFunction(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -111,6 +109,7 @@ class ChatAnswer(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
@@ -130,12 +129,9 @@ async def chat(front: Front, request: Request) -> Response:
     return await deliver(front, request, generation, events, lambda: asked.answer(generation))
 
 
-def check_unsupported(body: ChatRequest) -> None:
-    refuse(body, UNSERVED + UNSERVED_HERE)
-    if body.functions:
-        raise InvalidField("functions", "is not supported; use tools")
-    if body.modalities is not None and body.modalities != ["text"]:
-        raise InvalidField("modalities", 'must be ["text"]')
+def check_contradictions(body: ChatRequest, limits: Limits) -> None:
+    check_common(body, limits, bool(body.stream))
+    check_ending(body.add_generation_prompt, body.continue_final_message)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidField("top_logprobs", "needs logprobs=true")
 
@@ -143,9 +139,19 @@ def check_unsupported(body: ChatRequest) -> None:
 def prompts_of(builder: PromptBuilder, body: ChatRequest) -> list[Prompt]:
     """Check a body and take its conversation out of it."""
     builder.check_model(body.model)
-    check_unsupported(body)
-    effort, variables = body.reasoning_effort, body.chat_template_kwargs
-    found = builder.render_conversation(body.messages, body.tools, body.tool_choice, variables, effort)
+    check_contradictions(body, builder.limits)
+    builder.ban(body)
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    found = builder.render_conversation(
+        body.messages,
+        body.tools,
+        body.tool_choice,
+        body.chat_template_kwargs,
+        body.reasoning_effort,
+        opens=body.add_generation_prompt is not False,
+        continues=bool(body.continue_final_message),
+        keep=builder.kept_tokens(body.truncate_prompt_tokens, most),
+    )
     body.messages = []
     return [found]
 
@@ -182,7 +188,14 @@ class Chat:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         tenant = request.state.tenant
         return await self.turn.generate(
-            prompt, body, tenant, self.name, max_tokens=most, n=body.n or 1, logprobs=logprobs
+            prompt,
+            body,
+            tenant,
+            self.name,
+            max_tokens=most,
+            n=body.n or 1,
+            logprobs=logprobs,
+            prompt_logprobs=body.prompt_logprobs,
         )
 
     # whole response ---------------------------------------------------------------------------------------------------
@@ -198,6 +211,10 @@ class Chat:
         )
         if self.body.return_token_ids:
             found.prompt_token_ids = generation.sequences[0].request.prompt.tolist()
+        if self.body.prompt_logprobs is not None:
+            found.prompt_logprobs = prompt_logprobs(
+                self.front.tokenizer, generation.sequences[0], self.body.prompt_logprobs
+            )
         return found
 
     def _usage(self, generation: Generation, parts: list[SplitAnswer]) -> Usage:

@@ -19,18 +19,18 @@ from weft.server.delivery import deliver
 from weft.server.front import AskedPrompt, Front, new_name
 from weft.server.generation import Generation
 from weft.server.grammars import form_of
-from weft.server.openai_shapes import TextLogprobs, finish_word, joined, prompt_logprobs, text_logprobs, usage_of
-from weft.server.prompt_builder import Prompt, PromptBuilder
-from weft.server.schemas import (
-    UNSERVED,
-    Count,
-    FormFields,
-    StreamOptions,
-    TokenId,
-    Usage,
-    refuse,
-    sampling_params,
+from weft.server.openai_shapes import (
+    PromptLogprobs,
+    TextLogprobs,
+    echoed_logprobs,
+    finish_word,
+    joined,
+    prompt_logprobs,
+    text_logprobs,
+    usage_of,
 )
+from weft.server.prompt_builder import Prompt, PromptBuilder
+from weft.server.schemas import Count, FormFields, StreamOptions, TokenId, Usage, check_common, sampling_params
 from weft.server.sse import event
 
 DEFAULT_MAX_TOKENS = 16
@@ -42,15 +42,11 @@ class CompletionRequest(FormFields, kw_only=True):
     prompt: str | list[str | TokenId | list[TokenId]]
     model: str | None = None
     max_tokens: Count | None = None
-    n: Annotated[int, Meta(ge=1)] | None = None
-    best_of: Annotated[int, Meta(ge=1)] | None = None
     logprobs: Annotated[int, Meta(ge=0)] | None = None
     echo: bool | None = None
-    suffix: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    user: str | None = None
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -61,6 +57,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | None = None
     token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionAnswer(msgspec.Struct, kw_only=True):
@@ -91,13 +88,11 @@ async def complete(front: Front, request: Request) -> Response:
 def prompts_of(builder: PromptBuilder, body: CompletionRequest) -> list[Prompt]:
     """Check a body and take its prompts out of it."""
     builder.check_model(body.model)
-    refuse(body, UNSERVED)
-    n = body.n or 1
-    if body.best_of is not None and body.best_of != n:
-        raise InvalidField("best_of", f"must equal n ({n}), got {body.best_of}")
-    if body.suffix:
-        raise InvalidField("suffix", "is not supported; put it into the prompt")
-    found = builder.encode(as_prompts(body.prompt), "prompt")
+    check_common(body, builder.limits, bool(body.stream))
+    builder.ban(body)
+    most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    keep = builder.kept_tokens(body.truncate_prompt_tokens, most)
+    found = builder.encode(as_prompts(body.prompt), "prompt", keep)
     body.prompt = ""
     return found
 
@@ -107,7 +102,9 @@ COMPLETION = BodyReader("completion", CompletionRequest, prompts_of)
 
 def prepare(front: Front, body: CompletionRequest, prompts: list[Prompt]) -> Completion:
     n = body.n or 1
-    scored = body.logprobs if body.echo else None
+    # The wider of two requests for scores of the prompt; each response field shows its own part.
+    wanted = [count for count in (body.logprobs if body.echo else None, body.prompt_logprobs) if count is not None]
+    scored = max(wanted, default=None)
     asked = []
     for prompt in prompts:
         max_tokens = front.max_tokens(body.max_tokens, len(prompt.tokens), default=DEFAULT_MAX_TOKENS)
@@ -157,7 +154,7 @@ class Completion:
             begins = sequence.begins(len(sequence.outputs), start)
             logprobs = text_logprobs(self.front.tokenizer, sequence.outputs, begins)
             if self.body.echo:
-                logprobs = joined(self._prompt_logprobs(sequence), logprobs)
+                logprobs = joined(self._echoed_logprobs(sequence), logprobs)
         return CompletionChoice(
             index=sequence.index,
             text=text,
@@ -166,6 +163,9 @@ class Completion:
             stop_reason=sequence.answer.stop_reason,
             token_ids=sequence.answer.tokens if self.with_ids else msgspec.UNSET,
             prompt_token_ids=sequence.request.prompt.tolist() if self.body.return_token_ids else msgspec.UNSET,
+            prompt_logprobs=msgspec.UNSET
+            if self.body.prompt_logprobs is None
+            else prompt_logprobs(self.front.tokenizer, sequence, self.body.prompt_logprobs),
         )
 
     def _prompt_text(self, sequence: FollowedAnswer) -> str:
@@ -173,9 +173,9 @@ class Completion:
             return ""
         return self.front.tokenizer.decode(sequence.request.prompt.tolist(), skip_special=False)
 
-    def _prompt_logprobs(self, sequence: FollowedAnswer) -> TextLogprobs:
-        scores = sequence.report.prompt_scores
-        return prompt_logprobs(self.front.tokenizer, sequence.request.prompt.tolist(), scores)
+    def _echoed_logprobs(self, sequence: FollowedAnswer) -> TextLogprobs:
+        prompt, scores = sequence.request.prompt.tolist(), sequence.report.prompt_scores
+        return echoed_logprobs(self.front.tokenizer, prompt, scores, self.body.logprobs or 0)
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         options = self.body.stream_options or StreamOptions()

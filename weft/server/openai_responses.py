@@ -37,7 +37,7 @@ from weft.server.openai_messages import (
 from weft.server.openai_shapes import chat_logprobs, miss_of
 from weft.server.prompt_builder import Prompt, PromptBuilder
 from weft.server.responses_events import Events
-from weft.server.schemas import Count, SamplingFields, refuse
+from weft.server.schemas import Count, SamplingFields
 from weft.server.settings import Limits
 from weft.server.split_answer import SplitAnswer
 from weft.server.sse import named_event
@@ -104,10 +104,6 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
-    previous_response_id: str | None = None
-    background: bool | None = None
-    conversation: Any = None
-    prompt: Any = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
     user: str | None = None
@@ -127,16 +123,6 @@ async def respond(front: Front, request: Request) -> Response:
         failed=answer.failed,
         done=b"",
     )
-
-
-def check_unsupported(body: ResponsesRequest) -> None:
-    refuse(body, ("conversation", "prompt"))
-    if body.previous_response_id is not None:
-        raise InvalidField("previous_response_id", "is not supported: responses are not stored; send all messages")
-    if body.background:
-        raise InvalidField("background", "is not supported: responses are not stored")
-    if body.truncation == "auto":
-        raise InvalidField("truncation", 'must be "disabled"')
 
 
 def messages_of(body: ResponsesRequest, limits: Limits) -> tuple[list[ChatMessage], list[str]]:
@@ -198,7 +184,9 @@ def format_of(body: ResponsesRequest, front: Front) -> Form | None:
 def prompts_of(builder: PromptBuilder, body: ResponsesRequest) -> list[Prompt]:
     """Check a body and take its conversation out of it, except the instructions, which the response repeats."""
     builder.check_model(body.model)
-    check_unsupported(body)
+    if body.truncation == "auto":
+        raise InvalidField("truncation", 'must be "disabled"')
+    builder.ban(body)
     messages, places = messages_of(body, builder.limits)
     effort = body.reasoning.effort if body.reasoning else None
     variables, tools, choice = body.chat_template_kwargs, tools_of(body), choice_of(body)
@@ -232,8 +220,8 @@ def tools_of(body: ResponsesRequest) -> list[Tool]:
 
 
 def tool_of(tool: ResponseTool) -> Tool:
-    function = ToolFunction(name=tool.name, description=tool.description, parameters=tool.parameters)
-    return Tool(type="function", function=function)
+    shared = {key: getattr(tool, key) for key in ("name", "description", "parameters", "strict")}
+    return Tool(type="function", function=ToolFunction(**shared))
 
 
 def cut_by(sequence: FollowedAnswer, parts: SplitAnswer) -> str | None:

@@ -40,6 +40,18 @@ class TextLogprobs(msgspec.Struct, frozen=True):
     top_logprobs: list[dict[str, float] | None]
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """`rank` is known for the most likely tokens only."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# By token id; the first token of a prompt has none.
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+
+
 def token_text(tokenizer: Tokenizer | None, token: int) -> str:
     """Return a token's text; without a tokenizer, its id."""
     if tokenizer is None:
@@ -87,14 +99,30 @@ def _top_by_text(
     return {token_text(tokenizer, token): logprob} | dict(reversed(found.items()))
 
 
-def prompt_logprobs(tokenizer: Tokenizer | None, prompt: Sequence[int], scores: PromptScores) -> TextLogprobs:
+def prompt_logprobs(tokenizer: Tokenizer | None, sequence: FollowedAnswer, count: int) -> PromptLogprobs:
+    """Return a prompt's log-probabilities in vLLM's form: each token, and the `count` most likely at its position."""
+    prompt, scores = sequence.request.prompt.tolist(), sequence.report.prompt_scores
+    found: PromptLogprobs = [None]
+    for token, score in zip(prompt[1:], scores):
+        ranked = [(each, logprob, rank) for rank, (each, logprob) in enumerate(score.top, start=1)]
+        own = next((entry for entry in ranked if entry[0] == token), (token, score.logprob, None))
+        entries = dict.fromkeys([own, *ranked[:count]])
+        found.append({each: PromptLogprob(value, rank, token_text(tokenizer, each)) for each, value, rank in entries})
+    return found
+
+
+def echoed_logprobs(
+    tokenizer: Tokenizer | None, prompt: Sequence[int], scores: PromptScores, count: int
+) -> TextLogprobs:
     """Return the log-probabilities of an echoed prompt; its first token has none."""
     texts = [token_text(tokenizer, token) for token in prompt]
     offsets = [0]
     for text in texts[:-1]:
         offsets.append(offsets[-1] + len(text))
     tops: list[dict[str, float] | None] = [None]
-    tops += [_top_by_text(tokenizer, token, score.logprob, score.top) for token, score in zip(prompt[1:], scores)]
+    tops += [
+        _top_by_text(tokenizer, token, score.logprob, score.top[:count]) for token, score in zip(prompt[1:], scores)
+    ]
     return TextLogprobs(offsets, [None, *(score.logprob for score in scores)], texts, tops)
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from weft import __version__
+from weft.server.anthropic_messages import CountRequest, MessagesRequest
+from weft.server.anthropic_route import CountAnswer, MessageAnswerBody
 from weft.server.control import AbortAnswer, AbortRequest, FlushAnswer
-from weft.server.errors import ErrorAnswer
+from weft.server.errors import AnthropicErrorAnswer, ErrorAnswer, is_anthropic
 from weft.server.native import GenerateAnswer, GenerateRequest
 from weft.server.openai_chat import ChatAnswer, ChatRequest
 from weft.server.openai_completions import CompletionAnswer, CompletionRequest
@@ -24,6 +26,8 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/v1/completions", "post", "Continue a text or token ids", CompletionRequest, CompletionAnswer),
     ("/v1/chat/completions", "post", "Generate the next message of a conversation", ChatRequest, ChatAnswer),
     ("/v1/responses", "post", "Generate a response with OpenAI's newer API", ResponsesRequest, Object),
+    ("/v1/messages", "post", "Generate a message with Anthropic's API", MessagesRequest, MessageAnswerBody),
+    ("/v1/messages/count_tokens", "post", "Count the tokens of a conversation", CountRequest, CountAnswer),
     ("/tokenize", "post", "Convert texts and conversations to token ids", TokenizeRequest, TokenizeAnswer),
     ("/detokenize", "post", "Convert token ids to text", DetokenizeRequest, DetokenizeAnswer),
     ("/generate", "post", "Generate text (native API)", GenerateRequest, GenerateAnswer | list[GenerateAnswer]),
@@ -33,23 +37,30 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/model_info", "get", "Facts about the model", None, Object),
     ("/health", "get", "Report whether the engine runs", None, Object),
     ("/health_generate", "get", "Report whether the engine can generate a token", None, Object),
+    ("/ping", "get", "Report whether the engine runs", None, Object),
+    ("/ping", "post", "Report whether the engine runs", None, Object),
+    ("/version", "get", "The server's version", None, Object),
+    ("/load", "get", "The number of requests in progress", None, Object),
     ("/metrics", "get", "Counters and gauges for Prometheus", None, str),
     ("/cache", "get", "The largest shared prefixes in the cache", None, Object),
 )
-STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate")
+STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate")
 
 
 @cache
 def document(title: str) -> dict[str, Any]:
     kinds = [kind for *_, body, answer in OPERATIONS for kind in (body, answer) if kind is not None]
     schemas, components = msgspec.json.schema_components(
-        [*kinds, ErrorAnswer], ref_template="#/components/schemas/{name}"
+        [*kinds, ErrorAnswer, AnthropicErrorAnswer], ref_template="#/components/schemas/{name}"
     )
     found = iter(schemas)
     paths: dict[str, Any] = {}
     for path, method, about, body, answer in OPERATIONS:
         request = None if body is None else next(found)
-        paths.setdefault(path, {})[method] = _operation(path, about, request, None if answer is None else next(found))
+        operation = _operation(path, about, request, None if answer is None else next(found))
+        if path in paths:
+            operation["operationId"] += f"_{method}"
+        paths.setdefault(path, {})[method] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": f"Weft serving {title}", "version": __version__},
@@ -67,7 +78,8 @@ def _operation(path: str, about: str, body: dict[str, Any] | None, answer: dict[
     content: dict[str, Any] = {kind: {"schema": answer}}
     if path in STREAMED:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}
+    failure = "AnthropicErrorAnswer" if is_anthropic(path) else "ErrorAnswer"
+    error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{failure}"}}}
     operation: dict[str, Any] = {
         "summary": about,
         "operationId": path.strip("/").replace("/", "_"),

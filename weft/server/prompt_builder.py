@@ -5,6 +5,7 @@ Work that costs more than its size in bytes suggests happens only here; `body_re
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,19 @@ from typing import Any
 import msgspec
 
 from weft.base.errors import InvalidField, RequestError
+from weft.base.sampling import SamplingParams
+from weft.server.bodies import check_items, depth_of
 from weft.server.openai_messages import ChatMessage, Tool, ToolChoice, plain_messages, wanted_tools
+from weft.server.schemas import SamplingFields
 from weft.server.settings import Limits
 from weft.text import conversation
+from weft.text.bad_words import token_sequences
 from weft.text.prompts import NO_TOKENIZER, Tokens, checked_tokens, encode_prompts
-from weft.text.template import ChatTemplate, Message
+from weft.text.template import RESERVED, ChatTemplate, Message
 from weft.text.tokenizer import Tokenizer
+
+# Characters of the name of a template variable.
+MAX_VARIABLE = 64
 
 
 class PromptFacts(msgspec.Struct, frozen=True):
@@ -36,6 +44,13 @@ class Prompt:
     tokens: Tokens
     snapshots: tuple[int, ...] = ()
 
+    def last(self, count: int | None) -> Prompt:
+        """Return the last `count` tokens as a prompt; None: all of them."""
+        cut = 0 if count is None else max(0, len(self.tokens) - count)
+        if not cut:
+            return self
+        return Prompt(self.tokens[cut:].copy(), tuple(position - cut for position in self.snapshots if position > cut))
+
 
 class PromptBuilder:
     """`facts` are set before each use: a restarted engine may have others."""
@@ -45,14 +60,14 @@ class PromptBuilder:
         tokenizer: Tokenizer | None,
         template: ChatTemplate | None,
         limits: Limits,
-        template_kwargs: Sequence[str],
+        strict_fields: bool,
         facts: PromptFacts,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.limits = limits
         self.facts = facts
-        self._template_kwargs = tuple(template_kwargs)
+        self.strict_fields = strict_fields
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.facts.model:
@@ -75,16 +90,21 @@ class PromptBuilder:
         if tokens > self.facts.room:
             raise too_long(field, f"it has {tokens} tokens; the limit is {self.facts.room}")
 
-    def encode(self, prompts: Sequence[str | list[int]], field: str) -> list[Prompt]:
-        """Return prompts, given as texts or token ids, as token ids."""
+    def kept_tokens(self, asked: int | None, max_tokens: int | None) -> int | None:
+        """Return how many tokens at the end of a prompt to keep; None: all. -1 keeps what fits beside the answer."""
+        if asked != -1:
+            return asked
+        return max(1, self.facts.room - max(1, max_tokens or 0))
+
+    def encode(self, prompts: Sequence[str | list[int]], field: str, keep: int | None = None) -> list[Prompt]:
+        """Return prompts, given as texts or token ids, as token ids: all of them, or the last `keep` of each."""
         if not 0 < len(prompts) <= self.limits.prompts:
             raise InvalidField(field, f"must have 1 to {self.limits.prompts} prompts, got {len(prompts)}")
         for prompt in prompts:
-            if isinstance(prompt, str):
+            if isinstance(prompt, str) and keep is None:
                 self.check_size(len(prompt), field)
-        return [
-            Prompt(tokens) for tokens in encode_prompts(prompts, self.tokenizer, self.facts.vocab_size, field, field)
-        ]
+        found = encode_prompts(prompts, self.tokenizer, self.facts.vocab_size, field, field)
+        return [Prompt(tokens).last(keep) for tokens in found]
 
     def render_conversation(
         self,
@@ -95,16 +115,21 @@ class PromptBuilder:
         effort: str | None = None,
         *,
         opens: bool = True,
+        continues: bool = False,
+        keep: int | None = None,
         field: str = "messages",
         places: Sequence[str] = (),
     ) -> Prompt:
-        """Return a conversation, checked and rendered. `opens`: add the opening of the next message."""
+        """Return a conversation, checked and rendered: all of it, or the last `keep` tokens.
+
+        `opens`: add the opening of the next message. `continues`: end within the last message instead.
+        """
         plain = plain_messages(messages, self.limits, places, field)
         shown, _ = wanted_tools(tools, choice, self.limits)
         known = self.variables(variables)
         if effort is not None:
             known.setdefault("reasoning_effort", effort)
-        return self._render(plain, shown or None, known, opens, field)
+        return self._render(plain, shown or None, known, opens, continues, field, keep)
 
     def _render(
         self,
@@ -112,9 +137,15 @@ class PromptBuilder:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
         opens: bool,
+        continues: bool,
         field: str,
+        keep: int | None,
     ) -> Prompt:
-        self.check_size(sum(len(str(message.get("content"))) for message in messages), field)
+        def check(characters: int) -> None:
+            if keep is None:
+                self.check_size(characters, field)
+
+        check(sum(len(str(message.get("content"))) for message in messages))
         tokens, positions = conversation.render(
             self.tokenizer,
             self.template,
@@ -122,22 +153,36 @@ class PromptBuilder:
             tools=tools,
             variables=variables,
             add_generation_prompt=opens,
-            check=lambda text: self.check_size(len(text), field),
+            continue_final_message=continues,
+            check=lambda text: check(len(text)),
         )
         checked = checked_tokens(tokens, self.facts.vocab_size, field)
-        return Prompt(checked, tuple(positions))
+        return Prompt(checked, tuple(positions)).last(keep)
 
     def variables(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the template variables of a request: names from a list, plain values."""
-        for name, value in (given or {}).items():
-            if name not in self._template_kwargs:
-                known = ", ".join(self._template_kwargs)
-                raise InvalidField(f"chat_template_kwargs.{name:.64}", f"is not allowed; allowed are {known}")
-            if not isinstance(value, str | int | float | None) or len(str(value)) > 256:
-                raise InvalidField(
-                    f"chat_template_kwargs.{name}", "must be a short string, number, true, false or null"
-                )
-        return dict(given or {})
+        """Return the template variables of a request: bounded JSON, under names that rendering does not set itself."""
+        field, known = "chat_template_kwargs", dict(given or {})
+        if not known:
+            return known
+        size, most = len(json.dumps(known)), self.limits.template_kwargs_bytes
+        if size > most:
+            raise InvalidField(field, f"has {size} bytes; the limit is {most}")
+        if depth_of(known) > self.limits.template_kwargs_depth:
+            raise InvalidField(field, f"is nested more than {self.limits.template_kwargs_depth} levels deep")
+        for name in known:
+            if not name.isidentifier() or len(name) > MAX_VARIABLE:
+                raise InvalidField(field, f"must have names of up to {MAX_VARIABLE} letters, digits and underscores")
+            if self.template is not None and name in self.template.reserved:
+                raise InvalidField(f"{field}.{name}", RESERVED)
+        return known
+
+    def ban(self, fields: SamplingFields) -> None:
+        """Replace the bad words of a body by their tokens."""
+        if fields.bad_words:
+            check_items("bad_words", fields.bad_words, self.limits.bad_words)
+            words = tuple(word if isinstance(word, str) else tuple(word) for word in fields.bad_words)
+            checked = SamplingParams(bad_words=words).bad_words
+            fields.bad_words = [list(word) for word in token_sequences(checked, self.tokenizer)]
 
 
 def too_long(field: str, what: str) -> InvalidField:

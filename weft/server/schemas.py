@@ -1,13 +1,12 @@
 """Bodies that several routes share, as msgspec structs: decoding checks them, and the OpenAPI document derives from
 them.
 
-Unknown fields are ignored, as in other servers. A route refuses unsupported fields that would change the answer.
-`null` always means the default.
+A struct has the fields that its route understands. `fields.py` says what happens to all others. `null` always means the
+default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -50,6 +49,14 @@ class SamplingFields(CacheFields, kw_only=True):
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     skip_special_tokens: bool | None = None
+    bad_words: list[str | list[TokenId]] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+
+
+def check_ending(opens: bool | None, continues: bool | None) -> None:
+    """Check how a conversation's prompt ends: with the opening of the next message, or within the last one."""
+    if continues and opens:
+        raise InvalidField("continue_final_message", "and add_generation_prompt exclude each other; set only one")
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -81,7 +88,15 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 class FormFields(SamplingFields, kw_only=True):
-    """Constraints on the answer, at most one: OpenAI's, then vLLM's newer and older names, then SGLang's."""
+    """Fields of chat and completions: what to do with the prompt, and constraints on the answer, at most one.
+
+    The names of constraints are OpenAI's, then vLLM's newer and older ones, then SGLang's and llama.cpp's.
+    """
+
+    n: Annotated[int, Meta(ge=1)] | None = None
+    best_of: Annotated[int, Meta(ge=1)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -91,25 +106,21 @@ class FormFields(SamplingFields, kw_only=True):
     guided_grammar: str | None = None
     regex: str | None = None
     ebnf: str | None = None
-    # Supported by other servers and would change the answer: refused rather than ignored.
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    lora_path: Any = None
-    prompt_embeds: Any = None
-    prompt_logprobs: Any = None
-    truncate_prompt_tokens: Any = None
-    use_beam_search: Any = None
+    json_schema: dict[str, Any] | str | None = None
+    grammar: str | None = None
 
 
-UNSERVED: tuple[str, ...] = ("allowed_token_ids", "bad_words", "lora_path", "prompt_embeds", "prompt_logprobs")
-UNSERVED += ("truncate_prompt_tokens", "use_beam_search")
-
-
-def refuse(body: msgspec.Struct, names: Sequence[str]) -> None:
-    """Refuse unsupported fields."""
-    for name in names:
-        if getattr(body, name) not in (None, False, "", [], {}):
-            raise InvalidField(name, "is not supported")
+def check_common(body: FormFields, limits: Limits, streamed: bool) -> None:
+    """Check what chat and completions share."""
+    n = body.n or 1
+    if body.best_of is not None and body.best_of != n:
+        raise InvalidField("best_of", f"must equal n ({n}), got {body.best_of}; ranking answers is not supported")
+    if body.prompt_logprobs is not None:
+        check_count("prompt_logprobs", body.prompt_logprobs, min(limits.logprobs, MAX_LOGPROBS))
+        if streamed:
+            raise InvalidField("prompt_logprobs", "must not be set with stream=true: scores come with a whole answer")
+    if body.truncate_prompt_tokens == 0:
+        raise InvalidField("truncate_prompt_tokens", "must be -1 or at least 1")
 
 
 class PromptDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -145,6 +156,7 @@ def sampling_params(
     check_stops(stops, limits)
     check_items("stop_token_ids", fields.stop_token_ids, limits.stops)
     check_items("logit_bias", fields.logit_bias, min(limits.biases, MAX_BIASES))
+    check_items("allowed_token_ids", fields.allowed_token_ids, limits.allowed_tokens)
     if logprobs is not None:
         check_count(scored, logprobs, min(limits.logprobs, MAX_LOGPROBS))
     if (fields.min_tokens or 0) > max_tokens:
@@ -160,6 +172,8 @@ def sampling_params(
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         logit_bias=fields.logit_bias or None,
+        bad_words=tuple(word if isinstance(word, str) else tuple(word) for word in fields.bad_words or ()),
+        allowed_token_ids=None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids),
         seed=fields.seed,
         stop=tuple(stops),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
@@ -171,11 +185,11 @@ def sampling_params(
     )
 
 
-def check_stops(stops: list[str], limits: Limits) -> None:
-    check_items("stop", stops, limits.stops)
+def check_stops(stops: list[str], limits: Limits, field: str = "stop") -> None:
+    check_items(field, stops, limits.stops)
     for text in stops:
         if not 0 < len(text) <= limits.stop_characters:
-            raise InvalidField("stop", f"must be strings of 1 to {limits.stop_characters} characters")
+            raise InvalidField(field, f"must be strings of 1 to {limits.stop_characters} characters")
 
 
 def _or(value: float | None, default: float) -> float:

@@ -6,15 +6,18 @@ import math
 from dataclasses import dataclass, field
 
 from weft.base.errors import OptionError
-from weft.base.sampling import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOPS
+from weft.base.sampling import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+)
 from weft.server.addresses import TrustedProxies
 from weft.server.keys import Key, RateLimits, resolve_keys
 from weft.text.grammar import MAX_REGEX_CHARACTERS, MAX_SCHEMA_CHARACTERS, MAX_SCHEMA_DEPTH
 from weft.text.tool_grammar import MAX_TOOLS
-
-# Variables that a request may pass to the chat template. A template is a program; it must not reach anything else.
-TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget")
-
 
 # Bounds of the lower layers, which no setting here can exceed.
 MOST = {
@@ -28,6 +31,8 @@ MOST = {
     "schema_bytes": MAX_SCHEMA_CHARACTERS,
     "schema_depth": MAX_SCHEMA_DEPTH,
     "regex_characters": MAX_REGEX_CHARACTERS,
+    "bad_words": MAX_BAD_WORDS // 2,
+    "allowed_tokens": MAX_ALLOWED_TOKENS,
 }
 
 
@@ -66,6 +71,10 @@ class Limits:
     schema_bytes: int = 64 << 10
     schema_depth: int = 32
     regex_characters: int = 4096
+    template_kwargs_bytes: int = 16 << 10  # variables for the chat template, as JSON
+    template_kwargs_depth: int = 16
+    bad_words: int = 128
+    allowed_tokens: int = 16384
     open_sequences: int = 1024  # running and waiting, of all clients; more get a 429
 
     def __post_init__(self) -> None:
@@ -95,11 +104,12 @@ class ServerSettings:
     model_name: str | None = None  # the name that clients use; None: the model's own
     open_health: bool = True
     log_requests: bool = True
+    vllm_metrics: bool = False  # also export metrics under vLLM's names
     keep_alive_seconds: float = 15.0  # without output before a stream sends a comment; 0: never
     cors_origins: tuple[str, ...] = ()
     trusted_hosts: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
-    template_kwargs: tuple[str, ...] = TEMPLATE_KWARGS
+    strict_fields: bool = False  # refuse unknown fields of a body instead of logging them
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     drain_seconds: float = 30.0

@@ -46,14 +46,16 @@ async def gone(receive: Receive) -> None:
 
 
 class Silence:
-    """Sends comments when a stream has been silent for this long, so that proxies do not close it; 0: never."""
+    """Sends an event when a stream has been silent for this long, so that proxies do not close it; 0: never."""
 
     def __init__(
         self,
         seconds: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+        event: bytes = KEEP_ALIVE,
     ) -> None:
+        self.event = event
         self._seconds = seconds
         self._clock = clock
         self._sleep = sleep
@@ -67,11 +69,11 @@ class Silence:
         self._since = self._clock()
 
     async def fill(self, send: Send) -> None:
-        """Send comments until cancelled."""
+        """Send events until cancelled."""
         while self._seconds:
             silent = 0.0 if self._since is None else self._clock() - self._since
             if silent >= self._seconds:
-                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                await send({"type": "http.response.body", "body": self.event, "more_body": True})
                 silent = 0.0
             await self._sleep(self._seconds - silent)
 
@@ -95,7 +97,7 @@ class EventStream(Response):
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._events = events
+        self.events = events
         self._close = close
         self._failed = failed
         self._done = done
@@ -142,7 +144,7 @@ class EventStream(Response):
         silence.sent()
         filling = asyncio.ensure_future(silence.fill(send))
         try:
-            async for chunk in self._events:
+            async for chunk in self.events:
                 silence.sending()
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 silence.sent()

@@ -30,7 +30,7 @@ class WorkerSetup(WorkerMessage, tag="setup"):
     end_tokens: list[int]
     template: str | None
     tool_template: str | None
-    template_kwargs: tuple[str, ...]
+    strict_fields: bool
     limits: Limits
     log_level: int
 
@@ -89,7 +89,7 @@ def setup_of(
     tokenizer: Tokenizer | None,
     template: ChatTemplate | None,
     limits: Limits,
-    template_kwargs: tuple[str, ...],
+    strict_fields: bool,
     log_level: int,
 ) -> WorkerSetup:
     return WorkerSetup(
@@ -98,7 +98,7 @@ def setup_of(
         end_tokens=[] if tokenizer is None else sorted(tokenizer.end_tokens),
         template=None if template is None else template.source,
         tool_template=None if template is None else template.tool_source,
-        template_kwargs=template_kwargs,
+        strict_fields=strict_fields,
         limits=limits,
         log_level=log_level,
     )

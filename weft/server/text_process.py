@@ -22,7 +22,7 @@ import tokenizers
 
 from weft.base.errors import RequestError
 from weft.base.garbage_collection import freeze_heap
-from weft.server import native, openai_chat, openai_completions, openai_responses, tokens
+from weft.server import anthropic_route, native, openai_chat, openai_completions, openai_responses, tokens
 from weft.server.grammars import prepared_grammar
 from weft.server.prompt_builder import PromptBuilder, PromptFacts
 from weft.server.text_messages import (
@@ -44,11 +44,18 @@ log = logging.getLogger("weft.text")
 
 # A worker that holds more after a job is replaced by a fresh one: allocators do not return everything.
 LEAVE_BYTES = 1 << 29
-READERS = (openai_chat.CHAT, openai_completions.COMPLETION, openai_responses.RESPONSE, native.GENERATE)
+READERS = (
+    openai_chat.CHAT,
+    openai_completions.COMPLETION,
+    openai_responses.RESPONSE,
+    native.GENERATE,
+    anthropic_route.MESSAGE,
+)
 JOBS: dict[str, Callable[[PromptBuilder, bytes], bytes]] = {
     **{reader.name: reader.packed for reader in READERS},
     "tokenize": tokens.tokenized,
     "detokenize": tokens.detokenized,
+    "count_tokens": anthropic_route.counted,
     "grammar": prepared_grammar,
 }
 
@@ -59,7 +66,7 @@ def builder_of(setup: WorkerSetup) -> PromptBuilder:
         tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(setup.tokenizer), setup.specials, setup.end_tokens)
     if setup.template is not None:
         template = ChatTemplate(setup.template, setup.specials, with_tools=setup.tool_template)
-    return PromptBuilder(tokenizer, template, setup.limits, setup.template_kwargs, PromptFacts("", 0, 0, 0))
+    return PromptBuilder(tokenizer, template, setup.limits, setup.strict_fields, PromptFacts("", 0, 0, 0))
 
 
 def reply_to(builder: PromptBuilder, job: Job) -> FromWorker:

@@ -16,7 +16,7 @@ from weft.server.front import Front
 from weft.server.openai_messages import ChatMessage, Tool
 from weft.server.openai_shapes import token_text
 from weft.server.prompt_builder import PromptBuilder
-from weft.server.schemas import TokenId
+from weft.server.schemas import TokenId, check_ending
 from weft.text.prompts import checked_tokens
 
 
@@ -30,6 +30,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
 
 
@@ -78,8 +79,15 @@ def tokenized(builder: PromptBuilder, data: bytes) -> bytes:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidField("prompt", "or messages must be given, but not both")
     if body.messages is not None:
-        opens = body.add_generation_prompt is not False
-        prompt = builder.render_conversation(body.messages, body.tools, None, body.chat_template_kwargs, opens=opens)
+        check_ending(body.add_generation_prompt, body.continue_final_message)
+        prompt = builder.render_conversation(
+            body.messages,
+            body.tools,
+            None,
+            body.chat_template_kwargs,
+            opens=body.add_generation_prompt is not False,
+            continues=bool(body.continue_final_message),
+        )
         tokens, field = prompt.tokens.tolist(), "messages"
     else:
         text, field = body.prompt or "", "prompt"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from weft.base.errors import RequestError
+from weft.base.errors import InvalidField, RequestError
 from weft.text.prompts import NO_TOKENIZER
 from weft.text.template import ChatTemplate, Message, check_messages
 from weft.text.tokenizer import Tokenizer
@@ -21,17 +22,22 @@ def render(
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     check: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[int], list[int]]:
     """Return a conversation's tokens, and the ends of messages or parts with `cache_control`.
 
-    `check` sees the rendered text before it is tokenized, and may raise.
+    `continue_final_message` ends the prompt within the last message, so that the answer continues it. `check` sees the
+    rendered text before it is tokenized, and may raise.
     """
     if tokenizer is None:
         raise RequestError(NO_TOKENIZER)
     if template is None:
         raise RequestError(NO_TEMPLATE)
-    text = template.render(messages, tools=tools, variables=variables, add_generation_prompt=add_generation_prompt)
+    if continue_final_message:
+        text = continued(template, messages, tools, variables)
+    else:
+        text = template.render(messages, tools=tools, variables=variables, add_generation_prompt=add_generation_prompt)
     check(text)
     tokens = tokenizer.encode(text, special=False)
     positions = []
@@ -39,6 +45,34 @@ def render(
         begun = template.render(beginning, tools=tools, variables=variables, add_generation_prompt=False)
         positions.append(shared(tokens, tokenizer.encode(begun, special=False)))
     return tokens, [position for position in positions if position]
+
+
+def continued(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the prompt of a conversation up to the end of its last message's text.
+
+    A mark that no text contains shows where that is. The text itself might occur again in what the template writes
+    after it.
+    """
+    *earlier, last = check_messages(messages)
+    mark, content = secrets.token_hex(16), last.get("content")
+    if isinstance(content, str) and not last.get("tool_calls"):
+        marked: Any = content + mark
+    elif isinstance(content, Sequence) and content and not last.get("tool_calls"):
+        marked = [*content, {"type": "text", "text": mark}]
+    else:
+        raise InvalidField("continue_final_message", "needs a last message of text, without tool calls")
+    text = template.render(
+        [*earlier, {**last, "content": marked}], tools=tools, variables=variables, add_generation_prompt=False
+    )
+    before, found, _ = text.rpartition(mark)
+    if not found:
+        raise InvalidField("continue_final_message", "is impossible: the chat template does not write the last message")
+    return before
 
 
 def declared(messages: Sequence[Message]) -> Iterator[list[Message]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 
 from weft.text.answer_parts import AnswerPart, call_id, is_text
 
@@ -45,6 +46,21 @@ def without_space(text: str, held: list[str]) -> str:
     found = "".join([*held, kept])
     held[:] = [text[len(kept) :]] if len(kept) < len(text) else []
     return found
+
+
+class JsonPieces:
+    """Passes pieces of a JSON value on, while they can be JSON: no tag outside strings, no line break inside them."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._quoted = False
+
+    def __call__(self, piece: str) -> None:
+        if piece == '"':
+            self._quoted = not self._quoted
+        elif ("\n" if self._quoted else "<") in piece:
+            raise Malformed
+        self._show(piece)
 
 
 class Scanner:
@@ -180,6 +196,15 @@ class Scanner:
         """Drop what is read, unless it may still become content."""
         if self._start is None:
             self.text, self.place = self.text[self.place :], 0
+
+    @contextmanager
+    def rereadable(self) -> Iterator[int]:
+        """Keep the text from here on; yields the position to return to. As for a call, what is kept is bounded."""
+        self._start = self.place
+        try:
+            yield self.place
+        finally:
+            self._start = None
 
     def attempt(self, marker: str, calls: Reading) -> Reading:
         """Read what follows a marker as calls. If no call begins, everything read is content."""

@@ -1,4 +1,4 @@
-"""Chat templates: render messages to one prompt, with the Jinja template that came with the model.
+"""Chat templates: render messages to one prompt, with the Jinja template of the model or of the operator.
 
 A template is third-party code, so it runs in a sandbox (`sandbox.py`), cannot change its input, and has a budget of
 time and output.
@@ -14,17 +14,32 @@ from typing import Any
 
 import jinja2
 
-from weft.base.errors import InvalidField, ModelError, RequestError
+from weft.base.errors import InvalidField, ModelError, OptionError, RequestError
 from weft.text.sandbox import Sandbox, budget
 from weft.text.tokenizer import read_json
 
 MAX_CHARACTERS = 1 << 24
+# Of a template that the operator passes as a file.
+MAX_TEMPLATE_BYTES = 1 << 20
+# Names that rendering sets, besides those of the sandbox and of the model's special tokens.
+SET_NAMES: tuple[str, ...] = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+)
+SET_NAMES += ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 # Characters that a template may build on the way, for each one that it may write.
 WORK = 16
 Message = Mapping[str, Any]
 # Templates write roles where no client text belongs.
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 ROLE_FORM = "must be a word: a letter, then up to 31 letters, digits, underscores and dashes"
+
+
+RESERVED = "is set by the server and cannot be a variable of the chat template"
 
 
 def _raise_exception(message: str) -> None:
@@ -43,6 +58,9 @@ def _compile(environment: Sandbox, source: str) -> jinja2.Template:
         return environment.compiled(source)
     except jinja2.TemplateSyntaxError as error:
         raise ModelError(f"the chat template has an error in line {error.lineno}: {error.message}") from None
+    except (SyntaxError, RecursionError, ValueError, OverflowError) as error:
+        # Python compiles what Jinja makes of a template, and refuses deep nesting.
+        raise ModelError(f"the chat template cannot be compiled: {str(error).splitlines()[0]}") from None
 
 
 class ChatTemplate:
@@ -64,6 +82,8 @@ class ChatTemplate:
         environment = _environment(clock)
         self._template = _compile(environment, source)
         self._with_tools = self._template if with_tools is None else _compile(environment, with_tools)
+        # Names that are not free for a caller's variables.
+        self.reserved = frozenset((*SET_NAMES, *self._specials, *environment.globals))
 
     def render(
         self,
@@ -74,6 +94,8 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt of a conversation. `variables` are additional names that this model's template knows."""
+        for name in self.reserved.intersection(variables or ()):
+            raise InvalidField(f"template_variables.{name}", RESERVED)
         values = {
             **self._specials,
             **(variables or {}),
@@ -146,11 +168,30 @@ def _part_text(part: Any, place: int) -> str:
     return str(part["text"])
 
 
-def load_template(folder: Path, specials: Mapping[str, str]) -> ChatTemplate | None:
-    """Return a model's chat template: chat_template.jinja, or chat_template of a configuration file, or None.
+def read_template(path: Path, specials: Mapping[str, str]) -> ChatTemplate:
+    """Return the chat template in a file that the operator chose."""
+    try:
+        with path.expanduser().open("rb") as file:
+            data = file.read(MAX_TEMPLATE_BYTES + 1)
+        source = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise OptionError(f"chat_template: cannot read {path}: {what}") from None
+    if len(data) > MAX_TEMPLATE_BYTES:
+        raise OptionError(f"chat_template: {path} has more than {MAX_TEMPLATE_BYTES} bytes")
+    try:
+        return ChatTemplate(source, specials)
+    except ModelError as error:
+        raise OptionError(f"chat_template: {path}: {error}") from None
+
+
+def load_template(folder: Path, specials: Mapping[str, str], chosen: str | None = None) -> ChatTemplate | None:
+    """Return the `chosen` file, or the model's own: chat_template.jinja, or that of a configuration file, or None.
 
     A file may have several under names; "tool_use" is for conversations with tools, "default" for the others.
     """
+    if chosen is not None:
+        return read_template(Path(chosen), specials)
     path = folder / "chat_template.jinja"
     if path.is_file():
         return ChatTemplate(path.read_text(encoding="utf-8"), specials)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
-from weft.text.scanner import Malformed, Reading, Scanner
+from weft.text.scanner import JsonPieces, Malformed, Reading, Scanner
 
 MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
@@ -28,8 +29,18 @@ def harmony(scanner: Scanner) -> Reading:
             if marker != "<|message|>":
                 scanner.content("".join(header))
                 continue
-        if (yield from scanner.skip_to(_ENDS, _shown_as(scanner, "".join(header)))) == "<|start|>":
+        show = _shown_as(scanner, "".join(header))
+        if show == scanner.arguments:
+            yield from _quoted_markers(scanner)
+        if (yield from scanner.skip_to(_ENDS, show)) == "<|start|>":
             scanner.place -= len("<|start|>")
+
+
+def _quoted_markers(scanner: Scanner) -> Reading:
+    """Read arguments while they are JSON: markers that are spelled in its strings end nothing."""
+    if (yield from scanner.peek()) == "{":
+        with suppress(Malformed):
+            yield from scanner.json_stream(JsonPieces(scanner.arguments))
 
 
 def _shown_as(scanner: Scanner, header: str) -> Callable[[str], None]:

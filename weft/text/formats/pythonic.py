@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -179,10 +181,16 @@ def _constant(word: str) -> Any:
         raise Malformed
     for kind in (int, float):
         try:
-            return kind(word)
+            value = kind(word)
         except ValueError:
             continue
+        # JSON has no infinity, so a number that no float can hold becomes the largest one.
+        return math.copysign(sys.float_info.max, value) if _overflows(value) and word[-1].isdigit() else value
     raise Malformed
+
+
+def _overflows(value: float) -> bool:
+    return isinstance(value, float) and math.isinf(value)
 
 
 def _string(scanner: Scanner, quote: str) -> Generator[None, None, str]:

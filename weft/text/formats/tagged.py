@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from weft.text.answer_parts import as_json
 from weft.text.formats.json_calls import SPACE
-from weft.text.scanner import Malformed, Reading, Scanner
+from weft.text.scanner import JsonPieces, Malformed, Reading, Scanner
 
 # JSON schemas by tool and parameter.
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -19,7 +20,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 _FUNCTION = "<function="
 _PARAMETER = "<parameter="
 _MAX_NAME = 256
-_VALUE_ENDS = ("</parameter>", "</function>\n</tool_call>", "</function></tool_call>")
+VALUE_ENDS = ("</parameter>", "</function>\n</tool_call>", "</function></tool_call>")
 
 
 def tagged(scanner: Scanner, schemas: Schemas) -> Reading:
@@ -42,15 +43,33 @@ def _parameters(scanner: Scanner, schemas: Mapping[str, Any]) -> Reading:
     before, ended = "{", False
     while not ended and (yield from _reads(scanner, _PARAMETER)):
         key = (yield from _up_to(scanner, ">")).strip()
-        pieces: list[str] = []
-        marker = yield from scanner.skip_to(_VALUE_ENDS, pieces.append)
-        if not marker:
-            raise Malformed
-        value = "".join(pieces).removeprefix("\n").removesuffix("\n")
+        value, marker = yield from _value(scanner, schemas.get(key))
         scanner.arguments(f"{before}{as_json(key)}: {typed(value, schemas.get(key))}")
-        before, ended = ", ", marker != _VALUE_ENDS[0]
+        before, ended = ", ", marker != VALUE_ENDS[0]
     if ended or (yield from _reads(scanner, "</function>")) or (yield from scanner.peek()):
         scanner.arguments("{}" if before == "{" else "}")
+
+
+def _value(scanner: Scanner, schema: Any) -> Generator[None, None, tuple[str, str]]:
+    """Read a value and the marker that ends it; return both. A marker inside JSON's quotes ends nothing."""
+    pieces: list[str] = []
+    if not is_string(schema):
+        with scanner.rereadable() as start:
+            if (yield from scanner.skip(SPACE)) in ("{", "[", '"'):
+                with suppress(Malformed):
+                    yield from scanner.json_stream(JsonPieces(pieces.append))
+                    yield from scanner.skip(SPACE)
+                    if marker := (yield from scanner.sees(*VALUE_ENDS)):
+                        scanner.place += len(marker)
+                        return "".join(pieces), marker
+                if not (yield from scanner.peek()):
+                    raise Malformed  # cut short
+            scanner.place = start
+            pieces.clear()
+    marker = yield from scanner.skip_to(VALUE_ENDS, pieces.append)
+    if not marker:
+        raise Malformed
+    return "".join(pieces).removeprefix("\n").removesuffix("\n"), marker
 
 
 def _reads(scanner: Scanner, wanted: str) -> Generator[None, None, bool]:
@@ -72,17 +91,31 @@ def _up_to(scanner: Scanner, end: str) -> Generator[None, None, str]:
     return "".join(pieces)
 
 
+def is_string(schema: Any) -> bool:
+    """Return whether a value may be a string, which has no quotes here."""
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    return kind == "string" or (isinstance(kind, list) and "string" in kind)
+
+
 def typed(text: str, schema: Any) -> str:
     """Return a value as JSON, by its schema: a string stays one; others are JSON already, or Python literals.
 
     >>> typed("5", {"type": "string"}), typed("5", {"type": "integer"}), typed("None", None), typed("[1", None)
     ('"5"', '5', 'null', '"[1"')
     """
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    if kind == "string" or (isinstance(kind, list) and "string" in kind and text != "null"):
+    if is_string(schema) and (schema["type"] == "string" or text != "null"):
         return as_json(text)
     word = text.strip()
+    word = {"True": "true", "False": "false", "None": "null"}.get(word, word)
     try:
-        return as_json(json.loads({"True": "true", "False": "false", "None": "null"}.get(word, word)))
+        value = json.loads(word, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return as_json(text)
+    try:
+        return as_json(value)
+    except ValueError:  # a number that no float can hold is JSON all the same
+        return word
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(word)
