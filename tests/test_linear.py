@@ -16,7 +16,14 @@ from weft.models.layers.linear import JointLinear, Linear, PackedLinear, SummedL
 from weft.models.model import pin
 from weft.models.weights import copy
 
-ROWS = (0, 1, FEW_ROWS, FEW_ROWS + 1, 17, WEIGHTS_FIRST_ROWS, WEIGHTS_FIRST_ROWS + 1)
+ROWS = (
+    0,
+    1,
+    17,
+    WEIGHTS_FIRST_ROWS,
+    WEIGHTS_FIRST_ROWS + 1,
+    *(most + more for most in FEW_ROWS.values() for more in (0, 1)),
+)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -41,14 +48,15 @@ def test_any_number_of_rows_gives_the_product_with_plain_and_with_prepared_weigh
 
 @pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_weights_are_kept_twice_only_for_16_bit_units_and_only_if_asked_to(dtype):
+def test_weights_are_kept_twice_only_where_it_helps_and_only_if_asked_to(dtype):
     layer = PackedLinear(32, {"q_proj": 8, "k_proj": 4}).to(dtype)
     layer.weight.copy_(torch.randn(12, 32))
     before = layer.weight
+    helps = {torch.float32: True, torch.bfloat16: HAS_BFLOAT16, torch.float16: False}
     for twice in (False, True):
         layer.weight = before
         layer.prepare(CPU, twice)
-        assert (layer.prepared.few is not None) == (twice and dtype == torch.bfloat16 and HAS_BFLOAT16)
+        assert (layer.prepared.few is not None) == (twice and helps[dtype])
         x = torch.randn(2, 32).to(dtype)
         assert product_error(layer(x, ON_CPU), x, before, None) < 16 * TOLERANCE[dtype]
 
@@ -130,7 +138,9 @@ def test_a_weight_that_is_replaced_after_loading_is_the_one_in_use():
 def test_a_tied_head_scores_with_the_embedding_and_leaves_it_for_look_ups():
     embedding = Embedding(50, 32).to(torch.bfloat16)
     embedding.weight.normal_(std=0.2)
+    embedding.tied = True
     hidden = torch.randn(5, 32, dtype=torch.bfloat16)
     for _ in range(2):
         assert product_error(embedding.scores(hidden, ON_CPU), hidden, embedding.weight, None) < 2e-2
+        embedding.prepare(CPU)
     assert torch.equal(embedding(replace(ON_CPU, token_ids=torch.tensor([7]))), embedding.weight[7:8])

@@ -117,7 +117,8 @@ def test_with_16_bit_units_few_rows_read_panels_and_many_rows_blocks():
     weight = random(24, 16, dtype=torch.bfloat16) / 4
     wrong = torch.full_like(weight, torch.nan)
     both = Weight(weight, None, pack(wrong), 24)
-    few, many = (random(rows, 16, dtype=torch.bfloat16) for rows in (FEW_ROWS, FEW_ROWS + 1))
+    most = FEW_ROWS[torch.bfloat16]
+    few, many = (random(rows, 16, dtype=torch.bfloat16) for rows in (most, most + 1))
     assert linear(few, both).isnan().all()
     assert_close(linear(many, both), exact(many, weight), torch.bfloat16)
 
@@ -125,10 +126,13 @@ def test_with_16_bit_units_few_rows_read_panels_and_many_rows_blocks():
 @pytest.mark.parametrize("kept_short", [True, False])
 def test_float32_weights_take_half_the_bytes_if_they_are_16_bit_numbers(kept_short):
     weight = random(40, 16, dtype=torch.bfloat16).float() + (0 if kept_short else 1e-6)
-    prepared = prepare(Weight(weight), twice=True)
-    assert prepared.matrix.dtype == (torch.bfloat16 if kept_short else torch.float32)
-    x = random(7, 16)
-    assert_close(linear(x, prepared), exact(x, weight), torch.float32)
+    for twice in (False, True):
+        prepared = prepare(Weight(weight), twice)
+        assert prepared.for_few.dtype == (torch.bfloat16 if kept_short else torch.float32)
+        assert (prepared.few is None) == (kept_short or not twice)
+        for rows in (7, FEW_ROWS[torch.float32] + 1):
+            x = random(rows, 16)
+            assert_close(linear(x, prepared), exact(x, weight), torch.float32)
 
 
 def test_without_a_compiler_weights_stay_as_they_are(monkeypatch):

@@ -30,8 +30,6 @@ LIBRARIES = (
     "starlette",
     "msgspec",
 )
-# CPU features that speed up matmuls.
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,26 +71,17 @@ def libraries() -> Iterator[tuple[str, str]]:
 
 
 def machine() -> dict[str, str]:
+    from weft.kernels import processor
     from weft.kernels.devices import free_bytes
 
-    model, flags = processor()
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": model,
+        "processor": processor.name(),
         "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} usable",
-        "instructions": " ".join(flag for flag in CPU_FLAGS if flag in flags) or "none that speed up matmuls",
+        "instructions": " ".join(processor.features()) or "none that speed up matmuls",
         "free memory": f"{free_bytes() / 2**30:.1f} GiB",
         "device": device(),
     }
-
-
-def processor() -> tuple[str, set[str]]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown", set()
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return facts.get("model name", "unknown"), set(facts.get("flags", "").split())
 
 
 def device() -> str:

@@ -176,7 +176,9 @@ def reason_on_cpu(group: str, missing: str | None) -> str:
     """Return the reason of a group that uses one package for all steps. `missing`: why there are no C++ kernels."""
     if group not in FEW_ROWS:
         return "the device is a CPU"
-    return "C++ for few rows" if missing is None else f"no C++: {missing}"
+    if missing is not None:
+        return f"no C++: {missing}"
+    return import_module("weft.kernels.cpu.linear").described() if group == "linear" else "C++ for few rows"
 
 
 def chosen_everywhere(package: str, reason: str) -> Chosen:

@@ -81,12 +81,10 @@ def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> Non
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     twice = COPIES * size <= spare_bytes
     for module in model.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, (Linear, Embedding)):
             module.prepare(operations, twice)
         elif isinstance(module, ExpertLayer):
             module.prepare(operations)
-        elif isinstance(module, Embedding):
-            module.twice = twice
 
 
 def find_checkpoint(path: str | Path, with_weights: bool) -> Path:

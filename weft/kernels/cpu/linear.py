@@ -6,11 +6,14 @@ hardware, oneDNN is faster for more than a few rows. The choice is by measuremen
 
 from __future__ import annotations
 
+import platform
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels import processor
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cpu.activation import gated_product
 from weft.kernels.native import library as native
@@ -19,8 +22,9 @@ from weft.kernels.native.linear import pack as pack_panels
 from weft.kernels.stream import Addend, Normed
 from weft.kernels.weight import Weight
 
-# Up to this number of rows panels are faster than 16-bit units, which need several rows to be busy.
-FEW_ROWS = 4
+# Up to this number of rows panels are faster: than 16-bit units, which need several rows to be busy, and than PyTorch's
+# library for float32.
+FEW_ROWS = {torch.bfloat16: 4, torch.float32: 64}
 # Up to this number of rows a CPU multiplies faster in bfloat16 if the weights come first: it then reads them in place
 # instead of copying them into another layout at every matmul.
 WEIGHTS_FIRST_ROWS = 64
@@ -38,6 +42,15 @@ def has_units() -> bool:
 
 
 HAS_BFLOAT16 = has_units()
+
+
+def described() -> str:
+    """Describe how matmuls are computed here, for the log and `weft doctor`."""
+    instructions = " ".join(processor.features()) or platform.machine()
+    if not native.is_unrestricted():
+        instructions += f", restricted to {native.instruction_set()}"
+    units = "oneDNN for many rows of bfloat16" if HAS_BFLOAT16 else "no 16-bit units: bfloat16 is widened in cache"
+    return f"C++ for {instructions}; {units}"
 
 
 def must_widen(x: Tensor) -> bool:
@@ -86,7 +99,7 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
 
 def reads_panels(x: Tensor, weight: Weight) -> bool:
     """Return whether to multiply these rows with the weight's panels, without a copy of the rows."""
-    enough = weight.few is None or x.shape[0] <= FEW_ROWS
+    enough = weight.few is None or x.shape[0] <= FEW_ROWS[x.dtype]
     return enough and in_panels(weight.for_few) and x.ndim == 2 and x.shape[0] > 0 and x.stride(1) == 1
 
 
@@ -115,7 +128,8 @@ def _weights_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def prepare(weight: Weight, twice: bool) -> Weight:
     """Return the weights in the fastest layout for any number of rows; `twice`: also in panels for few rows.
 
-    With 16-bit units that layout is oneDNN's, whose blocks only `linear` can read; without, it is panels.
+    With 16-bit units that layout is oneDNN's, whose blocks only `linear` can read; without, it is panels, except that
+    PyTorch's library is faster for many rows of float32 weights as stored.
     """
     matrix, outputs = weight.matrix, weight.outputs
     if not matrix.numel():
@@ -125,7 +139,11 @@ def prepare(weight: Weight, twice: bool) -> Weight:
         few = pack_panels(matrix.detach()) if twice and native.available() else None
         return Weight(blocks, weight.bias, few, outputs)
     packed = pack_many(matrix)
-    return weight if packed is matrix else Weight(packed, weight.bias, None, outputs)
+    if packed is matrix:
+        return weight
+    if packed.dtype == torch.float32 and twice:
+        return Weight(matrix, weight.bias, packed, outputs)
+    return Weight(packed, weight.bias, None, outputs)
 
 
 def pack_many(matrices: Float[Tensor, "*many outputs inputs"]) -> Float[Tensor, "*layout"]:

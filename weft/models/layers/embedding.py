@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.kernels.interface import Batch
+from weft.kernels.interface import Batch, Operations
 from weft.kernels.weight import Weight
 from weft.models.model import Layer
 
@@ -21,8 +21,8 @@ class Embedding(Layer):
     def __init__(self, vocab: int, size: int, scale: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, size), requires_grad=False)
+        # The weights as matmuls read them, once filled, if the model is tied.
         self.head: Weight | None = None
-        self.twice = False  # whether the head may have a second copy, for few rows
         self.tied = False  # whether the embedding is also the head
         self.scale = float(torch.tensor(scale, dtype=self.weight.dtype, device="cpu"))
 
@@ -31,10 +31,12 @@ class Embedding(Layer):
 
     def scores(self, hidden: Float[Tensor, "n size"], batch: Batch) -> Float[Tensor, "n vocab"]:
         """Return the logits of a tied model, whose head is this embedding."""
-        if self.head is None:
-            # Only tied models need it, so it is made on first use: a copy if matmuls want another layout.
-            self.head = batch.operations.prepare(Weight(self.weight), self.twice)
-        return batch.operations.linear(hidden, self.head)
+        return batch.operations.linear(hidden, Weight(self.weight) if self.head is None else self.head)
+
+    def prepare(self, operations: Operations, twice: bool = False) -> None:
+        """Convert the head of a tied model to the fastest layout: a copy, if look-ups need another one."""
+        if self.tied:
+            self.head = operations.prepare(Weight(self.weight), twice)
 
     def initialise(self, generator: torch.Generator) -> None:
         # Unit-size values after scaling; in a tied model unit-size logits, like those of any other head. Larger tied
