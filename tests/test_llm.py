@@ -337,6 +337,43 @@ def test_an_interrupt_ends_a_generation_and_leaves_the_model_usable(llm, monkeyp
     assert llm.generate("Hello", greedy())[0].token_ids == expected
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_interrupts_during_a_step_and_during_the_abort_leave_the_model_usable(monkeypatch, interruptible, depth):
+    with make(depth=depth) as llm:
+        expected = llm.generate("Hello", greedy())[0].token_ids
+        step, steps = llm.engine.step, []
+
+        def interrupted():
+            steps.append(len(steps))
+            for _ in range(3 if len(steps) >= 4 else 0):
+                signal.raise_signal(signal.SIGINT)
+            return step()
+
+        monkeypatch.setattr(llm.engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            [*llm.stream("Hello", greedy(max_tokens=200))]
+        assert len(steps) > 4, "the abort runs a step"
+        monkeypatch.undo()
+        assert not llm.engine.ledger.leases
+        assert llm.generate("Hello", greedy())[0].token_ids == expected
+
+
+def test_an_interrupt_while_a_request_is_added_leaves_nothing_running(llm, monkeypatch, interruptible):
+    add = llm.engine.add
+
+    def interrupted(request):
+        number = add(request)
+        signal.raise_signal(signal.SIGINT)
+        return number
+
+    monkeypatch.setattr(llm.engine, "add", interrupted)
+    for ask in (lambda: llm.generate(["a", "b"], greedy()), lambda: [*llm.stream("a", greedy())]):
+        with pytest.raises(KeyboardInterrupt):
+            ask()
+        assert not llm.engine.ledger.leases
+        assert llm.engine.idle
+
+
 def test_a_model_without_tokenizer_takes_token_ids(tmp_path):
     config = json.loads((tiny_model.FOLDER / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
