@@ -47,6 +47,7 @@ def test_help_names_every_option(name, capsys):
 
 # Each of these takes a good part of half a second; `--help` needs none.
 SLOW_TO_LOAD = ("torch", "numpy", "tokenizers", "jinja2", "uvicorn", "starlette", "msgspec", "tqdm", "asyncio", "ssl")
+SLOW_TO_LOAD += ("prompt_toolkit",)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
@@ -285,34 +286,6 @@ def test_what_follows_two_dashes_is_left_alone():
     assert translate(["--", "--disable-radix-cache"], SERVER) == (["--", "--disable-radix-cache"], [])
 
 
-# talking --------------------------------------------------------------------------------------------------------------
-
-
-def test_chat_keeps_the_conversation_until_it_is_reset(quiet, monkeypatch, tmp_path):
-    said = f"{'Tell me about looms. ' * 5}\n\nAnd then?\n/reset\nAnd then?\n/help\n"
-    (tmp_path / "said").write_text(said)
-    with open(tmp_path / "said") as file:
-        monkeypatch.setattr("sys.stdin", file)
-        code, text, told = quiet("chat", *SMALL, "--stats", "--temperature", "0", "--system", "Be brief.")
-    assert (code, len(text.splitlines()) >= 3) == (0, True)
-    stats = [line for line in told.splitlines() if "prompt tokens cached" in line]
-    first, second, third = (int(line.split()[-4]) for line in stats)
-    assert second > first > third
-    assert "; 0 of" in stats[0]
-    assert "; 128 of" in stats[1]
-    assert "/reset starts" in told
-
-
-def test_chat_says_why_there_is_no_answer_and_goes_on(quiet, monkeypatch, tmp_path):
-    (tmp_path / "said").write_text(f"{'x' * 600}\nHello\n")
-    with open(tmp_path / "said") as file:
-        monkeypatch.setattr("sys.stdin", file)
-        code, _, told = quiet("chat", *SMALL, "--stats")
-    assert code == 0
-    assert "(no answer: prompt does not fit" in told
-    assert told.count("prompt tokens cached") == 1
-
-
 # options into a configuration -----------------------------------------------------------------------------------------
 
 
@@ -359,4 +332,4 @@ def test_memory_that_is_no_size_is_refused(value):
 
 
 def test_stats_count_all_answers():
-    assert stats([], 0.0) == "0 tokens in 0.00 s, 0.0 tokens/s; 0 of 0 prompt tokens cached"
+    assert stats([], 0.0) == "0 tokens in 0.00 s, 0.0 tokens/s; 0 of 0 prompt tokens cached (0%)"

@@ -52,6 +52,16 @@ class Loaded:
     device: str
     chosen: Chosen  # packages that compute its operations
 
+    @property
+    def dtype(self) -> str:
+        """The name of the weights' data type."""
+        return str(next(self.model.parameters()).dtype).removeprefix("torch.")
+
+    @property
+    def placement(self) -> str:
+        """The weights' data type and the device, for people to read."""
+        return f"{self.dtype} on {device_name(self.device)}"
+
     def runner(self, threads: int = 0, progress: bool = False) -> Runner:
         """Return the device that executes the engine's plans. `threads` are a CPU's; 0: all available."""
         free = free_bytes(self.device)

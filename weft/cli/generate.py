@@ -90,12 +90,18 @@ def show_all(results: list[Result]) -> None:
 
 
 def stats(results: list[Result], seconds: float) -> str:
-    """
-    >>> stats([], 2.0)
-    '0 tokens in 2.00 s, 0.0 tokens/s; 0 of 0 prompt tokens cached'
-    """
     tokens = sum(len(result.token_ids) for result in results)
     prompt = sum(len(result.prompt_token_ids) for result in results)
-    cached = sum(result.cached_tokens for result in results)
-    pace = tokens / seconds if seconds else 0.0
-    return f"{tokens} tokens in {seconds:.2f} s, {pace:.1f} tokens/s; {cached} of {prompt} prompt tokens cached"
+    return pace(tokens, seconds, sum(result.cached_tokens for result in results), prompt)
+
+
+def pace(tokens: int, seconds: float, cached: int, prompt: int) -> str:
+    """Return the speed of an answer, and the cached share of its prompt.
+
+    >>> pace(20, 2.0, 64, 100)
+    '20 tokens in 2.00 s, 10.0 tokens/s; 64 of 100 prompt tokens cached (64%)'
+    """
+    speed = tokens / seconds if seconds else 0.0
+    share = cached / prompt if prompt else 0.0
+    cached_part = f"{cached} of {prompt} prompt tokens cached ({share:.0%})"
+    return f"{tokens} tokens in {seconds:.2f} s, {speed:.1f} tokens/s; {cached_part}"

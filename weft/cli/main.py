@@ -11,10 +11,12 @@ from typing import Any
 
 from weft import __version__
 from weft.base.errors import WeftError
-from weft.cli import chat, doctor, generate, serve, simulate
+from weft.cli import doctor, generate, serve, simulate
 from weft.cli.aliases import BENCHMARK, SERVER, Alias, translate
 from weft.cli.bench import command as bench
 from weft.cli.bench.options import BenchOptions
+from weft.cli.chat import command as chat
+from weft.cli.chat.options import ChatOptions
 from weft.cli.options import CommandParser, add_options, read_options
 
 
@@ -30,7 +32,7 @@ class Command:
 
 COMMANDS = {
     "serve": Command(serve.ABOUT, serve.ServeOptions, serve.run, SERVER),
-    "chat": Command(chat.ABOUT, chat.ChatOptions, chat.run),
+    "chat": Command(chat.ABOUT, ChatOptions, chat.run),
     "generate": Command(generate.ABOUT, generate.GenerateOptions, generate.run),
     "bench": Command(bench.ABOUT, BenchOptions, bench.run, BENCHMARK),
     "simulate": Command(simulate.ABOUT, simulate.SimulateOptions, simulate.run),

@@ -71,6 +71,7 @@ class LLM:
         self.end_tokens = loaded.end_tokens
         self.suggested = loaded.suggested
         self.vocab_size = loaded.model.vocab_size
+        self.placement = loaded.placement
         self.chosen = loaded.chosen
         has_text = self.tokenizer is not None
         self.bounds = ModelBounds(self.vocab_size, self.config.max_length, self.end_tokens, has_text)
