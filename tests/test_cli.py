@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from tests import tiny_model
-from weft.base.errors import OptionError
+from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import Options, SizingFacts, memory_bytes, resolve
 from weft.cli.aliases import SERVER, translate
 from weft.cli.bench.options import BenchOptions
 from weft.cli.generate import GenerateOptions, stats
 from weft.cli.main import COMMANDS, build_parser, main
-from weft.cli.options import flag, read_options
+from weft.cli.options import complaint, flag, read_options
 from weft.cli.reference import reference
 from weft.cli.serve import ServeOptions
 
@@ -120,7 +120,7 @@ def test_a_prompt_may_come_from_standard_input(quiet, monkeypatch, tmp_path):
         (["--temperature", "1000", "x"], "temperature must be"),
         (["--model", "/no/such/model", "x"], "/no/such/model"),
         (["--max-length", "20", "--max-tokens", "30", "--memory", "32MiB", "x"], "exceeds the context of 20"),
-        (["--depth", "7", "--memory", "32MiB", "x"], "depth must be one of 0, 1"),
+        (["--depth", "7", "--memory", "32MiB", "x"], "--depth must be one of 0, 1"),
     ],
 )
 def test_errors_are_one_line_with_exit_code_two(quiet, arguments, message):
@@ -130,6 +130,12 @@ def test_errors_are_one_line_with_exit_code_two(quiet, arguments, message):
     assert len(lines) == 1
     assert lines[0].startswith("weft generate: ")
     assert message in lines[0]
+
+
+def test_only_an_error_that_names_its_option_is_rewritten_as_a_flag():
+    assert complaint(InvalidOption("max_length", "must be\npositive"), Options) == "--max-length must be positive"
+    assert complaint(InvalidOption("n", "must be positive"), Options) == "n must be positive"
+    assert complaint(OptionError("memory of this machine is full"), Options) == "memory of this machine is full"
 
 
 @pytest.mark.parametrize("arguments", [["generate", "--no-such"], ["generate", "--depth", "x"], ["fly"], []])
@@ -239,12 +245,9 @@ def test_what_cannot_be_honoured_is_refused_in_one_line(quiet, arguments, messag
         assert (code, arguments) == (1, "--max-num-seqs 0"), "only what needs the model may come later"
 
 
-def test_flags_without_effect_are_told(capsys):
-    with pytest.raises(SystemExit):
-        main(["serve", "--enforce-eager", "--no-such"])
-    told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("weft serve: --enforce-eager: decode steps on a GPU always use CUDA graphs")
-    assert len(told) == 2
+def test_flags_without_effect_are_told(quiet):
+    _, _, told = quiet("doctor", *tiny_model.ARGUMENTS, "--memory", "16MiB", "--no-self-test", "--enforce-eager")
+    assert told.splitlines() == ["weft doctor: --enforce-eager: decode steps on a GPU always use CUDA graphs"]
 
 
 def test_flags_of_other_benchmarks_mean_what_they_mean_there():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from argparse import Namespace
@@ -11,27 +12,34 @@ from typing import Any
 
 from weft import __version__
 from weft.base.errors import WeftError
+from weft.base.options import Options
 from weft.cli import doctor, generate, serve, simulate
 from weft.cli.aliases import BENCHMARK, SERVER, Alias, translate
 from weft.cli.bench import command as bench
 from weft.cli.bench.options import BenchOptions
 from weft.cli.chat import command as chat
 from weft.cli.chat.options import ChatOptions
-from weft.cli.options import CommandParser, add_options, read_options
+from weft.cli.options import CommandParser, add_options, complaint, read_options
+
+log = logging.getLogger("weft")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`run` returns an exit code, or None for 0. `aliases` are accepted flags of other engines."""
+    """`run` returns an exit code, or None for 0. `aliases` are accepted flags of other engines.
+
+    `set_up_logs`: from there on, notes and errors are logged instead of printed.
+    """
 
     about: str
     options: type
     run: Callable[[Any], int | None]
     aliases: tuple[Alias, ...] = ()
+    set_up_logs: Callable[[Any], None] | None = None
 
 
 COMMANDS = {
-    "serve": Command(serve.ABOUT, serve.ServeOptions, serve.run, SERVER),
+    "serve": Command(serve.ABOUT, serve.ServeOptions, serve.run, SERVER, serve.set_up_logs),
     "chat": Command(chat.ABOUT, ChatOptions, chat.run),
     "generate": Command(generate.ABOUT, generate.GenerateOptions, generate.run),
     "bench": Command(bench.ABOUT, BenchOptions, bench.run, BENCHMARK),
@@ -61,18 +69,31 @@ def parse(given: Sequence[str]) -> Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = given[0] if given and given[0] in COMMANDS else ""
+    options: type = Options
+    logged = False
+
+    def tell(level: int, text: str) -> None:
+        if logged:
+            log.log(level, "%s", text)
+        else:
+            print(f"weft {name}: {text}", file=sys.stderr)
+
     try:
-        if name and COMMANDS[name].aliases:
-            translated, notes = translate(given[1:], COMMANDS[name].aliases)
-            given = [name, *translated]
-            for note in notes:
-                print(f"weft {name}: {note}", file=sys.stderr)
-        found = vars(parse(given))
+        aliases = COMMANDS[name].aliases if name else ()
+        translated, notes = translate(given, aliases)
+        found = vars(parse(translated))
         name = found.pop("command")
         command = COMMANDS[name]
-        return command.run(read_options(command.options, found)) or 0
+        options = command.options
+        chosen: Any = read_options(options, found)
+        if command.set_up_logs is not None:
+            command.set_up_logs(chosen)
+            logged = True
+        for note in notes:
+            tell(logging.WARNING, note)
+        return command.run(chosen) or 0
     except WeftError as error:
-        print(f"weft {name}: {error}".replace("\n", " "), file=sys.stderr)
+        tell(logging.ERROR, complaint(error, options))
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)

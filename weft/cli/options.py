@@ -9,7 +9,7 @@ from dataclasses import MISSING, Field, field, fields
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-from weft.base.errors import OptionError
+from weft.base.errors import InvalidOption, WeftError
 from weft.base.options import Options
 
 if TYPE_CHECKING:
@@ -112,14 +112,17 @@ def metavar(each: Field[Any]) -> str:
 
 
 def read_options(options: type[T], found: Mapping[str, Any]) -> T:
-    """Return the options as an object; errors name an option as on the command line."""
+    """Return the options as an object."""
     values = {each.name: found[each.name] for each in fields(options) if found.get(each.name) is not None}
-    try:
-        return options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
-    except OptionError as error:
-        names = {each.name for each in fields(options)}
-        name, _, rest = str(error).partition(" ")
-        raise OptionError(f"{flag(name)} {rest}" if name in names else str(error)) from None
+    return options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def complaint(error: WeftError, options: type) -> str:
+    """Return an error in one line, with an option at fault named as on the command line."""
+    text = str(error)
+    if isinstance(error, InvalidOption) and error.option in {each.name for each in fields(options)}:
+        text = f"{flag(error.option)} {error.complaint}"
+    return text.replace("\n", " ")
 
 
 def table(options: type, names: Iterable[str] | None = None) -> Sequence[str]:

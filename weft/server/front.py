@@ -28,6 +28,7 @@ from weft.server.body_reader import BodyReader, is_quick
 from weft.server.errors import json_response
 from weft.server.generation import Generation
 from weft.server.grammars import Form, with_source
+from weft.server.logs import LogFormat
 from weft.server.metrics import Metrics
 from weft.server.prompt_builder import Prompt, PromptBuilder, PromptFacts
 from weft.server.settings import ServerSettings
@@ -264,13 +265,15 @@ class Front:
 
 
 def pool_for(
-    tokenizer: Tokenizer | None, template: ChatTemplate | None, settings: ServerSettings, **more: Any
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+    settings: ServerSettings,
+    log_format: LogFormat = "text",
+    **more: Any,
 ) -> TextPool:
     """Return text workers for these texts. `more` are further arguments of `TextPool`."""
-    level = logging.getLogger("weft").getEffectiveLevel()
-    return TextPool(
-        lambda: setup_of(tokenizer, template, settings.limits, settings.template_kwargs, level), settings.limits, **more
-    )
+    level, limits, names = logging.getLogger("weft").getEffectiveLevel(), settings.limits, settings.template_kwargs
+    return TextPool(lambda: setup_of(tokenizer, template, limits, names, level, log_format), limits, **more)
 
 
 def chosen(name: str, detect: Callable[[], str | None]) -> str | None:
