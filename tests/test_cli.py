@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -21,6 +22,7 @@ from weft.cli.main import COMMANDS, build_parser, main
 from weft.cli.options import complaint, flag, read_options
 from weft.cli.reference import reference
 from weft.cli.serve import ServeOptions
+from weft.text.template import ChatTemplate
 
 SMALL = [*tiny_model.ARGUMENTS, "--memory", "16MiB", "--threads", "1", "--max-tokens", "8", "--max-length", "512"]
 ROOT = Path(__file__).parent.parent
@@ -71,7 +73,7 @@ def test_the_documentation_is_what_the_options_say():
 
 
 def test_generate_streams_text_and_tells_its_pace():
-    found = weft("generate", "Hello", *SMALL)
+    found = weft("generate", "Hello", "--raw", *SMALL)
     assert found.returncode == 0
     assert found.stdout.endswith("\n")
     assert "tokens/s; 0 of 5 prompt tokens cached" in found.stderr
@@ -88,6 +90,25 @@ def quiet(capsys):
     return run
 
 
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_a_chat_model_answers_a_message_unless_told_to_continue_the_text(quiet, stream):
+    message = [{"role": "user", "content": "Hello"}]
+    tokens = len(tiny_model.tokenizer().encode(ChatTemplate(tiny_model.TEMPLATE, {}).render(message)))
+    as_chat, as_text = (quiet("generate", "Hello", *SMALL, stream, *more) for more in ([], ["--raw"]))
+    assert f"of {tokens} prompt tokens" in as_chat[2]
+    assert "of 5 prompt tokens" in as_text[2]
+    assert as_chat[1] != as_text[1]
+
+
+def test_a_model_without_a_chat_template_continues_the_text(quiet, tmp_path):
+    folder = tmp_path / "plain"
+    shutil.copytree(tiny_model.FOLDER, folder)
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    plain = quiet("generate", "Hello", *SMALL, "--model", str(folder))
+    assert "of 5 prompt tokens" in plain[2]
+    assert plain[1] == quiet("generate", "Hello", *SMALL, "--raw")[1]
+
+
 def test_streamed_or_not_the_text_is_the_same(quiet):
     streamed = quiet("generate", "Hello", *SMALL, "--no-stats")
     assert quiet("generate", "Hello", *SMALL, "--no-stats", "--no-stream")[:2] == streamed[:2]
@@ -96,7 +117,7 @@ def test_streamed_or_not_the_text_is_the_same(quiet):
 
 
 def test_several_prompts_are_answered_together(quiet):
-    code, text, told = quiet("generate", "one", "two", *SMALL)
+    code, text, told = quiet("generate", "one", "two", "--raw", *SMALL)
     assert code == 0
     assert [line for line in text.splitlines() if line.startswith("---")] == ["--- 1", "--- 2"]
     assert "of 6 prompt tokens cached" in told

@@ -13,7 +13,7 @@ from typing import Any
 from weft import __version__
 from weft.base.errors import WeftError
 from weft.base.options import Options
-from weft.cli import doctor, generate, serve, simulate
+from weft.cli import doctor, generate, models, serve, simulate
 from weft.cli.aliases import BENCHMARK, SERVER, Alias, translate
 from weft.cli.bench import command as bench
 from weft.cli.bench.options import BenchOptions
@@ -45,6 +45,7 @@ COMMANDS = {
     "bench": Command(bench.ABOUT, BenchOptions, bench.run, BENCHMARK),
     "simulate": Command(simulate.ABOUT, simulate.SimulateOptions, simulate.run),
     "doctor": Command(doctor.ABOUT, doctor.DoctorOptions, doctor.run, SERVER),
+    "models": Command(models.ABOUT, models.ModelsOptions, models.run),
 }
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft.base.errors import OptionError
+from weft.base.suggest import did_you_mean
 from weft.cli.chat.partners import Message, Partner
-from weft.cli.suggest import did_you_mean
 
 _COMMAND = re.compile(r"/([A-Za-z]+)(?:\s+(.*))?", re.DOTALL)
 BARE = {"exit": "exit", "quit": "exit"}

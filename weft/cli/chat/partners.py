@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weft import builtin
 from weft.base.errors import OptionError, RequestError
 from weft.base.sampling import SamplingParams
+from weft.base.suggest import did_you_mean
 from weft.cli.chat.options import ChatOptions
 from weft.cli.generate import params_of
-from weft.cli.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from weft.offline.llm import LLM
