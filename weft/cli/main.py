@@ -13,13 +13,15 @@ from typing import Any
 from weft import __version__
 from weft.base.errors import WeftError
 from weft.base.options import Options
-from weft.cli import doctor, generate, models, serve, simulate
+from weft.base.suggest import did_you_mean
+from weft.cli import completion, doctor, generate, models, serve, simulate
 from weft.cli.aliases import BENCHMARK, SERVER, Alias, translate
 from weft.cli.bench import command as bench
 from weft.cli.bench.options import BenchOptions
 from weft.cli.chat import command as chat
 from weft.cli.chat.options import ChatOptions
-from weft.cli.options import CommandParser, add_options, complaint, read_options
+from weft.cli.groups import EXAMPLES, GROUPS
+from weft.cli.options import CommandParser, add_options, complaint, read_options, usage
 
 log = logging.getLogger("weft")
 
@@ -49,22 +51,48 @@ COMMANDS = {
 }
 
 
+COMMANDS["completion"] = Command(
+    completion.ABOUT,
+    completion.CompletionOptions,
+    lambda options: completion.run(
+        options, {name: completion.completed(name, each.about, each.options) for name, each in COMMANDS.items()}
+    ),
+)
+
+
 def build_parser() -> CommandParser:
     parser = CommandParser(prog="weft", description="Weft serves hybrid language models.")
     parser.add_argument("--version", action="version", version=f"weft {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        add_options(commands.add_parser(name, help=command.about, description=command.about + "."), command.options)
+        examples = "\n".join(["examples:", *(f"  {line}" for line in EXAMPLES.get(name, ()))])
+        line = usage(f"weft {name}", command.options)
+        about = f"{command.about[0].upper()}{command.about[1:]}."
+        added = commands.add_parser(name, usage=line, help=command.about, description=about, epilog=examples)
+        add_options(added, command.options, GROUPS.get(name))
     return parser
 
 
 def parse(given: Sequence[str]) -> Namespace:
     """Parse the arguments; an unknown one is reported by its command, whose help is the useful one."""
     parser = build_parser()
+    if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+        parser.error(f"unknown command {given[0]}{did_you_mean(given[0], COMMANDS)}")
     found, unknown = parser.parse_known_args(given)
     if unknown:
-        CommandParser(prog=f"{parser.prog} {found.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
+        dashed = next((each for each in unknown if each.startswith("-")), None)
+        wrong = f"unknown argument {unknown[0]}" if dashed is None else unknown_option(dashed, COMMANDS[found.command])
+        CommandParser(prog=f"{parser.prog} {found.command}").error(wrong)
     return found
+
+
+def unknown_option(given: str, command: Command) -> str:
+    """Return a complaint, with the option that may have been meant: one of Weft's, or of another engine's."""
+    name = given.partition("=")[0]
+    own = completion.completed("", "", command.options).options
+    known = [each.name for each in own if each.name.startswith("-")]
+    known += [flag for alias in command.aliases for flag in alias.names]
+    return f"unknown option {name}{did_you_mean(name, known)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

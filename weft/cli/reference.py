@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from weft.base.options import Options
 from weft.cli import aliases
+from weft.cli.groups import EXAMPLES
 from weft.cli.main import COMMANDS, Command
 from weft.cli.options import own_names, table
 
@@ -47,7 +48,7 @@ def reference() -> str:
 
 def section(name: str, command: Command) -> str:
     lines = [f"## weft {name}", "", f"{command.about[0].upper()}{command.about[1:]}.", ""]
-    lines += [*table(command.options, own_names(command.options)), ""]
+    lines += ["```sh", *EXAMPLES[name], "```", "", *table(command.options, own_names(command.options)), ""]
     if issubclass(command.options, Options):
         lines += ["It also accepts the [engine options](#engine-options).", ""]
     return "\n".join(lines)
