@@ -60,8 +60,16 @@ COMMANDS["completion"] = Command(
 )
 
 
+FIRST_STEPS = """\
+first steps:
+  weft chat                            talk to the built-in model
+  weft models                          see which models to try next
+  weft serve LiquidAI/LFM2-1.2B        serve one of them
+  weft COMMAND --help                  see examples and options"""
+
+
 def build_parser() -> CommandParser:
-    parser = CommandParser(prog="weft", description="Weft serves hybrid language models.")
+    parser = CommandParser(prog="weft", description="Weft serves hybrid language models.", epilog=FIRST_STEPS)
     parser.add_argument("--version", action="version", version=f"weft {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
