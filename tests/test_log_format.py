@@ -43,6 +43,7 @@ def test_libraries_warnings_and_uncaught_exceptions_are_logged_as_text():
     told = ["from uvicorn", "UserWarning: from a library", "thread worker ends", "the process ends"]
     assert len(first) == len(told)
     assert all(part in line for part, line in zip(told, first))
+    assert r"\x0a" not in "".join(first), "a warning is one line"
 
 
 def test_libraries_warnings_and_uncaught_exceptions_are_logged_as_json():
