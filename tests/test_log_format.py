@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import socket
@@ -11,9 +12,12 @@ import sys
 import pytest
 
 from tests.serving import SECONDS, serving
+from weft.base.options import Options
+from weft.server.launch import LaunchSettings, make_backend
 from weft.server.prompt_builder import PromptFacts
-from weft.server.settings import Limits
+from weft.server.settings import Limits, ServerSettings
 from weft.server.text_messages import HEADER_BYTES, Failed, Job, decode_reply, frame, setup_of
+from weft.server.thread_backend import ThreadBackend
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+: .+|  .*")
 
@@ -83,3 +87,15 @@ def test_all_lines_of_a_server_with_notes_and_warnings_have_one_format():
     assert any("WARNING weft: --enforce-eager: decode steps" in line for line in lines)
     assert any("WARNING weft: max_length is 40000 but the model was trained" in line for line in lines)
     assert served.first_line.startswith("weft serves")
+
+
+@pytest.mark.parametrize(
+    ("format", "terminal", "shown"), [("text", True, True), ("text", False, False), ("json", True, False)]
+)
+def test_a_progress_bar_is_shown_on_a_terminal_with_text_logs_only(monkeypatch, format, terminal, shown):
+    stderr = io.StringIO()
+    stderr.isatty = lambda: terminal
+    monkeypatch.setattr("sys.stderr", stderr)
+    monkeypatch.setattr(ThreadBackend, "from_options", lambda options, progress, **more: progress)
+    place = LaunchSettings(in_process=True, log_format=format)
+    assert make_backend(Options(), ServerSettings(), place) is shown
