@@ -11,7 +11,7 @@ import select
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -22,11 +22,13 @@ from prompt_toolkit.output import DummyOutput
 from tests import tiny_model
 from tests.http_server import serving
 from weft.base.errors import EngineStopped, OptionError
+from weft.cli.chat import command
 from weft.cli.chat.command import converse, take_turn
 from weft.cli.chat.conversation import ALIASES, COMMANDS, Conversation, command_of, run_command
 from weft.cli.chat.options import ChatOptions
 from weft.cli.chat.partners import Local, Message, Remote, Show, Spent, interruptible
 from weft.cli.chat.terminal import LEAVE, Colours, Editor, LineReader
+from weft.cli.client import Client
 from weft.cli.main import main
 from weft.engine.loop import Engine
 
@@ -323,6 +325,53 @@ def test_interrupts_of_a_remote_answer_leave_the_client_usable(interruptible_pro
         assert any("context 2048 tokens" in fact for fact in partner.settings())
         with pytest.raises(OptionError, match="has no model tini; did you mean tiny"):
             partner.switch("tini")
+
+
+def test_an_interrupt_ends_a_remote_answer_that_has_arrived_already(interruptible_process, monkeypatch):
+    async def stream(client: Client, path: str, body: dict[str, object]) -> AsyncIterator[dict[str, object]]:
+        for _ in range(50):
+            yield {"choices": [{"delta": {"content": "word "}}]}
+
+    monkeypatch.setattr(Client, "stream", stream)
+    pieces: list[str] = []
+
+    def show(piece: str) -> None:
+        pieces.append(piece)
+        press(3 if len(pieces) == 2 else 0)
+
+    with closing(Remote(small_options(url="http://127.0.0.1:1"))) as partner, pytest.raises(KeyboardInterrupt):
+        partner.answer([{"role": "user", "content": "Hello"}], show, Spent())
+    assert len(pieces) == 2
+
+
+def test_on_a_terminal_interrupts_between_answers_do_not_end_the_program(interruptible_process, monkeypatch, capsys):
+    """The second of two presses may arrive when the first has ended the answer already."""
+    partner, lines = Echo(), iter(["one", "two", None])
+
+    class Pressed:
+        def read(self) -> str | None:
+            press(2)
+            return next(lines)
+
+    monkeypatch.setattr(command, "is_terminal", lambda: True)
+    monkeypatch.setattr(command, "reader", lambda *_: Pressed())
+    monkeypatch.setattr(command, "Local", lambda _: partner)
+    command.run(ChatOptions())
+    assert len(partner.asked) == 2
+    with pytest.raises(KeyboardInterrupt):
+        press(1)
+
+
+def test_an_interrupted_command_is_told_and_the_conversation_goes_on(capsys):
+    partner = Echo()
+
+    def interrupted() -> list[str]:
+        raise KeyboardInterrupt
+
+    partner.models = interrupted
+    converse(ChatOptions(), partner, Script("/model", "Hello"))
+    assert "(interrupted)" in capsys.readouterr().err
+    assert len(partner.asked) == 1
 
 
 def test_an_interrupted_answer_is_kept_and_one_without_text_is_not(capsys):

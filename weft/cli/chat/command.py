@@ -10,7 +10,7 @@ from weft.base.errors import EngineStopped, WeftError
 from weft.base.sampling import SamplingParams
 from weft.cli.chat.conversation import COMMANDS, Conversation, command_of, run_command
 from weft.cli.chat.options import ChatOptions
-from weft.cli.chat.partners import Local, Partner, Remote, Spent
+from weft.cli.chat.partners import Local, Partner, Remote, Spent, ignoring_interrupts
 from weft.cli.chat.terminal import Colours, Reader, is_terminal, reader
 from weft.cli.generate import pace, params_of
 
@@ -26,7 +26,11 @@ def run(options: ChatOptions) -> None:
     try:
         if is_terminal():
             note(banner(partner))
-        converse(options, partner, source)
+            # The editor and the partner handle Ctrl-C themselves.
+            with ignoring_interrupts():
+                converse(options, partner, source)
+        else:
+            converse(options, partner, source)
     finally:
         partner.close()
 
@@ -51,6 +55,8 @@ def converse(options: ChatOptions, partner: Partner, source: Reader) -> None:
 def obey(chat: Conversation, name: str, argument: str) -> None:
     try:
         note(run_command(chat, name, argument))
+    except KeyboardInterrupt:
+        complain("(interrupted)")
     except WeftError as error:
         complain(str(error))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from weft import builtin
 from weft.base.errors import OptionError, RequestError
@@ -24,6 +24,7 @@ from weft.cli.generate import params_of
 if TYPE_CHECKING:
     from weft.offline.llm import LLM
 
+T = TypeVar("T")
 Message = dict[str, str]
 Show = Callable[[str], None]
 
@@ -75,6 +76,16 @@ def interruptible(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def ignoring_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C in the block, except where an inner block handles it.
+
+    Of several presses, the last may arrive when its answer has ended already, and must not end the program.
+    """
+    with interruptible(lambda: None):
+        yield
 
 
 def raise_interrupt() -> None:
@@ -169,7 +180,7 @@ class Remote:
         return [str(card["id"]) for card in self._cards()]
 
     def _cards(self) -> list[dict[str, Any]]:
-        listed = self._loop.run(self._client.get("/v1/models"))
+        listed = self._run(self._client.get("/v1/models"))
         return list(listed["data"])
 
     def switch(self, model: str) -> None:
@@ -190,7 +201,7 @@ class Remote:
         if "max_model_len" in card:
             facts.insert(1, f"context {card['max_model_len']} tokens")
         if card.get("owned_by") == "weft":
-            facts[2:2] = self._loop.run(self._own_facts())
+            facts[2:2] = self._run(self._own_facts())
         return facts
 
     async def _own_facts(self) -> list[str]:
@@ -204,31 +215,39 @@ class Remote:
         return facts
 
     def answer(self, messages: list[Message], show: Show, spent: Spent) -> None:
-        import asyncio
-
-        try:
-            self._loop.run(self._answer(messages, show, spent))
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
+        self._run(self._answer(messages, show, spent))
 
     async def _answer(self, messages: list[Message], show: Show, spent: Spent) -> None:
         import asyncio
 
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None, "runs as a task"
         body = {**self._body, "model": self.model, "messages": messages, "stream": True}
         body["stream_options"] = {"include_usage": True}
+        async with aclosing(self._client.stream("/v1/chat/completions", body)) as events:
+            async for event in events:
+                note_usage(event, spent)
+                for choice in event.get("choices") or ():
+                    show(str(choice["delta"].get("content") or ""))
+                # A cancellation takes effect here, even if the rest of the answer has arrived already.
+                await asyncio.sleep(0)
 
-        def stop() -> None:
-            # A cancelled request closes its connection, on which the server stops generating.
-            loop.call_soon_threadsafe(task.cancel)
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run this to its end, or until Ctrl-C cancels it. Its connection is closed then, and the server stops."""
+        import asyncio
 
-        with interruptible(stop):
-            async with aclosing(self._client.stream("/v1/chat/completions", body)) as events:
-                async for event in events:
-                    note_usage(event, spent)
-                    for choice in event.get("choices") or ():
-                        show(str(choice["delta"].get("content") or ""))
+        async def cancellable() -> T:
+            task, loop = asyncio.current_task(), asyncio.get_running_loop()
+            assert task is not None, "runs as a task"
+
+            def stop() -> None:
+                loop.call_soon_threadsafe(task.cancel)
+
+            with interruptible(stop):
+                return await work
+
+        try:
+            return self._loop.run(cancellable())
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
     def close(self) -> None:
         self._loop.run(self._client.close())
