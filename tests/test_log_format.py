@@ -64,7 +64,7 @@ def test_a_text_worker_logs_in_the_servers_format(format):
     theirs.close()
     with ours:
         ours.settimeout(SECONDS)
-        ours.sendall(frame(setup_of(None, None, Limits(), (), 20, format)))
+        ours.sendall(frame(setup_of(None, None, Limits(), False, 20, format)))
         ours.sendall(frame(Job("no such job", PromptFacts("", 0, 0, 0), b"")))
         size = int.from_bytes(ours.recv(HEADER_BYTES, socket.MSG_WAITALL), "big")
         assert isinstance(decode_reply(ours.recv(size, socket.MSG_WAITALL)), Failed)
