@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -12,15 +13,16 @@ from typing import Any
 import pytest
 
 from tests import tiny_model
-from weft.base.errors import OptionError
+from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import Options, SizingFacts, memory_bytes, resolve
 from weft.cli.aliases import SERVER, translate
 from weft.cli.bench.options import BenchOptions
 from weft.cli.generate import GenerateOptions, stats
 from weft.cli.main import COMMANDS, build_parser, main
-from weft.cli.options import flag, read_options
+from weft.cli.options import complaint, flag, read_options
 from weft.cli.reference import reference
 from weft.cli.serve import ServeOptions
+from weft.text.template import ChatTemplate
 
 SMALL = [*tiny_model.ARGUMENTS, "--memory", "16MiB", "--threads", "1", "--max-tokens", "8", "--max-length", "512"]
 ROOT = Path(__file__).parent.parent
@@ -40,13 +42,14 @@ def test_help_names_every_option(name, capsys):
         main([name, "--help"])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    assert options_of(name)
+    assert options_of(name) or name == "completion"
     for option in options_of(name):
         assert option in text
 
 
 # Each of these takes a good part of half a second; `--help` needs none.
 SLOW_TO_LOAD = ("torch", "numpy", "tokenizers", "jinja2", "uvicorn", "starlette", "msgspec", "tqdm", "asyncio", "ssl")
+SLOW_TO_LOAD += ("prompt_toolkit",)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
@@ -70,7 +73,7 @@ def test_the_documentation_is_what_the_options_say():
 
 
 def test_generate_streams_text_and_tells_its_pace():
-    found = weft("generate", "Hello", *SMALL)
+    found = weft("generate", "Hello", "--raw", *SMALL)
     assert found.returncode == 0
     assert found.stdout.endswith("\n")
     assert "tokens/s; 0 of 5 prompt tokens cached" in found.stderr
@@ -87,6 +90,25 @@ def quiet(capsys):
     return run
 
 
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_a_chat_model_answers_a_message_unless_told_to_continue_the_text(quiet, stream):
+    message = [{"role": "user", "content": "Hello"}]
+    tokens = len(tiny_model.tokenizer().encode(ChatTemplate(tiny_model.TEMPLATE, {}).render(message)))
+    as_chat, as_text = (quiet("generate", "Hello", *SMALL, stream, *more) for more in ([], ["--raw"]))
+    assert f"of {tokens} prompt tokens" in as_chat[2]
+    assert "of 5 prompt tokens" in as_text[2]
+    assert as_chat[1] != as_text[1]
+
+
+def test_a_model_without_a_chat_template_continues_the_text(quiet, tmp_path):
+    folder = tmp_path / "plain"
+    shutil.copytree(tiny_model.FOLDER, folder)
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    plain = quiet("generate", "Hello", *SMALL, "--model", str(folder))
+    assert "of 5 prompt tokens" in plain[2]
+    assert plain[1] == quiet("generate", "Hello", *SMALL, "--raw")[1]
+
+
 def test_streamed_or_not_the_text_is_the_same(quiet):
     streamed = quiet("generate", "Hello", *SMALL, "--no-stats")
     assert quiet("generate", "Hello", *SMALL, "--no-stats", "--no-stream")[:2] == streamed[:2]
@@ -95,7 +117,7 @@ def test_streamed_or_not_the_text_is_the_same(quiet):
 
 
 def test_several_prompts_are_answered_together(quiet):
-    code, text, told = quiet("generate", "one", "two", *SMALL)
+    code, text, told = quiet("generate", "one", "two", "--raw", *SMALL)
     assert code == 0
     assert [line for line in text.splitlines() if line.startswith("---")] == ["--- 1", "--- 2"]
     assert "of 6 prompt tokens cached" in told
@@ -120,7 +142,7 @@ def test_a_prompt_may_come_from_standard_input(quiet, monkeypatch, tmp_path):
         (["--model", "/no/such/model", "x"], "/no/such/model"),
         (["--chat-template", "/no/such.jinja", "x"], "chat_template: cannot read /no/such.jinja: No such file"),
         (["--max-length", "20", "--max-tokens", "30", "--memory", "32MiB", "x"], "exceeds the context of 20"),
-        (["--depth", "7", "--memory", "32MiB", "x"], "depth must be one of 0, 1"),
+        (["--depth", "7", "--memory", "32MiB", "x"], "--depth must be one of 0, 1"),
     ],
 )
 def test_errors_are_one_line_with_exit_code_two(quiet, arguments, message):
@@ -130,6 +152,12 @@ def test_errors_are_one_line_with_exit_code_two(quiet, arguments, message):
     assert len(lines) == 1
     assert lines[0].startswith("weft generate: ")
     assert message in lines[0]
+
+
+def test_only_an_error_that_names_its_option_is_rewritten_as_a_flag():
+    assert complaint(InvalidOption("max_length", "must be\npositive"), Options) == "--max-length must be positive"
+    assert complaint(InvalidOption("n", "must be positive"), Options) == "n must be positive"
+    assert complaint(OptionError("memory of this machine is full"), Options) == "memory of this machine is full"
 
 
 @pytest.mark.parametrize("arguments", [["generate", "--no-such"], ["generate", "--depth", "x"], ["fly"], []])
@@ -239,12 +267,9 @@ def test_what_cannot_be_honoured_is_refused_in_one_line(quiet, arguments, messag
         assert (code, arguments) == (1, "--max-num-seqs 0"), "only what needs the model may come later"
 
 
-def test_flags_without_effect_are_told(capsys):
-    with pytest.raises(SystemExit):
-        main(["serve", "--enforce-eager", "--no-such"])
-    told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("weft serve: --enforce-eager: decode steps on a GPU always use CUDA graphs")
-    assert len(told) == 2
+def test_flags_without_effect_are_told(quiet):
+    _, _, told = quiet("doctor", *tiny_model.ARGUMENTS, "--memory", "16MiB", "--no-self-test", "--enforce-eager")
+    assert told.splitlines() == ["weft doctor: --enforce-eager: decode steps on a GPU always use CUDA graphs"]
 
 
 def test_flags_of_other_benchmarks_mean_what_they_mean_there():
@@ -284,34 +309,6 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 def test_what_follows_two_dashes_is_left_alone():
     assert translate(["--", "--disable-radix-cache"], SERVER) == (["--", "--disable-radix-cache"], [])
-
-
-# talking --------------------------------------------------------------------------------------------------------------
-
-
-def test_chat_keeps_the_conversation_until_it_is_reset(quiet, monkeypatch, tmp_path):
-    said = f"{'Tell me about looms. ' * 5}\n\nAnd then?\n/reset\nAnd then?\n/help\n"
-    (tmp_path / "said").write_text(said)
-    with open(tmp_path / "said") as file:
-        monkeypatch.setattr("sys.stdin", file)
-        code, text, told = quiet("chat", *SMALL, "--stats", "--temperature", "0", "--system", "Be brief.")
-    assert (code, len(text.splitlines()) >= 3) == (0, True)
-    stats = [line for line in told.splitlines() if "prompt tokens cached" in line]
-    first, second, third = (int(line.split()[-4]) for line in stats)
-    assert second > first > third
-    assert "; 0 of" in stats[0]
-    assert "; 128 of" in stats[1]
-    assert "/reset starts" in told
-
-
-def test_chat_says_why_there_is_no_answer_and_goes_on(quiet, monkeypatch, tmp_path):
-    (tmp_path / "said").write_text(f"{'x' * 600}\nHello\n")
-    with open(tmp_path / "said") as file:
-        monkeypatch.setattr("sys.stdin", file)
-        code, _, told = quiet("chat", *SMALL, "--stats")
-    assert code == 0
-    assert "(no answer: prompt does not fit" in told
-    assert told.count("prompt tokens cached") == 1
 
 
 # options into a configuration -----------------------------------------------------------------------------------------
@@ -360,4 +357,4 @@ def test_memory_that_is_no_size_is_refused(value):
 
 
 def test_stats_count_all_answers():
-    assert stats([], 0.0) == "0 tokens in 0.00 s, 0.0 tokens/s; 0 of 0 prompt tokens cached"
+    assert stats([], 0.0) == "0 tokens in 0.00 s, 0.0 tokens/s; 0 of 0 prompt tokens cached (0%)"

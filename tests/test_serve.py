@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import aclosing
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -32,7 +33,7 @@ from weft.server.backend import ModelInfo
 from weft.server.keys import Key, RateLimits
 from weft.server.launch import LOOPBACK, Address, first_line, load_texts, warn_of_strangers
 from weft.server.listener import bind
-from weft.server.logs import FORMATS as SERVER_LOG_FORMATS
+from weft.server.logs import LogFormat
 from weft.server.settings import ServerSettings
 from weft.text.reasoning import REASONING
 from weft.text.tools import FORMATS
@@ -170,21 +171,20 @@ def test_with_a_key_the_curl_takes_it_from_the_environment_and_a_dead_engine_end
 # what goes wrong before anything runs ---------------------------------------------------------------------------------
 
 
-def test_an_address_in_use_is_told_at_once_and_in_one_line(capsys):
+def test_an_address_in_use_is_told_at_once_and_in_one_line(caplog):
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == 2
-    assert capsys.readouterr().err == f"weft serve: cannot bind 127.0.0.1:{port}: " + os.strerror(98) + "\n"
+    assert caplog.messages == [f"cannot bind 127.0.0.1:{port}: " + os.strerror(98)]
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line():
     command = [sys.executable, "-m", "weft", "serve", *SMALL, "/no/such/model"]
     found = subprocess.run(command, capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.splitlines() == [
-        "weft serve: /no/such/model is neither a folder with a checkpoint nor a hub id such as 'owner/name'"
-    ]
+    [line] = found.stderr.splitlines()
+    assert " ERROR weft: /no/such/model is neither a folder with a checkpoint nor a hub id such as 'owner/name'" in line
 
 
 def test_more_memory_than_the_machine_has_is_one_line():
@@ -192,7 +192,7 @@ def test_more_memory_than_the_machine_has_is_one_line():
     found = subprocess.run(command, capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (2, "")
     [line] = found.stderr.splitlines()
-    assert line.startswith("weft serve: cannot allocate memory of 9999999.0 GiB")
+    assert " ERROR weft: cannot allocate memory of 9999999.0 GiB" in line
 
 
 def test_a_signal_while_loading_ends_at_once():
@@ -231,12 +231,13 @@ def test_a_signal_while_loading_ends_at_once():
         (["--max-open-requests", "0"], "--max-open-requests must be at least 1"),
     ],
 )
-def test_options_that_cannot_work_are_one_line(capsys, monkeypatch, arguments, message):
+def test_options_that_cannot_work_are_one_line(capsys, caplog, monkeypatch, arguments, message):
+    """Printed if the command line alone shows it, and logged once the log is set up."""
     monkeypatch.delenv("WEFT_API_KEY", raising=False)
     assert main(["serve", *arguments]) == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith("weft serve: ")
-    assert message in told
+    printed, logged = capsys.readouterr().err.splitlines(), caplog.messages
+    assert len(printed) == message.startswith("--")
+    assert message in [*printed, *logged][-1]
 
 
 def test_strangers_are_warned_of_and_louder_without_a_key(caplog):
@@ -290,7 +291,7 @@ def test_the_admin_key_comes_from_option_or_file_or_else_from_the_environment(mo
 def test_parsers_on_the_command_line_are_those_that_exist():
     assert ("auto", "none", *FORMATS) == TOOL_PARSERS
     assert ("auto", "none", *REASONING) == REASONING_PARSERS
-    assert LOG_FORMATS == SERVER_LOG_FORMATS
+    assert get_args(LogFormat) == LOG_FORMATS
 
 
 def test_options_reach_the_settings(monkeypatch):

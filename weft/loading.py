@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +50,16 @@ class Loaded:
     suggested: SamplingParams  # sampling defaults of the model, for requests that set none
     device: str
     chosen: Chosen  # packages that compute its operations
+
+    @property
+    def dtype(self) -> str:
+        """The name of the weights' data type."""
+        return str(next(self.model.parameters()).dtype).removeprefix("torch.")
+
+    @property
+    def placement(self) -> str:
+        """The weights' data type and the device, for people to read."""
+        return f"{self.dtype} on {device_name(self.device)}"
 
     def runner(self, threads: int = 0, progress: bool = False) -> Runner:
         """Return the device that executes the engine's plans. `threads` are a CPU's; 0: all available."""
@@ -108,8 +117,8 @@ def load(options: Options, progress: bool = True) -> Loaded:
     for name, reason in reasons.items():
         log.info("%s: %s", name, reason)
     if facts.model_length is not None and engine_config.max_length > facts.model_length:
-        asked = f"warning: max_length is {engine_config.max_length}"
-        tell_once(f"{asked} but the model was trained for {facts.model_length} tokens; lower it, or quality may drop")
+        asked = f"max_length is {engine_config.max_length}"
+        warn_once(f"{asked} but the model was trained for {facts.model_length} tokens; lower it, or quality may drop")
     beside = folder if folder.is_dir() else folder.parent
     ends = end_tokens(beside)
     ends |= tokenizer.end_tokens if tokenizer else ends
@@ -117,10 +126,11 @@ def load(options: Options, progress: bool = True) -> Loaded:
     return Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, chosen)
 
 
-def tell_once(notice: str) -> None:
+def warn_once(notice: str) -> None:
+    """Log a warning, once in a process: several models may be loaded one after the other."""
     if notice not in _logged:
         _logged.add(notice)
-        print(notice, file=sys.stderr)
+        log.warning(notice)
 
 
 def measure(model: CausalModel, operations: Operations, options: Options) -> GpuMemory | str:
@@ -144,7 +154,7 @@ def report_choices(device: str, chosen: Chosen) -> None:
         log.info("operations: %s", line)
     plain = [choice for choice in chosen.choices if choice.package == "plain"]
     if device == "cuda" and plain:
-        tell_once(f"warning: {plain[0].reason}; the GPU runs plain PyTorch operations, which are many times slower")
+        warn_once(f"{plain[0].reason}; the GPU runs plain PyTorch operations, which are many times slower")
 
 
 def _root(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.base.errors import OptionError
+from weft.base.errors import InvalidOption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +32,17 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "max_sequences", "max_tokens_per_step", "max_length"):
             if getattr(self, name) < 1:
-                raise OptionError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise InvalidOption(name, f"must be at least 1, got {getattr(self, name)}")
         choices = {"depth": (0, 1), "order": ("fcfs", "prefix"), "eviction": ("value", "lru", "flops")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 known = ", ".join(map(str, allowed))
-                raise OptionError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
+                raise InvalidOption(name, f"must be one of {known}, got {getattr(self, name)!r}")
         if self.max_tokens_per_step < self.max_sequences:
-            raise OptionError(
-                f"max_tokens_per_step ({self.max_tokens_per_step}) must be at least max_sequences "
-                f"({self.max_sequences}), so that every running sequence can decode in a step"
+            raise InvalidOption(
+                "max_tokens_per_step",
+                f"({self.max_tokens_per_step}) must be at least max_sequences "
+                f"({self.max_sequences}), so that every running sequence can decode in a step",
             )
         if self.capture_every < 0:
-            raise OptionError(f"capture_every must not be negative, got {self.capture_every}")
+            raise InvalidOption("capture_every", f"must not be negative, got {self.capture_every}")

@@ -9,6 +9,20 @@ class OptionError(WeftError):
     """An option has a value that cannot work."""
 
 
+class InvalidOption(OptionError):
+    """An option has a value that cannot work. `option` is its name; the message is the name and the complaint.
+
+    >>> error = InvalidOption("max_tokens", "must be at least 1, got 0")
+    >>> str(error), error.option, error.complaint
+    ('max_tokens must be at least 1, got 0', 'max_tokens', 'must be at least 1, got 0')
+    """
+
+    def __init__(self, option: str, complaint: str) -> None:
+        super().__init__(f"{option} {complaint}")
+        self.option = option
+        self.complaint = complaint
+
+
 class RequestError(WeftError):
     """A request cannot be served as sent; other requests are not affected.
 

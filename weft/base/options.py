@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from weft.base.config import EngineConfig
-from weft.base.errors import OptionError
+from weft.base.errors import InvalidOption
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 AUTO_MEMORY_BYTES = 4 << 30
@@ -81,28 +81,28 @@ class Options:
         for each in fields(self):
             value, choices = getattr(self, each.name), each.metadata["choices"]
             if choices and value not in choices:
-                raise OptionError(f"{each.name} must be one of {', '.join(choices)}, got {value!r}")
+                raise InvalidOption(each.name, f"must be one of {', '.join(choices)}, got {value!r}")
         for name in AUTO_COUNTS:
             count(name, getattr(self, name), "cpu")
         share = self.memory_fraction
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-            raise OptionError(f"memory_fraction must be greater than 0 and at most 1, got {share!r}")
+            raise InvalidOption("memory_fraction", f"must be greater than 0 and at most 1, got {share!r}")
         for name in ("capture_every", "seed", "threads"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise OptionError(f"{name} must be an integer, got {value!r}")
+                raise InvalidOption(name, f"must be an integer, got {value!r}")
         for name in ("cache", "paranoid"):
             if not isinstance(getattr(self, name), bool):
-                raise OptionError(f"{name} must be True or False, got {getattr(self, name)!r}")
+                raise InvalidOption(name, f"must be True or False, got {getattr(self, name)!r}")
         for name, what in (
             ("model", "folder or a hub id"),
             ("tokenizer", "folder or a hub id"),
             ("chat_template", "file"),
         ):
             if not isinstance(getattr(self, name), str | None):
-                raise OptionError(f"{name} must be a {what}, got {getattr(self, name)!r}")
+                raise InvalidOption(name, f"must be a {what}, got {getattr(self, name)!r}")
         if self.threads < 0:
-            raise OptionError(f"threads must not be negative, got {self.threads}")
+            raise InvalidOption("threads", f"must not be negative, got {self.threads}")
         memory_bytes(self.memory)
         length_limit(self.max_length)
 
@@ -119,7 +119,7 @@ def memory_bytes(value: str | int) -> int | None:
     unit = UNITS.get(found[2]) if found else None
     size = float(found[1]) * unit if found and unit else 0.0
     if isinstance(value, bool) or not 0 < size < MOST_BYTES:
-        raise OptionError(f'memory must be a size such as 2GiB or 500MB, or "auto", got {value!r}')
+        raise InvalidOption("memory", f'must be a size such as 2GiB or 500MB, or "auto", got {value!r}')
     return int(size)
 
 
@@ -132,7 +132,7 @@ def count(name: str, value: int | str, device: str) -> int:
     if value == "auto":
         return AUTO_COUNTS[name][device]
     if isinstance(value, bool) or not str(value).removeprefix("-").isdigit():
-        raise OptionError(f'{name} must be an integer or "auto", got {value!r}')
+        raise InvalidOption(name, f'must be an integer or "auto", got {value!r}')
     return int(value)
 
 
@@ -141,7 +141,7 @@ def length_limit(value: str | int) -> int | None:
     if value == "auto":
         return None
     if isinstance(value, bool) or not str(value).isdigit() or int(value) < 1:
-        raise OptionError(f'max_length must be a positive number of tokens or "auto", got {value!r}')
+        raise InvalidOption("max_length", f'must be a positive number of tokens or "auto", got {value!r}')
     return int(value)
 
 
@@ -170,9 +170,10 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
     memory -= memory % PAGE_BYTES
     if memory < facts.least_bytes:
         found = f" ({reasons['memory']})" if "memory" in reasons else ""
-        raise OptionError(
-            f"memory is {options.memory}{found} but this model needs at least {facts.least_bytes} bytes; "
-            f"pass --memory {facts.least_bytes} or more"
+        raise InvalidOption(
+            "memory",
+            f"is {options.memory}{found} but this model needs at least {facts.least_bytes} bytes; "
+            f"pass --memory {facts.least_bytes} or more",
         )
     length = length_limit(options.max_length)
     if length is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from weft.cli.options import argument
 
 if TYPE_CHECKING:
     from weft.offline.llm import LLM
-    from weft.offline.result import Result
+    from weft.offline.result import Chunk, Result
 
 ABOUT = "answer prompts with a model in this process"
 
@@ -23,7 +24,10 @@ ABOUT = "answer prompts with a model in this process"
 class GenerateOptions(Options):
     """Options of `weft generate`: its own, then the engine's."""
 
-    prompt: tuple[str, ...] = argument("texts to continue; default: standard input", many=True)
+    prompt: tuple[str, ...] = argument("questions or other texts to answer; default: standard input", many=True)
+    raw: bool = option(
+        False, "continue the text as it is; default: a model with a chat template answers it as a user's message"
+    )
     max_tokens: int = option(256, "maximum tokens of an answer")
     temperature: float | None = option(
         None, "0 is greedy, higher is more varied; default: the model's generation_config.json"
@@ -40,10 +44,13 @@ def run(options: GenerateOptions) -> None:
     with llm:
         params = params_of(llm.suggested, options.max_tokens, options.temperature)
         started = time.monotonic()
+        as_chat = llm.template is not None and not options.raw
         if options.stream and len(prompts) == 1:
-            results = [show_stream(llm, prompts[0], params)]
+            chunks = llm.chat_stream(asked(prompts[0]), params) if as_chat else llm.stream(prompts[0], params)
+            results = [show_stream(chunks)]
         else:
-            results = llm.generate(prompts, params)
+            chats = [asked(prompt) for prompt in prompts]
+            results = llm.chat(chats, params) if as_chat else llm.generate(prompts, params)
             show_all(results)
         if options.stats:
             print(stats(results, time.monotonic() - started), file=sys.stderr)
@@ -72,9 +79,14 @@ def read_prompts(options: GenerateOptions) -> list[str]:
     return [text]
 
 
-def show_stream(llm: LLM, prompt: str, params: SamplingParams) -> Result:
+def asked(prompt: str) -> list[dict[str, str]]:
+    """Return a conversation that asks this."""
+    return [{"role": "user", "content": prompt}]
+
+
+def show_stream(chunks: Iterable[Chunk]) -> Result:
     result = None
-    for chunk in llm.stream(prompt, params):
+    for chunk in chunks:
         print(chunk.text, end="", flush=True)
         result = chunk.result
     print()
@@ -90,12 +102,18 @@ def show_all(results: list[Result]) -> None:
 
 
 def stats(results: list[Result], seconds: float) -> str:
-    """
-    >>> stats([], 2.0)
-    '0 tokens in 2.00 s, 0.0 tokens/s; 0 of 0 prompt tokens cached'
-    """
     tokens = sum(len(result.token_ids) for result in results)
     prompt = sum(len(result.prompt_token_ids) for result in results)
-    cached = sum(result.cached_tokens for result in results)
-    pace = tokens / seconds if seconds else 0.0
-    return f"{tokens} tokens in {seconds:.2f} s, {pace:.1f} tokens/s; {cached} of {prompt} prompt tokens cached"
+    return pace(tokens, seconds, sum(result.cached_tokens for result in results), prompt)
+
+
+def pace(tokens: int, seconds: float, cached: int, prompt: int) -> str:
+    """Return the speed of an answer, and the cached share of its prompt.
+
+    >>> pace(20, 2.0, 64, 100)
+    '20 tokens in 2.00 s, 10.0 tokens/s; 64 of 100 prompt tokens cached (64%)'
+    """
+    speed = tokens / seconds if seconds else 0.0
+    share = cached / prompt if prompt else 0.0
+    cached_part = f"{cached} of {prompt} prompt tokens cached ({share:.0%})"
+    return f"{tokens} tokens in {seconds:.2f} s, {speed:.1f} tokens/s; {cached_part}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from argparse import Namespace
@@ -11,66 +12,125 @@ from typing import Any
 
 from weft import __version__
 from weft.base.errors import WeftError
-from weft.cli import chat, doctor, generate, serve, simulate
+from weft.base.options import Options
+from weft.base.suggest import did_you_mean
+from weft.cli import completion, doctor, generate, models, serve, simulate
 from weft.cli.aliases import BENCHMARK, SERVER, Alias, translate
 from weft.cli.bench import command as bench
 from weft.cli.bench.options import BenchOptions
-from weft.cli.options import CommandParser, add_options, read_options
+from weft.cli.chat import command as chat
+from weft.cli.chat.options import ChatOptions
+from weft.cli.groups import EXAMPLES, GROUPS
+from weft.cli.options import CommandParser, add_options, complaint, read_options, usage
+
+log = logging.getLogger("weft")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`run` returns an exit code, or None for 0. `aliases` are accepted flags of other engines."""
+    """`run` returns an exit code, or None for 0. `aliases` are accepted flags of other engines.
+
+    `set_up_logs`: from there on, notes and errors are logged instead of printed.
+    """
 
     about: str
     options: type
     run: Callable[[Any], int | None]
     aliases: tuple[Alias, ...] = ()
+    set_up_logs: Callable[[Any], None] | None = None
 
 
 COMMANDS = {
-    "serve": Command(serve.ABOUT, serve.ServeOptions, serve.run, SERVER),
-    "chat": Command(chat.ABOUT, chat.ChatOptions, chat.run),
+    "serve": Command(serve.ABOUT, serve.ServeOptions, serve.run, SERVER, serve.set_up_logs),
+    "chat": Command(chat.ABOUT, ChatOptions, chat.run),
     "generate": Command(generate.ABOUT, generate.GenerateOptions, generate.run),
     "bench": Command(bench.ABOUT, BenchOptions, bench.run, BENCHMARK),
     "simulate": Command(simulate.ABOUT, simulate.SimulateOptions, simulate.run),
     "doctor": Command(doctor.ABOUT, doctor.DoctorOptions, doctor.run, SERVER),
+    "models": Command(models.ABOUT, models.ModelsOptions, models.run),
 }
 
 
+COMMANDS["completion"] = Command(
+    completion.ABOUT,
+    completion.CompletionOptions,
+    lambda options: completion.run(
+        options, {name: completion.completed(name, each.about, each.options) for name, each in COMMANDS.items()}
+    ),
+)
+
+
+FIRST_STEPS = """\
+first steps:
+  weft chat                            talk to the built-in model
+  weft models                          see which models to try next
+  weft serve LiquidAI/LFM2-1.2B        serve one of them
+  weft COMMAND --help                  see examples and options"""
+
+
 def build_parser() -> CommandParser:
-    parser = CommandParser(prog="weft", description="Weft serves hybrid language models.")
+    parser = CommandParser(prog="weft", description="Weft serves hybrid language models.", epilog=FIRST_STEPS)
     parser.add_argument("--version", action="version", version=f"weft {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        add_options(commands.add_parser(name, help=command.about, description=command.about + "."), command.options)
+        examples = "\n".join(["examples:", *(f"  {line}" for line in EXAMPLES.get(name, ()))])
+        line = usage(f"weft {name}", command.options)
+        about = f"{command.about[0].upper()}{command.about[1:]}."
+        added = commands.add_parser(name, usage=line, help=command.about, description=about, epilog=examples)
+        add_options(added, command.options, GROUPS.get(name))
     return parser
 
 
 def parse(given: Sequence[str]) -> Namespace:
     """Parse the arguments; an unknown one is reported by its command, whose help is the useful one."""
     parser = build_parser()
+    if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+        parser.error(f"unknown command {given[0]}{did_you_mean(given[0], COMMANDS)}")
     found, unknown = parser.parse_known_args(given)
     if unknown:
-        CommandParser(prog=f"{parser.prog} {found.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
+        dashed = next((each for each in unknown if each.startswith("-")), None)
+        wrong = f"unknown argument {unknown[0]}" if dashed is None else unknown_option(dashed, COMMANDS[found.command])
+        CommandParser(prog=f"{parser.prog} {found.command}").error(wrong)
     return found
+
+
+def unknown_option(given: str, command: Command) -> str:
+    """Return a complaint, with the option that may have been meant: one of Weft's, or of another engine's."""
+    name = given.partition("=")[0]
+    own = completion.completed("", "", command.options).options
+    known = [each.name for each in own if each.name.startswith("-")]
+    known += [flag for alias in command.aliases for flag in alias.names]
+    return f"unknown option {name}{did_you_mean(name, known)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = given[0] if given and given[0] in COMMANDS else ""
+    options: type = Options
+    logged = False
+
+    def tell(level: int, text: str) -> None:
+        if logged:
+            log.log(level, "%s", text)
+        else:
+            print(f"weft {name}: {text}", file=sys.stderr)
+
     try:
-        if name and COMMANDS[name].aliases:
-            translated, notes = translate(given[1:], COMMANDS[name].aliases)
-            given = [name, *translated]
-            for note in notes:
-                print(f"weft {name}: {note}", file=sys.stderr)
-        found = vars(parse(given))
+        aliases = COMMANDS[name].aliases if name else ()
+        translated, notes = translate(given, aliases)
+        found = vars(parse(translated))
         name = found.pop("command")
         command = COMMANDS[name]
-        return command.run(read_options(command.options, found)) or 0
+        options = command.options
+        chosen: Any = read_options(options, found)
+        if command.set_up_logs is not None:
+            command.set_up_logs(chosen)
+            logged = True
+        for note in notes:
+            tell(logging.WARNING, note)
+        return command.run(chosen) or 0
     except WeftError as error:
-        print(f"weft {name}: {error}".replace("\n", " "), file=sys.stderr)
+        tell(logging.ERROR, complaint(error, options))
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)

@@ -9,8 +9,9 @@ from dataclasses import MISSING, Field, field, fields
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-from weft.base.errors import OptionError
+from weft.base.errors import InvalidOption, WeftError
 from weft.base.options import Options
+from weft.cli.groups import Groups, title_of, titles
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -22,17 +23,19 @@ class CommandParser(argparse.ArgumentParser):
     """Reports errors in one line and accepts no abbreviations, whose meaning would change with every new option."""
 
     def __init__(self, **named: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **named})
+        # The epilog has one example per line.
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(**{"allow_abbrev": False, "formatter_class": formatter, **named})
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
         sys.exit(2)
 
 
-def argument(help: str, many: bool = False) -> Any:
+def argument(help: str, many: bool = False, choices: tuple[str, ...] = ()) -> Any:
     """Return a positional field: one optional value, or any number of values."""
     default: Any = () if many else None
-    return field(default=default, metadata={"help": help, "choices": (), "positional": "*" if many else "?"})
+    return field(default=default, metadata={"help": help, "choices": choices, "positional": "*" if many else "?"})
 
 
 def flag(name: str) -> str:
@@ -69,30 +72,53 @@ def own_names(options: type) -> set[str]:
     return {name for each in classes for name in get_annotations(each)}
 
 
-def add_options(parser: argparse.ArgumentParser, options: type) -> None:
-    hints = get_type_hints(options)
+def add_options(parser: argparse.ArgumentParser, options: type, groups: Groups | None = None) -> None:
+    """Add all options, each to its group."""
+    hints, own = get_type_hints(options), own_names(options)
+    # In the order of the help, which omits those that stay empty.
+    titled = {title: parser.add_argument_group(title) for title in titles(groups or {})}
     for each in listed(options):
-        about = each.metadata["help"]
-        # argparse interprets percent signs.
-        about = about.replace("%", "%%")
-        if each.metadata.get("positional"):
-            _add_argument(parser, each, about)
-        elif hints[each.name] is bool:
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(flag(each.name), action=action, default=each.default, help=about)
-        else:
-            _add_value(parser, each, hints[each.name], about)
+        title = None if each.metadata.get("positional") else title_of(each.name, groups or {}, each.name in own)
+        _add_option(parser if title is None else titled[title], each, hints[each.name])
 
 
-def _add_argument(parser: argparse.ArgumentParser, each: Field[Any], about: str) -> None:
+def usage(name: str, options: type) -> str:
+    """Return one line: the options are many, and listed below it.
+
+    >>> usage("weft chat", Options)
+    'weft chat [options]'
+    """
+    positional = [each for each in fields(options) if each.metadata.get("positional")]
+    shown = [f"[{_shown(each)}{' ...' if each.metadata['positional'] == '*' else ''}]" for each in positional]
+    return " ".join([name, "[options]", *shown])
+
+
+def _shown(each: Field[Any]) -> str:
+    return "|".join(each.metadata["choices"]) or each.name.upper()
+
+
+def _add_option(parser: argparse._ActionsContainer, each: Field[Any], hint: Any) -> None:
+    # argparse interprets percent signs.
+    about = each.metadata["help"].replace("%", "%%")
+    if each.metadata.get("positional"):
+        _add_argument(parser, each, about)
+    elif hint is bool:
+        action = argparse.BooleanOptionalAction
+        parser.add_argument(flag(each.name), action=action, default=each.default, help=about)
+    else:
+        _add_value(parser, each, hint, about)
+
+
+def _add_argument(parser: argparse._ActionsContainer, each: Field[Any], about: str) -> None:
     # No default of its own, so that a missing positional does not override the option of the same name.
     nargs = each.metadata["positional"]
-    parser.add_argument(each.name, nargs=nargs, metavar=each.name.upper(), help=about, default=argparse.SUPPRESS)
+    # Choices are checked with all other values of the options class.
+    parser.add_argument(each.name, nargs=nargs, metavar=_shown(each), help=about, default=argparse.SUPPRESS)
     if nargs == "?":
         parser.add_argument(flag(each.name), default=each.default, help=argparse.SUPPRESS)
 
 
-def _add_value(parser: argparse.ArgumentParser, each: Field[Any], hint: Any, about: str) -> None:
+def _add_value(parser: argparse._ActionsContainer, each: Field[Any], hint: Any, about: str) -> None:
     many = get_origin(hint) is tuple
     default = "" if each.default in (None, ()) else f" (default: {each.default})".replace("%", "%%")
     choices = each.metadata["choices"] or None
@@ -112,14 +138,17 @@ def metavar(each: Field[Any]) -> str:
 
 
 def read_options(options: type[T], found: Mapping[str, Any]) -> T:
-    """Return the options as an object; errors name an option as on the command line."""
+    """Return the options as an object."""
     values = {each.name: found[each.name] for each in fields(options) if found.get(each.name) is not None}
-    try:
-        return options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
-    except OptionError as error:
-        names = {each.name for each in fields(options)}
-        name, _, rest = str(error).partition(" ")
-        raise OptionError(f"{flag(name)} {rest}" if name in names else str(error)) from None
+    return options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def complaint(error: WeftError, options: type) -> str:
+    """Return an error in one line, with an option at fault named as on the command line."""
+    text = str(error)
+    if isinstance(error, InvalidOption) and error.option in {each.name for each in fields(options)}:
+        text = f"{flag(error.option)} {error.complaint}"
+    return text.replace("\n", " ")
 
 
 def table(options: type, names: Iterable[str] | None = None) -> Sequence[str]:
@@ -135,7 +164,8 @@ def table(options: type, names: Iterable[str] | None = None) -> Sequence[str]:
 
 def _name(each: Field[Any], hint: Any) -> str:
     if each.metadata.get("positional"):
-        return f"`{each.name.upper()}{'...' if each.metadata['positional'] == '*' else ''}`"
+        shown = " or ".join(each.metadata["choices"]) or each.name.upper()
+        return f"`{shown}{'...' if each.metadata['positional'] == '*' else ''}`"
     if hint is bool:
         return f"`{flag(each.name)}`, `--no-{flag(each.name)[2:]}`"
     return f"`{flag(each.name)} {' or '.join(each.metadata['choices'] or (metavar(each),))}`"

@@ -6,6 +6,9 @@ from dataclasses import fields
 
 from weft.base.options import Options
 from weft.cli import aliases
+from weft.cli.chat.conversation import COMMANDS as chat_commands
+from weft.cli.chat.conversation import KEYS
+from weft.cli.groups import EXAMPLES
 from weft.cli.main import COMMANDS, Command
 from weft.cli.options import own_names, table
 
@@ -21,6 +24,10 @@ ENGINE = """\
 Accepted by {takers}.
 With underscores instead of dashes they are also the keyword arguments of `weft.LLM`.
 """
+
+CHAT = """\
+| in the chat | meaning |
+|---|---|"""
 
 FLAGS = """\
 ## Flags of other engines
@@ -47,7 +54,10 @@ def reference() -> str:
 
 def section(name: str, command: Command) -> str:
     lines = [f"## weft {name}", "", f"{command.about[0].upper()}{command.about[1:]}.", ""]
-    lines += [*table(command.options, own_names(command.options)), ""]
+    lines += ["```sh", *EXAMPLES[name], "```", "", *table(command.options, own_names(command.options)), ""]
+    if name == "chat":
+        said = [f"| `{each.usage}` | {each.about} |" for each in chat_commands.values()]
+        lines += [CHAT, *said, "", KEYS, ""]
     if issubclass(command.options, Options):
         lines += ["It also accepts the [engine options](#engine-options).", ""]
     return "\n".join(lines)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from weft.base.errors import OptionError
+from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import Options, memory_bytes, option
 from weft.cli.options import argument
 
@@ -110,28 +110,32 @@ class ServeOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.port <= 65535:
-            raise OptionError(f"port must be from 0 to 65535, got {self.port}")
+            raise InvalidOption("port", f"must be from 0 to 65535, got {self.port}")
         for name in ("drain_seconds", "engine_timeout", "front_timeout", "sse_keep_alive"):
             if not 0 <= getattr(self, name) <= 86400:
-                raise OptionError(f"{name} must be from 0 to 86400, got {getattr(self, name)}")
+                raise InvalidOption(name, f"must be from 0 to 86400, got {getattr(self, name)}")
         for name in ("max_open_requests", "max_answers"):
             if getattr(self, name) < 1:
-                raise OptionError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise InvalidOption(name, f"must be at least 1, got {getattr(self, name)}")
         if self.admin_key is not None and self.admin_key_file is not None:
-            raise OptionError("admin_key and admin_key_file exclude each other; pass only one of them")
+            raise InvalidOption("admin_key", "and admin_key_file exclude each other; pass only one of them")
         size_of("max_body", self.max_body)
         if not re.fullmatch("0?[0-7]{3}", self.uds_mode):
-            raise OptionError(f"uds_mode must be three octal digits, such as 660, got {self.uds_mode!r}")
+            raise InvalidOption("uds_mode", f"must be three octal digits, such as 660, got {self.uds_mode!r}")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_keyfile_password_file):
-            raise OptionError("ssl_keyfile needs a certificate; pass --ssl-certfile too")
+            raise InvalidOption("ssl_keyfile", "needs a certificate; pass --ssl-certfile too")
+
+
+def set_up_logs(options: ServeOptions) -> None:
+    from weft.server.logs import set_up_logging
+
+    set_up_logging(options.log_level.upper(), options.log_format)
 
 
 def run(options: ServeOptions) -> int:
     from weft.server.launch import LaunchSettings, launch
-    from weft.server.logs import set_up_logging
     from weft.server.tls import TlsFiles
 
-    set_up_logging(options.log_level.upper(), options.log_format)
     place = LaunchSettings(
         host=options.host,
         port=options.port,
@@ -212,7 +216,7 @@ def size_of(name: str, value: str | int) -> int:
     except OptionError:
         size = None
     if size is None:
-        raise OptionError(f"{name} must be a size, such as 8MiB, got {value!r}")
+        raise InvalidOption(name, f"must be a size, such as 8MiB, got {value!r}")
     return size
 
 

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from weft.base.errors import OptionError
+from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import memory_bytes, option
 
 if TYPE_CHECKING:
@@ -67,19 +67,19 @@ class SimulateOptions:
         for each in fields(self):
             value, choices = getattr(self, each.name), each.metadata["choices"]
             if choices and value not in choices:
-                raise OptionError(f"{each.name} must be one of {', '.join(choices)}, got {value!r}")
+                raise InvalidOption(each.name, f"must be one of {', '.join(choices)}, got {value!r}")
         for name, known in (("eviction", EVICTIONS), ("without", REASONS)):
             for value in getattr(self, name):
                 if value not in known:
-                    raise OptionError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+                    raise InvalidOption(name, f"must be one of {', '.join(known)}, got {value!r}")
         least = {"requests": 0, "rate": 0, "capture_every": 0, "max_sequences": 1, "max_tokens_per_step": 1}
         for name, low in (least | {"max_length": 1, "stride": 1}).items():
             if not getattr(self, name) >= low:
-                raise OptionError(f"{name} must be at least {low}, got {getattr(self, name)}")
+                raise InvalidOption(name, f"must be at least {low}, got {getattr(self, name)}")
         if not self.trace_speed > 0:
-            raise OptionError(f"trace_speed must be positive, got {self.trace_speed}")
+            raise InvalidOption("trace_speed", f"must be positive, got {self.trace_speed}")
         if self.trace is None and not self.requests:
-            raise OptionError("requests must be at least 1 unless --trace is given")
+            raise InvalidOption("requests", "must be at least 1 unless --trace is given")
         read_memory(self.memory)
 
 
@@ -92,14 +92,16 @@ def read_memory(value: str) -> int | float:
     if not value.endswith("%"):
         found = memory_bytes(value)
         if found is None:
-            raise OptionError("memory must be bytes such as 40GiB or a share such as 10%; auto needs a real machine")
+            raise InvalidOption(
+                "memory", "must be bytes such as 40GiB or a share such as 10%; auto needs a real machine"
+            )
         return found
     try:
         share = float(value[:-1]) / 100
     except ValueError:
         share = 0.0
     if not share > 0:
-        raise OptionError(f"memory must be bytes such as 40GiB or a share such as 10%, got {value!r}")
+        raise InvalidOption("memory", f"must be bytes such as 40GiB or a share such as 10%, got {value!r}")
     return share
 
 

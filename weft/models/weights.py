@@ -27,6 +27,7 @@ from weft.models import configurations
 from weft.models.bounds import INDEX_BYTES
 from weft.models.config import read_config, shown, text_part
 from weft.models.dummy import fill_randomly
+from weft.models.hints import refuse_gguf, similar_id, similar_name
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.layers.moe import ExpertLayer
@@ -90,6 +91,7 @@ def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> Non
 def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
     """Return a folder, or without weights the file of a configuration; download a hub id."""
     local = Path(path).expanduser()
+    refuse_gguf(local)
     if local.is_dir() or (local.is_file() and local.suffix == ".json" and not with_weights):
         return local
     packaged = configurations.find(str(path))
@@ -97,7 +99,7 @@ def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
         return packaged
     if local.is_file() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
         raise ModelError(
-            f"{path} is neither a folder with a checkpoint nor a hub id such as 'owner/name'" + _hint(path)
+            f"{path} is neither a folder with a checkpoint nor a hub id such as 'owner/name'" + similar_name(str(path))
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -105,16 +107,9 @@ def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
     try:
         return Path(snapshot_download(str(path), allow_patterns=PATTERNS if with_weights else ["*.json"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise ModelError(f"{path} is not a local folder, and the download from the hub failed: {error}") from error
-
-
-def _hint(path: str | Path) -> str:
-    """Suggest what a bare name may have meant."""
-    if configurations.find(str(path)) is not None:
-        return "; it is a packaged configuration without weights: add --weights dummy for random ones"
-    if "/" in str(path):
-        return ""
-    return f"; packaged configurations for --weights dummy are {', '.join(configurations.names())}"
+        raise ModelError(
+            f"{path} is not a local folder, and the download from the hub failed: {error}{similar_id(str(path))}"
+        ) from error
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Defers Ctrl-C while a step runs. No torch."""
+"""Defers Ctrl-C while the engine is being changed. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from typing import Any
 
 
 class InterruptLater:
-    """Defers Ctrl-C until a step is complete, so that the engine stays usable. A second one interrupts at once."""
+    """Defers Ctrl-C to the end of the block, however often it is pressed.
+
+    A step that is interrupted halfway leaves the engine in a state that cannot be trusted, so no interrupt may reach
+    it. Repeated ones count as one.
+    """
 
     def __enter__(self) -> None:
         self._pending = False
@@ -21,8 +25,6 @@ class InterruptLater:
             signal.signal(signal.SIGINT, self._remember)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        if self._pending and callable(self._previous):
-            self._previous(number, frame)
         self._pending = True
 
     def __exit__(

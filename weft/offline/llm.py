@@ -72,6 +72,7 @@ class LLM:
         self.end_tokens = loaded.end_tokens
         self.suggested = loaded.suggested
         self.vocab_size = loaded.model.vocab_size
+        self.placement = loaded.placement
         self.chosen = loaded.chosen
         has_text = self.tokenizer is not None
         self.bounds = ModelBounds(self.vocab_size, self.config.max_length, self.end_tokens, has_text)
@@ -242,7 +243,7 @@ class LLM:
         with Progress(len(requests), shown=progress) as bar:
             try:
                 for request in requests:
-                    opened.append(self._add(request))
+                    self._add(request, opened)
                 for each in opened:
                     while each.result is None:
                         self._move_on()
@@ -254,8 +255,9 @@ class LLM:
 
     def _follow(self, request: Request) -> Generator[Chunk, None, None]:
         chunks: deque[Chunk] = deque()
-        opened = self._add(request, chunks)
+        opened: list[OpenRequest] = []
         try:
+            self._add(request, opened, chunks)
             while True:
                 while not chunks:
                     self._move_on()
@@ -264,16 +266,20 @@ class LLM:
                 if chunk.finish_reason is not None:
                     return
         finally:
-            self._abort([opened])
+            self._abort(opened)
 
-    def _add(self, request: Request, chunks: deque[Chunk] | None = None) -> OpenRequest:
-        """Give the request to the engine. `chunks`, if given, receives its output from the first token on."""
+    def _add(self, request: Request, opened: list[OpenRequest], chunks: deque[Chunk] | None = None) -> None:
+        """Give the request to the engine. `chunks`, if given, receives its output from the first token on.
+
+        It joins `opened` before an interrupt can be raised, so that the caller can abort it.
+        """
         with self._lock:
             self._check_open()
             detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer()
-            opened = OpenRequest(self.engine.add(request), FollowedAnswer(request, detokenizer), chunks)
-            self._running[opened.number] = opened
-            return opened
+            with InterruptLater():
+                added = OpenRequest(self.engine.add(request), FollowedAnswer(request, detokenizer), chunks)
+                self._running[added.number] = added
+                opened.append(added)
 
     def _move_on(self) -> None:
         """Run one step of the engine and dispatch its outputs."""
@@ -314,7 +320,7 @@ class LLM:
 
     def _abort(self, requests: list[OpenRequest]) -> None:
         """Abort those that still run, and free their memory at once."""
-        with self._lock:
+        with self._lock, InterruptLater():
             left = [each for each in requests if self._running.pop(each.number, None) is not None]
             if self._stopped is not None:
                 return

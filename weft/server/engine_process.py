@@ -158,7 +158,7 @@ def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
     info = ModelInfo(
         name=_name(options.model),
         architecture=_architecture(folder),
-        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+        dtype=loaded.dtype,
         vocab_size=model.vocab_size,
         max_length=config.max_length,
         memory_bytes=config.memory_bytes,

@@ -29,6 +29,7 @@ from weft.server.errors import json_response
 from weft.server.fields import UnknownFields
 from weft.server.generation import Generation
 from weft.server.grammars import Form, with_source
+from weft.server.logs import LogFormat
 from weft.server.metrics import Metrics
 from weft.server.prompt_builder import Prompt, PromptBuilder, PromptFacts
 from weft.server.settings import ServerSettings
@@ -269,12 +270,16 @@ class Front:
 
 
 def pool_for(
-    tokenizer: Tokenizer | None, template: ChatTemplate | None, settings: ServerSettings, **more: Any
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+    settings: ServerSettings,
+    log_format: LogFormat = "text",
+    **more: Any,
 ) -> TextPool:
     """Return text workers for these texts. `more` are further arguments of `TextPool`."""
-    level = logging.getLogger("weft").getEffectiveLevel()
+    level, limits = logging.getLogger("weft").getEffectiveLevel(), settings.limits
     return TextPool(
-        lambda: setup_of(tokenizer, template, settings.limits, settings.strict_fields, level), settings.limits, **more
+        lambda: setup_of(tokenizer, template, limits, settings.strict_fields, level, log_format), limits, **more
     )
 
 

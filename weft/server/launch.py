@@ -15,12 +15,13 @@ import shlex
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import uvicorn
 from uvicorn.loops.auto import auto_loop_factory
@@ -39,6 +40,7 @@ from weft.server.connections import Connections, bounded_connections, raise_desc
 from weft.server.front import pool_for
 from weft.server.http import ServerContext
 from weft.server.listener import Listener, bind, unix_listener
+from weft.server.logs import LogFormat
 from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
 from weft.server.thread_backend import ThreadBackend
@@ -70,7 +72,7 @@ class LaunchSettings:
     restart_engine: bool = False
     engine_timeout: float = 120.0  # seconds without a heartbeat from the engine; 0: no limit
     front_timeout: float = 30.0  # seconds that the front's own loop may block; 0: no limit
-    log_format: Literal["text", "json"] = "text"
+    log_format: LogFormat = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ async def serve(
     await starting
     try:
         texts = load_texts(options, backend.info.settings)
-        pool = pool_for(texts.tokenizer, texts.template, settings)
+        pool = pool_for(texts.tokenizer, texts.template, settings, place.log_format)
         connections = bounded_connections(settings.limits)
         log.info("accepting up to %d connections", connections.bound)
         app = create_app(
@@ -159,8 +161,8 @@ async def serve(
 def make_backend(options: Options, settings: ServerSettings, place: LaunchSettings) -> Running:
     most = settings.limits.open_sequences
     patience = place.engine_timeout or None
-    # A progress bar is not a line of JSON.
-    progress = place.log_format == "text"
+    # A progress bar is not a log line: it is for people at a terminal.
+    progress = place.log_format == "text" and sys.stderr is not None and sys.stderr.isatty()
     if place.in_process:
         return ThreadBackend.from_options(options, progress, max_open=most, patience_seconds=patience)
     return ProcessBackend(

@@ -1,4 +1,6 @@
-"""One format for all log lines of both processes: text or JSON, with a time, one line each.
+"""One format for all log lines of all processes: text or JSON, with a time, one line each.
+
+Python's warnings, uncaught exceptions and the lines of libraries such as uvicorn are logged in the same format.
 
 External text cannot forge a line: control characters are escaped, and the lines of a traceback are indented.
 """
@@ -8,21 +10,51 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
+import threading
 import time
+import warnings
 from functools import lru_cache
-from typing import Any
+from types import TracebackType
+from typing import Any, Literal
 
-FORMATS = ("text", "json")
+LogFormat = Literal["text", "json"]
 # Control characters, line separators and surrogates, none of which may reach a terminal or file.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def set_up_logging(level: int | str, format: str) -> None:
     """Log to standard error from now on, unless an embedding program has set up its own handlers."""
+    if logging.getLogger().handlers:
+        return
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
     logging.basicConfig(level=level, handlers=[handler])
     logging.captureWarnings(True)
+    warnings.formatwarning = _warning_line
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
+
+
+def _warning_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    return f"{category.__name__}: {message} ({filename}:{lineno})"
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None, thread: str = "the process"
+) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+    else:
+        logging.getLogger("weft").critical("%s ends by an uncaught exception", thread, exc_info=(kind, error, trace))
+
+
+def _log_uncaught_in_thread(found: threading.ExceptHookArgs) -> None:
+    name = "a thread" if found.thread is None else f"thread {found.thread.name}"
+    if found.exc_value is not None and not issubclass(found.exc_type, SystemExit):
+        _log_uncaught(found.exc_type, found.exc_value, found.exc_traceback, name)
 
 
 def log_fields(log: logging.Logger, message: str, fields: dict[str, Any]) -> None:

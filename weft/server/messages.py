@@ -6,7 +6,7 @@ object per token, so that a batch of hundreds costs little.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -17,6 +17,7 @@ from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason
 from weft.engine.protocol import Topic
 from weft.memory.misses import Miss
+from weft.server.logs import LogFormat
 
 MAX_ROWS = 1 << 16
 MAX_PROMPT_BYTES = 1 << 26
@@ -46,7 +47,7 @@ class Begin(EngineMessage, tag="begin"):
     options: Options
     progress: bool
     log_level: Annotated[int, Meta(ge=0, le=100)]
-    log_format: Literal["text", "json"] = "text"
+    log_format: LogFormat = "text"
 
 
 class RequestBody(msgspec.Struct, forbid_unknown_fields=True):

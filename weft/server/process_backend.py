@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import weft
 from weft.base.errors import EngineStopped, ModelError, OptionError, WeftError
@@ -25,6 +25,7 @@ from weft.server import messages as wire
 from weft.server.backend import ModelInfo
 from weft.server.codec import EventReader, Frames, ProtocolError, encode_command, frame
 from weft.server.dispatcher import MAX_OPEN, Dispatcher
+from weft.server.logs import LogFormat
 
 log = logging.getLogger("weft")
 
@@ -84,7 +85,7 @@ class ProcessBackend(Dispatcher):
         max_open: int = MAX_OPEN,
         patience_seconds: float | None = None,
         program: Sequence[str] = (),
-        log_format: Literal["text", "json"] = "text",
+        log_format: LogFormat = "text",
     ) -> None:
         super().__init__(max_open, patience_seconds)
         self._options = Options(**{each.name: getattr(options, each.name) for each in fields(Options)})

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from weft.server.logs import LogFormat
 from weft.server.prompt_builder import PromptFacts
 from weft.server.settings import Limits
 from weft.text.template import ChatTemplate
@@ -33,6 +34,7 @@ class WorkerSetup(WorkerMessage, tag="setup"):
     strict_fields: bool
     limits: Limits
     log_level: int
+    log_format: LogFormat
 
 
 class Job(WorkerMessage, tag="job"):
@@ -91,6 +93,7 @@ def setup_of(
     limits: Limits,
     strict_fields: bool,
     log_level: int,
+    log_format: LogFormat = "text",
 ) -> WorkerSetup:
     return WorkerSetup(
         tokenizer=None if tokenizer is None else tokenizer.backend.to_str(),
@@ -101,4 +104,5 @@ def setup_of(
         strict_fields=strict_fields,
         limits=limits,
         log_level=log_level,
+        log_format=log_format,
     )

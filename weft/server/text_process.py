@@ -24,6 +24,7 @@ from weft.base.errors import RequestError
 from weft.base.garbage_collection import freeze_heap
 from weft.server import anthropic_route, native, openai_chat, openai_completions, openai_responses, tokens
 from weft.server.grammars import prepared_grammar
+from weft.server.logs import set_up_logging
 from weft.server.prompt_builder import PromptBuilder, PromptFacts
 from weft.server.text_messages import (
     HEADER_BYTES,
@@ -99,7 +100,7 @@ def work(connection: socket.socket) -> None:
     """Process jobs until the front has ended, or until a reply announced that this worker leaves."""
     setup = decode_command(received(connection))
     assert isinstance(setup, WorkerSetup), "the first message must be a WorkerSetup"
-    logging.basicConfig(level=setup.log_level, format="%(levelname)s %(name)s: %(message)s")
+    set_up_logging(setup.log_level, setup.log_format)
     builder = builder_of(setup)
     most = setup.limits.text_memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from weft.base.errors import OptionError
+from weft.base.errors import InvalidOption
 from weft.base.options import option
 
 KINDS = ("random", "generated-shared-prefix", "multi-turn", "long-document", "trace")
@@ -46,7 +46,7 @@ class BenchOptions:
         for each in fields(self):
             value, choices = getattr(self, each.name), each.metadata["choices"]
             if choices and value not in choices:
-                raise OptionError(f"{each.name} must be one of {', '.join(choices)}, got {value!r}")
+                raise InvalidOption(each.name, f"must be one of {', '.join(choices)}, got {value!r}")
         for name in ("prompts", "input_length", "output_length", "groups", "prefix_length", "document_length", "turns"):
             self._at_least(name, 1)
         for name in ("request_rate", "concurrency", "warmup", "temperature"):
@@ -54,17 +54,19 @@ class BenchOptions:
         self._at_least("vocabulary", 2)
         for name in ("trace_speed", "trace_scale", "timeout_seconds"):
             if not getattr(self, name) > 0:
-                raise OptionError(f"{name} must be positive, got {getattr(self, name)}")
+                raise InvalidOption(name, f"must be positive, got {getattr(self, name)}")
         if not 0 <= self.spread <= 1:
-            raise OptionError(f"spread must be from 0 to 1, got {self.spread}")
+            raise InvalidOption("spread", f"must be from 0 to 1, got {self.spread}")
         if self.workload == "multi-turn" and self.form == "tokens":
-            raise OptionError("form must be chat or text for multi-turn: token ids cannot carry the server's answers")
+            raise InvalidOption(
+                "form", "must be chat or text for multi-turn: token ids cannot carry the server's answers"
+            )
         if (self.workload == "trace") != (self.trace is not None):
-            raise OptionError("trace and --workload trace must be given together")
+            raise InvalidOption("trace", "and --workload trace must be given together")
 
     def _at_least(self, name: str, low: int) -> None:
         if not getattr(self, name) >= low:
-            raise OptionError(f"{name} must be at least {low}, got {getattr(self, name)}")
+            raise InvalidOption(name, f"must be at least {low}, got {getattr(self, name)}")
 
     @property
     def shape(self) -> str:

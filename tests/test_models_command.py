@@ -1,0 +1,115 @@
+"""`weft models` lists what can be served, with sizes from the same shapes as the engine's; misspelt names get hints."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from weft import builtin
+from weft.base.errors import ModelError
+from weft.cli.main import build_parser, main
+from weft.memory.spec import MemorySpec
+from weft.models import configurations
+from weft.models.catalogue import BUILT_IN, CATALOGUE, hub_ids
+from weft.models.config import read_config
+from weft.models.hints import similar_id
+from weft.models.registry import FAMILIES
+from weft.models.shapes import shape_of
+from weft.models.weights import find_checkpoint
+
+
+def test_the_catalogue_lists_the_registered_architectures_and_the_packaged_configurations():
+    listed = [name for family in CATALOGUE for name in family.architectures]
+    assert sorted(listed) == sorted(FAMILIES)
+    packaged = [name for family in CATALOGUE for name, _ in family.checkpoints]
+    assert sorted(packaged) == configurations.names()
+    assert builtin.NAME == BUILT_IN
+
+
+def test_every_checkpoint_stands_in_the_family_of_its_architecture():
+    for family in CATALOGUE:
+        for name, _ in family.checkpoints:
+            [architecture] = read_config(configurations.find(name))["architectures"]
+            assert architecture in family.architectures
+
+
+def listed(capsys: pytest.CaptureFixture[str]) -> dict:
+    assert main(["models", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_sizes_are_those_of_the_engine(capsys):
+    found = listed(capsys)
+    by_name = {model["name"]: model for family in found["families"] for model in family["models"]}
+    assert sorted(by_name) == configurations.names()
+    nemotron = by_name["nemotron-nano-9b-v2"]
+    shape = shape_of(configurations.find("nemotron-nano-9b-v2"))
+    spec = MemorySpec(shape.memories)
+    assert nemotron["weights_bytes"] == 2 * shape.parameters == pytest.approx(17.8e9, rel=0.01)
+    assert nemotron["context_bytes_per_token"] * 64 == spec.page_bytes
+    assert nemotron["bytes_per_sequence"] == 2 * spec.state_bytes + spec.tail_bytes
+    gemma = by_name["gemma-3-12b"]
+    assert (gemma["state_bytes"], gemma["bytes_per_sequence"]) == (0, 18 * 64 * 327680)
+    assert found["built_in"]["parameters"] == pytest.approx(23e6, rel=0.05)
+
+
+def test_every_command_is_one_that_weft_accepts(capsys):
+    found = listed(capsys)
+    models = [model for family in found["families"] for model in family["models"]]
+    for model in [*models, found["built_in"]]:
+        program, *arguments = shlex.split(model["command"])
+        assert program == "weft"
+        chosen = build_parser().parse_args(arguments)
+        assert (chosen.command, chosen.model) == ("serve", arguments[1] if len(arguments) > 1 else None)
+
+
+def test_the_list_for_people_has_every_model_command_and_architecture(capsys):
+    found = listed(capsys)
+    assert main(["models"]) == 0
+    text = capsys.readouterr().out
+    for family in found["families"]:
+        assert all(name in text for name in family["architectures"])
+        assert all(model["name"] in text and model["command"] in text for model in family["models"])
+    assert "weft-small" in text
+
+
+# names that cannot be loaded ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "no/such/model-Q4_K_M.GGUF", "owner/LFM2-1.2B-GGUF"])
+@pytest.mark.parametrize("with_weights", [True, False])
+def test_a_gguf_name_is_refused_with_what_to_do(name, with_weights):
+    with pytest.raises(ModelError, match=r"GGUF format, which is not supported; pass the folder or hub id") as found:
+        find_checkpoint(name, with_weights)
+    assert "\n" not in str(found.value)
+
+
+def test_a_folder_with_gguf_weights_only_is_refused_and_one_with_others_is_not(tmp_path):
+    for name in ("model.gguf", "config.json"):
+        (tmp_path / name).touch()
+    with pytest.raises(ModelError, match="has only GGUF weights"):
+        find_checkpoint(tmp_path, with_weights=True)
+    (tmp_path / "model.safetensors").touch()
+    assert find_checkpoint(tmp_path, with_weights=True) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("weft-smal", "did you mean weft-small?"),
+        ("lfm2-1.2", "did you mean lfm2-1.2b?"),
+        ("LFM2-1.2B", "pass LiquidAI/LFM2-1.2B for the published weights, or add --weights dummy"),
+        ("xyzzy", "'owner/name'; packaged configurations"),
+    ],
+)
+def test_a_misspelt_model_gets_a_hint(name, hint):
+    with pytest.raises(ModelError) as found:
+        find_checkpoint(name, with_weights=True)
+    assert hint in str(found.value)
+
+
+def test_a_misspelt_hub_id_gets_a_hint_and_a_right_one_none():
+    assert similar_id("LiquidAi/LFM2-1.2") == "; did you mean LiquidAI/LFM2-1.2B?"
+    assert {similar_id(each) for each in (*hub_ids(), "xyzzy/plugh")} == {""}

@@ -1,0 +1,1 @@
+"""`weft chat`: a conversation in the terminal."""

@@ -1,0 +1,156 @@
+"""Input and colours of `weft chat`: an editor on a terminal, plain lines otherwise. Knows no model.
+
+On a terminal, prompt_toolkit provides line editing, history, several lines per question and bracketed paste.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from weft.base.errors import OptionError
+
+if TYPE_CHECKING:
+    from prompt_toolkit.input import Input
+    from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.output import Output
+
+PROMPT = "> "
+MORE = ". "
+LEAVE = "(Ctrl-D or /exit ends the program)"
+# A model's answer must not control the terminal.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Reader(Protocol):
+    def read(self) -> str | None:
+        """Return the next question or command, None at the end of input."""
+
+
+def is_terminal() -> bool:
+    """Return whether a person is at both ends and the terminal can position its cursor."""
+    streams = (sys.stdin, sys.stdout)
+    return all(each is not None and each.isatty() for each in streams) and os.environ.get("TERM") != "dumb"
+
+
+def reader(history: str | None, words: Sequence[str]) -> Reader:
+    """Return the editor on a terminal, otherwise a reader of lines. `words` are completed by Tab."""
+    return Editor(history, words) if is_terminal() else LineReader()
+
+
+class LineReader:
+    """Reads one question per line; a trailing backslash joins the next line."""
+
+    def read(self) -> str | None:
+        lines: list[str] = []
+        while True:
+            # Read here and not by `input`, which prompts on standard output.
+            line = sys.stdin.readline()
+            if not line:
+                return "\n".join(lines) if lines else None
+            line = line.rstrip("\n")
+            if not line.endswith("\\"):
+                return "\n".join([*lines, line])
+            lines.append(line[:-1])
+
+
+class Editor:
+    """A line editor with history. `source` and `screen` replace the terminal in tests."""
+
+    def __init__(
+        self,
+        history: str | None = None,
+        words: Sequence[str] = (),
+        source: Input | None = None,
+        screen: Output | None = None,
+    ) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+        self._history = InMemoryHistory() if history is None else FileHistory(_history_file(history))
+        self._session: PromptSession[str] = PromptSession(
+            [("ansigreen bold", PROMPT)],
+            multiline=True,
+            prompt_continuation=MORE,
+            key_bindings=_keys(),
+            history=self._history,
+            completer=WordCompleter(list(words), sentence=True),
+            complete_while_typing=False,
+            enable_history_search=True,
+            input=source,
+            output=screen,
+        )
+
+    def remembered(self) -> list[str]:
+        """Return the questions that the up arrow brings back, oldest first."""
+        return list(self._history.load_history_strings())[::-1]
+
+    def read(self) -> str | None:
+        while True:
+            try:
+                return self._session.prompt()
+            except KeyboardInterrupt:
+                # The line is discarded. A program that ended here would take the conversation with it.
+                print(LEAVE, file=sys.stderr)
+            except EOFError:
+                return None
+
+
+def _history_file(name: str) -> str:
+    """Return the path of a history that can be written, readable by its owner only."""
+    path = Path(name).expanduser()
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise OptionError(f"--history: cannot write {path}: {error.strerror}") from None
+    return str(path)
+
+
+def _keys() -> KeyBindings:
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def enter(event: Any) -> None:
+        buffer = event.current_buffer
+        if buffer.document.char_before_cursor == "\\" and buffer.document.is_cursor_at_the_end:
+            buffer.delete_before_cursor()
+            buffer.newline(copy_margin=False)
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def new_line(event: Any) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    return keys
+
+
+class Colours:
+    """Colours text for a stream if it is a terminal that has colours, unless NO_COLOR is set (no-color.org)."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.terminal = stream is not None and stream.isatty()
+        self._on = self.terminal and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+
+    def dim(self, text: str) -> str:
+        return self._coloured(text, "2")
+
+    def red(self, text: str) -> str:
+        return self._coloured(text, "31")
+
+    def bold(self, text: str) -> str:
+        return self._coloured(text, "1")
+
+    def _coloured(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._on and text else text
+
+    def harmless(self, text: str) -> str:
+        r"""Return external text without the control characters by which it could drive a terminal."""
+        return _CONTROL.sub("", text) if self.terminal else text

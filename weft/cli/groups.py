@@ -1,0 +1,96 @@
+"""How `--help` of each command presents its options: titles of groups, and examples.
+
+An option that no group names is shown under "options", or under "engine" if the command inherits it. A test compares
+the names with the options, and parses the examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Groups = Mapping[str, str]
+
+ENGINE: Groups = {
+    "model and device": "tokenizer device dtype weights threads",
+    "memory and cache": "memory memory_fraction max_length cache eviction capture_every",
+    "scheduling": "max_sequences max_tokens_per_step depth order",
+    "reproducing and debugging": "seed paranoid",
+}
+GROUPS: Mapping[str, Groups] = {
+    "serve": {
+        "address": "host port uds uds_mode ssl_certfile ssl_keyfile ssl_keyfile_password_file allowed_host "
+        "trusted_proxy cors_origin",
+        "access": "api_key api_key_file admin_key admin_key_file requests_per_minute tokens_per_minute open_health",
+        "limits": "max_open_requests max_body max_answers limit",
+        "answers": "served_model_name tool_parser reasoning_parser sse_keep_alive",
+        "processes": "in_process drain_seconds restart_engine engine_timeout front_timeout",
+        "log": "log_level log_format log_requests",
+    },
+    "chat": {
+        "server": "url api_key",
+        "conversation": "system max_tokens temperature stats history",
+    },
+    "generate": {"answers": "raw max_tokens temperature stream stats"},
+    "bench": {
+        "server": "url api_key model",
+        "workload": "workload form prompts input_length output_length spread groups prefix_length document_length "
+        "turns trace trace_speed trace_scale vocabulary seed",
+        "requests": "request_rate concurrency ignore_eos temperature warmup timeout_seconds",
+        "report": "json progress",
+    },
+    "simulate": {
+        "traffic": "workload trace requests rate trace_speed seed",
+        "model and memory": "model memory calibrate max_sequences max_tokens_per_step max_length stride",
+        "cache": "cache eviction without capture_every alpha oracle",
+        "report": "explain json plot progress",
+    },
+}
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "serve": (
+        "weft serve",
+        "weft serve LiquidAI/LFM2-1.2B --port 8080 --api-key-file keys",
+        "weft serve ./checkpoint --memory 8GiB --max-length 32768 --log-format json",
+        "weft serve lfm2-1.2b --weights dummy",
+    ),
+    "chat": (
+        "weft chat",
+        "weft chat LiquidAI/LFM2-1.2B --system 'Answer in one sentence.' --stats",
+        "weft chat --url http://127.0.0.1:8000",
+    ),
+    "generate": (
+        "weft generate 'What is the capital of France?'",
+        "weft generate --raw 'Once upon a time' --max-tokens 64",
+        "weft generate --model LiquidAI/LFM2-1.2B < question.txt",
+    ),
+    "bench": (
+        "weft bench --prompts 200 --input-length 512 --output-length 128",
+        "weft bench --workload multi-turn --turns 8 --concurrency 32 --json result.json",
+    ),
+    "simulate": (
+        "weft simulate --workload coding --memory 10% --explain",
+        "weft simulate --model nemotron-nano-9b-v2 --memory 40GiB --eviction value --eviction lru",
+    ),
+    "doctor": ("weft doctor", "weft doctor LiquidAI/LFM2-1.2B --dtype bfloat16"),
+    "models": ("weft models", "weft models --json"),
+    "completion": (
+        "source <(weft completion bash)",
+        "weft completion zsh > ~/.zfunc/_weft",
+        "weft completion fish > ~/.config/fish/completions/weft.fish",
+    ),
+}
+
+
+OTHER = "engine"
+
+
+def titles(groups: Groups) -> list[str]:
+    """Return the titles of a command's groups in the order of its help."""
+    return list(dict.fromkeys([*groups, *ENGINE, OTHER]))
+
+
+def title_of(name: str, groups: Groups, own: bool) -> str | None:
+    """Return the title of the group that an option is shown in; None: the options without a group."""
+    for title, names in {**groups, **({} if own else ENGINE)}.items():
+        if name in names.split():
+            return title
+    return None if own else OTHER
