@@ -25,6 +25,7 @@ from weft.memory.spec import MemorySpec
 from weft.models.config import Config, read_config, shown, text_part
 from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
+from weft.runner.cuda.compiling import compile_kernels, warm_mixers
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory
 from weft.runner.runner import Runner, available_cores
 from weft.text.grammar import Grammars
@@ -88,13 +89,15 @@ def load(options: Options, progress: bool = True) -> Loaded:
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
     try:
-        model, config = load_model(folder, dtype, device, progress, options.weights, options.seed, free_bytes())
+        model, config = load_model(
+            folder, dtype, device, progress, options.weights, options.seed, free_bytes(), compile_early
+        )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
     chosen = choose(device, dtype, model.memories)
     room = None
     if chosen.all_by("cuda"):
-        found = measure(model, chosen.operations, options)
+        found = measure(model, chosen.operations, options, progress)
         if isinstance(found, str):
             chosen = choose(device, dtype, model.memories, refused=found)
         else:
@@ -116,17 +119,25 @@ def load(options: Options, progress: bool = True) -> Loaded:
     return Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, chosen)
 
 
+def compile_early(model: CausalModel, device: str, dtype: torch.dtype) -> None:
+    """Let libraries start to compile what a model needs while its weights are loaded."""
+    chosen = choose(device, dtype, model.memories)
+    if chosen.all_by("cuda"):
+        warm_mixers(model, chosen.operations)
+
+
 def tell_once(notice: str) -> None:
     if notice not in _logged:
         _logged.add(notice)
         print(notice, file=sys.stderr)
 
 
-def measure(model: CausalModel, operations: Operations, options: Options) -> GpuMemory | str:
-    """Find the room on the GPU by running the largest steps; if kernels fail in them, return the reason."""
+def measure(model: CausalModel, operations: Operations, options: Options, progress: bool = False) -> GpuMemory | str:
+    """Compile the kernels, and find the room on the GPU by running the largest steps; if kernels fail, return why."""
     spec = MemorySpec(model.memories(operations))
     tokens, rows = (count(n, getattr(options, n), "cuda") for n in ("max_tokens_per_step", "max_sequences"))
     try:
+        compile_kernels(model, spec, operations, max(tokens, rows), rows, progress)
         return measure_memory(model, spec, operations, max(tokens, rows), rows, options.memory_fraction)
     except torch.OutOfMemoryError as error:
         raise ModelError(
