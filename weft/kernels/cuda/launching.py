@@ -79,9 +79,14 @@ def jit(function: Callable[..., Any] | None = None, remember: bool = True, **opt
     """
     if function is None:
         return lambda decorated: jit(decorated, remember, **options)
-    if knobs.runtime.interpret or not triton.__version__.startswith(KNOWN):
+    if not is_known():
         return NamedLaunches(triton.jit(function, **options))
     return Kernel(function, remember, **options)
+
+
+def is_known() -> bool:
+    """Return whether kernels are compiled, by a version of Triton whose launches can be remembered and collected."""
+    return not knobs.runtime.interpret and triton.__version__.startswith(KNOWN)
 
 
 class NamedLaunches:

@@ -43,7 +43,10 @@ def compile_kernels(
     """Compile in parallel what steps of up to `tokens` and `rows` launch. Nothing is computed."""
     # Triton is not installed on machines without a GPU.
     from weft.kernels.cuda.ahead import compiling_ahead
+    from weft.kernels.cuda.launching import is_known
 
+    if not is_known():
+        return
     with torch.inference_mode(), compiling_ahead(progress):
         for step in steps_of(model, spec, operations, tokens, rows, device):
             step()
