@@ -17,7 +17,7 @@ from weft.base.config import EngineConfig
 from weft.base.errors import ModelError, OptionError
 from weft.base.options import Options, SizingFacts, count, resolve
 from weft.base.sampling import SamplingParams
-from weft.kernels.choosing import Chosen, choose
+from weft.kernels.choosing import Chosen, begin_compiling, choose
 from weft.kernels.devices import choose_device, device_name, free_bytes
 from weft.kernels.interface import Operations
 from weft.memory.capacity import least_bytes, longest_alone
@@ -120,7 +120,10 @@ def load(options: Options, progress: bool = True) -> Loaded:
 
 
 def compile_early(model: CausalModel, device: str, dtype: torch.dtype) -> None:
-    """Let libraries start to compile what a model needs while its weights are loaded."""
+    """Start to compile what a model needs while its weights are loaded."""
+    if device == "cpu":
+        begin_compiling(model.memories)
+        return
     chosen = choose(device, dtype, model.memories)
     if chosen.all_by("cuda"):
         warm_mixers(model, chosen.operations)
