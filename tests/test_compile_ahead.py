@@ -14,7 +14,9 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.cuda_engines import for_each, load_tiny, release
 from tests.test_cuda_attention import LAYER
+from weft import loading
 from weft.kernels.cuda import flashinfer
 
 ROOT = Path(__file__).parent.parent
@@ -51,6 +53,31 @@ def test_no_step_of_a_start_compiles_what_was_not_compiled_ahead(family):
     for part in ("trials", "recorded", "served"):
         assert (found[part]["compiled"], found[part]["read"]) == (0, 0), part
         assert found[part]["launched"] > 50, part
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", for_each(["lfm2"], "tiny {} bfloat16"))
+def test_on_a_gpu_a_start_compiles_nothing_after_the_kernels_that_it_compiled_ahead(name, monkeypatch):
+    from triton import knobs
+
+    measured, late = [], []
+    measure_memory = loading.measure_memory
+
+    def measure(*arguments):
+        # The first step that launches: from here on every kernel is there.
+        measured.append(True)
+        return measure_memory(*arguments)
+
+    def listen(*, src, cache_hit, **details):
+        if measured:
+            late.append((src.name, cache_hit))
+
+    monkeypatch.setattr(loading, "measure_memory", measure)
+    monkeypatch.setattr(knobs.compilation, "listener", listen)
+    release()
+    with load_tiny(name, "bfloat16"):
+        assert measured
+        assert late == []
 
 
 # FlashInfer -----------------------------------------------------------------------------------------------------------
