@@ -241,6 +241,10 @@ def play(engine: Engine, asks: list[Ask], follow: Callable[[Ask], Ask | None] = 
 
 def warm_up(llm: LLM, rows: Sequence[int] = (1, 8), lengths: Sequence[int] = (100, 700, 2500)) -> None:
     """Compile kernels and capture graphs that are created on first use, so that no measurement includes that."""
+    if torch.cuda.is_available():
+        from weft.kernels.cuda import flashinfer
+
+        flashinfer.finish_compiling()
     engine = fresh(llm)
     for round_, length in enumerate(lengths):
         if length + 8 <= engine.config.max_length:

@@ -157,6 +157,7 @@ def cases() -> Iterator[tuple[str, Call, float, dict[str, Call]]]:
         yield name, scene.attend, scene.floor_bytes, peers
     for name, scene in prompts().items():
         attention.warm([attention.shape_of(scene.q, scene.view(), scene.scale, None)])
+        flashinfer.finish_compiling()
         peers = {"triton": scene.attend_with_triton}
         if len(scene.rows) == 1:
             peers["torch"] = scene.attend_with_torch

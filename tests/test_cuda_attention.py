@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -275,6 +276,7 @@ def test_flashinfer_equals_the_reference(window, options, monkeypatch):
     scene = Scene(REAL, window, 32, 8, 128, cell=64, dtype=torch.bfloat16, scale=128**-0.5)
     softcap = OPTIONS[options].get("softcap")
     on_gpu.warm([scene.shape(softcap)])
+    flashinfer.finish_compiling()
     assert flashinfer.is_warm(scene.shape(softcap), scene.q.device)
     monkeypatch.setattr(on_gpu, "FLASHINFER_WORK", 0)
     monkeypatch.delattr(on_gpu, "attend_pieces")
@@ -356,8 +358,9 @@ def test_a_flashinfer_that_fails_is_said_once_and_triton_takes_over(monkeypatch,
     def fail(*arguments: object) -> None:
         raise RuntimeError("nvcc not found\nninja: build stopped")
 
-    monkeypatch.setattr(flashinfer, "_modules", {})
-    monkeypatch.setattr(flashinfer, "_new_planner", fail)
+    monkeypatch.setattr(flashinfer, "modules", {})
+    monkeypatch.setattr(flashinfer, "module_of", lambda *arguments: SimpleNamespace(is_compiled=True))
+    monkeypatch.setattr(flashinfer, "new_planner", fail)
     for _ in range(2):
         flashinfer.warm([LAYER, LAYER], "fa3", torch.device("cpu"))
     [record] = caplog.records
@@ -366,10 +369,11 @@ def test_a_flashinfer_that_fails_is_said_once_and_triton_takes_over(monkeypatch,
 
 
 def test_a_shape_is_warm_only_with_planners_of_its_own(monkeypatch):
-    monkeypatch.setattr(flashinfer, "_modules", {})
-    monkeypatch.setattr(flashinfer, "_planners", {})
-    monkeypatch.setattr(flashinfer, "_try", lambda *arguments: None)
-    monkeypatch.setattr(flashinfer, "_new_planner", lambda *arguments: object())
+    monkeypatch.setattr(flashinfer, "modules", {})
+    monkeypatch.setattr(flashinfer, "planners", {})
+    monkeypatch.setattr(flashinfer, "module_of", lambda *arguments: SimpleNamespace(is_compiled=True))
+    monkeypatch.setattr(flashinfer, "trial_error", lambda *arguments: None)
+    monkeypatch.setattr(flashinfer, "new_planner", lambda *arguments: object())
     here, other = torch.device("cpu"), replace(LAYER, heads=2 * LAYER.heads)
     flashinfer.warm([LAYER], "fa3", here)
     assert other.module == LAYER.module

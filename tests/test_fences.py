@@ -168,7 +168,7 @@ NOT_WAITING = {
     ("weft.kernels.cpu.index_building", "open_cells"): "the plan's own arrays, on the host",
     ("weft.runner.step_sampling", "_draws"): "the plan's own arrays, on the host",
     ("weft.kernels.download", "Download.arrays"): "the one download of a step, when it lands",
-    ("weft.runner.cuda.recorded", "RecordedSteps._record_all"): "before the first request",
+    ("weft.runner.cuda.recorded", "RecordedSteps.record_all"): "before the first request",
     ("weft.runner.cuda.gpu_memory", "measure_memory"): "before the first request",
     ("weft.runner.cuda.gpu_memory", "_peak"): "before the first request",
 }

@@ -15,14 +15,15 @@ from tests.operations import gated_delta_memory, ssd_memory
 from weft import LLM, SamplingParams
 from weft.kernels.choosing import DECODES
 from weft.kernels.native import library
-from weft.kernels.native.limits import declines
+from weft.kernels.native.limits import declines, groups_of
 from weft.kernels.recurrent import short_conv_memory
 from weft.memory.spec import AttentionMemory, MemorySpec
 
 
 def forget() -> None:
-    for function in (library.library, library.attempt):
+    for function in (library.library, library.attempt_for):
         function.cache_clear()
+    library.Wanted.groups = library.OPTIONAL
 
 
 @pytest.fixture
@@ -162,6 +163,72 @@ def test_other_flags_and_sources_are_another_library(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "processor", lambda: "another")
     found.add(library.fingerprint(compiler, [source]))
     assert len(found) == 4
+
+
+def count_sources(monkeypatch) -> list[list[str]]:
+    """Return the names of the sources of each library that is compiled from now on; none takes any time."""
+    compiled: list[list[str]] = []
+    compile_library = library.compile_library
+
+    def compile_one(compiler, sources, target):
+        compiled.append([source.stem for source in sources])
+        source = target.with_name("one.cpp")
+        source.write_text("int one() { return 1; }")
+        compile_library(compiler, [source], target)
+
+    monkeypatch.setattr(library, "compile_library", compile_one)
+    return compiled
+
+
+@needs_compiler
+def test_only_what_a_model_uses_is_compiled_and_more_when_another_needs_it(fresh, monkeypatch):
+    compiled = count_sources(monkeypatch)
+    attention, mixed = (AttentionMemory(1, 8, "float32"),), (short_conv_memory(4, 3, "float32"),)
+    library.use(groups_of(MemorySpec(attention)))
+    first = library.library()
+    assert library.OPTIONAL & set(compiled[0]) == {"attention"}
+    assert {"linear", "norm", "replay"} <= set(compiled[0])
+    # The longest job must not be the last one to start.
+    sizes = [(library.FOLDER / f"{name}.cpp").stat().st_size for name in compiled[0]]
+    assert sizes == sorted(sizes, reverse=True)
+    # A model that needs nothing else finds the same library.
+    library.use(groups_of(MemorySpec(attention)))
+    assert library.library() is first
+    library.use(groups_of(MemorySpec(attention + mixed)))
+    assert library.library() is not first
+    assert set(compiled[1]) >= library.OPTIONAL
+    # A start that finds the library of all sources compiles none of its own.
+    forget()
+    library.use({"ssd"})
+    assert isinstance(library.attempt(), ctypes.CDLL)
+    assert len(compiled) == 2
+
+
+@needs_compiler
+def test_kernels_compile_while_weights_load_and_once(fresh, monkeypatch):
+    compiled, may_end = count_sources(monkeypatch), threading.Event()
+    compile_library = library.compile_library
+
+    def compile_later(*arguments):
+        assert may_end.wait(60)
+        compile_library(*arguments)
+
+    monkeypatch.setattr(library, "compile_library", compile_later)
+    library.begin({"attention"})
+    may_end.set()
+    assert isinstance(library.attempt(), ctypes.CDLL)
+    assert len(compiled) == 1
+
+
+def test_progress_is_logged_file_by_file(monkeypatch, tmp_path, caplog):
+    called: list[str] = []
+    monkeypatch.setattr(library, "_call", lambda command: called.append(command[-3]))
+    monkeypatch.setattr(library.os, "cpu_count", lambda: 1)
+    sources = [tmp_path / name for name in ("a.cpp", "b.cpp")]
+    with caplog.at_level("INFO", "weft"):
+        library.compile_library("g++", sources, tmp_path / "x.so")
+    assert called[:2] == [str(source) for source in sources]
+    assert "compiling kernels: 2 of 2" in caplog.text
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(fresh):

@@ -16,7 +16,7 @@ from weft.base.config import EngineConfig
 from weft.base.errors import ModelError, OptionError
 from weft.base.options import Options, SizingFacts, count, resolve
 from weft.base.sampling import SamplingParams
-from weft.kernels.choosing import Chosen, choose
+from weft.kernels.choosing import Chosen, begin_compiling, choose
 from weft.kernels.devices import choose_device, device_name, free_bytes
 from weft.kernels.interface import Operations
 from weft.memory.capacity import least_bytes, longest_alone
@@ -24,6 +24,7 @@ from weft.memory.spec import MemorySpec
 from weft.models.config import Config, read_config, shown, text_part
 from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
+from weft.runner.cuda.compiling import compile_kernels, warm_mixers
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory
 from weft.runner.runner import Runner, available_cores
 from weft.text.grammar import Grammars
@@ -99,13 +100,15 @@ def load(options: Options, progress: bool = True) -> Loaded:
     tokenizer, template = load_text(options, folder)
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
     try:
-        model, config = load_model(folder, dtype, device, progress, options.weights, options.seed, free_bytes())
+        model, config = load_model(
+            folder, dtype, device, progress, options.weights, options.seed, free_bytes(), compile_early
+        )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
     chosen = choose(device, dtype, model.memories)
     room = None
     if chosen.all_by("cuda"):
-        found = measure(model, chosen.operations, options)
+        found = measure(model, chosen.operations, options, progress)
         if isinstance(found, str):
             chosen = choose(device, dtype, model.memories, refused=found)
         else:
@@ -126,6 +129,16 @@ def load(options: Options, progress: bool = True) -> Loaded:
     return Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, chosen)
 
 
+def compile_early(model: CausalModel, device: str, dtype: torch.dtype) -> None:
+    """Start to compile what a model needs while its weights are loaded."""
+    if device == "cpu":
+        begin_compiling(model.memories)
+        return
+    chosen = choose(device, dtype, model.memories)
+    if chosen.all_by("cuda"):
+        warm_mixers(model, chosen.operations)
+
+
 def warn_once(notice: str) -> None:
     """Log a warning, once in a process: several models may be loaded one after the other."""
     if notice not in _logged:
@@ -133,11 +146,12 @@ def warn_once(notice: str) -> None:
         log.warning(notice)
 
 
-def measure(model: CausalModel, operations: Operations, options: Options) -> GpuMemory | str:
-    """Find the room on the GPU by running the largest steps; if kernels fail in them, return the reason."""
+def measure(model: CausalModel, operations: Operations, options: Options, progress: bool = False) -> GpuMemory | str:
+    """Compile the kernels, and find the room on the GPU by running the largest steps; if kernels fail, return why."""
     spec = MemorySpec(model.memories(operations))
     tokens, rows = (count(n, getattr(options, n), "cuda") for n in ("max_tokens_per_step", "max_sequences"))
     try:
+        compile_kernels(model, spec, operations, max(tokens, rows), rows, progress)
         return measure_memory(model, spec, operations, max(tokens, rows), rows, options.memory_fraction)
     except torch.OutOfMemoryError as error:
         raise ModelError(

@@ -14,6 +14,7 @@ from weft.kernels.devices import device_name
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.native import library
 from weft.kernels.native.limits import declines as declines_decodes
+from weft.kernels.native.limits import groups_of
 from weft.memory.spec import Memory, MemorySpec
 
 # The operations of each group. A package has one module per group, with the group's name.
@@ -157,6 +158,7 @@ def first_line(error: BaseException) -> str:
 
 def choose_for_cpu(dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]]) -> Chosen:
     spec = MemorySpec(memories(everywhere("cpu")))
+    library.use(groups_of(spec))
     missing = library.why_not(dtype)
     choices = []
     for group in GROUPS:
@@ -170,6 +172,11 @@ def choose_for_cpu(dtype: torch.dtype, memories: Callable[[Operations], tuple[Me
             else PackageChoice(group, "cpu", f"no C++: {reason}")
         )
     return Chosen(assemble({choice.group: choice.package for choice in choices}), tuple(choices))
+
+
+def begin_compiling(memories: Callable[[Operations], tuple[Memory, ...]]) -> None:
+    """Compile in the background the C++ kernels of a model on a CPU, while its weights are loaded."""
+    library.begin(groups_of(MemorySpec(memories(everywhere("cpu")))))
 
 
 def reason_on_cpu(group: str, missing: str | None) -> str:

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -53,12 +53,14 @@ def load_model(
     weights: str = "checkpoint",
     seed: int = 0,
     spare_bytes: int = 0,
+    when_built: Callable[[CausalModel, str, torch.dtype], None] = lambda model, device, dtype: None,
     operations: Operations | None = None,
 ) -> tuple[CausalModel, dict[str, Any]]:
     """Load the model of a folder or hub id; return it with the configuration of its text part.
 
-    With ample `spare_bytes` weights may be kept twice, for few rows and for many. Only `operations` can compute with
-    the model then; the default are those chosen for the device.
+    With ample `spare_bytes` weights may be kept twice, for few rows and for many. `when_built` is called with the
+    model before its weights are there. Only `operations` can compute with the loaded model; the default are those
+    chosen for the device.
 
     With `weights="dummy"` only the configuration is read (a folder with config.json, the file itself, or the name of
     a packaged one), and the weights are random, the same for the same seed.
@@ -66,6 +68,7 @@ def load_model(
     folder = find_checkpoint(path, with_weights=weights != "dummy")
     config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
     model = build(config, dtype, device)
+    when_built(model, str(device), dtype)
     if weights == "dummy":
         fill_randomly(model, seed)
     elif weights == "checkpoint":

@@ -6,12 +6,13 @@ launches one. Triton binds, types and specialises all arguments of every launch 
 most kernels run. Here a group does that for its own arguments when it is made, so groups that many launches share, such
 as a step's rows and a layer's memory, cost nothing again. `Kernel` finds the compiled kernel by a short key and starts
 it with raw addresses. Compilation and specialisation stay Triton's: a launch with a new key goes through Triton.
+Inside `weft.kernels.cuda.ahead`, launches are collected and compiled instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import triton
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch.nn import Parameter
 from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 # Triton versions whose compiled kernels can be started this way; with others every launch goes through Triton.
 KNOWN = ("3.6.", "3.7.")
@@ -63,18 +65,28 @@ def named(**given: Any) -> Arguments:
             elif not LEAST <= argument <= MOST:
                 key.append(argument)
         else:
-            # The value of a float or boolean does not matter; any other argument is None.
+            # The value of a float or boolean does not matter; any other argument is None, or a descriptor.
             key.append(kind if kind is float or kind is bool else argument)
+            if kind is TensorDescriptor:
+                key[-1:] = argument.base.dtype, *argument.block_shape
     return Arguments(given, tuple(key), tensor, values)
 
 
-def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Decorate like `triton.jit`, for kernels whose last parameters are the constants."""
+def jit(function: Callable[..., Any] | None = None, remember: bool = True, **options: Any) -> Any:
+    """Decorate like `triton.jit`, for kernels whose last parameters are the constants.
+
+    Kernels that take descriptors must not `remember` launches: Triton converts a descriptor at every launch.
+    """
     if function is None:
-        return lambda decorated: jit(decorated, **options)
-    if knobs.runtime.interpret or not triton.__version__.startswith(KNOWN):
+        return lambda decorated: jit(decorated, remember, **options)
+    if not is_known():
         return NamedLaunches(triton.jit(function, **options))
-    return Kernel(function, **options)
+    return Kernel(function, remember, **options)
+
+
+def is_known() -> bool:
+    """Return whether kernels are compiled, by a version of Triton whose launches can be remembered and collected."""
+    return not knobs.runtime.interpret and triton.__version__.startswith(KNOWN)
 
 
 class NamedLaunches:
@@ -93,12 +105,16 @@ class NamedLaunches:
 class Kernel(JITFunction):  # type: ignore[misc]  # Triton has no types
     """A Triton kernel that caches its compiled launches."""
 
-    # Whether the cache is used; for comparisons.
+    # Whether launches are remembered. False for all kernels in comparisons, and while launches are collected.
     remembering = True
+    # Called with the kernel, the launch's key, its grid, arguments and settings, instead of launching.
+    collect: ClassVar[Callable[..., None] | None] = None
 
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+    def __init__(self, function: Callable[..., Any], remember: bool = True, **options: Any) -> None:
         super().__init__(function, **options)
         self.compiled: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        if not remember:
+            self.remembering = False
 
     def run(self, *groups: Arguments, grid: Any, warmup: bool, **settings: Any) -> Any:
         """Launch the kernel. `settings` are constants and options such as `num_warps`."""
@@ -106,8 +122,11 @@ class Kernel(JITFunction):  # type: ignore[misc]  # Triton has no types
         found = self.compiled.get(key)
         # A launch hook needs more details than the cache has.
         if found is None or warmup or knobs.runtime.launch_enter_hook.calls or not self.remembering:
-            made = super().run(*checked(self.arg_names, groups, settings), grid=grid, warmup=warmup, **settings)
-            if made is not None and not warmup:
+            arguments = checked(self.arg_names, groups, settings)
+            if Kernel.collect is not None:
+                return Kernel.collect(self, key, grid, arguments, settings)
+            made = super().run(*arguments, grid=grid, warmup=warmup, **settings)
+            if made is not None and not warmup and self.remembering:
                 constants = (None,) * (len(self.params) - len(values))
                 self.compiled[key] = made.run, made.function, made.packed_metadata, constants
             return made

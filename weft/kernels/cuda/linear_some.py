@@ -7,13 +7,13 @@ ended. The hardware's copy unit loads tiles of weights and rows (tensor descript
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from weft.kernels.cuda.gpus import gpu_of
+from weft.kernels.cuda.launching import jit, named
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, is_able, wait
 
@@ -60,17 +60,18 @@ def some_rows(
     y = torch.empty(rows, results, dtype=x.dtype, device=x.device)
     compiled = 64 if rows <= 64 else 128
     some_rows_kernel[(-(-results // width),)](
-        TensorDescriptor.from_tensor(x, [compiled, INPUTS]),
-        TensorDescriptor.from_tensor(weight, [width, INPUTS]),
-        bias, y, rows, results, inputs,
+        named(
+            x=TensorDescriptor.from_tensor(x, [compiled, INPUTS]),
+            weight=TensorDescriptor.from_tensor(weight, [width, INPUTS]),
+            bias=bias, y=y, rows=rows, results=results, inputs=inputs,
+        ),
         ROWS=compiled, OUTPUTS=width, INPUTS=INPUTS, NAME=activation, PARTS=parts,
         num_warps=4, num_stages=STAGES, **early(x),
     )  # fmt: skip
     return y
 
 
-# Bypass `launching`, which passes raw addresses: Triton converts a descriptor at every launch.
-@triton.jit(do_not_specialize=["rows"])
+@jit(remember=False, do_not_specialize=["rows"])
 def some_rows_kernel(
     x, weight, bias, y, rows, results, inputs,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,

@@ -4,6 +4,9 @@ Without a compiler, or if compilation fails, there is no library: the PyTorch op
 says so. `WEFT_NATIVE=0` requests that. `WEFT_ISA` restricts the instruction set. Compiled libraries are kept in the
 user's cache folder. A file's name has a fingerprint of the sources, the compiler and the CPU, and a checksum of its
 content: a damaged one is compiled again.
+
+A library has the sources that the first model of a process needs, unless there is one of all sources already. It is
+compiled while weights are loaded (`begin`).
 """
 
 from __future__ import annotations
@@ -16,13 +19,17 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
+import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 log = logging.getLogger("weft")
 
@@ -44,6 +51,8 @@ FLAGS = (
     "-Wno-psabi",
 )
 COMPILE_SECONDS = 180
+# Groups of operations with a source of their own, which only some models need.
+OPTIONAL = frozenset({"attention", "causal_conv", "gated_delta", "ssd"})
 # Names of `float` and `Brain` in the interface; there are no kernels for other types.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -85,26 +94,61 @@ def why_not(dtype: torch.dtype) -> str | None:
     return None if dtype in DTYPES else f"there are no kernels for {dtype}"
 
 
-@cache
+class Wanted:
+    """Groups of operations that the models of this process have; all, until one has said what it needs."""
+
+    groups = OPTIONAL
+    lock = threading.Lock()
+
+
+def use(groups: Iterable[str]) -> None:
+    """Restrict the library to the sources of these groups, if none is loaded; otherwise extend it if it lacks some."""
+    with Wanted.lock:
+        wanted = OPTIONAL.intersection(groups)
+        if not attempt_for.cache_info().currsize:
+            Wanted.groups = wanted
+        elif not wanted <= Wanted.groups:
+            # Recorded steps keep functions of the first library, which stays loaded.
+            Wanted.groups = OPTIONAL
+            library.cache_clear()
+
+
+def begin(groups: Iterable[str]) -> None:
+    """Compile or load in the background, while weights are loaded, what these groups of operations need."""
+    use(groups)
+    threading.Thread(target=attempt, name="weft-native", daemon=True).start()
+
+
 def attempt() -> ctypes.CDLL | str:
-    """Return the library, or the reason why there is none."""
+    """Return the library, or the reason why there is none. The first caller compiles, and others wait for it."""
+    with Wanted.lock:
+        return attempt_for(Wanted.groups)
+
+
+@cache
+def attempt_for(groups: frozenset[str]) -> ctypes.CDLL | str:
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0"
     try:
-        return load()
+        return load(groups)
     except (Unavailable, OSError) as reason:
         return str(reason)
 
 
-def load() -> ctypes.CDLL:
-    compiler = find_compiler()
-    sources = sorted(FOLDER.glob("*.cpp"))
-    kept, stem = cache_folder(), f"kernels-{fingerprint(compiler, sources)}"
-    found = [] if kept is None else sorted(kept.glob(f"{stem}-*.so"))
-    for path in found:
-        loaded = _open_kept(path)
-        if loaded is not None:
-            return loaded
+def load(groups: frozenset[str] = OPTIONAL) -> ctypes.CDLL:
+    """Load a library of all sources if one is kept, otherwise one with the sources of these groups; or compile that."""
+    compiler, kept = find_compiler(), cache_folder()
+    found: list[Path] = []
+    # Largest first: the longest job must not be the last one to start.
+    every = sorted(FOLDER.glob("*.cpp"), key=lambda source: (-source.stat().st_size, source.name))
+    sources = [source for source in every if source.stem in groups or source.stem not in OPTIONAL]
+    for choice in (every, sources):
+        stem = f"kernels-{fingerprint(compiler, choice)}"
+        found = [] if kept is None else sorted(kept.glob(f"{stem}-*.so"))
+        for path in found:
+            loaded = _open_kept(path)
+            if loaded is not None:
+                return loaded
     with tempfile.TemporaryDirectory(dir=kept) as scratch:
         built = Path(scratch) / f"{stem}.so"
         compile_library(compiler, sources, built)
@@ -157,14 +201,22 @@ def find_compiler() -> str:
 
 
 def compile_library(compiler: str, sources: list[Path], target: Path) -> None:
-    log.info("compiling kernels for this processor")
+    """Compile the sources side by side, with a line in the log for each, or a bar where the log is not shown."""
+    log.info("compiling %d files of kernels for this processor; later starts reuse them", len(sources))
     objects = [target.with_name(source.stem + ".o") for source in sources]
+    begun, is_logged = time.monotonic(), log.isEnabledFor(logging.INFO)
 
     def compile_one(source: Path, result: Path) -> None:
         _call([compiler, *flags(), "-c", str(source), "-o", str(result)])
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compile_one, sources, objects))
+    # `None`: no bar unless standard error is a terminal.
+    bar = tqdm(total=len(sources), desc="compiling kernels", unit="file", disable=True if is_logged else None)
+    with ThreadPoolExecutor(os.cpu_count()) as pool, bar:
+        jobs = [pool.submit(compile_one, *pair) for pair in zip(sources, objects)]
+        for number, job in enumerate(as_completed(jobs), 1):
+            job.result()
+            bar.update()
+            log.info("compiling kernels: %d of %d, %.0f s", number, len(jobs), time.monotonic() - begun)
     _call([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(target)])
 
 

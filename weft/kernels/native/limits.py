@@ -25,6 +25,17 @@ def declines(group: str, spec: MemorySpec) -> str | None:
     return None
 
 
+# Groups of operations by the names of the states that they keep.
+STATES = {"conv": "causal_conv", "ssm": "ssd", "delta": "gated_delta"}
+
+
+def groups_of(spec: MemorySpec) -> set[str]:
+    """Return the groups of operations that the mixers of a model with this memory call."""
+    names = {part.name for memory in spec.memories if isinstance(memory, RecurrentMemory) for part in memory.state}
+    attends = any(isinstance(memory, AttentionMemory) for memory in spec.memories)
+    return {STATES[name] for name in names} | ({"attention"} if attends else set())
+
+
 def too_large(what: str, sizes: list[int], most: int) -> str | None:
     largest = max(sizes, default=0)
     return f"{what} of {largest}, at most {most} are supported" if largest > most else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from weft.base.plan import Plan
 from weft.kernels.interface import Operations
 from weft.memory.device.store import Store
 from weft.memory.spec import ALIGNMENT, MemorySpec
@@ -42,22 +43,39 @@ def measure_memory(
     free, total = torch.cuda.mem_get_info()
     taken = total - free
     # Recorded steps keep their working memory, but share it with each other.
-    largest = prompt_sizes(rows)[-1]
-    recorded = ([1] * rows, [1] * largest.decodes + [largest.tokens])
-    work = _peak(model, spec, operations, [tokens]) + max(_peak(model, spec, operations, ends) for ends in recorded)
+    prompt, *recorded = largest_steps(tokens, rows)
+    work = _peak(model, spec, operations, prompt) + max(_peak(model, spec, operations, ends) for ends in recorded)
     torch.cuda.empty_cache()
     return GpuMemory(total, taken, work, max(0, int(total * fraction) - taken - work - SPARE_BYTES))
+
+
+def largest_steps(tokens: int, rows: int) -> list[list[int]]:
+    """Return the rows' lengths in the largest steps: of a prompt, of decodes, and of the largest recorded step."""
+    largest = prompt_sizes(rows)[-1]
+    return [[tokens], [1] * rows, [1] * largest.decodes + [largest.tokens]]
 
 
 @torch.inference_mode()
 def _peak(model: CausalModel, spec: MemorySpec, operations: Operations, ends: list[int]) -> int:
     """Return the bytes that a step of new rows with these lengths needs besides weights and store."""
-    runner = Runner(model, spec, ALIGNMENT, seats=len(ends), device="cuda", operations=operations)
-    runner.store = Store(spec, ALIGNMENT, "cuda", scratch=True)
+    runner = scratch_runner(model, spec, operations, len(ends), "cuda")
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    start, end = np.zeros(len(ends), np.int32), np.array(ends, np.int32)
-    runner.run(trial(start, end, spec, runner.store.scratch))
+    runner.run(trial_of(ends, runner))
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
+
+
+def scratch_runner(
+    model: CausalModel, spec: MemorySpec, operations: Operations, seats: int, device: torch.device | str
+) -> Runner:
+    """Return a runner whose memory is one unit of each kind, for trials."""
+    runner = Runner(model, spec, ALIGNMENT, seats, device, operations=operations)
+    runner.store = Store(spec, ALIGNMENT, device, scratch=True)
+    return runner
+
+
+def trial_of(ends: list[int], runner: Runner) -> Plan:
+    """Return a plan of new rows with these lengths, on scratch memory."""
+    return trial(np.zeros(len(ends), np.int32), np.array(ends, np.int32), runner.spec, runner.store.scratch)

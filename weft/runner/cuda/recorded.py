@@ -70,13 +70,10 @@ class RecordedSteps:
         board: Tensor,
         decodes: DecodeInputs,
         prompts: list[StepInputs],
-        progress: bool,
     ) -> None:
         self.model, self.views, self.board, self.decodes, self.prompts = model, views, board, decodes, prompts
         self.rows = buckets(decodes.rows)
         self._recorded: dict[Hashable, tuple[Callable[[], None], StepOutput]] = {}
-        if decodes.device.type == "cuda":
-            self._record_all(progress)
 
     def run(self, plan: Plan) -> StepOutput | None:
         """Execute a plan up to its logits; return None if it fits no recorded step."""
@@ -120,16 +117,19 @@ class RecordedSteps:
         logits = self.model.logits(hidden, batch)
         return StepOutput(logits, batch.operations.take_likeliest(logits, self.board, seat))
 
-    def _record_all(self, progress: bool) -> None:
-        """Record the largest first: the others then reuse its memory."""
+    def steps(self) -> list[tuple[Hashable, Callable[[], StepOutput]]]:
+        """Return a step of every size with inputs of padding, largest first."""
         self.decodes.fill_with_padding()
         steps: list[tuple[Hashable, Callable[[], StepOutput]]] = [
             (inputs.size, partial(self._prompt, inputs)) for inputs in self.prompts[::-1]
         ]
-        steps += [(rows, partial(self._decode, rows)) for rows in self.rows[::-1]]
+        return steps + [(rows, partial(self._decode, rows)) for rows in self.rows[::-1]]
+
+    def record_all(self, progress: bool) -> None:
+        """Record the largest first: the others then reuse its memory."""
         pool = torch.cuda.graph_pool_handle()
-        for size, step in tqdm(steps, desc="capturing CUDA graphs", unit="step", disable=not progress):
-            # Kernels compile and libraries choose their algorithms here, not while recording.
+        for size, step in tqdm(self.steps(), desc="capturing CUDA graphs", unit="step", disable=not progress):
+            # Libraries choose their algorithms here, not while recording.
             step()
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from tqdm import tqdm
 
 from weft.base.plan import Plan
 from weft.kernels.choosing import check_device, everywhere
@@ -13,6 +12,7 @@ from weft.kernels.upload import upload
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
+from weft.runner.cuda.compiling import warm_mixers
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
 from weft.runner.cuda.recorded import RecordedSteps, StepOutput, prompt_sizes
@@ -47,15 +47,15 @@ class CudaRunner(Runner):
         # One line more than seats: that of padding.
         self.board = torch.zeros(seats + 1, dtype=torch.int64, device=self.device)
         if self.device.type == "cuda":
-            # A library that compiles for a head size takes a minute the first time on a machine.
-            for mixer in tqdm(model.mixers(), desc="compiling kernels", unit="layer", disable=not progress):
-                mixer.warm(self.operations)
+            warm_mixers(model, self.operations)
         cells = -(-max_length // spec.cell)
         where = (cells, spec, self.store.scratch, self.device, self.operations)
         decodes = DecodeInputs(seats, *where)
         prompts = [StepInputs(size, seats, *where) for size in prompt_sizes(seats)]
         with torch.inference_mode():
-            self.recorded = RecordedSteps(model, self.store.views, self.board, decodes, prompts, progress)
+            self.recorded = RecordedSteps(model, self.store.views, self.board, decodes, prompts)
+            if self.device.type == "cuda":
+                self.recorded.record_all(progress)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RunnerFlight:

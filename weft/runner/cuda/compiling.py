@@ -1,0 +1,86 @@
+"""Kernels of a model, compiled before its first step: those of all steps that a start runs, and of common requests.
+
+Without this, each kernel is compiled at its first launch, one after another; with it, in parallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from weft.base.plan import Plan
+from weft.kernels.interface import Operations
+from weft.memory.spec import MemorySpec
+from weft.models.model import CausalModel
+from weft.runner.cuda.gpu_memory import largest_steps, scratch_runner, trial_of
+from weft.runner.cuda.inputs import DecodeInputs
+from weft.runner.cuda.padding import StepInputs
+from weft.runner.cuda.recorded import RecordedSteps, prompt_sizes
+from weft.runner.runner import Runner
+
+# Log-probabilities that clients ask for.
+TOP_LOGPROBS = 5
+
+
+def warm_mixers(model: CausalModel, operations: Operations) -> None:
+    """Let libraries of the mixers compile in the background, and use what they have compiled."""
+    for mixer in model.mixers():
+        mixer.warm(operations)
+
+
+def compile_kernels(
+    model: CausalModel,
+    spec: MemorySpec,
+    operations: Operations,
+    tokens: int,
+    rows: int,
+    progress: bool = False,
+    device: torch.device | str = "cuda",
+) -> None:
+    """Compile in parallel what steps of up to `tokens` and `rows` launch. Nothing is computed."""
+    # Triton is not installed on machines without a GPU.
+    from weft.kernels.cuda.ahead import compiling_ahead
+    from weft.kernels.cuda.launching import is_known
+
+    if not is_known():
+        return
+    with torch.inference_mode(), compiling_ahead(progress):
+        for step in steps_of(model, spec, operations, tokens, rows, device):
+            step()
+
+
+def steps_of(
+    model: CausalModel,
+    spec: MemorySpec,
+    operations: Operations,
+    tokens: int,
+    rows: int,
+    device: torch.device | str,
+) -> Iterator[Callable[[], object]]:
+    """Yield the largest steps, those that are recorded, and one of each way to sample, on scratch memory."""
+    runner = scratch_runner(model, spec, operations, rows + 1, device)
+    for ends in largest_steps(tokens, rows):
+        yield lambda ends=ends: runner.run(trial_of(ends, runner))  # type: ignore[misc]
+    where = (1, spec, runner.store.scratch, device, operations)
+    prompts = [StepInputs(size, rows, *where) for size in prompt_sizes(rows)]
+    recorded = RecordedSteps(model, runner.store.views, runner.board, DecodeInputs(rows, *where), prompts)
+    yield from (step for _, step in recorded.steps())
+    for plan in sampled_plans(runner):
+        yield lambda plan=plan: runner.run(plan)  # type: ignore[misc]
+
+
+def sampled_plans(runner: Runner) -> Iterator[Plan]:
+    """Yield steps of two rows that draw their tokens: with any, with filters, with log-probabilities."""
+    plan = trial_of([1, 1], runner)
+    ones = np.ones(2, np.float32)
+    drawn = replace(plan.sampling, temperature=ones, uniform=np.full(2, 0.5, np.float32), all_greedy=False)
+    for changes in (
+        {},
+        {"min_p": ones / 20},
+        {"top_k": np.full(2, 40, np.int32), "top_p": 0.9 * ones},
+        {"top_p": 0.9 * ones, "top_logprobs": np.full(2, TOP_LOGPROBS, np.int32), "wants_logprobs": True},
+    ):
+        yield replace(plan, sampling=replace(drawn, **changes))
