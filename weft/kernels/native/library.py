@@ -234,7 +234,10 @@ def is_unrestricted() -> bool:
 
 
 def flags() -> tuple[str, ...]:
-    return (*FLAGS, f"-march={ISAS[instruction_set()]}")
+    wanted = ISAS[instruction_set()]
+    # On ARM, clang takes the name `native` only here.
+    on_arm = platform.machine() in ("aarch64", "arm64")
+    return (*FLAGS, f"-mcpu={wanted}" if wanted == "native" and on_arm else f"-march={wanted}")
 
 
 def _call(command: list[str]) -> None:
