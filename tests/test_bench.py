@@ -9,6 +9,8 @@ from itertools import pairwise
 from statistics import mean, stdev
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.serving import serving
 from weft.base.errors import OptionError
@@ -16,7 +18,7 @@ from weft.cli.bench.load import arrivals, ask, body_of, due_times
 from weft.cli.bench.measures import MeasuredRequest, quantile, report, summary
 from weft.cli.bench.options import KINDS, BenchOptions
 from weft.cli.bench.workloads import WORKLOADS, BenchSession, BenchTurn, words
-from weft.cli.client import Client, ServerError
+from weft.cli.client import Chunks, Client, ServerError
 from weft.cli.main import main
 
 TINY = ["--prompts", "4", "--input-length", "20", "--output-length", "4", "--groups", "2", "--turns", "3"]
@@ -259,6 +261,28 @@ def test_nothing_measured_is_not_zero():
 
 
 # the client, against servers that behave oddly ------------------------------------------------------------------------
+
+
+@given(
+    parts=st.lists(st.binary(min_size=1, max_size=40), max_size=6),
+    cuts=st.lists(st.integers(0, 400), max_size=8),
+    extension=st.sampled_from([b"", b";name=value"]),
+    trailer=st.sampled_from([b"", b"x-checksum: 1\r\n"]),
+)
+def test_chunks_are_decoded_however_they_are_split(parts, cuts, extension, trailer):
+    wire = b"".join(b"%x%s\r\n%s\r\n" % (len(part), extension, part) for part in parts) + b"0\r\n" + trailer + b"\r\n"
+    places = sorted({0, len(wire), *(cut for cut in cuts if cut < len(wire))})
+    chunks, found = Chunks(), b""
+    for start, end in pairwise(places):
+        assert not chunks.ended
+        found += chunks.feed(wire[start:end])
+    assert chunks.ended
+    assert found == b"".join(parts)
+
+
+def test_a_chunk_of_no_size_is_an_error():
+    with pytest.raises(ValueError):
+        Chunks().feed(b"many\r\n")
 
 
 async def _with_server(answers, use):

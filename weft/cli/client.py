@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from weft import __version__
 from weft.base.errors import OptionError, WeftError
 
@@ -50,13 +52,17 @@ class Response:
         return "chunked" in self.headers.get("transfer-encoding", "").lower()
 
     async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives. Everything that has arrived is one piece, however many chunks it is."""
         reader = self.connection.reader
         if self.chunked:
-            while size := int((await _line(reader)).partition(b";")[0], 16):
-                yield await reader.readexactly(size)
-                await _line(reader)
-            while await _line(reader):
-                pass  # trailers
+            chunks = Chunks()
+            while not chunks.ended:
+                data = await reader.read(1 << 16)
+                if not data:
+                    raise EOFError("the response ends within a chunk")
+                piece = chunks.feed(data)
+                if piece:
+                    yield piece
         elif "content-length" in self.headers:
             yield await reader.readexactly(int(self.headers["content-length"]))
         else:
@@ -65,6 +71,48 @@ class Response:
 
     async def body(self) -> bytes:
         return b"".join([piece async for piece in self.pieces()])
+
+
+class Chunks:
+    """Decodes a chunked body from the bytes of a connection. Reading stops with the body: servers wait for requests."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._rest = b""  # the start of a line
+        self._left = 0  # bytes of the current chunk
+        self._after = False  # whether the line end after a chunk comes next
+        self._trailing = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the content in these bytes."""
+        data, place, found = self._rest + data, 0, []
+        self._rest = b""
+        while place < len(data) and not self.ended:
+            if self._left:
+                part = data[place : place + self._left]
+                found.append(part)
+                place += len(part)
+                self._left -= len(part)
+                self._after = not self._left
+                continue
+            end = data.find(b"\n", place)
+            if end < 0:
+                self._rest = data[place:]
+                if len(self._rest) > LINE_BYTES:
+                    raise ValueError("a line of the response is too long")
+                break
+            self._line(data[place:end].rstrip(b"\r"))
+            place = end + 1
+        return b"".join(found)
+
+    def _line(self, line: bytes) -> None:
+        if self._trailing:
+            self.ended = not line
+        elif self._after:
+            self._after = False
+        else:
+            self._left = int(line.partition(b";")[0], 16)
+            self._trailing = not self._left
 
 
 class Client:
@@ -99,7 +147,7 @@ class Client:
             async for data in events(response):
                 if data == b"[DONE]":
                     continue  # read on to the end of the body, to keep the connection usable
-                event = json.loads(data)
+                event = msgspec.json.decode(data)
                 if "error" in event:
                     raise ServerError(_message(event))
                 yield event
@@ -134,7 +182,7 @@ class Client:
                     connection = None
         except TimeoutError:
             raise ServerError(f"{self.url} did not answer within {self._timeout:g} s") from None
-        except (OSError, EOFError, asyncio.IncompleteReadError, ValueError) as error:
+        except (OSError, EOFError, asyncio.IncompleteReadError, ValueError, msgspec.DecodeError) as error:
             raise ServerError(f"{self.url} closed the connection: {error!r}") from None
         finally:
             if connection is not None:
