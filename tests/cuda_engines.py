@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -67,14 +68,18 @@ def for_each(names: Iterable[str], group: str = "{}") -> list[Any]:
     return [pytest.param(name, id=group.format(name) + GROUP) for name in names]
 
 
-def load(config: dict[str, Any], dtype: str, memory: int, **options: Any) -> LLM:
-    """An arena of `memory` bytes: what is free belongs to the tests of other processes, too."""
+def load(config: dict[str, Any], dtype: str, memory: int, is_compiled_ahead: bool = False, **options: Any) -> LLM:
+    """An arena of `memory` bytes: what is free belongs to the tests of other processes, too.
+
+    Kernels are compiled where they are first launched: other processes are busy with theirs.
+    """
     assert bytes_of(memory) is not None, 'a test must state its memory: "auto" would take all that others need'
     options |= {"memory": memory}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         file.write_text(json.dumps(config))
-        with mock.patch("weft.kernels.cuda.flashinfer.warm"):
+        ahead = nullcontext() if is_compiled_ahead else mock.patch("weft.loading.compile_once")
+        with ahead, mock.patch("weft.kernels.cuda.flashinfer.warm"):
             llm = LLM(str(file), progress=False, weights="dummy", device="cuda", dtype=dtype, **SETTINGS | options)
     assert type(llm.engine._device) is not Runner, "the kernels for GPUs cannot be used; what was printed says why"
     return llm
@@ -85,12 +90,12 @@ def tiny(family: str, dtype: str) -> LLM:
     return held(f"tiny {family} {dtype}", lambda: load_tiny(family, dtype))
 
 
-def load_tiny(family: str, dtype: str) -> LLM:
+def load_tiny(family: str, dtype: str, **options: Any) -> LLM:
     import transformers
 
     found: Tiny = TINY[family]
     config = getattr(transformers, found.config_class)(**json.loads(json.dumps(found.settings))).to_dict()
-    llm = load(config | {"architectures": [found.model_class]}, dtype, MEMORY_BYTES)
+    llm = load(config | {"architectures": [found.model_class]}, dtype, MEMORY_BYTES, **options)
     if dtype == "float32":
         copy_weights(model_of(family, operations=PLAIN), llm.engine._device.model)
     return llm

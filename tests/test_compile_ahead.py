@@ -15,9 +15,13 @@ import torch
 pytest.importorskip("triton")
 
 from tests.cuda_engines import for_each, load_tiny, release
+from tests.engines import model_of
+from tests.operations import CPU
 from tests.test_cuda_attention import LAYER
 from weft import loading
 from weft.kernels.cuda import flashinfer
+from weft.memory.spec import MemorySpec
+from weft.runner.cuda import compiling
 
 ROOT = Path(__file__).parent.parent
 
@@ -73,11 +77,29 @@ def test_on_a_gpu_a_start_compiles_nothing_after_the_kernels_that_it_compiled_ah
             late.append((src.name, cache_hit))
 
     monkeypatch.setattr(loading, "measure_memory", measure)
+    monkeypatch.setattr(loading, "compile_once", compiling.compile_kernels)
     monkeypatch.setattr(knobs.compilation, "listener", listen)
     release()
-    with load_tiny(name, "bfloat16"):
+    with load_tiny(name, "bfloat16", is_compiled_ahead=True):
         assert measured
         assert late == []
+
+
+def test_a_second_start_does_not_search_for_kernels_and_another_model_does(tmp_path, monkeypatch):
+    from triton import knobs
+
+    compiled = []
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setattr(compiling, "device_name", lambda kind: "a GPU")
+    monkeypatch.setattr(compiling, "compile_kernels", lambda model, *rest: compiled.append(model))
+    models = [model_of(family) for family in ("llama", "qwen3")]
+    for _ in range(2):
+        for model in models:
+            compiling.compile_once(model, MemorySpec(model.memories(CPU)), CPU, 64, 8)
+    assert compiled == models
+    [first, _] = models
+    compiling.compile_once(first, MemorySpec(first.memories(CPU)), CPU, 128, 8)
+    assert compiled == [*models, first], "longer steps may launch other kernels"
 
 
 # FlashInfer -----------------------------------------------------------------------------------------------------------

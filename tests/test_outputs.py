@@ -154,6 +154,7 @@ def test_attention_writes_into_its_place_on_the_device(head_dim, monkeypatch):
     compare_attention(scene, GPU_ROWS, sinks=True)
     pytest.importorskip("flashinfer")
     on_gpu.warm([scene.shape()])
+    flashinfer.finish_compiling()
     monkeypatch.setattr(on_gpu, "FLASHINFER_WORK", 0)
     monkeypatch.delattr(on_gpu, "attend_pieces")
     compare_attention(scene, GPU_ROWS, sinks=True)

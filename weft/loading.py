@@ -24,7 +24,7 @@ from weft.memory.spec import MemorySpec
 from weft.models.config import Config, read_config, shown, text_part
 from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
-from weft.runner.cuda.compiling import compile_kernels, warm_mixers
+from weft.runner.cuda.compiling import compile_once, warm_mixers
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory
 from weft.runner.runner import Runner, available_cores
 from weft.text.grammar import Grammars
@@ -151,7 +151,7 @@ def measure(model: CausalModel, operations: Operations, options: Options, progre
     spec = MemorySpec(model.memories(operations))
     tokens, rows = (count(n, getattr(options, n), "cuda") for n in ("max_tokens_per_step", "max_sequences"))
     try:
-        compile_kernels(model, spec, operations, max(tokens, rows), rows, progress)
+        compile_once(model, spec, operations, max(tokens, rows), rows, progress)
         return measure_memory(model, spec, operations, max(tokens, rows), rows, options.memory_fraction)
     except torch.OutOfMemoryError as error:
         raise ModelError(

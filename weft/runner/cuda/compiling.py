@@ -1,17 +1,25 @@
 """Kernels of a model, compiled before its first step: those of all steps that a start runs, and of common requests.
 
-Without this, each kernel is compiled at its first launch, one after another; with it, in parallel.
+Without this, each kernel is compiled at its first launch, one after another; with it, in parallel. Finding out what a
+model launches takes seconds, so a start that has done it leaves a mark beside the compiled kernels, in Triton's cache.
+A mark that is out of date costs only time: what is missing is compiled at its first launch.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
+import weft
 from weft.base.plan import Plan
+from weft.kernels.devices import device_name
 from weft.kernels.interface import Operations
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
@@ -21,6 +29,10 @@ from weft.runner.cuda.padding import StepInputs
 from weft.runner.cuda.recorded import RecordedSteps, prompt_sizes
 from weft.runner.runner import Runner
 
+log = logging.getLogger("weft")
+
+# Code that decides which kernels are launched.
+SOURCES = ("kernels/cuda", "runner/cuda", "models", "models/layers")
 # Log-probabilities that clients ask for.
 TOP_LOGPROBS = 5
 
@@ -29,6 +41,33 @@ def warm_mixers(model: CausalModel, operations: Operations) -> None:
     """Let libraries of the mixers compile in the background, and use what they have compiled."""
     for mixer in model.mixers():
         mixer.warm(operations)
+
+
+def compile_once(
+    model: CausalModel, spec: MemorySpec, operations: Operations, tokens: int, rows: int, progress: bool = False
+) -> None:
+    """Compile the kernels of a model, unless an earlier start on this machine has."""
+    mark = mark_of(model, spec, tokens, rows)
+    if mark.exists():
+        log.debug("kernels were compiled by an earlier start: %s", mark)
+        return
+    compile_kernels(model, spec, operations, tokens, rows, progress)
+    # The cache may be read-only.
+    with suppress(OSError):
+        mark.touch()
+
+
+def mark_of(model: CausalModel, spec: MemorySpec, tokens: int, rows: int) -> Path:
+    """Return the path of the mark of these steps. Its name depends on all that decides what is launched."""
+    import triton
+
+    shapes = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in model.named_parameters()]
+    versions = [weft.__version__, triton.__version__, torch.__version__, device_name("cuda")]
+    digest = hashlib.sha256("\n".join([*versions, repr(spec), f"{tokens} {rows}", *shapes]).encode())
+    for folder in SOURCES:
+        for source in sorted((Path(weft.__file__).parent / folder).glob("*.py")):
+            digest.update(source.read_bytes())
+    return Path(triton.knobs.cache.dir) / f"weft-{digest.hexdigest()[:24]}"
 
 
 def compile_kernels(
