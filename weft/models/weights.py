@@ -81,10 +81,8 @@ def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> Non
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     twice = COPIES * size <= spare_bytes
     for module in model.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, (Linear, ExpertLayer)):
             module.prepare(operations, twice)
-        elif isinstance(module, ExpertLayer):
-            module.prepare(operations)
         elif isinstance(module, Embedding):
             module.twice = twice
 
