@@ -237,7 +237,7 @@ class Operations(Protocol):
     # experts
 
     def prepare_experts(self, layer: ExpertWeights, twice: bool) -> ExpertWeights:
-        """Return loaded weights in the layout that `experts` reads fastest; `twice`: also in a second one for few rows."""
+        """Return loaded weights in the fastest layout for `experts`; `twice`: also in a second one for few rows."""
 
     def score_experts(self, x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:
         """Return the logits of a router with float32 weights, in float32 (Nemotron-H)."""
