@@ -21,6 +21,8 @@ from weft.kernels.native import calls, library
 from weft.kernels.native.linear import pack
 from weft.kernels.native.moe import EXPERT_ACTIVATIONS, mix, route
 from weft.kernels.weight import Weight
+from weft.models.layers.moe import Experts
+from weft.models.weights import prepare as prepare_model
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
 
@@ -209,6 +211,14 @@ def test_with_16_bit_units_panels_are_for_few_rows_of_each_expert(monkeypatch):
     few, many = FEW_ROWS * 4 // 2, FEW_ROWS * 4 // 2 + 1
     assert CPU.experts(random(few, 32, dtype=torch.bfloat16), choices(few, 4, 2), wrong).isnan().all()
     assert not CPU.experts(random(many, 32, dtype=torch.bfloat16), choices(many, 4, 2), wrong).isnan().any()
+
+
+@pytest.mark.parametrize(("spare_bytes", "kept"), [(1 << 30, True), (0, False)])
+def test_with_16_bit_units_panels_are_kept_where_memory_is_ample(monkeypatch, spare_bytes, kept):
+    monkeypatch.setattr(products, "HAS_BFLOAT16", True)
+    layer = Experts(3, 32, 16).bfloat16()
+    prepare_model(layer, CPU, spare_bytes)
+    assert (layer.weights.few is not None) == kept
 
 
 def test_more_rows_than_the_kernels_serve_are_left_to_torch():
