@@ -10,18 +10,26 @@ import pytest
 import torch
 
 from tests import tiny_model
-from tests.engines import FAMILIES, Ask, greedy, make_engine, serve, tokens
+from tests.engines import FAMILIES, TINY, Ask, dummy_model, greedy, make_engine, model_of, serve, tokens
 from tests.operations import linear
 from weft import LLM, SamplingParams
+from weft.base.config import EngineConfig
+from weft.engine.loop import Engine
+from weft.kernels.choosing import choose
+from weft.kernels.cpu import linear as linears
 from weft.kernels.cpu.linear import EXPECTED_ROWS, HAS_BFLOAT16
 from weft.kernels.native import calls, library, replay
 from weft.kernels.native.calls import record
 from weft.kernels.native.linear import pack, product
+from weft.memory.spec import MemorySpec
+from weft.runner.runner import Runner
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
 
-# Torch chooses and calls experts, and computes norms across heads (OLMo-Hybrid).
-COMPUTED = {name for name in FAMILIES if "moe" in name} | {"gpt_oss", "nemotron_h", "olmo_hybrid", "qwen3_next"}
+# Torch computes norms across heads.
+COMPUTED = {"olmo_hybrid"}
+LATENT = "nemotron_h, latent experts, biases, old names of layers"
+GROUPED = "nemotron_h, pattern, expert groups, no conv bias"
 
 
 def crowd(seed):
@@ -36,7 +44,7 @@ def answers(family, seed=1):
     return [answer.tokens for answer in serve(engine, crowd(seed))], engine._device.compute
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", [*sorted(FAMILIES), LATENT, GROUPED])
 def test_answers_are_the_same_recorded_or_not(monkeypatch, family):
     found, replays = answers(family)
     assert replays.steps
@@ -44,6 +52,19 @@ def test_answers_are_the_same_recorded_or_not(monkeypatch, family):
     assert bool(recorded) == (family not in COMPUTED), "who is recorded is known"
     monkeypatch.setattr(replay.Replays, "run", lambda self, batch: self.compute(batch))
     assert answers(family)[0] == found
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "granite_moe_hybrid", "nemotron_h", "qwen3_next"])
+def test_experts_of_16_bits_are_recorded_where_no_units_multiply_them(monkeypatch, family):
+    monkeypatch.setattr(linears, "HAS_BFLOAT16", False)
+    operations = choose("cpu", torch.bfloat16, model_of(family).memories).operations
+    model = dummy_model(TINY[family], torch.bfloat16, operations)
+    config = EngineConfig(memory_bytes=16 << 20, max_sequences=4, max_tokens_per_step=96, max_length=128)
+    spec = MemorySpec(model.memories(operations))
+    runner = Runner(model, spec, config.memory_bytes, config.max_sequences, threads=1, operations=operations)
+    serve(Engine(spec, runner, config), [Ask(tokens(9, index), greedy(4)) for index in range(3)])
+    assert runner.compute.steps
+    assert None not in runner.compute.steps.values()
 
 
 def test_a_step_that_is_not_renewed_would_show(monkeypatch):

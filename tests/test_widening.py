@@ -56,5 +56,5 @@ def test_with_them_something_does(monkeypatch):
     """So the search can find it."""
     monkeypatch.setattr(linear, "HAS_BFLOAT16", True)
     monkeypatch.setattr(linear, "prepare", lambda weight, twice: weight)
-    monkeypatch.setattr(moe, "prepare_experts", lambda matrices: matrices)
+    monkeypatch.setattr(moe, "prepare_experts", lambda layer, twice: layer)
     assert any("scaled_dot_product" in name for name in multiplied("llama"))

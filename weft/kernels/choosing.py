@@ -22,13 +22,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "embedding": ("look_up",),
     "linear": ("prepare", "linear", "linear_into_stream", "activated_linear"),
     "norm": ("residual", "rows_of", "rms_norm", "gated_rms_norm"),
-    "activation": ("gated_product",),
+    "activation": ("gated_product", "add"),
     "rotary": ("make_rotation",),
     "attention": ("attend", "warm_attention"),
     "causal_conv": ("causal_conv", "short_conv"),
     "ssd": ("ssd_memory", "ssd"),
     "gated_delta": ("gated_delta_memory", "gated_delta"),
-    "moe": ("prepare_experts", "route_softmax", "route_top", "route_sigmoid", "experts"),
+    "moe": ("prepare_experts", "score_experts", "route_softmax", "route_top", "route_sigmoid", "experts"),
     "together": ("run_together", "side_by_side", "record_decodes"),
     "sampling": ("for_sampling", "likeliest", "take_likeliest", "read_board", "unpack_bits", "draw", "score"),
 }
@@ -43,7 +43,7 @@ DECODES = {
     "together": (),
 }
 # Operations with a C++ kernel for few rows, in any step.
-FEW_ROWS = ("embedding", "linear", "norm", "activation", "rotary")
+FEW_ROWS = ("embedding", "linear", "norm", "activation", "rotary", "moe")
 # Descriptions of the packages for `weft doctor` and the log.
 TITLES = {
     "plain": "plain PyTorch",

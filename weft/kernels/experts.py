@@ -22,7 +22,7 @@ Routing: TypeAlias = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
 class ExpertWeights:
     """Matrices of all experts of a layer: second(activation(first(x))).
 
-    They are [experts, outputs, inputs], or as `Operations.prepare_experts` returned them.
+    They are [experts, outputs, inputs], or in a layout that `Operations.prepare_experts` chose.
     """
 
     first: Float[Tensor, "experts ..."]
@@ -30,6 +30,12 @@ class ExpertWeights:
     activation: Activation
     first_bias: Float[Tensor, "experts outer"] | None = None
     second_bias: Float[Tensor, "experts hidden"] | None = None
+    # Second copies of both matrices in the fastest layout for few rows; None: `first` and `second` serve those too.
+    few: tuple[Float[Tensor, "experts ..."], Float[Tensor, "experts ..."]] | None = None
+
+    @property
+    def for_few(self) -> tuple[Float[Tensor, "experts ..."], Float[Tensor, "experts ..."]]:
+        return (self.first, self.second) if self.few is None else self.few
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,9 @@ class Operations(Protocol):
     def gated_product(self, gate: Tensor, x: Tensor, activation: Function, out: Tensor | None = None) -> Tensor:
         """Return activation(gate) * x."""
 
+    def add(self, x: Float[Tensor, "n size"], y: Float[Tensor, "n size"]) -> Float[Tensor, "n size"]:
+        """Return x + y, possibly in the memory of x."""
+
     # rotary
 
     def make_rotation(
@@ -233,8 +236,11 @@ class Operations(Protocol):
 
     # experts
 
-    def prepare_experts(self, matrices: Float[Tensor, "experts outputs inputs"]) -> Float[Tensor, "experts ..."]:
-        """Return loaded weights of all experts in the layout that `experts` reads fastest."""
+    def prepare_experts(self, layer: ExpertWeights, twice: bool) -> ExpertWeights:
+        """Return loaded weights in the fastest layout for `experts`; `twice`: also in a second one for few rows."""
+
+    def score_experts(self, x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:
+        """Return the logits of a router with float32 weights, in float32 (Nemotron-H)."""
 
     def route_softmax(self, logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:
         """Choose the k most likely experts; on request, renormalize their probabilities to sum to 1 (Qwen)."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -138,18 +137,18 @@ def mlp(config: Config, dtype: torch.dtype, size: str = "intermediate_size", int
     return PlainMLP(config.integer("hidden_size"), config.integer(size), activation, bias, into_stream)
 
 
-class Router(Layer):
+class Router(Linear):
     """Scores of experts, in float32; the bias affects only which experts are chosen."""
 
     e_score_correction_bias: Tensor
 
     def __init__(self, hidden: int, experts: int) -> None:
-        super().__init__()
+        super().__init__(hidden, experts)
         self.weight = nn.Parameter(torch.empty(experts, hidden, dtype=torch.float32), requires_grad=False)
         self.register_buffer("e_score_correction_bias", torch.empty(experts, dtype=torch.float32))
 
-    def forward(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens experts"]:
-        return F.linear(x.float(), self.weight)
+    def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens experts"]:
+        return batch.operations.score_experts(x, self.weights)
 
     def initialise(self, generator: torch.Generator) -> None:
         self.weight.normal_(std=self.weight.shape[1] ** -0.5, generator=generator)
@@ -191,9 +190,11 @@ class SparseSquaredMLP(Layer):
 
     def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         x = batch.operations.rows_of(x)
-        routing = self.route(batch.operations, self.gate(x), bias=self.gate.e_score_correction_bias)
+        routing = self.route(batch.operations, self.gate(x, batch), bias=self.gate.e_score_correction_bias)
         if self.fc1_latent_proj is None:
-            return self.experts.forward(x, routing, batch).add_(self.shared_experts(x, batch))
-        assert self.fc2_latent_proj is not None
-        latent = self.experts(self.fc1_latent_proj(x, batch), routing, batch)
-        return self.fc2_latent_proj.forward(latent, batch).add_(self.shared_experts(x, batch))
+            routed = self.experts.forward(x, routing, batch)
+        else:
+            assert self.fc2_latent_proj is not None
+            latent = self.experts(self.fc1_latent_proj(x, batch), routing, batch)
+            routed = self.fc2_latent_proj.forward(latent, batch)
+        return batch.operations.add(routed, self.shared_experts(x, batch))

@@ -85,10 +85,8 @@ def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> Non
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     twice = COPIES * size <= spare_bytes
     for module in model.modules():
-        if isinstance(module, (Linear, Embedding)):
+        if isinstance(module, (Linear, Embedding, ExpertLayer)):
             module.prepare(operations, twice)
-        elif isinstance(module, ExpertLayer):
-            module.prepare(operations)
 
 
 def find_checkpoint(path: str | Path, with_weights: bool) -> Path:

@@ -1,9 +1,12 @@
 """Mixtures of experts: routing, and the experts' computation.
 
-The host loops over the chosen experts: on a CPU it can read their indices without waiting.
+C++ serves few rows with weights in panels. Otherwise the host loops over the chosen experts: on a CPU it can read their
+indices without waiting.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -11,30 +14,83 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cpu.activation import gated_product
-from weft.kernels.cpu.linear import linear, pack_many, wide
+from weft.kernels.cpu.linear import FEW_ROWS, as_rows, has_units_for, in_panels, linear, pack_many, wide
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
-from weft.kernels.plain.moe import route_sigmoid, route_softmax, route_top
+from weft.kernels.native import library as native
+from weft.kernels.native import moe as kernels
+from weft.kernels.native.linear import pack as pack_panels
+from weft.kernels.native.linear import product
+from weft.kernels.plain import moe as plain
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
 
-__all__ = ["experts", "prepare_experts", "route_sigmoid", "route_softmax", "route_top"]
+
+def prepare_experts(layer: ExpertWeights, twice: bool) -> ExpertWeights:
+    """Return the weights in panels; with 16-bit units, for which torch reads the checkpoint's layout, only a copy."""
+    matrices = (layer.first.detach(), layer.second.detach())
+    if has_units_for(layer.first):
+        few = (pack_panels(matrices[0]), pack_panels(matrices[1])) if twice and native.available() else None
+        return replace(layer, few=few)
+    return replace(layer, first=pack_many(layer.first), second=pack_many(layer.second))
 
 
-def prepare_experts(matrices: Float[Tensor, "experts outputs inputs"]) -> Float[Tensor, "experts ..."]:
-    return pack_many(matrices)
+def score_experts(x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:
+    assert isinstance(x, Tensor)
+    if in_panels(weight.matrix):
+        return product(as_rows(x), weight.matrix, weight.outputs, dtype=torch.float32)
+    return linear(x.float(), weight)
+
+
+def route_softmax(logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:
+    if are_few(logits):
+        return kernels.route(logits, k, sigmoid=False, renormalise=renormalise)
+    return plain.route_softmax(logits, k, renormalise)
+
+
+def route_top(logits: Float[Tensor, "tokens experts"], k: int) -> Routing:
+    return kernels.route(logits, k, sigmoid=False) if are_few(logits) else plain.route_top(logits, k)
+
+
+def route_sigmoid(
+    logits: Float[Tensor, "tokens experts"],
+    k: int,
+    bias: Float[Tensor, " experts"] | None = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    renormalise: bool = True,
+    scaling: float = 1.0,
+    eps: float = 1e-20,
+) -> Routing:
+    if are_few(logits):
+        return kernels.route(logits, k, True, bias, groups, kept_groups, renormalise, scaling, eps)
+    return plain.route_sigmoid(logits, k, bias, groups, kept_groups, renormalise, scaling, eps)
+
+
+def are_few(rows: Float[Tensor, "n size"]) -> bool:
+    """Return whether there are C++ kernels for these rows."""
+    few = 0 < rows.shape[0] <= native.FEW_ROWS and rows.stride(1) == 1
+    return few and rows.dtype in native.DTYPES and native.available()
 
 
 def experts(
     x: Normed, routing: Routing, layer: ExpertWeights, shared: SharedExpert | None = None
 ) -> Float[Tensor, "tokens hidden"]:
     assert isinstance(x, Tensor)
+    alone = None if shared is None else linear(gated_product(shared.gate, shared.up, F.silu), shared.second)
+    opening = None if shared is None else shared.opening
+    if reads_panels(x, routing, layer):
+        return kernels.mix(x, routing, layer, alone, opening)
     routed = routed_sum(x, routing, layer)
-    if shared is None:
+    if alone is None:
         return routed
-    alone = linear(gated_product(shared.gate, shared.up, F.silu), shared.second)
-    if shared.opening is None:
-        return routed.add_(alone)
-    return torch.addcmul(routed, alone, shared.opening.sigmoid())
+    return routed.add_(alone) if opening is None else torch.addcmul(routed, alone, opening.sigmoid())
+
+
+def reads_panels(x: Tensor, routing: Routing, layer: ExpertWeights) -> bool:
+    """Return whether to use the C++ kernel; 16-bit units are faster if experts have more than a few rows on average."""
+    chosen = routing[1]
+    few = layer.few is None or chosen.numel() <= FEW_ROWS * len(layer.first)
+    return few and all(matrices.ndim == 4 for matrices in layer.for_few) and are_few(x)
 
 
 def routed_sum(x: Tensor, routing: Routing, layer: ExpertWeights) -> Float[Tensor, "tokens hidden"]:

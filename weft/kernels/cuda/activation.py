@@ -28,6 +28,10 @@ def gated_product(
     return placed(activation(gate).mul_(x), out)
 
 
+def add(x: Float[Tensor, "n size"], y: Float[Tensor, "n size"]) -> Float[Tensor, "n size"]:
+    return x.add_(y)
+
+
 def activate(
     name: str,
     x: Float[Tensor, "n size"],

@@ -17,10 +17,15 @@ from weft.kernels.cuda.stream import rows_of
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.plain import moe as plain
 from weft.kernels.stream import Normed
+from weft.kernels.weight import Weight
 
 
-def prepare_experts(matrices: Float[Tensor, "experts outputs inputs"]) -> Float[Tensor, "experts ..."]:
-    return matrices
+def prepare_experts(layer: ExpertWeights, twice: bool) -> ExpertWeights:
+    return layer
+
+
+def score_experts(x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:
+    return plain.score_experts(rows_of(x), weight)
 
 
 def route_softmax(logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:

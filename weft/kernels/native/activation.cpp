@@ -1,4 +1,4 @@
-// An activation of a gate, times the gated values.
+// An activation of a gate, times the gated values; sums of two matrices.
 
 #include "activation.h"
 
@@ -27,9 +27,32 @@ void open(const Gating& given) {
     }
 }
 
+struct Addition {
+    const void *x, *y;
+    void* total;
+    int64_t rows, size, x_row, y_row, kind;
+};
+
+template <class Value>
+void add(const Addition& given) {
+    for (long row = 0; row < given.rows; row++) {
+        auto x = static_cast<const Value*>(given.x) + row * given.x_row;
+        auto y = static_cast<const Value*>(given.y) + row * given.y_row;
+        auto total = static_cast<Value*>(given.total) + row * given.size;
+        for (long i = 0; i < given.size; i += LANES) {
+            long count = given.size - i;
+            store(total + i, load(x + i, count) + load(y + i, count), count);
+        }
+    }
+}
+
 }  // namespace
 }  // namespace weft
 
 extern "C" void weft_gate(const weft::Gating* call) {
     call->kind == 0 ? weft::open<float>(*call) : weft::open<weft::Brain>(*call);
+}
+
+extern "C" void weft_add(const weft::Addition* call) {
+    call->kind == 0 ? weft::add<float>(*call) : weft::add<weft::Brain>(*call);
 }

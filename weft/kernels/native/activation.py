@@ -1,4 +1,4 @@
-"""Activation of a gate, multiplied by the gated values, for few rows."""
+"""Activation of a gate, multiplied by the gated values, and sums, for few rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.kernels.native.library import DTYPES
 
 # By the names of `activations.NAMES`; activation.h uses the same numbers.
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
-GATING = Struct("3P7q")
+GATING, ADDITION = Struct("3P7q"), Struct("3P5q")
 
 
 def gate(
@@ -32,3 +32,12 @@ def gate(
     )  # fmt: skip
     call("weft_gate", values)
     return y
+
+
+def add(x: Float[Tensor, "rows size"], y: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
+    (rows, size), total = x.shape, room(x.shape, x.dtype)
+    values = ADDITION.pack(
+        x.data_ptr(), y.data_ptr(), total.data_ptr(), rows, size, x.stride(0), y.stride(0), DTYPES[x.dtype]
+    )
+    call("weft_add", values)
+    return total

@@ -15,7 +15,7 @@ namespace {
 // Rows of a piece: each widening of its weights serves all of them, and their inputs stay in the second-level cache.
 constexpr long CHUNK = 192;
 
-// linear.py packs the same fields. Kinds: 0 float, 1 bfloat16. Inputs, bias and outputs have one kind.
+// linear.py packs the same fields. Kinds: 0 float, 1 bfloat16. Bias and outputs have one kind.
 struct Product {
     const void* x;
     const void* panels;
@@ -23,7 +23,7 @@ struct Product {
     void* y;
     int64_t rows, stride, inputs, outputs, activation;
     int64_t parts;  // 2: the activation of the first half of the outputs times the second half
-    int64_t kind, weight_kind, threads;
+    int64_t kind, weight_kind, result_kind, threads;
 };
 
 template <class Value>
@@ -39,14 +39,14 @@ void activate(long kind, long rows, float* sums, const float* others) {
     }
 }
 
-template <class Weights, class Value>
+template <class Weights, class Result>
 void compute_piece(const Product& product, const Rows& x, long panel, long from, long to) {
     alignas(64) float sums[2 * (CHUNK + MOST_ROWS) * PANEL];
     long width = product.outputs / product.parts, first = panel * PANEL, count = std::min(PANEL, width - first);
     long row = x.first(from), rows = x.first(to) - row;
     constexpr long EACH = std::is_same_v<Weights, Pair> ? HALF : PANEL;
     auto weights = static_cast<const Weights*>(product.panels);
-    auto bias = static_cast<const Value*>(product.bias);
+    auto bias = static_cast<const Result*>(product.bias);
     float* others = product.parts == 2 ? sums + rows * PANEL : nullptr;
     multiply(x, from, to, weights + panel * x.inputs * EACH, sums);
     if (bias) add_bias(bias + first, count, rows, sums);
@@ -55,7 +55,7 @@ void compute_piece(const Product& product, const Rows& x, long panel, long from,
         if (bias) add_bias(bias + width + first, count, rows, others);
     }
     if (product.activation || others) activate(product.activation, rows, sums, others);
-    Value* y = static_cast<Value*>(product.y) + row * width + first;
+    Result* y = static_cast<Result*>(product.y) + row * width + first;
     for (long r = 0; r < rows; r++)
         for (long o = 0; o < count; o += LANES)
             store(y + r * width + o, load(sums + r * PANEL + o), std::min(LANES, count - o));
@@ -76,7 +76,7 @@ Rows arrange(const Product& product, float* room) {
     return rows;
 }
 
-template <class Weights, class Value>
+template <class Value, class Weights, class Result>
 void compute(const Product& product) {
     long bytes = (product.rows * product.inputs * long(sizeof(float)) + 63) / 64 * 64;
     float* room = static_cast<float*>(std::aligned_alloc(64, bytes));
@@ -85,8 +85,8 @@ void compute(const Product& product) {
     long chunks = (product.rows + CHUNK - 1) / CHUNK, panels = (product.outputs / product.parts + PANEL - 1) / PANEL;
     share(panels * chunks, product.threads, [&](long piece) {
         long chunk = piece % chunks;
-        compute_piece<Weights, Value>(product, x, piece / chunks, chunk * blocks / chunks,
-                                      (chunk + 1) * blocks / chunks);
+        compute_piece<Weights, Result>(product, x, piece / chunks, chunk * blocks / chunks,
+                                       (chunk + 1) * blocks / chunks);
     });
     std::free(room);
 }
@@ -96,10 +96,10 @@ void compute(const Product& product) {
 
 extern "C" void weft_linear(const weft::Product* call) {
     using namespace weft;
-    if (call->kind != 0)
-        compute<Pair, Brain>(*call);
-    else if (call->weight_kind != 0)
-        compute<Pair, float>(*call);
+    if (call->result_kind != 0)
+        compute<Brain, Pair, Brain>(*call);
+    else if (call->kind != 0)
+        call->weight_kind != 0 ? compute<Brain, Pair, float>(*call) : compute<Brain, float, float>(*call);
     else
-        compute<float, float>(*call);
+        call->weight_kind != 0 ? compute<float, Pair, float>(*call) : compute<float, float, float>(*call);
 }

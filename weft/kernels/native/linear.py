@@ -15,7 +15,7 @@ from weft.kernels.native.activation import ACTIVATIONS
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
 
-PRODUCT = Struct("4P9q")
+PRODUCT = Struct("4P10q")
 # Outputs of a panel. panels.h has the same number.
 PANEL = 32
 
@@ -43,22 +43,26 @@ def product(
     bias: Float[Tensor, " outputs"] | None = None,
     activation: Callable[[Tensor], Tensor] | None = None,
     parts: int = 1,
+    dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "n results"]:
     """Return activation(x @ weight.T + bias); with two parts side by side, activation(first) * second.
 
-    All operands have one dtype, except that weights may be bfloat16 if the rest is float32. Two parts must be whole
-    panels each.
+    Bias and result have `dtype`, by default that of x. If it is bfloat16, x and the weights are, too; if it is float32,
+    each may have either. Two parts must be whole panels each.
     """
     rows, inputs = x.shape
     assert panels.shape[1] == inputs, (panels.shape, inputs)
     assert outputs <= panels.shape[0] * PANEL < outputs + PANEL, (panels.shape, outputs)
     assert parts == 1 or outputs % (parts * PANEL) == 0, (outputs, parts)
-    assert bias is None or bias.dtype == x.dtype
-    y = room((rows, outputs // parts), x.dtype)
+    result = x.dtype if dtype is None else dtype
+    assert bias is None or bias.dtype == result
+    assert result == torch.float32 or x.dtype == panels.dtype == result
+    y = room((rows, outputs // parts), result)
     kind = 0 if activation is None else ACTIVATIONS.index(NAMES[activation])
     values = PRODUCT.pack(
         x.data_ptr(), panels.data_ptr(), address(bias), y.data_ptr(),
-        rows, x.stride(0), inputs, outputs, kind, parts, DTYPES[x.dtype], DTYPES[panels.dtype], torch.get_num_threads(),
+        rows, x.stride(0), inputs, outputs, kind, parts, DTYPES[x.dtype], DTYPES[panels.dtype], DTYPES[result],
+        torch.get_num_threads(),
     )  # fmt: skip
     call("weft_linear", values)
     return y

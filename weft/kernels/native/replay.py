@@ -1,7 +1,7 @@
 """Decode-only steps on a CPU, recorded once for each number of rows and replayed without Python.
 
-This is the counterpart of CUDA graphs. A model whose decodes compute something with torch's operators (routing of
-experts) is never replayed.
+This is the counterpart of CUDA graphs. A model whose decodes compute something with torch's operators (norms across
+heads, OLMo-Hybrid) is never replayed.
 """
 
 from __future__ import annotations

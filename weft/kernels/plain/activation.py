@@ -16,3 +16,7 @@ def gated_product(
     out: Float[Tensor, "n size"] | None = None,
 ) -> Float[Tensor, "n size"]:
     return placed(activation(gate) * x, out)
+
+
+def add(x: Float[Tensor, "n size"], y: Float[Tensor, "n size"]) -> Float[Tensor, "n size"]:
+    return x.add_(y)

@@ -10,10 +10,16 @@ from torch import Tensor
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.plain.linear import linear
 from weft.kernels.stream import Normed
+from weft.kernels.weight import Weight
 
 
-def prepare_experts(matrices: Float[Tensor, "experts outputs inputs"]) -> Float[Tensor, "experts ..."]:
-    return matrices
+def prepare_experts(layer: ExpertWeights, twice: bool) -> ExpertWeights:
+    return layer
+
+
+def score_experts(x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:
+    assert isinstance(x, Tensor)
+    return F.linear(x.float(), weight.matrix)
 
 
 def route_softmax(logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:

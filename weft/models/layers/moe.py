@@ -20,6 +20,9 @@ from weft.models.model import Layer, Source
 class ExpertLayer(Layer):
     """Weights of all experts as operations read them: matrices [experts, outputs, inputs] until they are prepared."""
 
+    # The weights as operations read them, once filled.
+    prepared: ExpertWeights | None = None
+
     first: nn.Parameter
     second: nn.Parameter
     activation: Activation
@@ -28,6 +31,8 @@ class ExpertLayer(Layer):
 
     @property
     def weights(self) -> ExpertWeights:
+        if self.prepared is not None:
+            return self.prepared
         return ExpertWeights(self.first, self.second, self.activation, self.first_bias, self.second_bias)
 
     def forward(
@@ -35,13 +40,13 @@ class ExpertLayer(Layer):
     ) -> Float[Tensor, "tokens hidden"]:
         return batch.operations.experts(x, routing, self.weights, shared)
 
-    def prepare(self, operations: Operations) -> None:
-        """Convert the filled weights to the fastest layout of these operations."""
-        for name in ("first", "second"):
-            matrices = getattr(self, name)
-            prepared = operations.prepare_experts(matrices)
-            if prepared is not matrices:
-                setattr(self, name, nn.Parameter(prepared, requires_grad=False))
+    def prepare(self, operations: Operations, twice: bool = False) -> None:
+        """Convert the filled weights to the fastest layout of these operations; `twice`: also to one for few rows."""
+        self.prepared = prepared = operations.prepare_experts(self.weights, twice)
+        if prepared.first is not self.first:
+            self.first = nn.Parameter(prepared.first, requires_grad=False)
+        if prepared.second is not self.second:
+            self.second = nn.Parameter(prepared.second, requires_grad=False)
 
 
 class Experts(ExpertLayer):

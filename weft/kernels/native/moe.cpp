@@ -1,0 +1,231 @@
+// Experts of a step: the weighted sum of each row's experts, plus the shared expert's output.
+//
+// Pairs of a row and one of its experts are sorted by expert, in every call: a replayed step chooses others. Threads
+// then take pieces in turn, each an expert and one panel of its outputs, so a panel is read once for all of its rows.
+// Sums stay in float32 until the end. The order of additions does not depend on other rows: a row has the same bits in
+// every batch.
+
+#include <cstdlib>
+#include <vector>
+
+#include "activation.h"
+#include "panels.h"
+#include "pool.h"
+
+namespace weft {
+namespace {
+
+// gpt-oss's activation, numbered after those of activation.h.
+constexpr long CLAMPED = SIGMOID + 1;
+// Blocks of rows that are multiplied with a panel at a time.
+constexpr long MOST_BLOCKS = 16;
+
+// moe.py packs the same fields. Kinds: 0 float, 1 bfloat16. Inputs, biases, the shared expert and outputs have one kind.
+struct Mixture {
+    const void* x;
+    const float* weights;   // [rows, k]
+    const int64_t* chosen;  // [rows, k]
+    const void *first, *first_bias, *second, *second_bias;  // biases may be null
+    const void* shared;   // [rows, hidden]; may be null
+    const void* opening;  // logits of the shared expert's weight, which is 1 if this is null
+    void* y;
+    int64_t rows, stride, k, experts, hidden, inner;
+    int64_t parts;  // 2: the first matmul's output holds gates and gated values, side by side
+    int64_t activation, opening_stride, kind, first_kind, second_kind, threads;
+    float alpha, limit;
+};
+
+// Places [first, first + rows) hold the pairs of one expert.
+struct Group {
+    long expert, first, rows;
+};
+
+struct Block {
+    long group, number;
+};
+
+struct Grouping {
+    std::vector<Group> groups;  // of the chosen experts
+    std::vector<Block> blocks;
+    std::vector<long> pairs;   // row * k + choice, by place
+    std::vector<long> places;  // by row * k + choice
+
+    explicit Grouping(const Mixture& call) : pairs(call.rows * call.k), places(pairs.size()) {
+        std::vector<long> next(call.experts + 1);
+        for (size_t pair = 0; pair < pairs.size(); pair++) next[call.chosen[pair] + 1]++;
+        for (long expert = 0, first = 0; expert < call.experts; expert++) {
+            long rows = next[expert + 1];
+            if (rows) add({expert, first, rows});
+            next[expert] = first;
+            first += rows;
+        }
+        for (size_t pair = 0; pair < pairs.size(); pair++) {
+            places[pair] = next[call.chosen[pair]]++;
+            pairs[places[pair]] = pair;
+        }
+    }
+
+    void add(Group group) {
+        long count = Rows{nullptr, group.rows, 0, 0}.blocks();
+        for (long number = 0; number < count; number++) blocks.push_back({long(groups.size()), number});
+        groups.push_back(group);
+    }
+};
+
+// Inputs of a matmul, by place. Groups of a few rows are read in place from `lines`, others from `packed`.
+struct Inputs {
+    float *lines, *packed;
+    long size, stride;
+
+    Rows of(const Group& group) const {
+        if (Rows::are_packed(group.rows)) return {packed + group.first * size, group.rows, size, 0};
+        return {lines + group.first * stride, group.rows, size, stride};
+    }
+};
+
+template <class Value>
+struct GatherBlock {
+    const Value* const* from;
+    long inputs;
+    float* to;
+    template <int ROWS>
+    void run() const {
+        for (long i = 0; i < inputs; i++)
+#pragma GCC unroll 16
+            for (int row = 0; row < ROWS; row++) to[i * ROWS + row] = read(from[row] + i);
+    }
+};
+
+template <class Value>
+void gather(const Mixture& call, const Grouping& grouping, const Inputs& to, Block block) {
+    const Group& group = grouping.groups[block.group];
+    Rows rows = to.of(group);
+    long first = rows.first(block.number), count = rows.first(block.number + 1) - first;
+    const Value* from[MOST_ROWS] = {};
+    for (long i = 0; i < count; i++)
+        from[i] = static_cast<const Value*>(call.x) + grouping.pairs[group.first + first + i] / call.k * call.stride;
+    if (Rows::are_packed(group.rows)) {
+        with_rows(count, GatherBlock<Value>{from, call.hidden, to.packed + (group.first + first) * call.hidden});
+        return;
+    }
+    for (long row = 0; row < count; row++)
+        for (long i = 0; i < call.hidden; i += LANES)
+            store(to.lines + (group.first + row) * to.stride + i, load(from[row] + i, call.hidden - i),
+                  call.hidden - i);
+}
+
+inline Vector clamped(Vector gate, Vector up, float alpha, float limit) {
+    gate = gate > limit ? all(limit) : gate;
+    up = up > limit ? all(limit) : up;
+    up = up < -limit ? all(-limit) : up;
+    return (up + 1.0f) * (gate * sigmoid(gate * alpha));
+}
+
+// Replaces the first matmul's output of a place by the second's input.
+void activate(const Mixture& call, float* line) {
+    for (long i = 0; i < call.inner; i += LANES) {
+        long count = call.inner - i;
+        Vector value = load(line + i, count), up = call.parts == 2 ? load(line + call.inner + i, count) : all(1.0f);
+        value = call.activation == CLAMPED ? clamped(value, up, call.alpha, call.limit)
+                                           : activated(value, call.activation) * up;
+        store(line + i, value, count);
+    }
+}
+
+void activate_block(const Mixture& call, const Grouping& grouping, const Inputs& inner, Block block) {
+    const Group& group = grouping.groups[block.group];
+    Rows rows = inner.of(group);
+    float* lines = inner.lines + group.first * inner.stride;
+    for (long row = rows.first(block.number); row < rows.first(block.number + 1); row++)
+        activate(call, lines + row * inner.stride);
+    if (Rows::are_packed(group.rows))
+        pack_block(lines, inner.stride, rows, block.number, inner.packed + group.first * inner.size);
+}
+
+// The matrices of all experts, and their biases.
+struct Matrices {
+    const void *panels, *bias;
+    long kind, outputs;
+
+    long count() const { return (outputs + PANEL - 1) / PANEL; }
+
+    void multiply(const Rows& x, long from, long to, long expert, long panel, float* sums) const {
+        long before = (expert * count() + panel) * x.inputs;
+        if (kind)
+            weft::multiply(x, from, to, static_cast<const Pair*>(panels) + before * HALF, sums);
+        else
+            weft::multiply(x, from, to, static_cast<const float*>(panels) + before * PANEL, sums);
+    }
+};
+
+template <class Value>
+void multiply_group(const Matrices& matrices, const Inputs& x, const Group& group, long panel, float* y) {
+    alignas(64) float sums[MOST_BLOCKS * MOST_ROWS * PANEL];
+    Rows rows = x.of(group);
+    long first = panel * PANEL, count = std::min(PANEL, matrices.outputs - first);
+    auto bias = static_cast<const Value*>(matrices.bias);
+    if (bias) bias += group.expert * matrices.outputs + first;
+    for (long from = 0; from < rows.blocks(); from += MOST_BLOCKS) {
+        long to = std::min(rows.blocks(), from + MOST_BLOCKS), row = rows.first(from);
+        matrices.multiply(rows, from, to, group.expert, panel, sums);
+        for (long i = 0; i < rows.first(to) - row; i++)
+            for (long o = 0; o < count; o += LANES) {
+                Vector value = load(sums + i * PANEL + o);
+                if (bias) value += load(bias + o, count - o);
+                store(y + (group.first + row + i) * matrices.outputs + first + o, value, count - o);
+            }
+    }
+}
+
+template <class Value>
+void multiply_groups(const Mixture& call, const Grouping& grouping, const Matrices& matrices, const Inputs& x,
+                     float* y) {
+    long panels = matrices.count();
+    share(grouping.groups.size() * panels, call.threads, [&](long piece) {
+        multiply_group<Value>(matrices, x, grouping.groups[piece / panels], piece % panels, y);
+    });
+}
+
+// Adds in the order of choice.
+template <class Value>
+void sum_row(const Mixture& call, const long* places, const float* outputs, long row) {
+    const float* weights = call.weights + row * call.k;
+    auto shared = static_cast<const Value*>(call.shared);
+    auto opening = static_cast<const Value*>(call.opening);
+    float open = opening ? sigmoid(read(opening + row * call.opening_stride)) : 1.0f;
+    for (long i = 0; i < call.hidden; i += LANES) {
+        long count = call.hidden - i;
+        Vector total = {};
+        for (long choice = 0; choice < call.k; choice++)
+            total += weights[choice] * load(outputs + places[choice] * call.hidden + i, count);
+        if (shared) total += open * load(shared + row * call.hidden + i, count);
+        store(static_cast<Value*>(call.y) + row * call.hidden + i, total, count);
+    }
+}
+
+template <class Value>
+void compute(const Mixture& call) {
+    Grouping grouping(call);
+    long pairs = grouping.pairs.size(), outer = call.parts * call.inner, hidden = call.hidden;
+    auto room = static_cast<float*>(std::malloc(pairs * (hidden + outer + call.inner) * sizeof(float)));
+    float *ends = room, *middle = ends + pairs * hidden, *packed = middle + pairs * outer;
+    Inputs x{ends, ends, hidden, hidden}, inner{middle, packed, call.inner, outer};
+    Matrices first{call.first, call.first_bias, call.first_kind, outer};
+    Matrices second{call.second, call.second_bias, call.second_kind, hidden};
+    auto& blocks = grouping.blocks;
+    share(blocks.size(), call.threads, [&](long i) { gather<Value>(call, grouping, x, blocks[i]); });
+    multiply_groups<Value>(call, grouping, first, x, middle);
+    share(blocks.size(), call.threads, [&](long i) { activate_block(call, grouping, inner, blocks[i]); });
+    // The inputs are no longer needed.
+    multiply_groups<Value>(call, grouping, second, inner, ends);
+    share(call.rows, call.threads,
+          [&](long row) { sum_row<Value>(call, &grouping.places[row * call.k], ends, row); });
+    std::free(room);
+}
+
+}  // namespace
+}  // namespace weft
+
+extern "C" void weft_experts(const weft::Mixture* call) {
+    call->kind == 0 ? weft::compute<float>(*call) : weft::compute<weft::Brain>(*call);
+}

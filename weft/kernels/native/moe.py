@@ -1,0 +1,80 @@
+"""Mixtures of experts for few rows: the choice of experts, and the weighted sum of their outputs."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.experts import ExpertWeights, Routing
+from weft.kernels.native.activation import ACTIVATIONS
+from weft.kernels.native.calls import call, room
+from weft.kernels.native.library import DTYPES, address
+from weft.kernels.native.linear import PANEL
+
+CHOICE, MIXTURE = Struct("4P10q2f"), Struct("10P13q2f")
+# By the names of `Activation.name`; moe.cpp uses the same numbers.
+EXPERT_ACTIVATIONS = (*ACTIVATIONS, "clamped_swiglu")
+
+
+def route(
+    logits: Float[Tensor, "rows experts"],
+    k: int,
+    sigmoid: bool,
+    bias: Float[Tensor, " experts"] | None = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    renormalise: bool = True,
+    scaling: float = 1.0,
+    eps: float = 0.0,
+) -> Routing:
+    """Choose the k best experts of each row, best first; of equal ones, the one with the lowest number."""
+    rows, experts = logits.shape
+    assert 0 < k <= experts, (k, experts)
+    assert experts % groups == 0, (experts, groups)
+    assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
+    weights, chosen = room((rows, k), torch.float32), room((rows, k), torch.int64)
+    values = CHOICE.pack(
+        logits.data_ptr(), address(bias), weights.data_ptr(), chosen.data_ptr(),
+        rows, logits.stride(0), experts, k, groups, kept_groups, sigmoid, renormalise,
+        DTYPES[logits.dtype], torch.get_num_threads(), scaling, eps,
+    )  # fmt: skip
+    call("weft_route", values)
+    return weights, chosen
+
+
+def mix(
+    x: Float[Tensor, "rows hidden"],
+    routing: Routing,
+    layer: ExpertWeights,
+    shared: Float[Tensor, "rows hidden"] | None = None,
+    opening: Float[Tensor, "rows 1"] | None = None,
+) -> Float[Tensor, "rows hidden"]:
+    """Return the weighted sum of the chosen experts, plus `shared` times the sigmoid of `opening`.
+
+    The layer's weights for few rows are in panels, [experts, panels, inputs, 32]. All other operands but the
+    routing have the dtype of x.
+    """
+    weights, chosen = routing
+    first, second = layer.for_few
+    (rows, hidden), k, activation = x.shape, chosen.shape[1], layer.activation
+    experts, inner = len(second), second.shape[2]
+    assert first.shape == (experts, -(-inner * activation.parts // PANEL), hidden, PANEL), (first.shape, x.shape)
+    assert second.shape[1] == -(-hidden // PANEL), (second.shape, x.shape)
+    assert weights.dtype == torch.float32
+    assert chosen.dtype == torch.int64
+    others = (weights, chosen, first, second, layer.first_bias, layer.second_bias, shared)
+    assert all(each is None or each.is_contiguous() for each in others)
+    assert all(each is None or each.dtype == x.dtype for each in (*others[4:], opening))
+    y = room((rows, hidden), x.dtype)
+    values = MIXTURE.pack(
+        x.data_ptr(), weights.data_ptr(), chosen.data_ptr(), first.data_ptr(), address(layer.first_bias),
+        second.data_ptr(), address(layer.second_bias), address(shared), address(opening), y.data_ptr(),
+        rows, x.stride(0), k, experts, hidden, inner, activation.parts, EXPERT_ACTIVATIONS.index(activation.name),
+        0 if opening is None else opening.stride(0), DTYPES[x.dtype], DTYPES[first.dtype], DTYPES[second.dtype],
+        torch.get_num_threads(), activation.alpha, activation.limit,
+    )  # fmt: skip
+    call("weft_experts", values)
+    return y
