@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.hybrid_models import HYBRIDS
-from tests.operations import CPU
+from tests.operations import CPU, PLAIN
 from tests.oracle import DirectRunner, Oracle, Tiny, random_tokens
 from weft.base.errors import ModelError
 from weft.memory.spec import RecurrentMemory
@@ -35,7 +35,8 @@ def saved(tiny: Tiny, folder: Path, change: Callable[[Tensors], Tensors] | None 
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> CausalModel:
-    return load_model(folder, dtype, progress=False)[0]
+    """A model whose weights lie as they are stored."""
+    return load_model(folder, dtype, progress=False, operations=PLAIN)[0]
 
 
 def stacked(tensors: Tensors, firsts: tuple[str, ...], second: str) -> Tensors:
@@ -234,7 +235,7 @@ def test_a_bfloat16_model_answers_almost_like_its_float32_self(name, tmp_path):
     prompt = random_tokens(100, seed=3)
     outcomes = []
     for dtype in (torch.float32, torch.bfloat16):
-        runner = DirectRunner(load(folder, dtype))
+        runner = DirectRunner(load_model(folder, dtype, progress=False)[0])
         sequence = runner.open(prompt)
         for count in (70, 27, 1, 1, 1):
             runner.step([(sequence, count)])

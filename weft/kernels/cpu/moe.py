@@ -89,7 +89,7 @@ def experts(
 def reads_panels(x: Tensor, routing: Routing, layer: ExpertWeights) -> bool:
     """Return whether to use the C++ kernel; 16-bit units are faster if experts have more than a few rows on average."""
     chosen = routing[1]
-    few = layer.few is None or chosen.numel() <= FEW_ROWS * len(layer.first)
+    few = layer.few is None or chosen.numel() <= FEW_ROWS[x.dtype] * len(layer.first)
     return few and all(matrices.ndim == 4 for matrices in layer.for_few) and are_few(x)
 
 
