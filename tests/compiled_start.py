@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -86,8 +87,8 @@ def model_start(family: str) -> dict[str, dict[str, int]]:
     from weft.runner.cuda.runner import CudaRunner
 
     counts = prepare()
-    model = dummy_model(TINY[family], torch.bfloat16)
     operations = everywhere("cuda")
+    model = dummy_model(TINY[family], torch.bfloat16, operations)
     spec = MemorySpec(model.memories(operations))
     compile_kernels(model, spec, operations, TOKENS, ROWS, device="cpu")
     found = {"ahead": counts.take()}
@@ -128,6 +129,24 @@ def kernel_start() -> dict[str, dict[str, int]]:
     return found | {"another": counts.take()}
 
 
+def threads_start() -> dict[str, dict[str, int]]:
+    """Launch in one thread while another collects."""
+    from weft.kernels.cuda.ahead import compiling_ahead
+
+    counts = prepare()
+    read_board(3)
+    counts.take()
+    with compiling_ahead():
+        other = threading.Thread(target=read_board, args=(3,))
+        other.start()
+        other.join()
+        read_board(4)
+        found = {"meanwhile": {"launched": counts.launched}}
+    counts.take()
+    read_board(3)
+    return found | {"after": {"launched": counts.launched}}
+
+
 def broken_start() -> dict[str, dict[str, int]]:
     from weft.kernels.cuda import sampling
     from weft.kernels.cuda.ahead import compiling_ahead
@@ -146,7 +165,7 @@ def broken_start() -> dict[str, dict[str, int]]:
 
 
 if __name__ == "__main__":
-    special = {"one kernel": kernel_start, "broken kernel": broken_start}
+    special = {"two threads": threads_start, "one kernel": kernel_start, "broken kernel": broken_start}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
         print(json.dumps(special[sys.argv[1]]() if sys.argv[1] in special else model_start(sys.argv[1])))

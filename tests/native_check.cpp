@@ -10,8 +10,8 @@
 // As in linear.cpp.
 struct Product {
     const void *x, *panels, *bias;
-    void* y;
-    int64_t rows, stride, inputs, outputs, activation, parts, kind, weight_kind, threads;
+    void *y, *room;
+    int64_t rows, stride, inputs, outputs, activation, parts, kind, weight_kind, result_kind, threads;
 };
 
 extern "C" void weft_linear(const Product*);
@@ -50,11 +50,14 @@ static bool check(long rows, long inputs, long outputs, bool is_short) {
             halves[at + place % 16 * 2 + place / 16] = shortened(weight[o * inputs + i]);
         }
     const void* packed = is_short ? (const void*)halves.data() : (const void*)floats.data();
-    std::vector<float> y(rows * outputs), alone(outputs);
-    Product all{x.data(), packed, nullptr, y.data(), rows, inputs, inputs, outputs, 0, 1, 0, is_short, 2};
+    std::vector<float> y(rows * outputs), alone(outputs), room(rows * inputs);
+    Product all{x.data(), packed, nullptr, y.data(), room.data(), rows, inputs, inputs, outputs, 0, 1, 0, is_short, 0, 2};
     weft_linear(&all);
     for (long row = 0; row < rows; row++) {
-        Product one{x.data() + row * inputs, packed, nullptr, alone.data(), 1, inputs, inputs, outputs, 0, 1, 0, is_short, 1};
+        Product one = all;
+        one.x = x.data() + row * inputs;
+        one.y = alone.data();
+        one.rows = one.threads = 1;
         weft_linear(&one);
         if (std::memcmp(alone.data(), y.data() + row * outputs, outputs * 4)) return false;
         for (long o = 0; o < outputs; o++) {

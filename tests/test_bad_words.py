@@ -14,7 +14,7 @@ from tests.engines import Ask, greedy, make_engine, serve, tokens
 from weft import builtin
 from weft.base.errors import InvalidField
 from weft.base.plan import BANNED, Sampling
-from weft.base.sampling import SamplingParams
+from weft.base.sampling import MAX_BAD_TOKENS, SamplingParams
 from weft.engine.bad_words import BadWords
 from weft.engine.request import Request
 from weft.engine.seat_sampling import SeatSampling
@@ -102,3 +102,10 @@ def test_banned_answers_are_the_same_alone_and_in_company_cached_and_preempted(d
     for _ in range(2):
         assert [answer.tokens for answer in serve(engine, asks)] == alone
     assert preempted > 5
+
+
+def test_the_tokens_of_all_words_together_are_bounded():
+    most = MAX_BAD_TOKENS // 512
+    assert SamplingParams(bad_words=tuple((number, *[5] * 511) for number in range(most))).bad_words
+    with pytest.raises(InvalidField, match=r"bad_words has \d+ tokens in all; the limit is 4096"):
+        SamplingParams(bad_words=tuple((number, *[5] * 511) for number in range(most + 1)))

@@ -23,7 +23,7 @@ from tests import tiny_model
 from tests.http_server import serving
 from weft.base.errors import EngineStopped, OptionError
 from weft.cli.chat import command
-from weft.cli.chat.command import converse, take_turn
+from weft.cli.chat.command import banner, complain, converse, note, obey, take_turn
 from weft.cli.chat.conversation import ALIASES, COMMANDS, Conversation, command_of, run_command
 from weft.cli.chat.options import ChatOptions
 from weft.cli.chat.partners import Local, Message, Remote, Show, Spent, interruptible
@@ -143,6 +143,27 @@ def test_words_that_end_the_program_are_not_sent(said):
     partner = Echo()
     converse(ChatOptions(), partner, Script("Hello", said, "never"))
     assert [messages[-1]["content"] for messages in partner.asked] == ["Hello"]
+
+
+def test_a_file_that_cannot_be_written_is_reported_and_a_saved_one_is_private(tmp_path):
+    chat = Conversation(Echo())
+    for name in ("~nobody-of-this-name/x", "a\0b", str(tmp_path / "missing" / "x")):
+        with pytest.raises(OptionError, match="cannot write"):
+            run_command(chat, "save", name)
+    run_command(chat, "save", str(tmp_path / "kept"))
+    assert (tmp_path / "kept").stat().st_mode & 0o077 == 0
+
+
+def test_a_server_cannot_control_the_terminal(monkeypatch, capsys):
+    evil = Echo("\x1b]0;title\x07model\u202e")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    note(banner(evil))
+    complain("bad \x1b[2J")
+    obey(Conversation(evil), "model", "")
+    shown = capsys.readouterr().err
+    assert "title" in shown
+    for part in ("\x1b]", "\x07", "\x1b[2J", "\u202e"):
+        assert part not in shown
 
 
 def test_unknown_commands_are_refused_with_a_hint_and_not_sent(capsys):

@@ -43,6 +43,10 @@ def test_a_kernel_that_was_compiled_ahead_is_launched_without_compiling():
     assert found["another"] == {"compiled": 1, "read": 0, "launched": 1}
 
 
+def test_launches_of_other_threads_are_not_collected():
+    assert start("two threads") == {"meanwhile": {"launched": 1}, "after": {"launched": 1}}
+
+
 def test_a_kernel_that_does_not_compile_fails_where_it_is_launched():
     found = start("broken kernel")
     assert found == {"ahead": {"compiled": 0, "read": 0, "launched": 0}, "failed": {"CompilationError": 1}}

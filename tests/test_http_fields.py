@@ -20,6 +20,7 @@ BODIES = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
     "completion": ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}),
     "response": ("/v1/responses", {"input": "Hi", "max_output_tokens": 1}),
+    "message": ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
     "generate": ("/generate", {"text": "Hi", "sampling_params": {"max_new_tokens": 1}}),
     "sampling_params": ("/generate", {"text": "Hi"}),
 }
@@ -48,6 +49,17 @@ def sent_all(route: str, more: dict) -> tuple[str, dict]:
     if route == "sampling_params":
         return path, {**body, "sampling_params": {"max_new_tokens": 1, **more}}
     return path, {**body, **more}
+
+
+@pytest.mark.parametrize("route", BODIES)
+@pytest.mark.parametrize(
+    "field", [b'"typical_p": 1e999', b'"typical_p": "\xff"', b'"\xff": 1', b'"typical_p": "\\ud800"']
+)
+def test_values_and_names_that_cannot_be_decoded_are_the_clients_error(served: Served, route, field):
+    path, body = sent_all(route, {"MARK": 1})
+    data = json.dumps(body).encode().replace(b'"MARK": 1', field)
+    answer = served.client.post(path, content=data, headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text
 
 
 # the table ------------------------------------------------------------------------------------------------------------

@@ -113,6 +113,18 @@ def test_inputs_may_have_any_number_of_dimensions(dtype):
     assert linear(x[:0, 0, 0], in_panels(weight)).shape == (0, 20)
 
 
+def test_operands_that_the_kernel_would_misread_are_refused():
+    x, panels = random(3, 8), pack(random(40, 8, seed=1))
+    for wrong in (
+        lambda: product(random(8, 3).t(), panels, 40),
+        lambda: product(x, panels, 40, random(3)),
+        lambda: product(x.bfloat16(), panels, 40),
+        lambda: product(x[:, :0], panels[:, :0], 40),
+    ):
+        with pytest.raises(AssertionError):
+            wrong()
+
+
 def test_with_16_bit_units_few_rows_read_panels_and_many_rows_blocks():
     weight = random(24, 16, dtype=torch.bfloat16) / 4
     wrong = torch.full_like(weight, torch.nan)

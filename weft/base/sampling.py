@@ -13,6 +13,8 @@ MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 # Token sequences; a word given as text counts as two, because it may follow a space.
 MAX_BAD_WORDS = 256
+# Tokens of all bad words together: every step may compare them.
+MAX_BAD_TOKENS = 4096
 MAX_BAD_WORD_CHARACTERS = 64
 MAX_BAD_WORD_TOKENS = 512
 MAX_ALLOWED_TOKENS = 1 << 14
@@ -122,6 +124,9 @@ class SamplingParams:
                     f"must hold words of 1 to {MAX_BAD_WORD_CHARACTERS} characters, not all of them spaces, or lists "
                     f"of 1 to {MAX_BAD_WORD_TOKENS} token ids",
                 )
+        total = sum(len(word) for word in words if not isinstance(word, str))
+        if total > MAX_BAD_TOKENS:
+            raise InvalidField("bad_words", f"has {total} tokens in all; the limit is {MAX_BAD_TOKENS}")
         object.__setattr__(self, "bad_words", words)
 
     def _check_allowed(self) -> None:

@@ -64,8 +64,13 @@ def decode(body: bytes, kind: type[T], limits: Limits) -> T:
     if not body.strip():
         raise RequestError("the body is empty; send a JSON object")
     check_depth(body, limits.json_depth)
+    return parsed(msgspec.json.Decoder(kind), body)
+
+
+def parsed(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode JSON from a client; every error is the client's."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise wrong_type(str(error)) from None
     except UnicodeDecodeError as error:

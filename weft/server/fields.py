@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from weft.base.errors import InvalidField
+from weft.server.bodies import parsed
 
 log = logging.getLogger("weft.server")
 
@@ -96,7 +97,8 @@ RULES: tuple[Rule, ...] = (
     *refused("bad_words allowed_token_ids", NOT_HERE, NATIVE),
     *refused("frequency_penalty presence_penalty", NOT_HERE, ANTHROPIC, neutral=(0,)),
     *refused("repetition_penalty", NOT_HERE, ANTHROPIC, neutral=(1,)),
-    *refused("min_p logit_bias bad_words allowed_token_ids seed", NOT_HERE, ANTHROPIC, neutral=(0,)),
+    *refused("min_p", NOT_HERE, ANTHROPIC, neutral=(0,)),
+    *refused("logit_bias bad_words allowed_token_ids seed", NOT_HERE, ANTHROPIC),
     # when to stop
     *refused(f"{OTHER_MAXIMA} max_new_tokens max_output_tokens", "use `max_tokens`", TEXT),
     *refused(f"{OTHER_MAXIMA} max_new_tokens max_completion_tokens max_output_tokens", "use `max_tokens`", ANTHROPIC),
@@ -143,6 +145,9 @@ RULES: tuple[Rule, ...] = (
     *refused("chat_template", "start the server with `--chat-template FILE`"),
     *refused("documents", "put them into a message"),
     *refused("options", "put its fields into the body itself", OPENAI),
+    *refused("system", "use a message with the role `system`", TEXT),
+    *refused("enable_thinking thinking", "use `chat_template_kwargs`, such as `enable_thinking`", OPENAI),
+    *refused("reasoning", "use `reasoning_effort` or `chat_template_kwargs`", ("chat",)),
     *refused("think", "use `chat_template_kwargs`, such as `enable_thinking`", OPENAI),
     *refused("thinking_token_budget", "use `chat_template_kwargs`, if the template has a budget"),
     *refused(
@@ -219,12 +224,12 @@ def check_fields(
     `data` is a body that was decoded to `kind`. `parts` are the objects in it whose fields are in the table. Values are
     not looked into, except short ones of refused fields.
     """
-    given = _object.decode(data)
+    given = parsed(_object, data)
     unknown = _check(given, route, kind, parts, strict, "")
     for name, part in parts.items():
         raw = bytes(given.get(name, b"null")).strip()
         if raw != b"null":
-            for each in _objects.decode(raw) if raw.startswith(b"[") else [_object.decode(raw)]:
+            for each in parsed(_objects, raw) if raw.startswith(b"[") else [parsed(_object, raw)]:
                 unknown += _check(each, name, part, {}, strict, f"{name}.")
     return unknown[:MAX_NAMES]
 
@@ -266,7 +271,10 @@ def _is_neutral(raw: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
     text = bytes(raw)
     if len(text) > MAX_NEUTRAL_BYTES:
         return False
-    value = msgspec.json.decode(text)
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
     if neutral:
         return value is None or value in neutral
     return value is None or value is False or value in ("", [], {})

@@ -37,8 +37,9 @@ def run(options: ChatOptions) -> None:
 
 def banner(partner: Partner) -> str:
     """Return the model and its settings, and where to find help."""
-    name = Colours(sys.stderr).bold(partner.model)
-    return "\n".join([f"weft {__version__}: {name}", "; ".join(partner.settings()), HINT])
+    colours = Colours(sys.stderr)
+    name, settings = colours.bold(colours.harmless(partner.model)), map(colours.harmless, partner.settings())
+    return "\n".join([f"weft {__version__}: {name}", "; ".join(settings), HINT])
 
 
 def converse(options: ChatOptions, partner: Partner, source: Reader) -> None:
@@ -54,7 +55,7 @@ def converse(options: ChatOptions, partner: Partner, source: Reader) -> None:
 
 def obey(chat: Conversation, name: str, argument: str) -> None:
     try:
-        note(run_command(chat, name, argument))
+        note(Colours(sys.stderr).harmless(run_command(chat, name, argument)))
     except KeyboardInterrupt:
         complain("(interrupted)")
     except WeftError as error:
@@ -94,4 +95,5 @@ def note(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    print(Colours(sys.stderr).red(text), file=sys.stderr)
+    colours = Colours(sys.stderr)
+    print(colours.red(colours.harmless(text)), file=sys.stderr)

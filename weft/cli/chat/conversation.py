@@ -6,6 +6,7 @@ A command is a slash and a word of letters at the start of the input, so a quest
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,19 +66,23 @@ def _model(chat: Conversation, name: str) -> str:
     return f"model: {chat.partner.model}{more}"
 
 
+def private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _save(chat: Conversation, name: str) -> str:
     if not name:
         raise OptionError("/save needs the name of a file")
     body = {"model": chat.partner.model, "messages": chat.messages}
     try:
         # Mode x: an existing file is never overwritten.
-        with Path(name).expanduser().open("x", encoding="utf-8") as file:
+        with open(Path(name).expanduser(), "x", encoding="utf-8", opener=private) as file:
             json.dump(body, file, indent=2, ensure_ascii=False)
             file.write("\n")
     except FileExistsError:
         raise OptionError(f"{name} exists and is not overwritten; choose another name") from None
-    except OSError as error:
-        raise OptionError(f"cannot write {name}: {error.strerror}") from None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise OptionError(f"cannot write {name}: {getattr(error, 'strerror', None) or error}") from None
     return f"saved {len(chat.messages)} messages to {name}"
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 PROMPT = "> "
 MORE = ". "
 LEAVE = "(Ctrl-D or /exit ends the program)"
-# A model's answer must not control the terminal.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# A model's answer must not control the terminal, nor change the direction of other text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class Reader(Protocol):

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from triton import AsyncCompileMode
 from triton.runtime.jit import JITFunction
 
-from weft.kernels.cuda.launching import Kernel
+from weft.kernels.cuda.launching import Kernel, collecting
 
 log = logging.getLogger("weft")
 
@@ -65,17 +65,18 @@ class Collected:
 @contextmanager
 def compiling_ahead(progress: bool = False, threads: int | None = None) -> Iterator[None]:
     """Collect all launches inside, without starting them; compile them in threads; return when all are compiled."""
-    assert Kernel.collect is None, "kernels are already being collected"
+    assert collecting.by is None, "kernels are already being collected"
     begun, remembering = time.monotonic(), Kernel.remembering
     with ThreadPoolExecutor(threads or pool_size(), "weft-compile") as pool:
         compilation = AsyncCompileMode(pool, ignore_errors=True)
         with compilation:
-            Kernel.collect, Kernel.remembering = Collected(), False
+            # Threads that launch meanwhile do so without the cache of launches, so that none is lost.
+            collecting.by, Kernel.remembering = Collected(), False
             try:
                 with ZeroedMemory():
                     yield
             finally:
-                Kernel.collect, Kernel.remembering = None, remembering
+                collecting.by, Kernel.remembering = None, remembering
             _wait(compilation, progress)
     if compilation.raw_futures:
         log.info("%d kernels are ready after %.1f s", len(compilation.raw_futures), time.monotonic() - begun)

@@ -11,8 +11,9 @@ Inside `weft.kernels.cuda.ahead`, launches are collected and compiled instead.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import triton
 from torch import Tensor
@@ -102,13 +103,21 @@ class NamedLaunches:
         return launch
 
 
+class Collecting(threading.local):
+    """Collects the launches of one thread: those of others are real. `by` is called instead of launching."""
+
+    # Takes the kernel, the launch's key, its grid, arguments and settings.
+    by: Callable[..., None] | None = None
+
+
+collecting = Collecting()
+
+
 class Kernel(JITFunction):  # type: ignore[misc]  # Triton has no types
     """A Triton kernel that caches its compiled launches."""
 
     # Whether launches are remembered. False for all kernels in comparisons, and while launches are collected.
     remembering = True
-    # Called with the kernel, the launch's key, its grid, arguments and settings, instead of launching.
-    collect: ClassVar[Callable[..., None] | None] = None
 
     def __init__(self, function: Callable[..., Any], remember: bool = True, **options: Any) -> None:
         super().__init__(function, **options)
@@ -123,8 +132,8 @@ class Kernel(JITFunction):  # type: ignore[misc]  # Triton has no types
         # A launch hook needs more details than the cache has.
         if found is None or warmup or knobs.runtime.launch_enter_hook.calls or not self.remembering:
             arguments = checked(self.arg_names, groups, settings)
-            if Kernel.collect is not None:
-                return Kernel.collect(self, key, grid, arguments, settings)
+            if collecting.by is not None:
+                return collecting.by(self, key, grid, arguments, settings)
             made = super().run(*arguments, grid=grid, warmup=warmup, **settings)
             if made is not None and not warmup and self.remembering:
                 constants = (None,) * (len(self.params) - len(values))

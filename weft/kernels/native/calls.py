@@ -39,6 +39,7 @@ class Recording:
     def __init__(self) -> None:
         self.calls: list[tuple[int, ctypes.Array[ctypes.c_char]]] = []
         self.kept: list[Tensor] = []
+        self.scratch: Tensor | None = None
         self.pure = True  # everything was computed by calls
 
     def add(self, name: str, values: bytes) -> None:
@@ -79,6 +80,18 @@ def room(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = 
     if recording is not None:
         recording.kept.append(made)
     return made
+
+
+def scratch(count: int) -> Tensor:
+    """Allocate floats for one call to work with. Calls of a recording follow one another, so they share them."""
+    recording = getattr(_here, "recording", None)
+    if recording is None:
+        return torch.empty(count)
+    if recording.scratch is None or recording.scratch.numel() < count:
+        recording.scratch = torch.empty(count)
+        recording.kept.append(recording.scratch)
+    found: Tensor = recording.scratch
+    return found
 
 
 @contextmanager

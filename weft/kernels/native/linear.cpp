@@ -2,7 +2,6 @@
 //
 // Threads take pieces in turn: one panel of outputs (two for gated activations) and up to CHUNK rows.
 
-#include <cstdlib>
 #include <type_traits>
 
 #include "activation.h"
@@ -21,6 +20,7 @@ struct Product {
     const void* panels;
     const void* bias;  // may be null
     void* y;
+    void* room;  // for the inputs in float32
     int64_t rows, stride, inputs, outputs, activation;
     int64_t parts;  // 2: the activation of the first half of the outputs times the second half
     int64_t kind, weight_kind, result_kind, threads;
@@ -78,8 +78,7 @@ Rows arrange(const Product& product, float* room) {
 
 template <class Value, class Weights, class Result>
 void compute(const Product& product) {
-    long bytes = (product.rows * product.inputs * long(sizeof(float)) + 63) / 64 * 64;
-    float* room = static_cast<float*>(std::aligned_alloc(64, bytes));
+    float* room = static_cast<float*>(product.room);
     Rows x = arrange<Value>(product, room);
     long blocks = x.blocks();
     long chunks = (product.rows + CHUNK - 1) / CHUNK, panels = (product.outputs / product.parts + PANEL - 1) / PANEL;
@@ -88,7 +87,6 @@ void compute(const Product& product) {
         compute_piece<Weights, Result>(product, x, piece / chunks, chunk * blocks / chunks,
                                        (chunk + 1) * blocks / chunks);
     });
-    std::free(room);
 }
 
 }  // namespace

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from weft.kernels.activations import NAMES
 from weft.kernels.native.activation import ACTIVATIONS
-from weft.kernels.native.calls import call, room
+from weft.kernels.native.calls import call, room, scratch
 from weft.kernels.native.library import DTYPES, address
 
-PRODUCT = Struct("4P10q")
+PRODUCT = Struct("5P10q")
 # Outputs of a panel. panels.h has the same number.
 PANEL = 32
 
@@ -51,16 +51,17 @@ def product(
     each may have either. Two parts must be whole panels each.
     """
     rows, inputs = x.shape
-    assert panels.shape[1] == inputs, (panels.shape, inputs)
+    assert panels.shape[1] == inputs > 0, (panels.shape, inputs)
+    assert x.stride(1) == 1 or inputs == 1, "the numbers of a row must be adjacent"
     assert outputs <= panels.shape[0] * PANEL < outputs + PANEL, (panels.shape, outputs)
     assert parts == 1 or outputs % (parts * PANEL) == 0, (outputs, parts)
     result = x.dtype if dtype is None else dtype
-    assert bias is None or bias.dtype == result
+    assert bias is None or (bias.dtype == result and bias.shape == (outputs,) and bias.stride(0) == 1)
     assert result == torch.float32 or x.dtype == panels.dtype == result
-    y = room((rows, outputs // parts), result)
+    y, wide = room((rows, outputs // parts), result), scratch(rows * inputs)
     kind = 0 if activation is None else ACTIVATIONS.index(NAMES[activation])
     values = PRODUCT.pack(
-        x.data_ptr(), panels.data_ptr(), address(bias), y.data_ptr(),
+        x.data_ptr(), panels.data_ptr(), address(bias), y.data_ptr(), wide.data_ptr(),
         rows, x.stride(0), inputs, outputs, kind, parts, DTYPES[x.dtype], DTYPES[panels.dtype], DTYPES[result],
         torch.get_num_threads(),
     )  # fmt: skip
