@@ -356,6 +356,28 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused_by_name(form, schema
     tool_grammar(form, [tool("f", schema)])
 
 
+def test_names_and_values_that_look_like_explanations_are_enforced():
+    books = {"description": "A book.", "enum": [{"title": "Emma"}, {"title": "Ulysses"}]}
+    named = closed({"title": {"const": {"description": "x"}}, "enum": {"title": "E", "type": "null"}}, ["title"])
+    schema = {"$comment": "c", **closed({"book": books, "description": named}, ["book", "description"])}
+    grammar = auto_tool_grammar("hermes", [tool("f", schema)], {"f"})
+    assert '"A book."' not in grammar.text
+    call = '<tool_call>\n{{"name": "f", "arguments": {{"book": {}, "description": {}}}}}\n</tool_call>'
+    good, other = '{"title": "Emma"}', '{"title": {"description": "x"}, "enum": null}'
+    assert takes(grammar, call.format(good, other))
+    assert not takes(grammar, call.format("{}", other))
+    assert not takes(grammar, call.format('{"title": "Middlemarch"}', other))
+    assert not takes(grammar, call.format(good, '{"title": {}}'))
+    assert not takes(grammar, call.format(good, "{}"))
+
+
+def test_a_long_value_that_looks_like_an_explanation_is_refused():
+    tools = [tool("f", closed({"x": {"enum": [{"title": "a" * 5000}]}}, []))]
+    with pytest.raises(RequestError, match="has a string of 5000 characters"):
+        tool_grammar("hermes", tools)
+    tool_grammar("hermes", [tool("f", closed({"x": {"type": "null", "title": "a" * 5000}}, []))])
+
+
 def test_what_the_compiler_does_not_support_is_refused_for_strict_tools_only():
     odd = closed({"x": {"type": "array", "uniqueItems": True, "contains": {"type": "null"}}}, [])
     grammars()(tool_grammar("hermes", [tool("f", odd)]), frozenset([END]))
