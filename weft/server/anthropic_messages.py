@@ -226,12 +226,13 @@ def _add_assistant(found: Converted, blocks: Sequence[MessageBlock], where: str,
         here = f"{where}.content[{place}]"
         match block.type:
             case "tool_use":
-                last.tool_calls = [*(last.tool_calls or ()), _call(block, here)]
+                last.tool_calls = [] if last.tool_calls is None else last.tool_calls
+                last.tool_calls.append(_call(block, here))
                 last.cache_control = block.cache_control or last.cache_control
             case "thinking":
                 if block.thinking is None:
                     raise InvalidField(f"{here}.thinking", "must be a string")
-                last.reasoning_content = (last.reasoning_content or "") + block.thinking
+                found.thinking.setdefault(len(found.messages) - 1, []).append(block.thinking)
             case "redacted_thinking":
                 raise InvalidField(f"{here}.type", "is 'redacted_thinking', which only its author can read; remove it")
             case _:
