@@ -302,6 +302,9 @@ def test_statuses_are_those_of_the_api():
 # errors ---------------------------------------------------------------------------------------------------------------
 
 
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -314,6 +317,7 @@ def test_statuses_are_those_of_the_api():
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
+        ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages[0].content[0].content[0].type"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}, *USER]}, "messages[0].content[0]"),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}, *USER]},

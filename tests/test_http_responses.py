@@ -199,3 +199,13 @@ def test_thoughts_and_calls_are_items():
     assert [item["type"] for item in events.output] == ["reasoning", "message", "function_call"]
     assert events.output[2]["arguments"] == '{"city": "Rome"}'
     assert [kind for kind, _ in found if kind.endswith("output_item.done")] == ["response.output_item.done"] * 3
+
+
+def test_a_tool_at_fault_is_named_as_the_client_knows_it(served: Served):
+    schema: dict = {"type": "null"}
+    for _ in range(40):
+        schema = {"items": schema}
+    for tool, field in (({"name": "a", "strict": True, "parameters": schema}, "parameters"), ({"name": "a b"}, "name")):
+        error = ask(served, 400, tools=[{"type": "function", **tool}])["error"]
+        assert error["param"] == f"tools[0].{field}"
+        assert error["message"].startswith(f"tools[0].{field} ")

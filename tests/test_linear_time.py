@@ -27,6 +27,7 @@ from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 from weft.engine.events import Output
 from weft.engine.request import Request
+from weft.server import anthropic_messages
 from weft.server.bodies import check_depth, decode, wrong_type
 from weft.server.codec import Frames
 from weft.server.fields import check_fields
@@ -113,6 +114,16 @@ def calls(size: int) -> ResponsesRequest:
     return decode(json.dumps({"input": items}).encode(), ResponsesRequest, LIMITS)
 
 
+def assistant_blocks(block: dict[str, Any]) -> Make:
+    """Make conversations in which one message of the assistant has as many blocks as the size says."""
+
+    def make(size: int) -> anthropic_messages.CountRequest:
+        said = [{"role": "assistant", "content": [block] * size}, {"role": "user", "content": "x"}]
+        return decode(json.dumps({"messages": said}).encode(), anthropic_messages.CountRequest, LIMITS)
+
+    return make
+
+
 def wide_tool(size: int) -> dict[str, Any]:
     names = [f"p{number}" for number in range(size // 40)]
     return {
@@ -157,6 +168,14 @@ TABLE: dict[str, tuple[Work, Make]] = {
     "error: backticks": (wrong_type, repeated("`$", "Expected x - at ")),
     "error: places": (wrong_type, repeated(" - at ", "Expected x")),
     "responses: calls": (lambda body: messages_of(body, Limits()), calls),
+    "anthropic: calls": (
+        lambda body: anthropic_messages.messages_of(body, LIMITS),
+        assistant_blocks({"type": "tool_use", "id": "t", "name": "f", "input": {}}),
+    ),
+    "anthropic: thinking": (
+        lambda body: anthropic_messages.messages_of(body, LIMITS),
+        assistant_blocks({"type": "thinking", "thinking": "a" * 500}),
+    ),
     "frames": (cut_into_frames, frames),
     # grammars
     "schema: string without an end": (lambda text: nesting(text.encode()), repeated('\\"', '{"a":"')),

@@ -324,6 +324,35 @@ def test_unquoted_values_follow_their_schema(schema, good, bad):
             assert fits(arguments, tools[0]["function"]["parameters"]), arguments
 
 
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ({"minLength": 513}, "minLength .* from 0 to 512"),
+        ({"minLength": True}, "minLength .* from 0 to 512"),
+        ({"maxLength": -3}, "maxLength .* from 0 to 32"),
+        ({"maxLength": 64}, "maxLength .* from 0 to 32"),
+        ({"maxLength": 1 << 40}, "maxLength .* from 0 to 32"),
+        ({"maxLength": "5"}, "maxLength .* from 0 to 32"),
+        ({"minLength": 3, "maxLength": 2}, "maxLength .* from 3 to 35"),
+    ],
+)
+def test_lengths_of_unquoted_strings_that_cannot_be_enforced_are_ignored_unless_strict(lengths, message):
+    tools = [tool("f", closed({"x": {"type": "string", **lengths}}, ["x"]))]
+    call = "<tool_call>\n<function=f>\n<parameter=x>\n{}\n</parameter>\n</function>\n</tool_call>"
+    for value in ("", "a", "a<\nb" * 500):
+        assert takes(tool_grammar("qwen3_coder", tools), call.format(value))
+    with pytest.raises(RequestError, match=r"tools\[0\]\.function\.parameters cannot be enforced: " + message):
+        tool_grammar("qwen3_coder", tools, strict={"f"})
+
+
+def test_the_largest_lengths_of_unquoted_strings_are_enforced():
+    tools = [tool("f", closed({"x": {"type": "string", "minLength": 512, "maxLength": 544}}, ["x"]))]
+    grammar = tool_grammar("qwen3_coder", tools, strict={"f"})
+    call = "<tool_call>\n<function=f>\n<parameter=x>\n{}\n</parameter>\n</function>\n</tool_call>"
+    for length, fits_ in ((511, False), (512, True), (544, True), (545, False)):
+        assert takes(grammar, call.format(("a<\nb" * 300)[:length])) is fits_, length
+
+
 def test_special_tokens_are_triggers_and_cannot_hide_one():
     ids = {"<tool_call>": 258, "</tool_call>": 256}
     guide = grammars()(auto_tool_grammar("hermes", [tool("f", CITY)], {"f"}, token_of=ids.get), frozenset([END]))
@@ -354,6 +383,28 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused_by_name(form, schema
     with pytest.raises(RequestError, match=r"tools\[0\]\.function\.parameters cannot be enforced: .*" + message):
         auto_tool_grammar(form, [tool("f", schema)], {"f"})
     tool_grammar(form, [tool("f", schema)])
+
+
+def test_names_and_values_that_look_like_explanations_are_enforced():
+    books = {"description": "A book.", "enum": [{"title": "Emma"}, {"title": "Ulysses"}]}
+    named = closed({"title": {"const": {"description": "x"}}, "enum": {"title": "E", "type": "null"}}, ["title"])
+    schema = {"$comment": "c", **closed({"book": books, "description": named}, ["book", "description"])}
+    grammar = auto_tool_grammar("hermes", [tool("f", schema)], {"f"})
+    assert '"A book."' not in grammar.text
+    call = '<tool_call>\n{{"name": "f", "arguments": {{"book": {}, "description": {}}}}}\n</tool_call>'
+    good, other = '{"title": "Emma"}', '{"title": {"description": "x"}, "enum": null}'
+    assert takes(grammar, call.format(good, other))
+    assert not takes(grammar, call.format("{}", other))
+    assert not takes(grammar, call.format('{"title": "Middlemarch"}', other))
+    assert not takes(grammar, call.format(good, '{"title": {}}'))
+    assert not takes(grammar, call.format(good, "{}"))
+
+
+def test_a_long_value_that_looks_like_an_explanation_is_refused():
+    tools = [tool("f", closed({"x": {"enum": [{"title": "a" * 5000}]}}, []))]
+    with pytest.raises(RequestError, match="has a string of 5000 characters"):
+        tool_grammar("hermes", tools)
+    tool_grammar("hermes", [tool("f", closed({"x": {"type": "null", "title": "a" * 5000}}, []))])
 
 
 def test_what_the_compiler_does_not_support_is_refused_for_strict_tools_only():

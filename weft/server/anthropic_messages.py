@@ -113,15 +113,23 @@ class MessagesRequest(CountRequest, kw_only=True):
 
 @dataclass(slots=True)
 class Converted:
-    """Messages of the chat API, and the place of each in the body."""
+    """Messages of the chat API, and the place of each in the body.
+
+    `thinking` has the texts of each message's thinking blocks, by its index. They are joined once, at the end.
+    """
 
     messages: list[ChatMessage] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
+    thinking: dict[int, list[str]] = field(default_factory=dict)
 
     def add(self, message: ChatMessage, place: str) -> ChatMessage:
         self.messages.append(message)
         self.places.append(place)
         return message
+
+    def join_thinking(self) -> None:
+        for place, texts in self.thinking.items():
+            self.messages[place].reasoning_content = "".join(texts)
 
 
 def check_unsupported(body: CountRequest) -> None:
@@ -164,6 +172,7 @@ def messages_of(body: CountRequest, limits: Limits) -> Converted:
         else:
             _add_assistant(found, blocks, where, joins)
         before = message.role
+    found.join_thinking()
     _declare(body, found)
     return found
 
@@ -214,7 +223,9 @@ def _result(block: MessageBlock, where: str) -> ChatMessage:
     if block.tool_use_id is None:
         raise InvalidField(f"{where}.tool_use_id", "must be given")
     content = block.content or ""
-    parts = [ContentPart(type="text", text=content)] if isinstance(content, str) else parts_of(content, where)
+    parts = (
+        [ContentPart(type="text", text=content)] if isinstance(content, str) else parts_of(content, f"{where}.content")
+    )
     if block.is_error:
         parts.insert(0, ContentPart(type="text", text="Error: "))
     return ChatMessage(role="tool", content=parts, tool_call_id=block.tool_use_id, cache_control=block.cache_control)
@@ -226,12 +237,13 @@ def _add_assistant(found: Converted, blocks: Sequence[MessageBlock], where: str,
         here = f"{where}.content[{place}]"
         match block.type:
             case "tool_use":
-                last.tool_calls = [*(last.tool_calls or ()), _call(block, here)]
+                last.tool_calls = [] if last.tool_calls is None else last.tool_calls
+                last.tool_calls.append(_call(block, here))
                 last.cache_control = block.cache_control or last.cache_control
             case "thinking":
                 if block.thinking is None:
                     raise InvalidField(f"{here}.thinking", "must be a string")
-                last.reasoning_content = (last.reasoning_content or "") + block.thinking
+                found.thinking.setdefault(len(found.messages) - 1, []).append(block.thinking)
             case "redacted_thinking":
                 raise InvalidField(f"{here}.type", "is 'redacted_thinking', which only its author can read; remove it")
             case _:

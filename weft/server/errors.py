@@ -102,9 +102,21 @@ def anthropic_error(error: Exception) -> tuple[int, AnthropicErrorAnswer]:
     return status, AnthropicErrorAnswer(AnthropicErrorBody(kind, message))
 
 
+def responses_error(error: Exception) -> tuple[int, ErrorAnswer]:
+    """Return the status and body of an error in the Responses API, whose tools have no `function` level."""
+    status, found = describe(error)
+    field = found.error.param or ""
+    flat = field.replace(".function.", ".", 1)
+    if flat == field:
+        return status, found
+    renamed = msgspec.structs.replace(found.error, message=found.error.message.replace(field, flat, 1), param=flat)
+    return status, ErrorAnswer(renamed)
+
+
 def response(error: Exception, path: str = "") -> Response:
     """Return the response to a request for this path that failed."""
-    status, body = anthropic_error(error) if is_anthropic(path) else describe(error)
+    named = anthropic_error if is_anthropic(path) else responses_error if path == "/v1/responses" else describe
+    status, body = named(error)
     headers = {}
     if status == 401:
         headers["www-authenticate"] = "Bearer"

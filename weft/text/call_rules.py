@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.base.errors import InvalidField
 from weft.text.call_values import ANNOTATIONS, DEFINITIONS, any_pairs, any_parameters, python_value, tagged_value
-from weft.text.grammar import EXPLANATIONS, SPACES
+from weft.text.grammar import SPACES, without_explanations
 from weft.text.lark_rules import Rules, regex_of
 
 _JSON_KEYS = "(name|arguments|parameters|type|id|index|function)"
@@ -138,17 +138,9 @@ def calls(rules: Rules, block: CallBlock, call: str, parallel: bool) -> str:
 
 def _schema(rules: Rules, tool: CallableTool, schema: Mapping[str, Any] | None) -> str:
     """Return a rule for JSON that follows a schema of the tool, or for any object."""
-    wanted = {"type": "object"} if schema is None else _plain(schema)
+    wanted = {"type": "object"} if schema is None else without_explanations(schema)
     # Tools come from many authors: what the compiler does not support is ignored, unless the tool is strict.
     return rules.add("%json " + json.dumps({**wanted, "x-guidance": {"lenient": not tool.strict, **SPACES}}))
-
-
-def _plain(schema: Any) -> Any:
-    """Return a schema without its explanations: only the model needs them."""
-    if isinstance(schema, Mapping):
-        kept = {key: each for key, each in schema.items() if not (key in EXPLANATIONS and isinstance(each, str))}
-        return {key: _plain(each) for key, each in kept.items()}
-    return [_plain(each) for each in schema] if isinstance(schema, list) else schema
 
 
 @cache

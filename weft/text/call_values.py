@@ -20,6 +20,10 @@ ANNOTATIONS = frozenset({*EXPLANATIONS, "$schema", "$id", "default", "examples",
 # Keys next to a parameter's own: definitions that it may refer to.
 DEFINITIONS = ("$defs", "definitions")
 _STRING_KEYS = {"type", "enum", "const", "minLength", "maxLength", *DEFINITIONS}
+# A minimum costs the compiler fuel for each character. Where a string may end, the lexer keeps an expression for each
+# length that is left: more than about 50 exhaust it in the middle of an answer.
+_MAX_LEAST = 512
+_MAX_SPAN = 32
 _END = "\n</parameter>\n"
 
 Schema = Mapping[str, Any]
@@ -47,7 +51,7 @@ def tagged_value(rules: Rules, schema: Schema, json_rule: JsonRule, refuse: Refu
             raise refuse("none of a string's values can be written in this model's calls")
     # One type of several: the parser reads the word null as null.
     not_null = "null" if len(kinds) > 1 and "null" not in kinds else ""
-    text = rules.text(tuple(map(regex_of, VALUE_ENDS)), shape=_shape(schema), other_than=not_null)
+    text = rules.text(tuple(map(regex_of, VALUE_ENDS)), shape=_shape(schema, refuse), other_than=not_null)
     return rules.until(_END, text)
 
 
@@ -64,10 +68,22 @@ def _options(schema: Schema, kinds: Sequence[Any]) -> list[str]:
     return found
 
 
-def _shape(schema: Schema) -> str:
-    least, most = (schema.get(key) for key in ("minLength", "maxLength"))
-    bounds = f"{least if isinstance(least, int) else 0},{most if isinstance(most, int) else ''}"
-    return rf"(.|\n){{{bounds}}}"
+def _shape(schema: Schema, refuse: Refuse | None) -> str:
+    """Return a regular expression for strings of a schema's lengths.
+
+    Raises what `refuse` returns if a length cannot be enforced; without `refuse` it is ignored.
+    """
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    # `True` is an int to Python and no number in JSON.
+    if type(least) is not int or not 0 <= least <= _MAX_LEAST:
+        if refuse is not None:
+            raise refuse(f"minLength of an unquoted string must be an integer from 0 to {_MAX_LEAST}")
+        least = 0
+    if "maxLength" in schema and (type(most) is not int or not 0 <= most - least <= _MAX_SPAN):
+        if refuse is not None:
+            raise refuse(f"maxLength of an unquoted string must be an integer from {least} to {least + _MAX_SPAN}")
+        least, most = (0 if type(most) is int and most < least else least), None
+    return rf"(.|\n){{{least},{'' if most is None else most}}}"
 
 
 def any_parameters(rules: Rules) -> str:

@@ -52,6 +52,10 @@ FIELDS: dict[GrammarKind, str] = {
 }
 # Schema keys that do not constrain the answer.
 EXPLANATIONS = ("description", "title", "$comment")
+# Schema keys whose values are data: what looks like an explanation in them is part of an answer.
+_DATA = frozenset({"enum", "const", "default", "examples"})
+# Schema keys whose values map names to schemas: no name in them is a key of a schema.
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _ANY_OBJECT = '{"type": "object"}'
 # Whitespace in JSON, for the library: a line break with its indentation, or a few spaces. Small models that may write
 # unlimited whitespace between two words of JSON often do.
@@ -319,7 +323,7 @@ def checked_schema(text: str, field: str) -> str:
         raise InvalidField(field, f"must be a JSON object, got {text[:80]}")
     if widest(schema) > MAX_PROPERTIES:
         raise InvalidField(field, f"has an object with {widest(schema)} members; the limit is {MAX_PROPERTIES}")
-    _check_texts(field, longest_text(schema))
+    _check_texts(field, longest_text(without_explanations(schema)))
     return text
 
 
@@ -349,11 +353,28 @@ def widest(value: Any) -> int:
     return max(map(widest, value), default=0) if isinstance(value, list) else 0
 
 
+def without_explanations(schema: Any) -> Any:
+    """Return a schema without its explanations: only the model needs them."""
+    if isinstance(schema, list):
+        return [without_explanations(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: each for key, each in schema.items() if not (key in EXPLANATIONS and isinstance(each, str))}
+    return {key: _without_explanations(key, each) for key, each in kept.items()}
+
+
+def _without_explanations(key: str, value: Any) -> Any:
+    if key in _DATA:
+        return value
+    if key in _NAMED and isinstance(value, dict):
+        return {name: without_explanations(each) for name, each in value.items()}
+    return without_explanations(value)
+
+
 def longest_text(value: Any) -> int:
-    """Return the length of the longest key or string anywhere in a schema, except in explanations."""
+    """Return the length of the longest key or string anywhere in a JSON value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        kept = (each for key, each in value.items() if not (key in EXPLANATIONS and isinstance(each, str)))
-        return max([*map(len, value), *map(longest_text, kept)], default=0)
+        return max([*map(len, value), *map(longest_text, value.values())], default=0)
     return max(map(longest_text, value), default=0) if isinstance(value, list) else 0
