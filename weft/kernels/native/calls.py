@@ -86,9 +86,9 @@ def scratch(count: int) -> Tensor:
     """Allocate floats for one call to work with. Calls of a recording follow one another, so they share them."""
     recording = getattr(_here, "recording", None)
     if recording is None:
-        return torch.empty(count, dtype=torch.float32)
+        return torch.empty(count, dtype=torch.float32, device="cpu")
     if recording.scratch is None or recording.scratch.numel() < count:
-        recording.scratch = torch.empty(count, dtype=torch.float32)
+        recording.scratch = torch.empty(count, dtype=torch.float32, device="cpu")
         recording.kept.append(recording.scratch)
     found: Tensor = recording.scratch
     return found
