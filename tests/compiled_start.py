@@ -1,4 +1,4 @@
-"""A start on a GPU that is not there: kernels are compiled for sm_90, and launches end in a counter.
+"""A start without a GPU: kernels are compiled for sm_90, and launches end in a counter.
 
 `python -m tests.compiled_start FAMILY` compiles the kernels of a tiny model ahead, then runs all steps of a start and
 some of serving, and prints as JSON how many kernels each part compiled and launched. "one kernel" and "broken kernel"

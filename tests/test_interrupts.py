@@ -35,7 +35,7 @@ def greedy(**params) -> SamplingParams:
 
 @pytest.fixture
 def interruptible():
-    """Whoever starts tests in the background may have them ignore interrupts."""
+    """Tests that run in the background may inherit ignored interrupts."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

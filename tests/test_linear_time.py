@@ -146,7 +146,7 @@ STRICT = lambda body: check_fields(body, "generate", GenerateRequest, {}, True) 
 
 
 def named(before: str = "", after: str = "") -> Make:
-    """A body with many fields that nobody knows."""
+    """A body with many unknown fields."""
     return lambda size: f"{before}{json.dumps({f'f{n}': n for n in range(size // 16)})}{after}".encode()
 
 
