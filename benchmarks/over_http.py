@@ -139,7 +139,6 @@ def over_http(clients: int, arguments: argparse.Namespace, round_: int) -> tuple
 
 
 def send(arguments: argparse.Namespace, streams: int, seed: str, barrier: Barrier, results: Any) -> None:
-    from weft.cli.bench.command import measure
     from weft.cli.bench.options import BenchOptions
     from weft.cli.bench.workloads import WORKLOADS
 
@@ -150,16 +149,28 @@ def send(arguments: argparse.Namespace, streams: int, seed: str, barrier: Barrie
         output_length=arguments.output_length,
         vocabulary=arguments.vocabulary,
         seed=hash_of(seed),
-        warmup=0,
         progress=False,
     )
     sessions = list(WORKLOADS[options.workload](options))
-    barrier.wait()
-    began, cpu = time.monotonic(), time.process_time()
-    found = asyncio.run(measure(sessions, options))
-    ended = time.monotonic()
-    measured = {"began": began, "ended": ended, "cpu": time.process_time() - cpu, "errors": found["errors"]}
-    results.put(measured | {"tokens": found["total_output_tokens"]})
+    results.put(asyncio.run(measure(sessions, options, barrier)))
+
+
+async def measure(sessions: list[Any], options: Any, barrier: Barrier) -> dict[str, Any]:
+    """Send all requests at once. Time nothing else: imports, the model's name and statistics are not serving."""
+    from weft.cli.bench.load import send_all
+    from weft.cli.client import Client
+
+    client = Client(options.url)
+    try:
+        model = (await client.get("/v1/models"))["data"][0]["id"]
+        barrier.wait()
+        began, cpu = time.monotonic(), time.process_time()
+        requests, _ = await send_all(client, model, sessions, options, lambda request: None)
+        measured = {"began": began, "ended": time.monotonic(), "cpu": time.process_time() - cpu}
+    finally:
+        await client.close()
+    errors = [request.error for request in requests if request.error is not None]
+    return measured | {"errors": errors, "tokens": sum(request.tokens for request in requests)}
 
 
 def hash_of(text: str) -> int:

@@ -4,8 +4,9 @@
     WEFT_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 python -m benchmarks.products
 
 Prints microseconds, and in brackets the time relative to PyTorch's float32, at the shapes of a model with 107M
-parameters. The routines alternate in one process, each over enough matrices that all are read from memory. Figures are
-medians. The second command restricts all libraries to an older processor's instructions.
+parameters. The routines alternate in one process. Each goes through its matrices in turn, and by the time it returns to
+one of them, close to a gigabyte of others has been read. Figures are medians. The second command restricts all libraries to an
+older processor's instructions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
 from statistics import median
 
 import torch
@@ -55,20 +57,20 @@ def measure(inputs: int, outputs: int, arguments: argparse.Namespace) -> None:
     count = max(2, BYTES // (inputs * outputs * 4))
     stored = [(torch.randn(outputs, inputs) / inputs**0.5).bfloat16() for _ in range(count)]
     floats = [matrix.float() for matrix in stored]
-    forms: dict[str, tuple[torch.dtype, list[Matmul]]] = {
-        "PyTorch float32": (torch.float32, [torch_matmul(each) for each in floats]),
-        "Weft float32": (torch.float32, [our_matmul(each + 1e-7) for each in floats]),
-        "Weft float32 of 16 bits": (torch.float32, [our_matmul(each) for each in floats]),
-        "Weft bfloat16": (torch.bfloat16, [our_matmul(each) for each in stored]),
+    forms: dict[str, tuple[torch.dtype, Iterator[Matmul]]] = {
+        "PyTorch float32": (torch.float32, cycle([torch_matmul(each) for each in floats])),
+        "Weft float32": (torch.float32, cycle([our_matmul(each + 1e-7) for each in floats])),
+        "Weft float32 of 16 bits": (torch.float32, cycle([our_matmul(each) for each in floats])),
+        "Weft bfloat16": (torch.bfloat16, cycle([our_matmul(each) for each in stored])),
     }
     if has_units_for(stored[0]):
-        forms["PyTorch bfloat16"] = (torch.bfloat16, [torch_matmul(each) for each in stored])
+        forms["PyTorch bfloat16"] = (torch.bfloat16, cycle([torch_matmul(each) for each in stored]))
     print(f"\n{inputs} inputs, {outputs} outputs\n| rows | {' | '.join(forms)} |\n|---:|{'---:|' * len(forms)}")
     for rows in arguments.rows:
         seconds: dict[str, list[float]] = {name: [] for name in forms}
         for _ in range(arguments.turns):
             for name, (dtype, matmuls) in forms.items():
-                seconds[name].append(timed(torch.randn(rows, inputs).to(dtype), matmuls))
+                seconds[name].append(timed(torch.randn(rows, inputs).to(dtype), matmuls, max(2, count // rows)))
         medians = {name: median(each) for name, each in seconds.items()}
         base = medians["PyTorch float32"]
         cells = [f"{each * 1e6:.0f} ({each / base:.2f})" for each in medians.values()]
@@ -84,12 +86,12 @@ def our_matmul(matrix: Tensor) -> Matmul:
     return lambda x: linear(x, weight)
 
 
-def timed(x: Tensor, matmuls: list[Matmul]) -> float:
+def timed(x: Tensor, matmuls: Iterator[Matmul], count: int) -> float:
     """Return seconds per matmul."""
     # Threads of the other library spin for a while after their last work, and would disturb.
     time.sleep(REST_SECONDS)
-    matmuls[0](x)
-    some = matmuls[: max(2, len(matmuls) // len(x))]
+    next(matmuls)(x)
+    some = list(islice(matmuls, count))
     began = time.perf_counter()
     for matmul in some:
         matmul(x)
