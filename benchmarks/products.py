@@ -5,8 +5,8 @@
 
 Prints microseconds, and in brackets the time relative to PyTorch's float32, at the shapes of a model with 107M
 parameters. The routines alternate in one process. Each goes through its matrices in turn, and by the time it returns to
-one of them, close to a gigabyte of others has been read. Figures are medians. The second command restricts all libraries to an
-older processor's instructions.
+one of them, close to a gigabyte of others has been read. Figures are medians. The second command restricts all
+libraries to an older processor's instructions.
 """
 
 from __future__ import annotations
