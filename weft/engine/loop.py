@@ -208,6 +208,8 @@ class Engine:
             tell(output)
             if scores is not None:
                 self._add_scores(output, sequence, scores, index)
+            if landing.digests is not None and sequence.request.params.logits_digest:
+                output.digest = int(landing.digests[index])
             if token in sequence.stop_tokens or (sequence.constraint and self._follow(sequence, output)):
                 output.finish = FinishReason.STOP
                 self._finish(sequence, FinishReason.STOP)

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -18,6 +19,7 @@ from weft.base.plan import Landing, Plan, Scores
 from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
 from weft.kernels.interface import Batch, Operations
+from weft.kernels.staging import StagedValue
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
@@ -46,6 +48,7 @@ class RunnerFlight:
     download: Download
     sampled_scores: bool
     prompt_scores: bool
+    digests: bool = False
 
 
 class Runner:
@@ -71,11 +74,14 @@ class Runner:
             operations = choose(str(device), model_dtype(model), lambda _: spec.memories).operations
         check_device(operations, str(device))
         self.operations = operations
-        self.store = Store(spec, budget_bytes, device)
+        self.store = self.make_store(budget_bytes)
         self.board = torch.zeros(seats, dtype=torch.int64, device=device)
         self.compute = operations.record_decodes(self.forward)
         if threads is not None:
             torch.set_num_threads(threads)
+
+    def make_store(self, budget_bytes: int) -> Store:
+        return Store(self.spec, budget_bytes, self.device)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RunnerFlight:
@@ -86,14 +92,24 @@ class Runner:
     def run(self, plan: Plan) -> RunnerFlight:
         """Upload, forward, sample."""
         staged = stage_sampling(plan, self.model.vocab_size)
-        batch, sampling = build_step(plan, self.spec, self.board, self.device, self.operations, staged)
-        hidden = self.compute(batch)
+        batch, sampling, hidden = self.run_layers(plan, staged)
         prompt_scores = self._score_prompt(hidden, batch, sampling, plan.score_top) if len(plan.score_index) else None
         if not len(plan.sampled):
             return fly(sampling.seat, None, prompt_scores)
         # A decode-only step needs the logits of every token: no selection.
         last = hidden if len(plan.sampled) == len(plan.tokens) else hidden[sampling.index]
-        return self.choose(self.model.logits(last, batch), sampling, prompt_scores)
+        return self.choose(self.logits(last, batch), sampling, prompt_scores)
+
+    def run_layers(
+        self, plan: Plan, staged: StagedValue
+    ) -> tuple[Batch, StepSampling, Float[Tensor, "tokens hidden"]]:
+        """Return the batch of a plan, its sampling, and the final hidden states of its tokens."""
+        batch, sampling = build_step(plan, self.spec, self.board, self.device, self.operations, staged)
+        return batch, sampling, self.compute(batch)
+
+    def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
+        found: Tensor = self.model.logits(hidden, batch)
+        return found
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the final hidden states of a step."""
@@ -105,10 +121,11 @@ class Runner:
     ) -> RunnerFlight:
         """Choose a token for every sampled row; write it to the board and download it."""
         logits = self.operations.for_sampling(logits)
+        digests = self.operations.digest(logits) if sampling.digests else None
         tokens = sample(logits, sampling, self.board, self.operations)
         self.board[sampling.seat] = tokens
         scores = None if sampling.top is None else DeviceScores(*self.operations.score(logits, tokens, sampling.top))
-        return fly(tokens, scores, prompt_scores)
+        return fly(tokens, scores, prompt_scores, digests)
 
     def land(self, flight: RunnerFlight) -> Landing:
         arrays = flight.download.arrays()
@@ -117,24 +134,29 @@ class Runner:
             Scores(next(arrays), next(arrays), next(arrays)) if there else None
             for there in (flight.sampled_scores, flight.prompt_scores)
         )
-        return Landing(tokens, sampled, prompt)
+        digests = next(arrays).copy().view(np.int64) if flight.digests else None
+        return Landing(tokens, sampled, prompt, digests)
 
     def _score_prompt(
         self, hidden: Float[Tensor, "tokens hidden"], batch: Batch, sampling: StepSampling, top: int
     ) -> DeviceScores:
         step = max(1, self.score_elements // self.model.vocab_size)
         parts = [
-            self.operations.score(self.model.logits(hidden[index], batch), token, top)
+            self.operations.score(self.logits(hidden[index], batch), token, top)
             for index, token in zip(sampling.score_index.split(step), sampling.score_token.split(step))
         ]
         return DeviceScores(*(torch.cat(pieces) for pieces in zip(*parts)))
 
 
-def fly(tokens: Tensor, sampled: DeviceScores | None, prompt: DeviceScores | None) -> RunnerFlight:
+def fly(
+    tokens: Tensor, sampled: DeviceScores | None, prompt: DeviceScores | None, digests: Tensor | None = None
+) -> RunnerFlight:
     parts = [tokens]
     for scores in (sampled, prompt):
         parts += [] if scores is None else [scores.chosen, scores.top_token, scores.top_logprob]
-    return RunnerFlight(Download(parts), sampled is not None, prompt is not None)
+    # Downloads have 32-bit numbers.
+    parts += [] if digests is None else [digests.view(torch.int32)]
+    return RunnerFlight(Download(parts), sampled is not None, prompt is not None, digests is not None)
 
 
 def model_dtype(model: CausalModel) -> torch.dtype:

@@ -42,7 +42,7 @@ class CudaRunner(Runner):
         self.model, self.spec, self.device = model, spec, torch.device(device)
         self.operations = everywhere("cuda") if operations is None else operations
         check_device(self.operations, str(device))
-        self.store = Store(spec, budget_bytes, self.device, scratch=True)
+        self.store = Store(spec, budget_bytes, self.device, scratch=1)
         self.compute = self.forward
         # One line more than seats: that of padding.
         self.board = torch.zeros(seats + 1, dtype=torch.int64, device=self.device)
@@ -65,7 +65,8 @@ class CudaRunner(Runner):
         if output is None:
             return self.run(plan)
         every = len(plan.sampled) == plan.rows
-        if every and plan.sampling.all_greedy and not plan.sampling.wants_logprobs:
+        wants_more = plan.sampling.wants_logprobs or plan.sampling.wants_digests
+        if every and plan.sampling.all_greedy and not wants_more:
             return fly(output.tokens[: plan.rows], None, None)
         sampling = self._sampling(plan)
         logits = output.logits[: plan.rows] if every else output.logits[sampling.index]
