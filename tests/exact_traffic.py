@@ -8,7 +8,7 @@ from random import Random
 
 import torch
 
-from tests.engines import Answer, Ask, dummy_model, seeded, serve, smallest_memory, tokens, TINY
+from tests.engines import TINY, Answer, Ask, dummy_model, seeded, serve, smallest_memory, tokens
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
@@ -36,11 +36,11 @@ def exact_model(family: str, dtype: torch.dtype) -> ExactModel:
     )
 
 
-def exact_engine(found: ExactModel, memory_bytes: int = ROOM, **settings: object) -> Engine:
+def exact_engine(found: ExactModel, memory_bytes: int = ROOM, threads: int = 1, **settings: object) -> Engine:
     options = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=memory_bytes, exact=True, **options)
     runner = ExactRunner(
-        found.model, found.spec, memory_bytes, config.max_sequences, threads=1, operations=found.chosen.operations
+        found.model, found.spec, memory_bytes, config.max_sequences, threads=threads, operations=found.chosen.operations
     )
     return Engine(found.spec, runner, config)
 
@@ -49,13 +49,13 @@ def digesting(count: int, seed: int) -> SamplingParams:
     return replace(seeded(count, seed), logits_digest=True)
 
 
-def alone(found: ExactModel, ask: Ask) -> Answer:
+def alone(found: ExactModel, ask: Ask, threads: int = 1) -> Answer:
     """The answer of an engine that has seen nothing else, in whole steps."""
-    engine = exact_engine(found, cache=False, max_sequences=1, max_tokens_per_step=4096)
+    engine = exact_engine(found, threads=threads, cache=False, max_sequences=1, max_tokens_per_step=4096)
     return serve(engine, [replace(ask, step=0, abort_after=None)])[0]
 
 
-def conversations(random: Random, found: ExactModel, count: int, longest: int = 300) -> list[Ask]:
+def conversations(random: Random, found: ExactModel, count: int, longest: int = 300, threads: int = 1) -> list[Ask]:
     """Requests that share beginnings with earlier ones, and continue their answers."""
     asks: list[Ask] = []
     known: list[list[int]] = []
@@ -68,14 +68,14 @@ def conversations(random: Random, found: ExactModel, count: int, longest: int = 
         prompt = (stem + fresh)[:longest]
         ask = Ask(prompt, digesting(random.choice([1, 3, 70]), number), step=random.randint(0, 30))
         asks.append(ask)
-        known.append(prompt + alone(found, ask).tokens if random.random() < 0.6 else prompt)
+        known.append(prompt + alone(found, ask, threads).tokens if random.random() < 0.6 else prompt)
     return asks
 
 
-def check_traffic(family: str, dtype: torch.dtype, seed: int, count: int) -> int:
+def check_traffic(family: str, dtype: torch.dtype, seed: int, count: int, threads: int = 1) -> int:
     """Serve random traffic in a random engine; every digest equals that of a lone, cold run. Returns their number."""
     random, found = Random(f"{family} {seed}"), exact_model(family, dtype)
-    asks = conversations(random, found, count)
+    asks = conversations(random, found, count, threads=threads)
     longest = max(len(ask.prompt) + ask.params.max_tokens for ask in asks)
     tight = smallest_memory(family, longest, spec=found.spec)
     engine = exact_engine(
@@ -85,9 +85,10 @@ def check_traffic(family: str, dtype: torch.dtype, seed: int, count: int) -> int
         max_tokens_per_step=random.choice([8, 100, 512]),
         depth=random.randint(0, 1),
         eviction=random.choice(["value", "lru"]),
+        threads=threads,
     )
     for ask, answer in zip(asks, serve(engine, asks), strict=True):
-        expected = alone(found, ask)
+        expected = alone(found, ask, threads)
         assert answer.digests == expected.digests, first_difference(ask, answer, expected)
         assert answer.tokens == expected.tokens
     return sum(ask.params.max_tokens for ask in asks)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,15 @@ from weft.memory.ledger import Ledger
 
 SEEDS = 300
 Patch = pytest.MonkeyPatch
+BUGS: list[Callable[[Patch], None]] = []
 
 
+def plant(sow: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    BUGS.append(sow)
+    return sow
+
+
+@plant
 def a_chunk_ends_wherever_the_budget_does(patch: Patch) -> None:
     def anywhere(start, budget, prompt, total, cell):
         return start + 1 if start >= prompt else min(prompt, start + budget)
@@ -25,6 +33,7 @@ def a_chunk_ends_wherever_the_budget_does(patch: Patch) -> None:
     patch.setattr(planner, "canonical_end", anywhere)
 
 
+@plant
 def a_last_token_is_computed_with_the_cell_before(patch: Patch) -> None:
     def together(start, budget, prompt, total, cell):
         end = original(start, budget, prompt, total, cell)
@@ -34,6 +43,7 @@ def a_last_token_is_computed_with_the_cell_before(patch: Patch) -> None:
     patch.setattr(planner, "canonical_end", together)
 
 
+@plant
 def tokens_return_together_after_a_preemption(patch: Patch) -> None:
     def together(start, budget, prompt, total, cell):
         return original(start, budget, total, total, cell)
@@ -42,20 +52,13 @@ def tokens_return_together_after_a_preemption(patch: Patch) -> None:
     patch.setattr(planner, "canonical_end", together)
 
 
+@plant
 def decoded_cells_are_named_like_prompts(patch: Patch) -> None:
     def unmarked(parent, tokens, cell, decoded_from=None):
         return chain(parent, tokens, cell)
 
     patch.setattr(sequence, "chain", unmarked)
     patch.setattr(Ledger, "publishable", lambda self, lease, computed: computed)
-
-
-BUGS = [
-    a_chunk_ends_wherever_the_budget_does,
-    a_last_token_is_computed_with_the_cell_before,
-    tokens_return_together_after_a_preemption,
-    decoded_cells_are_named_like_prompts,
-]
 
 
 def harvest() -> str:

@@ -31,8 +31,8 @@ class Piece:
 class FollowedAnswer:
     """A request and its answer so far. `index` is its place among the answers of one call.
 
-    With log-probabilities or digests, `outputs` has all outputs with a token, and `text_ends[i]` is the length of the text after
-    the i-th of them. `report` is complete when the engine has ended the sequence.
+    With log-probabilities or digests, `outputs` has all outputs with a token, and `text_ends[i]` is the length of the
+    text after the i-th of them. `report` is complete when the engine has ended the sequence.
     """
 
     def __init__(self, request: Request, detokenizer: Detokenizer | None, index: int = 0) -> None:

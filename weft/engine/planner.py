@@ -297,7 +297,7 @@ def canonical_end(start: int, budget: int, prompt: int, total: int, cell: int) -
 
     >>> canonical_end(0, 100, 200, 200, 64), canonical_end(128, 100, 200, 200, 64), canonical_end(64, 10, 200, 200, 64)
     (64, 200, 128)
-    >>> canonical_end(0, 500, 129, 129, 64), canonical_end(128, 500, 129, 129, 64), canonical_end(150, 500, 150, 200, 64)
+    >>> canonical_end(0, 500, 129, 129, 64), canonical_end(128, 500, 129, 129, 64), canonical_end(150, 9, 150, 200, 64)
     (128, 129, 151)
     """
     if start >= prompt:

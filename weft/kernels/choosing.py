@@ -142,8 +142,8 @@ def choose(
 ) -> Chosen:
     """Choose operations for a model in `dtype` on a device; `memories` returns its mixers' memory for given operations.
 
-    `refused` is the reason why the GPU kernels cannot be used, if trying them has failed. `exact`: a row's bits must not
-    depend on the rest of a step.
+    `refused` is the reason why the GPU kernels cannot be used, if trying them has failed. `exact`: the bits of a row
+    must not depend on the rest of a step.
     """
     kind = torch.device(device).type
     if kind == "cpu":

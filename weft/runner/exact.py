@@ -20,13 +20,11 @@ from weft.base.grid import first_window_cell, floor_to_grid
 from weft.base.plan import Captures, Plan
 from weft.kernels.interface import Batch
 from weft.kernels.staging import StagedValue
-from weft.kernels.upload import upload
-from weft.memory.device.store import Store
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
-from weft.runner.batching import build_batch
 from weft.runner.runner import Runner
+from weft.runner.step_sampling import StepSampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +109,8 @@ def ints(value: int) -> np.ndarray[Any, np.dtype[np.int32]]:
 class ExactRunner(Runner):
     """Runner on a CPU whose results have the same bits in any company. `at_once` rows of one token share a pass."""
 
+    scratch_units = 2
+
     def __init__(
         self, model: CausalModel, spec: MemorySpec, budget_bytes: int, seats: int, *args: Any, **more: Any
     ) -> None:
@@ -119,14 +119,11 @@ class ExactRunner(Runner):
         first = self.store.scratch.get(Kind.STATE, 0)
         self.scratch = (first, first + 1)
 
-    def make_store(self, budget_bytes: int) -> Store:
-        return Store(self.spec, budget_bytes, self.device, scratch=2)
-
-    def run_layers(self, plan: Plan, staged: StagedValue) -> tuple[Batch, Any, Float[Tensor, "tokens hidden"]]:
-        sampling = staged.finish(upload(staged.arrays(), self.device))
+    def run_layers(self, plan: Plan, staged: StagedValue) -> tuple[Batch, StepSampling, Float[Tensor, "tokens hidden"]]:
+        sampling = self.upload(staged)
         hidden: Tensor | None = None
         for part in canonical_passes(plan, self.spec, self.at_once, self.scratch):
-            batch = build_batch(part.plan, self.spec, self.board, self.device, self.operations)
+            batch = self.build_batch(part.plan)
             found = self.compute(batch)
             if hidden is None:
                 hidden = found.new_empty(len(plan.tokens), found.shape[1])
@@ -134,5 +131,5 @@ class ExactRunner(Runner):
         assert hidden is not None
         return batch, sampling, hidden
 
-    def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
+    def logits_of(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
         return torch.cat([self.model.logits(rows, batch) for rows in hidden.split(self.at_once)])

@@ -20,10 +20,11 @@ from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.staging import StagedValue
+from weft.kernels.upload import upload
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
-from weft.runner.batching import build_step
+from weft.runner.batching import build_batch, build_step
 from weft.runner.sampler import sample
 from weft.runner.step_sampling import StepSampling, stage_sampling
 
@@ -55,6 +56,7 @@ class Runner:
     """The device of an engine: a model, its memory and its token board."""
 
     score_elements = SCORE_ELEMENTS
+    scratch_units = 0
 
     def __init__(
         self,
@@ -74,14 +76,11 @@ class Runner:
             operations = choose(str(device), model_dtype(model), lambda _: spec.memories).operations
         check_device(operations, str(device))
         self.operations = operations
-        self.store = self.make_store(budget_bytes)
+        self.store = Store(spec, budget_bytes, device, self.scratch_units)
         self.board = torch.zeros(seats, dtype=torch.int64, device=device)
         self.compute = operations.record_decodes(self.forward)
         if threads is not None:
             torch.set_num_threads(threads)
-
-    def make_store(self, budget_bytes: int) -> Store:
-        return Store(self.spec, budget_bytes, self.device)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> RunnerFlight:
@@ -98,16 +97,23 @@ class Runner:
             return fly(sampling.seat, None, prompt_scores)
         # A decode-only step needs the logits of every token: no selection.
         last = hidden if len(plan.sampled) == len(plan.tokens) else hidden[sampling.index]
-        return self.choose(self.logits(last, batch), sampling, prompt_scores)
+        return self.choose(self.logits_of(last, batch), sampling, prompt_scores)
 
-    def run_layers(
-        self, plan: Plan, staged: StagedValue
-    ) -> tuple[Batch, StepSampling, Float[Tensor, "tokens hidden"]]:
+    def run_layers(self, plan: Plan, staged: StagedValue) -> tuple[Batch, StepSampling, Float[Tensor, "tokens hidden"]]:
         """Return the batch of a plan, its sampling, and the final hidden states of its tokens."""
         batch, sampling = build_step(plan, self.spec, self.board, self.device, self.operations, staged)
         return batch, sampling, self.compute(batch)
 
-    def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
+    def build_batch(self, plan: Plan) -> Batch:
+        """Return the batch of a plan, or of a part of one."""
+        return build_batch(plan, self.spec, self.board, self.device, self.operations)
+
+    def upload(self, staged: StagedValue) -> StepSampling:
+        """Return a staged sampling with its arrays on the device."""
+        found: StepSampling = staged.finish(upload(staged.arrays(), self.device))
+        return found
+
+    def logits_of(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
         found: Tensor = self.model.logits(hidden, batch)
         return found
 
@@ -142,7 +148,7 @@ class Runner:
     ) -> DeviceScores:
         step = max(1, self.score_elements // self.model.vocab_size)
         parts = [
-            self.operations.score(self.logits(hidden[index], batch), token, top)
+            self.operations.score(self.logits_of(hidden[index], batch), token, top)
             for index, token in zip(sampling.score_index.split(step), sampling.score_token.split(step))
         ]
         return DeviceScores(*(torch.cat(pieces) for pieces in zip(*parts)))

@@ -166,7 +166,7 @@ class OutputsMessage(EngineMessage, tag="outputs"):
     tokens: Annotated[list[Token | None], Meta(max_length=MAX_ROWS)]
     scores: Annotated[list[ScoreBody], Meta(max_length=MAX_ROWS)]
     endings: Annotated[list[EndingBody], Meta(max_length=MAX_ROWS)]
-    digests: Annotated[dict[Row, int], Meta(max_length=MAX_ROWS)]
+    digests: Annotated[dict[Row, int], Meta(max_length=MAX_ROWS)] = {}
 
 
 class StoppedMessage(EngineMessage, tag="stopped"):

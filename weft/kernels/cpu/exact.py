@@ -1,4 +1,4 @@
-"""Layouts of weights in exact mode: panels only, which one C++ kernel multiplies with any number of rows, each alone."""
+"""Layouts of weights in exact mode: panels only. One C++ kernel multiplies them with any number of rows, each alone."""
 
 from __future__ import annotations
 
