@@ -102,6 +102,7 @@ def seeded(count: int, seed: int, **more: object) -> SamplingParams:
 class Answer:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    digests: list[int | None] = field(default_factory=list)
     finish: FinishReason | None = None
     report: Report | None = None
 
@@ -124,6 +125,7 @@ def serve(engine: Engine, asks: list[Ask], max_steps: int = 4000) -> list[Answer
             if output.token is not None:
                 answer.tokens.append(output.token)
                 answer.logprobs.append(output.logprob)
+                answer.digests.append(output.digest)
             if output.finish is not None:
                 answer.finish, answer.report = output.finish, engine.report(output.sequence)
         if engine.idle and step >= max(ask.step for ask in asks):

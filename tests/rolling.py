@@ -79,14 +79,17 @@ def oracle(
     stop: frozenset[int] = frozenset(),
     bad_words: tuple[tuple[int, ...], ...] = (),
     allowed: tuple[int, ...] | None = None,
+    exact: bool = False,
 ) -> list[int]:
-    """What an engine without any cache, batch or memory limit answers."""
+    """What an engine without any cache, batch or memory limit answers; `exact`: on a device that rounds."""
     hashes: list[int] = []
     state, last = 0, 0
     tokens = list(prompt)
     answer: list[int] = []
     while len(answer) < count:
-        for token in tokens[len(hashes) :]:
+        for position, token in enumerate(tokens[len(hashes) :], len(hashes)):
+            if exact:
+                token = rounded(token, *canonical_piece(position, len(prompt), spec.cell))
             hashes.append(mix(hashes[-1] if hashes else 0, token))
             state, last = mix(state, mix(last, token)), token
         entries = np.array(hashes, np.uint64)
@@ -99,6 +102,21 @@ def oracle(
         if token in stop:
             break
     return answer
+
+
+def rounded(token: int, first: int, end: int) -> int:
+    """A token's value as computed in a piece from offset `first` to `end` of its cell."""
+    return mix(mix(token, first), end)
+
+
+DECODED = (0, 0)
+
+
+def canonical_piece(position: int, prompt: int, cell: int) -> tuple[int, int]:
+    """The piece that a lone, cold, unchunked run computes a position in."""
+    here = position - position % cell
+    end = min(here + cell, prompt)
+    return DECODED if position >= prompt or end - here == 1 else (0, end - here)
 
 
 def masked_tokens(plan: Plan, place: int) -> set[int]:
@@ -266,3 +284,20 @@ class RollingDevice:
         low = visible // cell
         pages = plan.window_table[row, low - first : -(-end // cell) - first]
         return digest(self.memory[Kind.WINDOW][pages].ravel()[visible - low * cell : end - low * cell], visible)
+
+
+class RoundingDevice(RollingDevice):
+    """A device whose results depend on how a token is computed, as rounding does.
+
+    A row of one token is a decode. Longer rows are cut at the grid, and the bits of a token depend on where its piece
+    begins and ends. Company does not matter.
+    """
+
+    def _tokens(self, plan: Plan) -> list[list[int]]:
+        cell = self.spec.cell
+        rows = []
+        for tokens, start in zip(super()._tokens(plan), plan.start.tolist(), strict=True):
+            end = start + len(tokens)
+            pieces = [(max(start, p - p % cell) % cell, min(end - p + p % cell, cell)) for p in range(start, end)]
+            rows.append([rounded(t, *(piece if len(tokens) > 1 else DECODED)) for t, piece in zip(tokens, pieces)])
+        return rows

@@ -253,6 +253,7 @@ def test_a_message_of_the_wrong_side_is_refused():
     "message",
     [
         wire.OutputsMessage([1, 2], [3], [], []),
+        wire.OutputsMessage([1], [3], [], [], {1: 5}),
         wire.OutputsMessage([1], [3], [wire.ScoreBody(1, -1.0, [], [])], []),
         wire.OutputsMessage([1], [3], [wire.ScoreBody(0, -1.0, [4], [])], []),
         wire.OutputsMessage([1], [3], [], [wire.EndingBody(7, FinishReason.STOP, None, None, 0, None, 0, 0.0)]),

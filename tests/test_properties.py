@@ -47,6 +47,18 @@ def test_every_answer_is_the_oracles(part: int) -> None:
     check()
 
 
+@pytest.mark.parametrize("part", parts(1, PARTS))
+def test_every_exact_answer_has_the_bits_of_a_lone_cold_run(part: int) -> None:
+    """On a device that rounds differently for other chunks, and for decodes."""
+
+    @thorough(EXAMPLES // 2)
+    @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 10))
+    def check(seed: int, count: int) -> None:
+        run_and_check(random_workload(seed * PARTS + part, count, exact=True))
+
+    check()
+
+
 @thorough(EXAMPLES // 8)
 @given(seed=st.integers(0, 1 << 40))
 def test_two_ranks_given_the_same_requests_make_the_same_plans(seed: int) -> None:

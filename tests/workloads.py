@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 
-from tests.rolling import VOCABULARY, RollingDevice, oracle, rolling_spec
+from tests.rolling import VOCABULARY, RollingDevice, RoundingDevice, oracle, rolling_spec
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason
@@ -32,8 +32,8 @@ class Arrival:
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed: tuple[int, ...] | None = None
 
-    def answer(self, spec: MemorySpec) -> list[int]:
-        return oracle(spec, self.prompt, self.count, self.stop, self.bad_words, self.allowed)
+    def answer(self, spec: MemorySpec, exact: bool = False) -> list[int]:
+        return oracle(spec, self.prompt, self.count, self.stop, self.bad_words, self.allowed, exact)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ class Run:
     finished: dict[int, FinishReason] = field(default_factory=dict)
 
 
-def make_arrivals(random: Random, spec: MemorySpec, count: int, longest: int, late: int = 6) -> list[Arrival]:
+def make_arrivals(
+    random: Random, spec: MemorySpec, count: int, longest: int, late: int = 6, exact: bool = False
+) -> list[Arrival]:
     """Prompts that share beginnings with earlier ones, and sometimes with their answers (a second turn)."""
     stems: list[list[int]] = []
     arrivals = []
@@ -65,7 +67,7 @@ def make_arrivals(random: Random, spec: MemorySpec, count: int, longest: int, la
         prompt = (stem + fresh)[:longest] or [random.randrange(VOCABULARY)]
         stop = frozenset(random.sample(range(VOCABULARY), 3)) if random.random() < 0.3 else frozenset()
         wanted = random.randint(0 if random.random() < 0.1 else 1, 2 * spec.cell + 3)
-        stems.append(prompt + oracle(spec, prompt, random.randint(0, wanted), stop))
+        stems.append(prompt + oracle(spec, prompt, random.randint(0, wanted), stop, exact=exact))
         arrivals.append(
             Arrival(
                 prompt,
@@ -81,7 +83,7 @@ def make_arrivals(random: Random, spec: MemorySpec, count: int, longest: int, la
     return arrivals
 
 
-def restrict(random: Random, spec: MemorySpec, arrival: Arrival) -> Arrival:
+def restrict(random: Random, spec: MemorySpec, arrival: Arrival, exact: bool) -> Arrival:
     """The same request, which must not use some of the words that it would answer with, or only some tokens."""
     if random.random() < 0.5:
         return arrival
@@ -91,12 +93,12 @@ def restrict(random: Random, spec: MemorySpec, arrival: Arrival) -> Arrival:
     first = 0
     while arrival.count and first < arrival.count and len(words) < 6:
         # Words of the answer with the earlier words banned, from its start on: each of them is met.
-        word = tuple(replace(arrival, bad_words=tuple(words)).answer(spec)[first : first + random.randint(1, 4)])
+        word = tuple(replace(arrival, bad_words=tuple(words)).answer(spec, exact)[first : first + random.randint(1, 4)])
         words += [word] if word else []
         first += random.randint(1, 3)
     if arrival.count and random.random() < 0.5:
         # A word that continues the prompt: only generated tokens count.
-        words.append((arrival.prompt[-1], arrival.answer(spec)[0]))
+        words.append((arrival.prompt[-1], arrival.answer(spec, exact)[0]))
     return replace(arrival, bad_words=tuple(words))
 
 
@@ -128,10 +130,11 @@ def random_workload(seed: int, count: int = 8, **overrides: object) -> Workload:
         ]
     )
     spec = rolling_spec(**kinds, cell=4)
-    arrivals = make_arrivals(random, spec, count, random.choice([6, 14, 30]))
+    exact = bool(overrides.get("exact", False))
+    arrivals = make_arrivals(random, spec, count, random.choice([6, 14, 30]), exact=exact)
     # Another random stream, so that the rest of a workload does not depend on it.
     dice = Random(f"words {seed}")
-    arrivals = [restrict(dice, spec, arrival) for arrival in arrivals]
+    arrivals = [restrict(dice, spec, arrival, exact) for arrival in arrivals]
     longest = max(len(a.prompt) + a.count for a in arrivals)
     seats = random.choice([1, 2, 4, 8])
     config = EngineConfig(
@@ -153,7 +156,8 @@ def random_workload(seed: int, count: int = 8, **overrides: object) -> Workload:
 def run_workload(workload: Workload, engine_class: type[Engine] = Engine, max_steps: int = 5000) -> Run:
     """Drive the engine until it is idle, aborting on the way."""
     config = workload.config
-    device = RollingDevice(workload.spec, config.memory_bytes, config.max_sequences, workload.lazy)
+    kind = RoundingDevice if config.exact else RollingDevice
+    device = kind(workload.spec, config.memory_bytes, config.max_sequences, workload.lazy)
     run = Run(engine_class(workload.spec, device, config), device)
     waiting = sorted(range(len(workload.arrivals)), key=lambda i: workload.arrivals[i].step)
     index_of: dict[int, int] = {}
@@ -198,7 +202,7 @@ def _request(arrival: Arrival) -> Request:
 def check_answers(workload: Workload, run: Run) -> None:
     """Every answer equals the oracle's; an aborted one is a beginning of it. Nothing stays leased."""
     for index, arrival in enumerate(workload.arrivals):
-        expected = arrival.answer(workload.spec)
+        expected = arrival.answer(workload.spec, workload.config.exact)
         answer, finish = run.answers[index], run.finished[index]
         if finish is FinishReason.ABORT:
             assert answer == expected[: len(answer)], f"request {index} went astray before it was aborted"

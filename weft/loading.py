@@ -26,6 +26,7 @@ from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
 from weft.runner.cuda.compiling import compile_once, warm_mixers
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory
+from weft.runner.exact import ExactRunner
 from weft.runner.runner import Runner, available_cores
 from weft.text.grammar import Grammars
 from weft.text.suggestions import suggested_params
@@ -77,8 +78,9 @@ class Loaded:
         config = self.config
         parts, operations = (self.model, self.spec, config.memory_bytes, config.max_sequences), self.chosen.operations
         if not self.chosen.all_by("cuda"):
+            kind = ExactRunner if config.exact else Runner
             threads = threads or available_cores()
-            return Runner(*parts, self.device, threads if self.device == "cpu" else None, operations)
+            return kind(*parts, self.device, threads if self.device == "cpu" else None, operations)
         from weft.runner.cuda.runner import CudaRunner
 
         return CudaRunner(*parts, config.max_length, progress=progress, operations=operations)
@@ -101,16 +103,24 @@ def load(options: Options, progress: bool = True) -> Loaded:
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
     try:
         model, config = load_model(
-            folder, dtype, device, progress, options.weights, options.seed, free_bytes(), compile_early
+            folder,
+            dtype,
+            device,
+            progress,
+            options.weights,
+            options.seed,
+            free_bytes(),
+            partial(compile_early, exact=options.exact),
+            exact=options.exact,
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
-    chosen = choose(device, dtype, model.memories)
+    chosen = choose(device, dtype, model.memories, exact=options.exact)
     room = None
     if chosen.all_by("cuda"):
         found = measure(model, chosen.operations, options, progress)
         if isinstance(found, str):
-            chosen = choose(device, dtype, model.memories, refused=found)
+            chosen = choose(device, dtype, model.memories, refused=found, exact=options.exact)
         else:
             room = found
     report_choices(device, chosen)
@@ -129,12 +139,12 @@ def load(options: Options, progress: bool = True) -> Loaded:
     return Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, chosen)
 
 
-def compile_early(model: CausalModel, device: str, dtype: torch.dtype) -> None:
+def compile_early(model: CausalModel, device: str, dtype: torch.dtype, exact: bool = False) -> None:
     """Start to compile what a model needs while its weights are loaded."""
     if device == "cpu":
         begin_compiling(model.memories)
         return
-    chosen = choose(device, dtype, model.memories)
+    chosen = choose(device, dtype, model.memories, exact=exact)
     if chosen.all_by("cuda"):
         warm_mixers(model, chosen.operations)
 

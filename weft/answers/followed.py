@@ -10,6 +10,9 @@ from weft.engine.request import Request
 from weft.text.answer import Answer
 from weft.text.detokenizer import Detokenizer
 
+# The largest unsigned integer of 64 bits.
+MOST = (1 << 64) - 1
+
 
 @dataclass(slots=True)
 class Piece:
@@ -28,8 +31,8 @@ class Piece:
 class FollowedAnswer:
     """A request and its answer so far. `index` is its place among the answers of one call.
 
-    With log-probabilities, `outputs` has all outputs with a token, and `text_ends[i]` is the length of the text after
-    the i-th of them. `report` is complete when the engine has ended the sequence.
+    With log-probabilities or digests, `outputs` has all outputs with a token, and `text_ends[i]` is the length of the
+    text after the i-th of them. `report` is complete when the engine has ended the sequence.
     """
 
     def __init__(self, request: Request, detokenizer: Detokenizer | None, index: int = 0) -> None:
@@ -43,7 +46,7 @@ class FollowedAnswer:
         self.outputs: list[Output] = []
         self.text_ends: list[int] = []
         self._length = 0
-        self._is_scored = request.params.logprobs is not None
+        self._is_scored = request.params.logprobs is not None or request.params.logits_digest
 
     def take(self, outputs: Iterable[Output]) -> Piece:
         """Process outputs of the engine. Those after the answer's end are ignored."""
@@ -93,3 +96,8 @@ class FollowedAnswer:
     @property
     def generated(self) -> int:
         return len(self.answer.tokens)
+
+
+def digests_of(followed: FollowedAnswer) -> list[str]:
+    """Return the digests of the logits of each token, in hexadecimal."""
+    return [f"{output.digest & MOST:016x}" for output in followed.outputs if output.digest is not None]

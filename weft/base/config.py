@@ -13,8 +13,9 @@ class EngineConfig:
 
     `depth` is how many steps may be in flight while the next one is planned: 0 or 1. `order` is "fcfs" (first come,
     first served) or "prefix" (longest reusable prefix first, with aging). `eviction` is "value", "lru" or "flops".
-    `capture_every` is the distance between snapshots in tokens; 0 derives it from the size of a state. `paranoid`
-    audits every step, checks every plan, and fills freed memory with NaN.
+    `capture_every` is the distance between snapshots in tokens; 0 derives it from the size of a state. `exact`: every
+    token is computed in its canonical form (docs/exact.md). `paranoid` audits every step, checks every plan, and fills
+    freed memory with NaN.
     """
 
     memory_bytes: int
@@ -26,6 +27,7 @@ class EngineConfig:
     order: str = "fcfs"
     eviction: str = "value"
     capture_every: int = 0
+    exact: bool = False
     paranoid: bool = False
     seed: int = 0
 

@@ -73,6 +73,9 @@ class Options:
         ("value", "lru", "flops"),
     )
     capture_every: int = option(0, "distance in tokens between the states to keep; 0: derived from the size of a state")
+    exact: bool = option(
+        False, "the same bits for the same tokens, whatever is cached, batched or chunked (docs/exact.md)"
+    )
     paranoid: bool = option(False, "audit every step and fill freed memory with NaN (slow)")
     seed: int = option(0, "seed for requests that set none")
     threads: int = option(0, "CPU threads; 0: one for each core that this process may use")
@@ -91,7 +94,7 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise InvalidOption(name, f"must be an integer, got {value!r}")
-        for name in ("cache", "paranoid"):
+        for name in ("cache", "exact", "paranoid"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(name, f"must be True or False, got {getattr(self, name)!r}")
         for name, what in (
@@ -188,6 +191,7 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
         order=options.order,
         eviction=options.eviction,
         capture_every=options.capture_every,
+        exact=options.exact,
         paranoid=options.paranoid,
         seed=options.seed,
     )

@@ -53,6 +53,7 @@ class Sampling(Frozen):
     bias_value: Floats
     all_greedy: bool  # every row needs only an argmax
     wants_logprobs: bool
+    wants_digests: bool = field(default=False, kw_only=True)
     # Rows restricted to some tokens, and one bit per vocabulary entry, lowest first: set if the token is allowed.
     mask_row: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     mask_bits: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [masked rows, words]
@@ -137,3 +138,4 @@ class Landing:
     tokens: Ints  # [sampled rows]
     sampled_scores: Scores | None
     prompt_scores: Scores | None
+    digests: NDArray[np.int64] | None = None  # [sampled rows] of the logits, if any row asked for them

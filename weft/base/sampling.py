@@ -39,7 +39,8 @@ class SamplingParams:
     `logprobs=n` returns the log-probability of each sampled token and of the `n` most likely ones (0: only the sampled
     token). `prompt_logprobs` does the same for the prompt, from `prompt_logprobs_start` on. A `seed` gives the same
     text whatever else is in the batch. The answer contains none of the `bad_words`, texts or token sequences, and only
-    tokens of `allowed_token_ids` if there are any.
+    tokens of `allowed_token_ids` if there are any. `logits_digest` returns 64 bits of a hash of the logits with each
+    token: equal digests mean equal logits, to the bit.
     """
 
     max_tokens: int = 256
@@ -62,6 +63,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
+    logits_digest: bool = False
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -84,6 +86,8 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _count(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if not isinstance(self.logits_digest, bool):
+            raise InvalidField("logits_digest", f"must be true or false, got {self.logits_digest!r}")
         self._check_stops()
         self._check_bias()
         self._check_bad_words()

@@ -119,7 +119,9 @@ def examine(options: DoctorOptions) -> list[str]:
         show("model", about_model(llm, options, dtype))
         show("operations", {choice.group: choice for choice in llm.chosen.choices})
         show("decisions", decisions(options, heard.said))
-        return self_test(llm, dtype) if options.self_test else []
+        if not options.self_test:
+            return []
+        return exact_test(llm) if options.exact else self_test(llm, dtype)
 
 
 def about_model(llm: LLM, options: DoctorOptions, dtype: str) -> dict[str, Any]:
@@ -167,3 +169,19 @@ def self_test(llm: LLM, dtype: str) -> list[str]:
     if not can_tell(found):
         print("  inconclusive: this model answers the same after another prefix, so a wrong state would not show")
     return complaints(found, dtype)
+
+
+def exact_test(llm: LLM) -> list[str]:
+    from weft.cli.exact_test import ExactTest, exact_complaints
+
+    test = ExactTest(llm)
+    if not llm.config.cache or not test.fits():
+        why = "the cache is off" if not llm.config.cache else "max_length is too short"
+        print(f"self-test\n  skipped: {why}")
+        return []
+    found = test.run()
+    print("self-test, digests of logits compared with those of cold runs")
+    for name, each in found.items():
+        result = "equal" if each.differs is None else f"differ from token {each.differs} on"
+        print(f"  {name + ':':<22}{result}, {each.cached_tokens} tokens cached")
+    return exact_complaints(found)

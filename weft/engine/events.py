@@ -35,6 +35,7 @@ class Output:
     finish: FinishReason | None = None
     error: str | None = None
     error_field: str | None = None
+    digest: int | None = None  # of the logits, as a signed integer
 
 
 @dataclass(slots=True)

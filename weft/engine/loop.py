@@ -46,6 +46,7 @@ class Engine:
             eviction=config.eviction,
             capture_every=config.capture_every,
             remember_freed=config.paranoid,
+            private_answers=config.exact,
         )
         self.planner = Planner(self.ledger, config)
         self._device = device
@@ -84,7 +85,8 @@ class Engine:
             constraint = self.constrain(request)
         drawn = int(self._seeds.integers(1 << 63))
         seed = drawn if request.params.seed is None else request.params.seed
-        sequence = Sequence(self._next_id, request, max_tokens, seed, self.ledger.spec.cell, constraint)
+        cell, exact = self.ledger.spec.cell, self.config.exact
+        sequence = Sequence(self._next_id, request, max_tokens, seed, cell, constraint, exact)
         self._next_id += 1
         self._sequences[sequence.id] = sequence
         self.planner.queue.add(sequence, self.planner.number)
@@ -206,6 +208,8 @@ class Engine:
             tell(output)
             if scores is not None:
                 self._add_scores(output, sequence, scores, index)
+            if landing.digests is not None and sequence.request.params.logits_digest:
+                output.digest = int(landing.digests[index])
             if token in sequence.stop_tokens or (sequence.constraint and self._follow(sequence, output)):
                 output.finish = FinishReason.STOP
                 self._finish(sequence, FinishReason.STOP)

@@ -134,9 +134,12 @@ class Planner:
     def _plan_prefill(self, sequence: Sequence, budget: int, rows: StepBuilder) -> int:
         """Plan as much of a prompt as budget and memory allow; return the number of tokens planned."""
         start, total, cell = int(self.ledger.planned[sequence.seat]), len(sequence.known), self.ledger.spec.cell
-        end = min(total, start + budget)
-        if end < total and floor_to_grid(end, cell) > start:
-            end = floor_to_grid(end, cell)
+        if self.config.exact:
+            end = canonical_end(start, budget, len(sequence.request.prompt), total, cell)
+        else:
+            end = min(total, start + budget)
+            if end < total and floor_to_grid(end, cell) > start:
+                end = floor_to_grid(end, cell)
         # With little memory left, continue at least to the end of the cell.
         grant = self._advance(sequence, end, min(end, floor_to_grid(start, cell) + cell), rows)
         if grant is None:
@@ -283,3 +286,23 @@ class Planner:
             self.preemptions += 1
             sequence.go_back()
             self.queue.add(sequence, self.number)
+
+
+def canonical_end(start: int, budget: int, prompt: int, total: int, cell: int) -> int:
+    """Return where a row from `start` ends, so that every token is computed in the form of a lone, cold run.
+
+    A row of a prompt ends on the grid or at the prompt's end; to get there it may exceed the budget by less than a
+    cell. If the prompt's last cell has one token, that is a row of its own. Tokens generated before a preemption, from
+    `prompt` to `total`, return one at a time, as they came.
+
+    >>> canonical_end(0, 100, 200, 200, 64), canonical_end(128, 100, 200, 200, 64), canonical_end(64, 10, 200, 200, 64)
+    (64, 200, 128)
+    >>> canonical_end(0, 500, 129, 129, 64), canonical_end(128, 500, 129, 129, 64), canonical_end(150, 9, 150, 200, 64)
+    (128, 129, 151)
+    """
+    if start >= prompt:
+        return min(total, start + 1)
+    assert start % cell == 0, start
+    end = prompt if start + budget >= prompt else max(floor_to_grid(start + budget, cell), start + cell)
+    end = min(end, prompt)
+    return end - 1 if end == prompt and end % cell == 1 and end > start + 1 else end

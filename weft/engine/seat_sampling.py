@@ -41,6 +41,7 @@ class SeatSampling:
         self._floats = {name: np.zeros(seats, np.float32) for name in _FLOATS}
         self._top_k = np.zeros(seats, np.int32)
         self._logprobs = np.full(seats, -1, np.int32)
+        self._digests = np.zeros(seats, np.bool_)
         self._seed = np.zeros(seats, np.uint64)
         self._penalised = np.zeros(seats, np.bool_)
         self._biased = np.zeros(seats, np.bool_)
@@ -59,6 +60,7 @@ class SeatSampling:
             values[seat] = getattr(params, name)
         self._top_k[seat] = params.top_k
         self._logprobs[seat] = -1 if params.logprobs is None else params.logprobs
+        self._digests[seat] = params.logits_digest
         self._seed[seat] = sequence.seed & 0xFFFFFFFFFFFFFFFF
         neutral = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)
         self._penalised[seat] = not neutral
@@ -99,6 +101,7 @@ class SeatSampling:
             bias_value=biases[2],
             all_greedy=not (draws or len(history[0]) or len(biases[0]) or len(masks[0]) or len(bans)),
             wants_logprobs=bool((logprobs >= 0).any()),
+            wants_digests=bool(self._digests[seats].any()),
             mask_row=masks[0],
             mask_bits=masks[1],
             ban_row=bans[:, 0].copy(),

@@ -20,13 +20,15 @@ from weft.memory.misses import Miss, Reason
 class Sequence:
     """`known` are the tokens to compute before the next one can be sampled: the prompt, and what was generated before a
     preemption. `leaving` is set once no more steps are planned for it; with None as its reason, the sequence will
-    return. `constraint` stands at the end of `generated`, whatever happened to the memory meanwhile."""
+    return. `constraint` stands at the end of `generated`, whatever happened to the memory meanwhile. With `exact`, the
+    keys of cells with generated tokens differ from those of prompts."""
 
     __slots__ = (
         "arrival",
         "arrived_seconds",
         "cell",
         "constraint",
+        "exact",
         "fresh_starts",
         "generated",
         "id",
@@ -53,6 +55,7 @@ class Sequence:
         seed: int,
         cell: int,
         constraint: Constraint | None = None,
+        exact: bool = False,
     ) -> None:
         self.id = number
         self.arrival = number
@@ -63,6 +66,7 @@ class Sequence:
         self.seed = seed
         self.constraint = constraint
         self.cell = cell
+        self.exact = exact
         self.known: NDArray[np.int32] = request.prompt
         self.generated: list[int] = []
         self.keys: list[Key] = chain(root_key(request.salt, cell), request.prompt, cell)
@@ -126,7 +130,8 @@ class Sequence:
         if cells > len(self.keys):
             start = len(self.keys) * self.cell
             parent = self.keys[-1] if self.keys else root_key(self.request.salt, self.cell)
-            self.keys.extend(chain(parent, self.tokens(start, cells * self.cell), self.cell))
+            decoded_from = len(self.request.prompt) - start if self.exact else None
+            self.keys.extend(chain(parent, self.tokens(start, cells * self.cell), self.cell, decoded_from))
 
     def go_back(self) -> None:
         """Reset after a preemption: everything known must be computed again, from wherever the cache allows."""

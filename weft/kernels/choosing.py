@@ -30,7 +30,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "gated_delta": ("gated_delta_memory", "gated_delta"),
     "moe": ("prepare_experts", "score_experts", "route_softmax", "route_top", "route_sigmoid", "experts"),
     "together": ("run_together", "side_by_side", "record_decodes"),
-    "sampling": ("for_sampling", "likeliest", "take_likeliest", "read_board", "unpack_bits", "draw", "score"),
+    "sampling": ("for_sampling", "likeliest", "take_likeliest", "read_board", "unpack_bits", "draw", "score", "digest"),
 }
 # Groups whose module has a different name in a package.
 ELSEWHERE = {("cuda", "norm"): "stream", ("cuda", "causal_conv"): "short_conv"}
@@ -134,15 +134,20 @@ def everywhere(package: str) -> Operations:
 
 
 def choose(
-    device: str, dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]], refused: str | None = None
+    device: str,
+    dtype: torch.dtype,
+    memories: Callable[[Operations], tuple[Memory, ...]],
+    refused: str | None = None,
+    exact: bool = False,
 ) -> Chosen:
     """Choose operations for a model in `dtype` on a device; `memories` returns its mixers' memory for given operations.
 
-    `refused` is the reason why the GPU kernels cannot be used, if trying them has failed.
+    `refused` is the reason why the GPU kernels cannot be used, if trying them has failed. `exact`: the bits of a row
+    must not depend on the rest of a step.
     """
     kind = torch.device(device).type
     if kind == "cpu":
-        return choose_for_cpu(dtype, memories)
+        return choose_for_cpu(dtype, memories, exact)
     reason = refused or declines(kind)
     if reason is not None:
         return chosen_everywhere("plain", reason)
@@ -156,7 +161,9 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}" if str(error).strip() else repr(error)
 
 
-def choose_for_cpu(dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]]) -> Chosen:
+def choose_for_cpu(
+    dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]], exact: bool = False
+) -> Chosen:
     spec = MemorySpec(memories(everywhere("cpu")))
     library.use(groups_of(spec))
     missing = library.why_not(dtype)
@@ -171,7 +178,21 @@ def choose_for_cpu(dtype: torch.dtype, memories: Callable[[Operations], tuple[Me
             if reason is None
             else PackageChoice(group, "cpu", f"no C++: {reason}")
         )
-    return Chosen(assemble({choice.group: choice.package for choice in choices}), tuple(choices))
+    operations = assemble({choice.group: choice.package for choice in choices})
+    if exact:
+        operations = in_any_company(operations, all(c.package == "native" for c in choices if c.group in DECODES))
+    return Chosen(operations, tuple(choices))
+
+
+def in_any_company(operations: Operations, are_native: bool) -> Operations:
+    """Return CPU operations for exact mode: matmuls by C++ for any number of rows.
+
+    `decodes_at_once` is the number of decodes that a step may have; rows of C++ kernels do not see each other.
+    """
+    exact = import_module("weft.kernels.cpu.exact")
+    names = {name: getattr(exact, name) for name in ("prepare", "prepare_experts")}
+    at_once = library.FEW_ROWS if are_native else 1
+    return cast(Operations, Table({**vars(operations), **names, "decodes_at_once": at_once}))
 
 
 def begin_compiling(memories: Callable[[Operations], tuple[Memory, ...]]) -> None:

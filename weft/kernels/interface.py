@@ -320,3 +320,6 @@ class Operations(Protocol):
         """Return log-probabilities of the chosen tokens, and the `top` most likely tokens with theirs (at temperature
         1).
         """
+
+    def digest(self, logits: Float[Tensor, "n vocab"]) -> Int[Tensor, " n"]:
+        """Return 64 bits for each row that depend on every bit of its logits, in any company."""

@@ -72,7 +72,8 @@ def _count_lease(ledger: Ledger, lease: Lease, counted: Owners) -> None:
     seat, cell = lease.seat, ledger.spec.cell
     cached, computed, planned = lease.miss.cached, int(ledger.computed[seat]), int(ledger.planned[seat])
     assert cached <= computed <= planned <= lease.cells * cell, f"{cached} <= {computed} <= {planned} does not hold"
-    assert lease.published == (computed // cell if ledger.enabled else 0)
+    published = max(cached, ledger.publishable(lease, computed)) // cell
+    assert lease.published == (published if ledger.enabled else 0)
     if Kind.PAGE in counted:
         counted[Kind.PAGE].update(ledger.page_table[seat, lease.published : lease.cells].tolist())
     if Kind.WINDOW in counted:

@@ -44,16 +44,19 @@ class Ledger:
         remember_freed: bool = False,
         captures: CaptureReasons = ALL_CAPTURES,
         alpha: float = 1.0,
+        private_answers: bool = False,
     ) -> None:
         self.spec = spec
         self.cell = spec.cell
         self.window = spec.window
         self.window_cells = spec.window_cells
         self.enabled = cache
+        # Cells of answers are published only for their own sequence's return, because prompts never match their keys.
+        self.private_answers = private_answers
         check_memory(spec, budget_bytes)
         self.arena = Arena(unit_bytes(spec), budget_bytes, remember_freed)
         self.cache = Cache(spec, self.arena, eviction, alpha)
-        self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache)
+        self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache, prompts_only=private_answers)
         self.leases: dict[int, Lease] = {}
         # States that become free or evictable as soon as all flights have landed.
         self.states_to_land = 0
@@ -258,7 +261,7 @@ class Ledger:
 
     def publish_cells(self, lease: Lease, accepted: int) -> None:
         node = lease.node
-        first, end = lease.published, accepted // self.cell
+        first, end = lease.published, self.publishable(lease, accepted) // self.cell
         paged = Kind.PAGE in self.arena.unit_bytes
         pages = self.page_table[lease.seat, first:end].tolist() if paged else [None] * max(0, end - first)
         for depth, page in enumerate(pages, first):
@@ -275,6 +278,10 @@ class Ledger:
             self.cache.trie.pin(node)
             self.cache.unpin(lease.node)
             lease.node = node
+
+    def publishable(self, lease: Lease, computed: int) -> int:
+        """Return up to where the computed tokens of a lease are for others."""
+        return min(computed, lease.prompt) if self.private_answers and not lease.returns else computed
 
     def _settle_captures(self, lease: Lease, grant: Grant, accepted: int) -> None:
         standing = [c for c in grant.captures if c.position <= accepted]
@@ -319,6 +326,8 @@ class Ledger:
         """Close the lease of an ended or preempted sequence. What it computed stays, with a resume point at its end."""
         assert not lease.pending, "a flight still carries this lease"
         here = floor_to_grid(int(self.computed[lease.seat]), self.cell)
+        if self.enabled and lease.returns:
+            self.publish_cells(lease, here)
         if self.enabled and here and self.cache.point_bytes and self.snapshots.wants_end(lease, here):
             self.keep_capture(lease, here, lease.slot)
             if self.snapshots.reasons.answers:

@@ -32,12 +32,18 @@ Wanted = tuple[int, Origin, int]  # position, reason, and tokens since the previ
 
 
 class Snapshots:
-    """`reasons` are the enabled ones; `every` is the distance between states, 0 to derive it."""
+    """`reasons` are the enabled ones; `every` is the distance between states, 0 to derive it.
 
-    def __init__(self, cache: Cache, reasons: CaptureReasons, every: int, enabled: bool) -> None:
+    With `prompts_only`, no state of an answer is kept unless its sequence returns.
+    """
+
+    def __init__(
+        self, cache: Cache, reasons: CaptureReasons, every: int, enabled: bool, prompts_only: bool = False
+    ) -> None:
         self.cache = cache
         self.reasons = reasons
         self.enabled = enabled
+        self.prompts_only = prompts_only
         self.every = (every or spacing(cache.spec)) if reasons.regular else 0
         self._cell = cache.cell
         self._has_states = Kind.STATE in cache.arena.unit_bytes
@@ -93,7 +99,7 @@ class Snapshots:
         """Return whether to keep the end of a sequence; always for a preempted one, which will return."""
         if lease.returns or here < lease.prompt:
             return True
-        if not self.reasons.answers:
+        if not self.reasons.answers or (self.prompts_only and here > lease.prompt):
             return False
         return not self._learns or self.cache.valuation.popularity.worth_a_try(Origin.ANSWER_END)
 
@@ -159,6 +165,7 @@ class Snapshots:
 
     def _chosen(self, lease: Lease, start: int, end: int) -> list[int]:
         cell = self._cell
+        end = min(end, lease.prompt) if self.prompts_only else end
         chosen = positions_to_capture(
             start,
             end,

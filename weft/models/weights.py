@@ -55,12 +55,13 @@ def load_model(
     spare_bytes: int = 0,
     when_built: Callable[[CausalModel, str, torch.dtype], None] = lambda model, device, dtype: None,
     operations: Operations | None = None,
+    exact: bool = False,
 ) -> tuple[CausalModel, dict[str, Any]]:
     """Load the model of a folder or hub id; return it with the configuration of its text part.
 
     With ample `spare_bytes` weights may be kept twice, for few rows and for many. `when_built` is called with the
     model before its weights are there. Only `operations` can compute with the loaded model; the default are those
-    chosen for the device.
+    chosen for the device, for `exact` answers or not.
 
     With `weights="dummy"` only the configuration is read (a folder with config.json, the file itself, or the name of
     a packaged one), and the weights are random, the same for the same seed.
@@ -75,7 +76,8 @@ def load_model(
         fill_from(model, folder, config, progress)
     else:
         raise ModelError(f"weights must be 'checkpoint' or 'dummy', got {weights!r}")
-    prepare(model, operations or choose(str(device), dtype, model.memories).operations, spare_bytes)
+    operations = operations or choose(str(device), dtype, model.memories, exact=exact).operations
+    prepare(model, operations, spare_bytes)
     pin(model)
     return model, config
 

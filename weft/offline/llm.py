@@ -71,6 +71,7 @@ class LLM:
         self.template = loaded.template
         self.end_tokens = loaded.end_tokens
         self.suggested = loaded.suggested
+        self.model = loaded.model
         self.vocab_size = loaded.model.vocab_size
         self.placement = loaded.placement
         self.chosen = loaded.chosen
@@ -169,7 +170,8 @@ class LLM:
         with self._lock:
             self._abort(list(self._running.values()))
             self._stopped = self._stopped or "it is closed"
-            self.engine = None  # type: ignore[assignment]  # frees the memory; `_check_open` keeps calls away
+            # Frees the memory; `_check_open` keeps calls away.
+            self.engine = self.model = None  # type: ignore[assignment]
 
     def __enter__(self) -> LLM:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from weft.answers.followed import FollowedAnswer, Piece
+from weft.answers.followed import FollowedAnswer, Piece, digests_of
 from weft.engine.events import Output
 from weft.memory.misses import Miss
 
@@ -51,6 +51,7 @@ class Result:
     miss: Miss | None
     preemptions: int = 0
     error: str | None = None
+    digests: list[str] | None = None  # of the logits of each token, if asked for
 
     @property
     def why_not_more(self) -> str:
@@ -73,6 +74,7 @@ def result_of(followed: FollowedAnswer) -> Result:
         miss=report.miss,
         preemptions=report.preemptions,
         error=followed.error,
+        digests=digests_of(followed) if followed.request.params.logits_digest else None,
     )
 
 

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -18,10 +19,12 @@ from weft.base.plan import Landing, Plan, Scores
 from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
 from weft.kernels.interface import Batch, Operations
+from weft.kernels.staging import StagedValue
+from weft.kernels.upload import upload
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
-from weft.runner.batching import build_step
+from weft.runner.batching import build_batch, build_step
 from weft.runner.sampler import sample
 from weft.runner.step_sampling import StepSampling, stage_sampling
 
@@ -46,12 +49,14 @@ class RunnerFlight:
     download: Download
     sampled_scores: bool
     prompt_scores: bool
+    digests: bool = False
 
 
 class Runner:
     """The device of an engine: a model, its memory and its token board."""
 
     score_elements = SCORE_ELEMENTS
+    scratch_units = 0
 
     def __init__(
         self,
@@ -71,7 +76,7 @@ class Runner:
             operations = choose(str(device), model_dtype(model), lambda _: spec.memories).operations
         check_device(operations, str(device))
         self.operations = operations
-        self.store = Store(spec, budget_bytes, device)
+        self.store = Store(spec, budget_bytes, device, self.scratch_units)
         self.board = torch.zeros(seats, dtype=torch.int64, device=device)
         self.compute = operations.record_decodes(self.forward)
         if threads is not None:
@@ -86,14 +91,31 @@ class Runner:
     def run(self, plan: Plan) -> RunnerFlight:
         """Upload, forward, sample."""
         staged = stage_sampling(plan, self.model.vocab_size)
-        batch, sampling = build_step(plan, self.spec, self.board, self.device, self.operations, staged)
-        hidden = self.compute(batch)
+        batch, sampling, hidden = self.run_layers(plan, staged)
         prompt_scores = self._score_prompt(hidden, batch, sampling, plan.score_top) if len(plan.score_index) else None
         if not len(plan.sampled):
             return fly(sampling.seat, None, prompt_scores)
         # A decode-only step needs the logits of every token: no selection.
         last = hidden if len(plan.sampled) == len(plan.tokens) else hidden[sampling.index]
-        return self.choose(self.model.logits(last, batch), sampling, prompt_scores)
+        return self.choose(self.logits_of(last, batch), sampling, prompt_scores)
+
+    def run_layers(self, plan: Plan, staged: StagedValue) -> tuple[Batch, StepSampling, Float[Tensor, "tokens hidden"]]:
+        """Return the batch of a plan, its sampling, and the final hidden states of its tokens."""
+        batch, sampling = build_step(plan, self.spec, self.board, self.device, self.operations, staged)
+        return batch, sampling, self.compute(batch)
+
+    def build_batch(self, plan: Plan) -> Batch:
+        """Return the batch of a plan, or of a part of one."""
+        return build_batch(plan, self.spec, self.board, self.device, self.operations)
+
+    def upload(self, staged: StagedValue) -> StepSampling:
+        """Return a staged sampling with its arrays on the device."""
+        found: StepSampling = staged.finish(upload(staged.arrays(), self.device))
+        return found
+
+    def logits_of(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
+        found: Tensor = self.model.logits(hidden, batch)
+        return found
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the final hidden states of a step."""
@@ -105,10 +127,11 @@ class Runner:
     ) -> RunnerFlight:
         """Choose a token for every sampled row; write it to the board and download it."""
         logits = self.operations.for_sampling(logits)
+        digests = self.operations.digest(logits) if sampling.digests else None
         tokens = sample(logits, sampling, self.board, self.operations)
         self.board[sampling.seat] = tokens
         scores = None if sampling.top is None else DeviceScores(*self.operations.score(logits, tokens, sampling.top))
-        return fly(tokens, scores, prompt_scores)
+        return fly(tokens, scores, prompt_scores, digests)
 
     def land(self, flight: RunnerFlight) -> Landing:
         arrays = flight.download.arrays()
@@ -117,24 +140,29 @@ class Runner:
             Scores(next(arrays), next(arrays), next(arrays)) if there else None
             for there in (flight.sampled_scores, flight.prompt_scores)
         )
-        return Landing(tokens, sampled, prompt)
+        digests = next(arrays).copy().view(np.int64) if flight.digests else None
+        return Landing(tokens, sampled, prompt, digests)
 
     def _score_prompt(
         self, hidden: Float[Tensor, "tokens hidden"], batch: Batch, sampling: StepSampling, top: int
     ) -> DeviceScores:
         step = max(1, self.score_elements // self.model.vocab_size)
         parts = [
-            self.operations.score(self.model.logits(hidden[index], batch), token, top)
+            self.operations.score(self.logits_of(hidden[index], batch), token, top)
             for index, token in zip(sampling.score_index.split(step), sampling.score_token.split(step))
         ]
         return DeviceScores(*(torch.cat(pieces) for pieces in zip(*parts)))
 
 
-def fly(tokens: Tensor, sampled: DeviceScores | None, prompt: DeviceScores | None) -> RunnerFlight:
+def fly(
+    tokens: Tensor, sampled: DeviceScores | None, prompt: DeviceScores | None, digests: Tensor | None = None
+) -> RunnerFlight:
     parts = [tokens]
     for scores in (sampled, prompt):
         parts += [] if scores is None else [scores.chosen, scores.top_token, scores.top_logprob]
-    return RunnerFlight(Download(parts), sampled is not None, prompt is not None)
+    # Downloads have 32-bit numbers.
+    parts += [] if digests is None else [digests.view(torch.int32)]
+    return RunnerFlight(Download(parts), sampled is not None, prompt is not None, digests is not None)
 
 
 def model_dtype(model: CausalModel) -> torch.dtype:

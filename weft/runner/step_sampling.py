@@ -69,6 +69,7 @@ class StepSampling:
     bans: Bans | None
     draws: Draws | None
     top: int | None  # number of most likely tokens to return; None: no log-probabilities at all
+    digests: bool  # whether to return digests of the logits
     score_index: Tensor  # [scores] packed index of prompt tokens' logits
     score_token: Tensor  # [scores]
 
@@ -87,6 +88,7 @@ def stage_sampling(plan: Plan, vocab_size: int) -> StagedValue:
         "bans": None if simple else _bans(plan),
         "draws": None if simple else _draws(sampling, vocab_size),
         "top": int(sampling.top_logprobs.max(initial=0)) if sampling.wants_logprobs else None,
+        "digests": sampling.wants_digests,
         "score_index": plan.score_index,
         "score_token": plan.score_token,
     }

@@ -200,7 +200,8 @@ def _outputs_message(event: Outputs) -> wire.OutputsMessage:
         if output.finish is not None:
             endings.append(_ending(row, output, event.reports[output.sequence]))
     numbers = [output.sequence for output in event.outputs]
-    return wire.OutputsMessage(numbers, [output.token for output in event.outputs], scores, endings)
+    digests = {row: output.digest for row, output in enumerate(event.outputs) if output.digest is not None}
+    return wire.OutputsMessage(numbers, [output.token for output in event.outputs], scores, endings, digests)
 
 
 def _refusal(refusal: Refusal) -> wire.RefusalBody:
@@ -273,6 +274,8 @@ class EventReader:
                 output = outputs[score.row]
                 output.logprob = score.logprob
                 output.top = list(zip(score.tokens, score.logprobs, strict=True))
+            for row, digest in message.digests.items():
+                outputs[row].digest = digest
             for ending in message.endings:
                 output = outputs[ending.row]
                 output.finish, output.error, output.error_field = ending.finish, ending.error, ending.error_field

@@ -92,6 +92,7 @@ async def server_info(front: Front, request: Request) -> Response:
             "model_path": info.name,
             "max_length": info.max_length,
             "max_sequences": info.max_sequences,
+            "exact": info.settings["exact"],
             "memory_bytes": info.memory_bytes,
             "memory_tokens": info.memory_tokens,
             "open_sequences": front.open_sequences,

@@ -15,6 +15,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from weft import __version__
 from weft.answers.followed import FollowedAnswer
 from weft.answers.requests import ModelBounds, build_request
 from weft.base.errors import InvalidField, RequestError
@@ -93,6 +94,12 @@ class Front:
     @property
     def model_name(self) -> str:
         return self.settings.model_name or self.backend.info.name
+
+    @property
+    def fingerprint(self) -> str:
+        """The `system_fingerprint` of answers: version and data type, and whether answers are exact."""
+        info = self.backend.info
+        return f"weft-{__version__}-{info.dtype}" + ("-exact" if info.settings.get("exact") else "")
 
     @property
     def room(self) -> int:

@@ -134,10 +134,13 @@ class ScoresMessage(EngineMessage, tag="scores"):
     top_logprobs: Annotated[bytes, Meta(max_length=4 * SCORES_PER_PIECE * MAX_TOPS)]
 
 
+Row = Annotated[int, Meta(ge=0, le=MAX_ROWS)]
+
+
 class ScoreBody(EngineMessage):
     """Log-probabilities of one row's token and of the most likely ones."""
 
-    row: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
+    row: Row
     logprob: float
     tokens: Annotated[list[Token], Meta(max_length=MAX_TOPS)]
     logprobs: Annotated[list[float], Meta(max_length=MAX_TOPS)]
@@ -146,7 +149,7 @@ class ScoreBody(EngineMessage):
 class EndingBody(EngineMessage):
     """The end of a row, and the fields of its report; prompt scores are sent before."""
 
-    row: Annotated[int, Meta(ge=0, le=MAX_ROWS)]
+    row: Row
     finish: FinishReason
     error: Text | None
     error_field: Text | None
@@ -163,6 +166,7 @@ class OutputsMessage(EngineMessage, tag="outputs"):
     tokens: Annotated[list[Token | None], Meta(max_length=MAX_ROWS)]
     scores: Annotated[list[ScoreBody], Meta(max_length=MAX_ROWS)]
     endings: Annotated[list[EndingBody], Meta(max_length=MAX_ROWS)]
+    digests: Annotated[dict[Row, int], Meta(max_length=MAX_ROWS)] = {}
 
 
 class StoppedMessage(EngineMessage, tag="stopped"):

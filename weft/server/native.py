@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -11,7 +12,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.answers.followed import FollowedAnswer
+from weft.answers.followed import FollowedAnswer, digests_of
 from weft.base.errors import InvalidField
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Top
@@ -83,6 +84,7 @@ class GenerateRequest(CacheFields, kw_only=True):
     logprob_start_len: Start | list[Start] | None = None
     top_logprobs_num: Count | list[Count] | None = None
     return_text_in_logprobs: bool | None = None
+    logits_digest: bool | None = None
     extra_key: Annotated[str, Meta(max_length=256)] | None = None
 
 
@@ -165,7 +167,7 @@ class Native:
         top, start = (None, 0) if scoring is None else (scoring.top, scoring.start)
         prompt_top = None if start >= length - 1 else top
         try:
-            return sampling_params(
+            params = sampling_params(
                 sampling.common(),
                 self.front.limits,
                 max_tokens,
@@ -175,6 +177,7 @@ class Native:
                 "top_logprobs_num",
                 self.front.suggested,
             )
+            return replace(params, logits_digest=True) if self.body.logits_digest else params
         except InvalidField as error:
             if error.field is None or error.field == "top_logprobs_num":
                 raise
@@ -231,6 +234,8 @@ class Native:
         }
         if scoring is not None:
             meta |= self._scores(sequence, scoring)
+        if sequence.request.params.logits_digest:
+            meta["logits_digests"] = digests_of(sequence)
         return GenerateAnswer(text=sequence.answer.text, output_ids=sequence.answer.tokens, meta_info=meta)
 
     def _scores(self, sequence: FollowedAnswer, scoring: Scoring) -> dict[str, Any]:

@@ -108,6 +108,7 @@ class ChatAnswer(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    system_fingerprint: str
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
@@ -119,6 +120,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str
 
 
 async def chat(front: Front, request: Request) -> Response:
@@ -178,6 +180,7 @@ class Chat:
         self.body = body
         self.name = new_name("chatcmpl-")
         self.created = int(time.time())
+        self.fingerprint = front.fingerprint
         self.turn = turn_of(front, body)
 
     async def start(self, request: Request, prompt: Prompt) -> Generation:
@@ -208,6 +211,7 @@ class Chat:
             model=self.front.model_name,
             choices=[self._choice(*each) for each in zip(generation.sequences, parts)],
             usage=self._usage(generation, parts),
+            system_fingerprint=self.fingerprint,
         )
         if self.body.return_token_ids:
             found.prompt_token_ids = generation.sequences[0].request.prompt.tolist()
@@ -272,7 +276,14 @@ class Chat:
         return choices
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> ChatChunk:
-        return ChatChunk(id=self.name, created=self.created, model=self.front.model_name, choices=choices, usage=usage)
+        return ChatChunk(
+            id=self.name,
+            created=self.created,
+            model=self.front.model_name,
+            choices=choices,
+            usage=usage,
+            system_fingerprint=self.fingerprint,
+        )
 
 
 def end_word(sequence: FollowedAnswer, parts: SplitAnswer) -> str:

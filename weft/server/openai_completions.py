@@ -67,6 +67,7 @@ class CompletionAnswer(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    system_fingerprint: str
 
 
 async def complete(front: Front, request: Request) -> Response:
@@ -137,6 +138,7 @@ class Completion:
         self.prompts = asked
         self.name = new_name("cmpl-")
         self.created = int(time.time())
+        self.fingerprint = front.fingerprint
         self.with_ids = bool(body.return_token_ids) or front.tokenizer is None
 
     def answer(self, generation: Generation) -> CompletionAnswer:
@@ -220,5 +222,10 @@ class Completion:
         self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     ) -> CompletionAnswer:
         return CompletionAnswer(
-            id=self.name, created=self.created, model=self.front.model_name, choices=choices, usage=usage
+            id=self.name,
+            created=self.created,
+            model=self.front.model_name,
+            choices=choices,
+            usage=usage,
+            system_fingerprint=self.fingerprint,
         )

@@ -13,7 +13,19 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from weft.kernels.plain.sampling import digest
 from weft.kernels.sampling import Draws
+
+__all__ = [
+    "digest",
+    "draw",
+    "for_sampling",
+    "likeliest",
+    "read_board",
+    "score",
+    "take_likeliest",
+    "unpack_bits",
+]
 
 # Rows per chunk of sampling and scoring, so that temporaries stay in the cache.
 CHUNK_ELEMENTS = 1 << 18

@@ -14,8 +14,9 @@ from weft.kernels.cuda.ordering import rising_key
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.sampling_draw import draw
 from weft.kernels.cuda.sampling_scores import score
+from weft.kernels.plain.sampling import digest
 
-__all__ = ["draw", "for_sampling", "likeliest", "read_board", "score", "take_likeliest", "unpack_bits"]
+__all__ = ["digest", "draw", "for_sampling", "likeliest", "read_board", "score", "take_likeliest", "unpack_bits"]
 
 # Tokens of a program that looks for the maximum.
 LIKELIEST_CHUNK = 8192

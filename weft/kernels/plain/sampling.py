@@ -8,6 +8,10 @@ from torch import Tensor
 
 from weft.kernels.sampling import Draws
 
+# Odd numbers of 64 bits, as signed integers, and the elements of a digest computed at once.
+COLUMN, MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64)
+DIGEST_ELEMENTS = 1 << 22
+
 
 def for_sampling(logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
     return logits.float()
@@ -66,3 +70,16 @@ def score(
     # A stable sort returns the first among equals first, so the result does not depend on `top`.
     likely = logprobs.sort(dim=-1, descending=True, stable=True).indices[:, :top]
     return logprobs.gather(-1, chosen[:, None].long()).squeeze(-1), likely, logprobs.gather(-1, likely)
+
+
+def digest(logits: Float[Tensor, "n vocab"]) -> Int[Tensor, " n"]:
+    """Hash every logit with its column and add up the hashes: a sum of integers is the same in any order."""
+    step = max(1, DIGEST_ELEMENTS // logits.shape[-1])
+    return torch.cat([_digest_rows(rows) for rows in logits.split(step)])
+
+
+def _digest_rows(logits: Float[Tensor, "n vocab"]) -> Int[Tensor, " n"]:
+    bits = logits.float().contiguous().view(torch.int32).long()
+    column = torch.arange(1, logits.shape[-1] + 1, device=logits.device) * COLUMN
+    mixed = (bits + column) * MULTIPLIER
+    return ((mixed ^ (mixed >> 31)) * COLUMN).sum(-1)

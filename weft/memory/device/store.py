@@ -51,12 +51,12 @@ View = AttentionView | RecurrentView
 class Store:
     """Owns the buffer. `views[i]` belongs to `spec.memories[i]`.
 
-    With `scratch`, one unit of each kind lies behind the budget, unknown to the arena and never owned, for rows that
-    only pad a step of fixed size.
+    This many `scratch` units of each kind lie behind the budget, unknown to the arena and never owned: for rows that
+    only pad a step of fixed size, and for states inside a step. `scratch[kind]` is the index of the first.
     """
 
     def __init__(
-        self, spec: MemorySpec, budget_bytes: int, device: torch.device | str = "cpu", scratch: bool = False
+        self, spec: MemorySpec, budget_bytes: int, device: torch.device | str = "cpu", scratch: int = 0
     ) -> None:
         self.spec = spec
         self.unit_bytes = unit_bytes(spec)
@@ -66,7 +66,7 @@ class Store:
         if scratch:
             for kind, unit in self.unit_bytes.items():
                 self.scratch[kind] = -(-size // unit)
-                size = (self.scratch[kind] + 1) * unit
+                size = (self.scratch[kind] + scratch) * unit
         self.buffer = _zeros(size, torch.device(device))
         self.views = self._carve()
 

@@ -7,8 +7,6 @@ import torch
 from weft.base.plan import Plan
 from weft.kernels.choosing import check_device, everywhere
 from weft.kernels.interface import Operations
-from weft.kernels.staging import StagedValue
-from weft.kernels.upload import upload
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
@@ -17,7 +15,7 @@ from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
 from weft.runner.cuda.recorded import RecordedSteps, StepOutput, prompt_sizes
 from weft.runner.runner import Runner, RunnerFlight, fly
-from weft.runner.step_sampling import StepSampling, stage_sampling
+from weft.runner.step_sampling import stage_sampling
 
 # The CPU's limit, raised because memory for temporaries is ample here: 64 MiB.
 SCORE_ELEMENTS = 1 << 24
@@ -27,6 +25,7 @@ class CudaRunner(Runner):
     """Runner on a GPU. `max_length` is a row's maximum length. On a CPU (in tests) it works without recording."""
 
     score_elements = SCORE_ELEMENTS
+    scratch_units = 1
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class CudaRunner(Runner):
         self.model, self.spec, self.device = model, spec, torch.device(device)
         self.operations = everywhere("cuda") if operations is None else operations
         check_device(self.operations, str(device))
-        self.store = Store(spec, budget_bytes, self.device, scratch=True)
+        self.store = Store(spec, budget_bytes, self.device, self.scratch_units)
         self.compute = self.forward
         # One line more than seats: that of padding.
         self.board = torch.zeros(seats + 1, dtype=torch.int64, device=self.device)
@@ -65,9 +64,10 @@ class CudaRunner(Runner):
         if output is None:
             return self.run(plan)
         every = len(plan.sampled) == plan.rows
-        if every and plan.sampling.all_greedy and not plan.sampling.wants_logprobs:
+        wants_more = plan.sampling.wants_logprobs or plan.sampling.wants_digests
+        if every and plan.sampling.all_greedy and not wants_more:
             return fly(output.tokens[: plan.rows], None, None)
-        sampling = self._sampling(plan)
+        sampling = self.upload(stage_sampling(plan, self.model.vocab_size))
         logits = output.logits[: plan.rows] if every else output.logits[sampling.index]
         return self.choose(logits, sampling)
 
@@ -77,8 +77,3 @@ class CudaRunner(Runner):
         if len(plan.score_index) or not len(plan.sampled) or not (decodes_only or len(plan.sampled) == plan.rows):
             return None
         return self.recorded.run(plan)
-
-    def _sampling(self, plan: Plan) -> StepSampling:
-        staged: StagedValue = stage_sampling(plan, self.model.vocab_size)
-        found: StepSampling = staged.finish(upload(staged.arrays(), self.device))
-        return found

@@ -1,0 +1,100 @@
+"""Random traffic for engines in exact mode, and the digests of lone, cold, unchunked runs to compare with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from random import Random
+
+import torch
+
+from tests.engines import TINY, Answer, Ask, dummy_model, seeded, serve, smallest_memory, tokens
+from weft.base.config import EngineConfig
+from weft.base.sampling import SamplingParams
+from weft.engine.loop import Engine
+from weft.kernels.choosing import Chosen, choose
+from weft.memory.spec import MemorySpec
+from weft.models.model import CausalModel
+from weft.runner.exact import ExactRunner
+
+ROOM = 64 << 20
+
+
+@dataclass(frozen=True)
+class ExactModel:
+    model: CausalModel
+    spec: MemorySpec
+    chosen: Chosen
+
+
+@cache
+def exact_model(family: str, dtype: torch.dtype) -> ExactModel:
+    bare = dummy_model(TINY[family], dtype)
+    chosen = choose("cpu", dtype, bare.memories, exact=True)
+    return ExactModel(
+        dummy_model(TINY[family], dtype, chosen.operations), MemorySpec(bare.memories(chosen.operations)), chosen
+    )
+
+
+def exact_engine(found: ExactModel, memory_bytes: int = ROOM, threads: int = 1, **settings: object) -> Engine:
+    options = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640, "paranoid": True} | settings
+    config = EngineConfig(memory_bytes=memory_bytes, exact=True, **options)
+    runner = ExactRunner(
+        found.model, found.spec, memory_bytes, config.max_sequences, threads=threads, operations=found.chosen.operations
+    )
+    return Engine(found.spec, runner, config)
+
+
+def digesting(count: int, seed: int) -> SamplingParams:
+    return replace(seeded(count, seed), logits_digest=True)
+
+
+def alone(found: ExactModel, ask: Ask, threads: int = 1) -> Answer:
+    """The answer of an engine that has seen nothing else, in whole steps."""
+    engine = exact_engine(found, threads=threads, cache=False, max_sequences=1, max_tokens_per_step=4096)
+    return serve(engine, [replace(ask, step=0, abort_after=None)])[0]
+
+
+def conversations(random: Random, found: ExactModel, count: int, longest: int = 300, threads: int = 1) -> list[Ask]:
+    """Requests that share beginnings with earlier ones, and continue their answers."""
+    asks: list[Ask] = []
+    known: list[list[int]] = []
+    for number in range(count):
+        stem: list[int] = []
+        if known and random.random() < 0.7:
+            earlier = random.choice(known)
+            stem = earlier[: random.choice([len(earlier), random.randint(0, len(earlier))])]
+        fresh = tokens(random.choice([1, 1, 5, 63, 64, 65, 130]), random.randrange(1 << 30))
+        prompt = (stem + fresh)[:longest]
+        ask = Ask(prompt, digesting(random.choice([1, 3, 70]), number), step=random.randint(0, 30))
+        asks.append(ask)
+        known.append(prompt + alone(found, ask, threads).tokens if random.random() < 0.6 else prompt)
+    return asks
+
+
+def check_traffic(family: str, dtype: torch.dtype, seed: int, count: int, threads: int = 1) -> int:
+    """Serve random traffic in a random engine; every digest equals that of a lone, cold run. Returns their number."""
+    random, found = Random(f"{family} {seed}"), exact_model(family, dtype)
+    asks = conversations(random, found, count, threads=threads)
+    longest = max(len(ask.prompt) + ask.params.max_tokens for ask in asks)
+    tight = smallest_memory(family, longest, spec=found.spec)
+    engine = exact_engine(
+        found,
+        memory_bytes=random.choice([ROOM, 2 * tight, tight]),
+        max_sequences=random.choice([2, 8]),
+        max_tokens_per_step=random.choice([8, 100, 512]),
+        depth=random.randint(0, 1),
+        eviction=random.choice(["value", "lru"]),
+        threads=threads,
+    )
+    for ask, answer in zip(asks, serve(engine, asks), strict=True):
+        expected = alone(found, ask, threads)
+        assert answer.digests == expected.digests, first_difference(ask, answer, expected)
+        assert answer.tokens == expected.tokens
+    return sum(ask.params.max_tokens for ask in asks)
+
+
+def first_difference(ask: Ask, answer: Answer, expected: Answer) -> str:
+    pairs = enumerate(zip(answer.digests, expected.digests, strict=False))
+    place = next((index for index, (one, other) in pairs if one != other), "its length")
+    return f"a prompt of {len(ask.prompt)} tokens, {answer.report}: differs at {place}"

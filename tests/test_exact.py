@@ -1,0 +1,151 @@
+"""Exact mode on a CPU: logits have the same bits, whatever is cached, batched, chunked, preempted or evicted."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from tests import tiny_model
+from tests.engines import FAMILIES, Ask, greedy, serve, tokens
+from tests.exact_traffic import check_traffic, exact_engine, exact_model
+from tests.http_server import serving
+from weft import LLM, SamplingParams
+from weft.cli.exact_test import ExactTest, exact_complaints
+from weft.cli.main import main
+from weft.kernels.plain.sampling import digest
+from weft.memory.spec import MemorySpec
+from weft.runner.exact import ExactRunner, canonical_passes
+from weft.runner.runner import Runner
+from weft.server.settings import ServerSettings
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Tokens per family of the slow test; 1,000,000 takes about an hour each.
+TOKENS = int(os.environ.get("WEFT_EXACT_TOKENS", "2000"))
+SMALL = {"memory": "32MiB", "threads": 1, "max_length": 1024, "max_sequences": 8}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_digest_is_that_of_a_lone_cold_run(family: str) -> None:
+    check_traffic(family, torch.float32, seed=1, count=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_digests_of_long_traffic_are_those_of_lone_cold_runs(family: str, dtype: str) -> None:
+    served, seed = 0, 2
+    while served < TOKENS:
+        served += check_traffic(family, DTYPES[dtype], seed, count=8, threads=1 + seed % 2)
+        seed += 1
+
+
+@pytest.mark.parametrize("family", ["lfm2"])
+def test_a_step_that_is_computed_whole_shows(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bug: PyTorch's operators see the company."""
+    monkeypatch.setattr(ExactRunner, "run_layers", Runner.run_layers)
+    with pytest.raises(AssertionError, match="differs at"):
+        check_traffic(family, torch.float32, seed=1, count=6)
+
+
+def test_without_native_kernels_rows_of_one_token_are_computed_one_by_one() -> None:
+    found = exact_model("lfm2", torch.float32)
+    assert found.chosen.operations.decodes_at_once in (1, 64)
+    bare = type(found.chosen.operations)({k: v for k, v in vars(found.chosen.operations).items() if k[:4] != "deco"})
+    assert ExactRunner(found.model, found.spec, 1 << 20, 4, operations=bare).at_once == 1
+
+
+# digests --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_digest_depends_on_every_bit_and_not_on_company() -> None:
+    logits = torch.randn(5, 1000, generator=torch.Generator().manual_seed(3))
+    found = digest(logits)
+    assert torch.equal(digest(logits[2:3]), found[2:3])
+    assert len(set(found.tolist())) == 5
+    for column in (0, 17, 999):
+        changed = logits.clone()
+        changed.view(torch.int32)[:, column] ^= 1
+        assert not (digest(changed) == found).any()
+    assert not (digest(logits.flip(-1)) == found).any()
+
+
+def test_exact_answers_have_equal_digests_cold_and_after_a_hit() -> None:
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logits_digest=True)
+    prompt = np.random.default_rng(0).integers(3, 250, 200).tolist()
+    with LLM(**tiny_model.OPTIONS, **SMALL, exact=True) as llm:
+        cold, hit = (llm.generate(prompt, params, progress=False)[0] for _ in range(2))
+    assert hit.cached_tokens == 192
+    assert cold.digests == hit.digests
+    assert len(set(cold.digests)) == 12
+    assert all(len(each) == 16 for each in cold.digests)
+    with LLM(**tiny_model.OPTIONS, **SMALL) as llm:
+        assert llm.generate(prompt, SamplingParams(max_tokens=2), progress=False)[0].digests is None
+
+
+def test_the_server_says_that_it_is_exact_and_returns_digests() -> None:
+    with serving(ServerSettings(), exact=True, max_sequences=4) as served:
+        assert served.client.get("/server_info").json()["exact"] is True
+        body = {"text": "Once upon a time", "logits_digest": True, "sampling_params": {"max_new_tokens": 3}}
+        first, second = (served.post("/generate", body)["meta_info"]["logits_digests"] for _ in range(2))
+        assert len(first) == 3
+        assert first[0] == second[0]
+        asked = {"prompt": "Once", "max_tokens": 2}
+        assert served.post("/v1/completions", asked)["system_fingerprint"].endswith("-exact")
+
+
+# doctor ---------------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_compares_digests(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*tiny_model.ARGUMENTS, "--memory", "32MiB", "--threads", "1", "--max-length", "1024", "--exact"]
+    assert main(["doctor", *arguments]) == 0
+    text = capsys.readouterr().out
+    for name in ("prefill-hit", "second turn", "in company"):
+        assert f"{name}:" in text
+    assert text.count("equal, ") == 3
+
+
+def test_doctor_names_the_first_layer_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(**tiny_model.OPTIONS, **SMALL, exact=True) as llm:
+        second = llm.model.model.layers[1]
+        forward = type(second).forward
+        calls: list[int] = []
+
+        def drifting(self, stream, rotation, batch, views):
+            forward(self, stream, rotation, batch, views)
+            # Only after the first runs, which are cold.
+            if self is second and batch.rows == 1 and int(batch.start[0]) == 128:
+                calls.append(1)
+                stream.x = stream.total() * 1.5 if len(calls) % 2 else stream.total()
+
+        monkeypatch.setattr(type(second), "forward", drifting)
+        found = ExactTest(llm)._compare([ExactTest(llm)._draw(150)], "a")
+        assert found.differs == 0
+        assert found.layer == 1
+        assert "first after layer 1" in exact_complaints({"prefill-hit": found})[0]
+
+
+# passes ---------------------------------------------------------------------------------------------------------------
+
+
+def test_passes_cover_every_token_once_and_never_read_the_slot_that_they_write() -> None:
+    found = exact_model("gemma3", torch.float32)
+    engine, plans = exact_engine(found, max_tokens_per_step=300), []
+    run = engine._device.run
+    engine._device.run = lambda plan: (plans.append(plan), run(plan))[1]
+    serve(engine, [Ask(tokens(200, 1)), Ask(tokens(129, 2)), Ask(tokens(3, 3), greedy(70))])
+    assert any(plan.rows > plan.decode_rows > 0 for plan in plans)
+    spec: MemorySpec = found.spec
+    for plan in plans:
+        passes = list(canonical_passes(plan, spec, 64, (1000, 1001)))
+        assert sorted(index for each in passes for index in range(each.first, each.end)) == [*range(len(plan.tokens))]
+        for each in passes:
+            part = each.plan
+            assert part.tokens.tolist() == plan.tokens[each.first : each.end].tolist()
+            assert part.rows == 1 or part.decode_rows == part.rows
+            assert (part.start // spec.cell == (part.end - 1) // spec.cell).all()
+            read = {int(s) for s, start in zip(part.read_slot, part.start, strict=True) if start >= spec.cell}
+            assert not read.intersection(part.captures.slot.tolist())

@@ -1,0 +1,135 @@
+"""Execution of plans on a CPU in passes of canonical shape, so that a token's bits do not depend on the rest of a step.
+
+PyTorch's operators round differently for other shapes. Here a pass is either one cell's tokens of one row, or rows of
+one token each. The shape of the former depends only on the row's own position; the latter are computed by C++ kernels,
+whose rows do not see each other, or one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.base.grid import first_window_cell, floor_to_grid
+from weft.base.plan import Captures, Plan
+from weft.kernels.interface import Batch
+from weft.kernels.staging import StagedValue
+from weft.memory.kinds import Kind
+from weft.memory.spec import MemorySpec
+from weft.models.model import CausalModel
+from weft.runner.runner import Runner
+from weft.runner.step_sampling import StepSampling
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A part of a plan that is computed by itself, and its place in the pack."""
+
+    plan: Plan
+    first: int
+    end: int
+
+
+def canonical_passes(plan: Plan, spec: MemorySpec, at_once: int, scratch: tuple[int, int]) -> Iterator[Pass]:
+    """Cut a plan into passes: up to `at_once` rows of one token, then cell by cell.
+
+    Between two cells of a row, a state that the plan does not keep goes to one of two `scratch` slots.
+    """
+    decodes = plan.decode_rows
+    for first in range(0, decodes, at_once):
+        end = min(decodes, first + at_once)
+        yield Pass(rows_of(plan, first, end), first, end)
+    packed = decodes
+    for row in range(decodes, plan.rows):
+        for piece in pieces_of(plan, row, spec, scratch):
+            length = len(piece.tokens)
+            first = packed + int(piece.start[0] - plan.start[row])
+            yield Pass(piece, first, first + length)
+        packed += int(plan.end[row] - plan.start[row])
+
+
+def rows_of(plan: Plan, first: int, end: int) -> Plan:
+    """Return a plan of some rows of one token each."""
+    rows = slice(first, end)
+    ours = (plan.captures.row >= first) & (plan.captures.row < end)
+    captures = Captures(plan.captures.row[ours] - first, plan.captures.position[ours], plan.captures.slot[ours])
+    by_row = ("seat", "start", "end", "from_board", "read_slot", "tail", "page_table", "window_table", "window_first")
+    fields: dict[str, Any] = {name: getattr(plan, name)[rows] for name in by_row}
+    return replace(plan, tokens=plan.tokens[rows], captures=captures, **fields)
+
+
+def pieces_of(plan: Plan, row: int, spec: MemorySpec, scratch: tuple[int, int]) -> Iterator[Plan]:
+    """Yield a plan for each cell of a row of several tokens."""
+    ours = plan.captures.row == row
+    slots = dict(zip(plan.captures.position[ours].tolist(), plan.captures.slot[ours].tolist(), strict=True))
+    start, end, cell = int(plan.start[row]), int(plan.end[row]), spec.cell
+    packed = int((plan.end - plan.start)[:row].sum())
+    lone = rows_of(replace(plan, tokens=np.zeros(plan.rows, np.int32), end=plan.start + 1), row, row + 1)
+    slot, here = int(plan.read_slot[row]), start
+    while here < end:
+        there = min(end, floor_to_grid(here, cell) + cell)
+        written = slots.get(there)
+        if written is None and there < end:
+            # Never the slot that this pass reads.
+            written = scratch[there // cell % 2]
+        captures = [] if written is None else [(0, there, written)]
+        tokens = plan.tokens[packed + here - start : packed + there - start]
+        yield replace(
+            lone,
+            start=ints(here),
+            end=ints(there),
+            tokens=tokens,
+            from_board=lone.from_board if here == start else ints(0),
+            read_slot=ints(slot),
+            captures=Captures(*np.array(captures, np.int32).reshape(-1, 3).T),
+            **windowed(lone, here, spec),
+        )
+        slot, here = 0 if written is None else written, there
+
+
+def windowed(lone: Plan, start: int, spec: MemorySpec) -> dict[str, Any]:
+    """Return the window pages that a row from `start` sees, and no earlier ones."""
+    if spec.window is None:
+        return {}
+    first = first_window_cell(start, spec.window, spec.cell)
+    passed = first - int(lone.window_first[0])
+    return {"window_first": ints(first), "window_table": lone.window_table[:, passed:]}
+
+
+def ints(value: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.array([value], np.int32)
+
+
+class ExactRunner(Runner):
+    """Runner on a CPU whose results have the same bits in any company. `at_once` rows of one token share a pass."""
+
+    scratch_units = 2
+
+    def __init__(
+        self, model: CausalModel, spec: MemorySpec, budget_bytes: int, seats: int, *args: Any, **more: Any
+    ) -> None:
+        super().__init__(model, spec, budget_bytes, seats, *args, **more)
+        self.at_once: int = getattr(self.operations, "decodes_at_once", 1)
+        first = self.store.scratch.get(Kind.STATE, 0)
+        self.scratch = (first, first + 1)
+
+    def run_layers(self, plan: Plan, staged: StagedValue) -> tuple[Batch, StepSampling, Float[Tensor, "tokens hidden"]]:
+        sampling = self.upload(staged)
+        hidden: Tensor | None = None
+        for part in canonical_passes(plan, self.spec, self.at_once, self.scratch):
+            batch = self.build_batch(part.plan)
+            found = self.compute(batch)
+            if hidden is None:
+                hidden = found.new_empty(len(plan.tokens), found.shape[1])
+            hidden[part.first : part.end] = found
+        assert hidden is not None
+        return batch, sampling, hidden
+
+    def logits_of(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
+        return torch.cat([self.model.logits(rows, batch) for rows in hidden.split(self.at_once)])
