@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from weft.engine.events import FinishReason, Output, Report
+from weft.engine.events import FinishReason, Output, PromptScores, Report
 from weft.engine.request import Request
 from weft.text.answer import Answer
 from weft.text.detokenizer import Detokenizer
@@ -29,7 +29,8 @@ class FollowedAnswer:
     """A request and its answer so far. `index` is its place among the answers of one call.
 
     With log-probabilities, `outputs` has all outputs with a token, and `text_ends[i]` is the length of the text after
-    the i-th of them. `report` is complete when the engine has ended the sequence.
+    the i-th of them. `report` is complete when the engine has ended the sequence. `scored_by` is the answer whose
+    request scores the prompt: this one, or another to the same prompt.
     """
 
     def __init__(self, request: Request, detokenizer: Detokenizer | None, index: int = 0) -> None:
@@ -37,6 +38,7 @@ class FollowedAnswer:
         self.request = request
         self.answer = Answer(request.params, detokenizer, request.stop_tokens)
         self.report = Report()
+        self.scored_by = self
         self.finish: FinishReason | None = None
         self.error: str | None = None
         self.error_field: str | None = None
@@ -78,6 +80,10 @@ class FollowedAnswer:
         self.finish = FinishReason.STOP if self.answer.stopped else output.finish
         self.error, self.error_field = output.error, output.error_field
         return text
+
+    @property
+    def prompt_scores(self) -> PromptScores:
+        return self.scored_by.report.prompt_scores
 
     def begins(self, count: int, shift: int = 0) -> list[int]:
         """Return the positions in the text where the last `count` tokens begin. Needs log-probabilities."""

@@ -118,11 +118,11 @@ class Generation:
         """Return the number of log-probabilities to report."""
         found = 0
         for sequence in self.sequences:
-            params = sequence.request.params
-            if params.logprobs is not None:
-                found += len(sequence.outputs) * (1 + params.logprobs)
-            if params.prompt_logprobs is not None:
-                found += len(sequence.report.prompt_scores) * (1 + params.prompt_logprobs)
+            tops, prompt_tops = sequence.request.params.logprobs, sequence.scored_by.request.params.prompt_logprobs
+            if tops is not None:
+                found += len(sequence.outputs) * (1 + tops)
+            if prompt_tops is not None:
+                found += len(sequence.prompt_scores) * (1 + prompt_tops)
         return found
 
     @property

@@ -109,7 +109,7 @@ def prepare(front: Front, body: CompletionRequest, prompts: list[Prompt]) -> Com
     for prompt in prompts:
         max_tokens = front.max_tokens(body.max_tokens, len(prompt.tokens), default=DEFAULT_MAX_TOKENS)
         params = sampling_params(body, front.limits, max_tokens, body.logprobs, scored, suggested=front.suggested)
-        asked.append(AskedPrompt(prompt, params, n))
+        asked.append(AskedPrompt(prompt, params, n, scores_once=not body.stream))
     return Completion(front, body, asked)
 
 
@@ -174,7 +174,7 @@ class Completion:
         return self.front.tokenizer.decode(sequence.request.prompt.tolist(), skip_special=False)
 
     def _echoed_logprobs(self, sequence: FollowedAnswer) -> TextLogprobs:
-        prompt, scores = sequence.request.prompt.tolist(), sequence.report.prompt_scores
+        prompt, scores = sequence.request.prompt.tolist(), sequence.prompt_scores
         return echoed_logprobs(self.front.tokenizer, prompt, scores, self.body.logprobs or 0)
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
