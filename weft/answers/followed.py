@@ -59,7 +59,7 @@ class FollowedAnswer:
             if output.finish is not None:
                 texts.append(self._end(output))
                 stops_engine = False
-            elif self.answer.stopped and self.finish is None:
+            elif self.finish is None and self.answer.stopped:
                 self.finish = FinishReason.STOP
                 stops_engine = True
         return Piece(self.index, "".join(texts), new, self.finish, stops_engine)

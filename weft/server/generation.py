@@ -36,7 +36,8 @@ class OpenSequence:
 
     def take(self, outputs: list[Output], backend: Backend) -> Piece:
         """Process the engine's outputs. A stop string ends the engine's sequence too."""
-        self.update_report()
+        if self.stream.report is not None:
+            self.update_report()
         piece = self.followed.take(outputs)
         if piece.stops_engine:
             backend.finish(self.stream)
