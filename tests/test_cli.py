@@ -17,11 +17,12 @@ from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import Options, SizingFacts, memory_bytes, resolve
 from weft.cli.aliases import SERVER, translate
 from weft.cli.bench.options import BenchOptions
-from weft.cli.generate import GenerateOptions, stats
+from weft.cli.generate import GenerateOptions, show_all, show_stream, stats
 from weft.cli.main import COMMANDS, build_parser, main
 from weft.cli.options import complaint, flag, read_options
 from weft.cli.reference import reference
 from weft.cli.serve import ServeOptions
+from weft.offline.result import Chunk, Result
 from weft.text.template import ChatTemplate
 
 SMALL = [*tiny_model.ARGUMENTS, "--memory", "16MiB", "--threads", "1", "--max-tokens", "8", "--max-length", "512"]
@@ -158,6 +159,17 @@ def test_only_an_error_that_names_its_option_is_rewritten_as_a_flag():
     assert complaint(InvalidOption("max_length", "must be\npositive"), Options) == "--max-length must be positive"
     assert complaint(InvalidOption("n", "must be positive"), Options) == "n must be positive"
     assert complaint(OptionError("memory of this machine is full"), Options) == "memory of this machine is full"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_answer_cannot_control_the_terminal(monkeypatch, capsys, terminal):
+    """A file or pipe gets the answer as it is."""
+    evil, shown = "a\x1b]0;title\x07b\u202e\n", "a]0;titleb\n" if terminal else "a\x1b]0;title\x07b\u202e\n"
+    result = Result(evil, [], "stop", None, None, None, [], 0, None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    show_stream([Chunk(evil[:2], (), None), Chunk(evil[2:], (), None, "stop", result)])
+    show_all([result])
+    assert capsys.readouterr().out == f"{shown}\n{shown}\n"
 
 
 @pytest.mark.parametrize("arguments", [["generate", "--no-such"], ["generate", "--depth", "x"], ["fly"], []])

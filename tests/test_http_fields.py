@@ -11,6 +11,7 @@ from tests import tiny_model
 from tests.fences import ROOT
 from tests.http_server import Served, serving
 from tests.http_values import RICH, saying
+from weft.answers.followed import FollowedAnswer
 from weft.base.errors import InvalidField
 from weft.server import fields
 from weft.server.field_reference import READERS, rewritten
@@ -343,3 +344,28 @@ def test_echo_and_prompt_logprobs_each_show_their_own_number(served: Served):
     assert [next(iter(entry.values()))["logprob"] for entry in only[1:]] == pytest.approx(
         both["logprobs"]["token_logprobs"][1 : len(text)], abs=1e-4
     )
+
+
+def test_several_answers_to_a_prompt_have_the_scores_of_one(served: Served, monkeypatch: pytest.MonkeyPatch):
+    """Only the first answer scores its prompt, which a cached prompt cannot; each choice shows the scores."""
+    asked: list[int | None] = []
+    follow = FollowedAnswer.__init__
+
+    def followed(self, request, *others):
+        asked.append(request.params.prompt_logprobs)
+        follow(self, request, *others)
+
+    monkeypatch.setattr(FollowedAnswer, "__init__", followed)
+    prompts = ["Once upon a time", "there was"]
+    found = served.complete(prompts, prompt_logprobs=2, n=3, max_tokens=2, seed=1)["choices"]
+    assert asked == [2, None, None] * 2
+    for place, choice in enumerate(found):
+        assert choice["index"] == place
+        alone = served.complete(prompts[place // 3], prompt_logprobs=2, max_tokens=1)["choices"][0]
+        assert choice["prompt_logprobs"] == found[place // 3 * 3]["prompt_logprobs"]
+        assert list(map(set, choice["prompt_logprobs"][1:])) == list(map(set, alone["prompt_logprobs"][1:]))
+    chat = served.chat("Hello", prompt_logprobs=2, n=3, max_tokens=2)
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+    echoed = served.complete("Once upon a time", echo=True, logprobs=1, n=2, max_tokens=1)["choices"]
+    assert echoed[0]["logprobs"]["token_logprobs"][:-1] == echoed[1]["logprobs"]["token_logprobs"][:-1]
+    assert asked[-2:] == [1, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -327,3 +328,18 @@ def test_the_default_dtype_of_torch_is_nobodys_business():
                 assert all(x.dtype == torch.float32 for x in kept)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_kernels_allocate_nothing_themselves():
+    """A kernel that runs out of memory can only end the process; where Python allocates, an error is raised."""
+    allocation = re.compile(
+        r"\b(malloc|calloc|realloc|aligned_alloc|posix_memalign|std::vector|std::string|new)\b(?=.*[(;])"
+    )
+    found = {
+        (source.name, line.strip())
+        for source in library.FOLDER.glob("*.[ch]*")
+        for line in source.read_text().splitlines()
+        if allocation.search(line.split("//")[0])
+    }
+    # Once in a process, and tiny.
+    assert found == {("pool.h", "static Pool* pool = new Pool;")}

@@ -17,7 +17,7 @@ from weft.kernels.cpu import linear as products
 from weft.kernels.cpu.linear import FEW_ROWS, prepare
 from weft.kernels.cpu.moe import prepare_experts
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated, plain
-from weft.kernels.native import calls, library
+from weft.kernels.native import calls, library, moe
 from weft.kernels.native.linear import pack
 from weft.kernels.native.moe import EXPERT_ACTIVATIONS, mix, route
 from weft.kernels.weight import Weight
@@ -314,3 +314,30 @@ def test_sums_of_rows_are_torchs_own(dtype):
     for size in (3, 16, 70):
         x, y = random(5, 2 * size, dtype=dtype).chunk(2, 1)
         assert torch.equal(CPU.add(x, y), x + y)
+
+
+# Memory to work with -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_kernels_stay_within_the_memory_that_they_are_given(data):
+    rows, count, groups = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
+    k, activation = data.draw(st.integers(1, count)), data.draw(st.sampled_from(ACTIVATIONS))
+    layer = in_panels(
+        make_layer(count * groups, data.draw(st.integers(1, 70)), data.draw(st.integers(1, 70)), activation, True)
+    )
+    given_out: list[torch.Tensor] = []
+
+    def guarded(size: int) -> torch.Tensor:
+        """Return memory with a guard of known values after its end."""
+        given_out.append(torch.full((size + 64,), 7.5))
+        given_out[-1][:size] = torch.nan
+        return given_out[-1][:size]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moe, "scratch", guarded)
+        routing = route(random(rows, count * groups), k, data.draw(st.booleans()), groups=groups)
+        mix(random(rows, layer.first.shape[2]), routing, layer)
+    assert len(given_out) == 2
+    assert all((each[-64:] == 7.5).all() for each in given_out)

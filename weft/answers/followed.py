@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from weft.engine.events import FinishReason, Output, Report
+from weft.engine.events import FinishReason, Output, PromptScores, Report
 from weft.engine.request import Request
 from weft.text.answer import Answer
 from weft.text.detokenizer import Detokenizer
@@ -32,7 +32,8 @@ class FollowedAnswer:
     """A request and its answer so far. `index` is its place among the answers of one call.
 
     With log-probabilities or digests, `outputs` has all outputs with a token, and `text_ends[i]` is the length of the
-    text after the i-th of them. `report` is complete when the engine has ended the sequence.
+    text after the i-th of them. `report` is complete when the engine has ended the sequence. `scored_by` is the answer
+    whose request scores the prompt: this one, or another to the same prompt.
     """
 
     def __init__(self, request: Request, detokenizer: Detokenizer | None, index: int = 0) -> None:
@@ -40,6 +41,7 @@ class FollowedAnswer:
         self.request = request
         self.answer = Answer(request.params, detokenizer, request.stop_tokens)
         self.report = Report()
+        self.scored_by = self
         self.finish: FinishReason | None = None
         self.error: str | None = None
         self.error_field: str | None = None
@@ -60,7 +62,7 @@ class FollowedAnswer:
             if output.finish is not None:
                 texts.append(self._end(output))
                 stops_engine = False
-            elif self.answer.stopped and self.finish is None:
+            elif self.finish is None and self.answer.stopped:
                 self.finish = FinishReason.STOP
                 stops_engine = True
         return Piece(self.index, "".join(texts), new, self.finish, stops_engine)
@@ -81,6 +83,10 @@ class FollowedAnswer:
         self.finish = FinishReason.STOP if self.answer.stopped else output.finish
         self.error, self.error_field = output.error, output.error_field
         return text
+
+    @property
+    def prompt_scores(self) -> PromptScores:
+        return self.scored_by.report.prompt_scores
 
     def begins(self, count: int, shift: int = 0) -> list[int]:
         """Return the positions in the text where the last `count` tokens begin. Needs log-probabilities."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from weft.base.errors import OptionError
 from weft.base.options import Options, option
 from weft.base.sampling import SamplingParams
+from weft.cli.chat.terminal import Colours
 from weft.cli.options import argument
 
 if TYPE_CHECKING:
@@ -85,9 +86,9 @@ def asked(prompt: str) -> list[dict[str, str]]:
 
 
 def show_stream(chunks: Iterable[Chunk]) -> Result:
-    result = None
+    result, terminal = None, Colours(sys.stdout)
     for chunk in chunks:
-        print(chunk.text, end="", flush=True)
+        print(terminal.harmless(chunk.text), end="", flush=True)
         result = chunk.result
     print()
     assert result is not None, "the last chunk carries the result"
@@ -95,10 +96,11 @@ def show_stream(chunks: Iterable[Chunk]) -> Result:
 
 
 def show_all(results: list[Result]) -> None:
+    terminal = Colours(sys.stdout)
     for number, result in enumerate(results, start=1):
         if len(results) > 1:
             print(f"--- {number}")
-        print(result.text if result.error is None else f"(no answer: {result.error})")
+        print(terminal.harmless(result.text) if result.error is None else f"(no answer: {result.error})")
 
 
 def stats(results: list[Result], seconds: float) -> str:

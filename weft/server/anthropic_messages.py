@@ -132,7 +132,14 @@ class Converted:
             self.messages[place].reasoning_content = "".join(texts)
 
 
+def is_prefilled(body: CountRequest) -> bool:
+    """Return whether the conversation ends with the beginning of the answer."""
+    return bool(body.messages) and body.messages[-1].role == "assistant"
+
+
 def check_unsupported(body: CountRequest) -> None:
+    if is_prefilled(body):
+        _check_prefill(body)
     for place, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
             raise InvalidField(f"tools[{place}].type", f"is {tool.type!r:.60}; only custom tools are supported")
@@ -144,6 +151,14 @@ def check_unsupported(body: CountRequest) -> None:
             raise InvalidField(f"tools[{place}].input_examples", "is not supported: describe examples in words")
 
 
+def _check_prefill(body: CountRequest) -> None:
+    """Refuse what would have to begin where the answer already has."""
+    if body.thinking is not None and body.thinking.type == "enabled":
+        raise InvalidField("thinking.type", "must not be enabled if the last message is the beginning of the answer")
+    if body.output_config is not None and body.output_config.format is not None:
+        raise InvalidField("output_config.format", "excludes a last message that is the beginning of the answer")
+
+
 # conversations --------------------------------------------------------------------------------------------------------
 
 
@@ -152,10 +167,6 @@ def messages_of(body: CountRequest, limits: Limits) -> Converted:
     check_items("messages", body.messages, limits.messages)
     if not body.messages:
         raise InvalidField("messages", "must have at least one message")
-    if body.messages[-1].role == "assistant":
-        raise InvalidField(
-            f"messages[{len(body.messages) - 1}].role", "must be user: continuing a message is not supported"
-        )
     found = Converted()
     if body.system:
         content = body.system if isinstance(body.system, str) else parts_of(body.system, "system")

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.answers.followed import FollowedAnswer
+from weft.base.errors import InvalidField
 from weft.base.grid import CELL
 from weft.engine.events import FinishReason
 from weft.server.anthropic_events import Blocks
@@ -18,6 +19,7 @@ from weft.server.anthropic_messages import (
     MessagesRequest,
     check_unsupported,
     choice_of,
+    is_prefilled,
     messages_of,
     tools_of,
     variables_of,
@@ -85,9 +87,21 @@ def rendered(builder: PromptBuilder, body: CountRequest) -> Prompt:
     check_unsupported(body)
     found = messages_of(body, builder.limits)
     effort = body.output_config.effort if body.output_config else None
-    prompt = builder.render_conversation(
-        found.messages, tools_of(body), choice_of(body), variables_of(body), effort, places=found.places
-    )
+    try:
+        prompt = builder.render_conversation(
+            found.messages,
+            tools_of(body),
+            choice_of(body),
+            variables_of(body),
+            effort,
+            continues=is_prefilled(body),
+            places=found.places,
+        )
+    except InvalidField as error:
+        # This API has no such field: a last message of the assistant implies it.
+        if error.field != "continue_final_message":
+            raise
+        raise InvalidField(found.places[-1], "cannot be continued: it must be text that the template writes") from error
     builder.check_tokens(len(prompt.tokens), "messages")
     return prompt
 

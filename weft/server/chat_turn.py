@@ -71,7 +71,7 @@ class ChatTurn:
             body, front.limits, most, logprobs, prompt_logprobs, scored="top_logprobs", suggested=front.suggested
         )
         return await front.generate(
-            [AskedPrompt(prompt, params, n, self.field)],
+            [AskedPrompt(prompt, params, n, self.field, scores_once=True)],
             tenant,
             name=name,
             cache_salt=body.cache_salt,

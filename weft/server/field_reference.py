@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def rules(treatment: str) -> list[str]:
 
 def off(rule: Rule) -> str:
     """Return the values that are accepted because they change nothing."""
-    names = [f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in rule.neutral]
+    names = [f"`{value if isinstance(value, str) else json.dumps(value)}`" for value in rule.neutral]
     return f" ({' and '.join(names)}: accepted)" if names else ""
 
 

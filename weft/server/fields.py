@@ -135,7 +135,8 @@ RULES: tuple[Rule, ...] = (
     *refused("max_tool_calls", "no tool is called by the server", OPENAI),
     *refused(FORMS + " grammar output_format", "use `output_config.format`", ANTHROPIC),
     *refused("reasoning_effort", "use `output_config.effort`", ANTHROPIC),
-    *refused("container context_management mcp_servers", "nothing is run or stored by the server", ANTHROPIC),
+    *refused("container mcp_servers", "nothing is run or stored by the server", ANTHROPIC),
+    *refused("context_management", "remove messages yourself", ANTHROPIC, neutral=({"edits": []}, {})),
     # the prompt
     *refused("prompt", "use `messages`", ("chat",)),
     *refused("messages", "use /v1/chat/completions", ("completion", "generate")),

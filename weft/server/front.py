@@ -53,12 +53,22 @@ SMALL_GRAMMAR = 1 << 11
 
 @dataclass(frozen=True, slots=True)
 class AskedPrompt:
-    """One prompt, its parameters and the number of answers `n`. `field` is the prompt's place in the body."""
+    """One prompt, its parameters and the number of answers `n`. `field` is the prompt's place in the body.
+
+    `scores_once`: only the first answer computes the prompt's log-probabilities, and the others show the same. They are
+    complete when all answers are.
+    """
 
     prompt: Prompt
     params: SamplingParams
     n: int = 1
     field: str = "prompt"
+    scores_once: bool = False
+
+    def params_of(self, place: int) -> SamplingParams:
+        """Return the parameters of the answer at this place."""
+        found = numbered(self.params, place)
+        return replace(found, prompt_logprobs=None) if self.scores_once and place else found
 
 
 class Front:
@@ -208,7 +218,7 @@ class Front:
     ) -> Generation:
         """Start everything that one HTTP request asks for: n sequences per prompt, in order."""
         form = None if form is None else await self.prepared(form)
-        requests: list[Request] = []
+        answers: list[FollowedAnswer] = []
         for asked in prompts:
             check_count("n", asked.n, self.limits.n, 1)
             first = build_request(
@@ -221,11 +231,14 @@ class Front:
                 grammar=None if form is None else form.grammar,
                 field=asked.field,
             )
-            requests += [replace(first, params=numbered(asked.params, place)) for place in range(asked.n)]
-        if len(requests) > self.limits.sequences:
-            raise InvalidField("n", f"asks for {len(requests)} answers in all; the limit is {self.limits.sequences}")
-        answers = [self._followed(*each, skip_special, shown) for each in enumerate(requests)]
-        generation = self._open(name, aliases, tenant, len(requests), form, prompts)
+            requests = [replace(first, params=asked.params_of(place)) for place in range(asked.n)]
+            found = [self._followed(*each, skip_special, shown) for each in enumerate(requests, start=len(answers))]
+            for other in found[1:] if asked.scores_once else ():
+                other.scored_by = found[0]
+            answers += found
+        if len(answers) > self.limits.sequences:
+            raise InvalidField("n", f"asks for {len(answers)} answers in all; the limit is {self.limits.sequences}")
+        generation = self._open(name, aliases, tenant, len(answers), form, prompts)
         try:
             await generation.submit(answers)
         except RequestError as error:

@@ -36,7 +36,8 @@ class OpenSequence:
 
     def take(self, outputs: list[Output], backend: Backend) -> Piece:
         """Process the engine's outputs. A stop string ends the engine's sequence too."""
-        self.update_report()
+        if self.stream.report is not None:
+            self.update_report()
         piece = self.followed.take(outputs)
         if piece.stops_engine:
             backend.finish(self.stream)
@@ -118,11 +119,11 @@ class Generation:
         """Return the number of log-probabilities to report."""
         found = 0
         for sequence in self.sequences:
-            params = sequence.request.params
-            if params.logprobs is not None:
-                found += len(sequence.outputs) * (1 + params.logprobs)
-            if params.prompt_logprobs is not None:
-                found += len(sequence.report.prompt_scores) * (1 + params.prompt_logprobs)
+            tops, prompt_tops = sequence.request.params.logprobs, sequence.scored_by.request.params.prompt_logprobs
+            if tops is not None:
+                found += len(sequence.outputs) * (1 + tops)
+            if prompt_tops is not None:
+                found += len(sequence.prompt_scores) * (1 + prompt_tops)
         return found
 
     @property

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from weft.server.errors import INTERNAL, answer, json_response
 from weft.server.http_reader import Header
+from weft.server.sse import WRITE
 
 log = logging.getLogger("weft")
 
@@ -73,6 +74,7 @@ class HttpExchange:
         self._chunked = False
         self._bodiless = False
         self._remaining_bytes: int | None = None
+        scope[WRITE] = self.write_now
 
     async def run(self) -> None:
         """Call the application; if it does not respond, respond for it or abandon the exchange."""
@@ -135,6 +137,13 @@ class HttpExchange:
             self._begin(message["status"], message.get("headers", ()))
         else:
             self._continue(message.get("body", b""), message.get("more_body", False))
+
+    def write_now(self, body: bytes) -> bool:
+        """Send a part of a streamed body if that is possible without waiting; return whether it was."""
+        if self._wire.write_paused or self.gone or self.answered or not self._chunked or not body:
+            return False
+        self._wire.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     # framing ----------------------------------------------------------------------------------------------------------
 

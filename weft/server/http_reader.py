@@ -18,7 +18,8 @@ VERSIONS = ("1.0", "1.1")
 MALFORMED = "the request is not valid HTTP/1.1"
 # Headers that request another protocol on this connection.
 UPGRADES = (b"upgrade", b"http2-settings")
-# Per received chunk, because each one costs a copy of the rest.
+# Per connection. A client asks once and stops when it is not answered; each request costs a second parse of its head
+# and a copy of what was received after it.
 MAX_UPGRADES = 4
 
 
@@ -61,6 +62,7 @@ class HttpReader:
         # Bytes received since the parser last completed a part of a header or body.
         self._loose_bytes = 0
         self._in_body = False
+        self._upgrades = 0
         self._url = b""
         self._headers: list[Header] = []
         self._events: list[Event] = []
@@ -74,11 +76,12 @@ class HttpReader:
         return self._events
 
     def _feed(self, data: bytes) -> None:
-        for _ in range(MAX_UPGRADES):
+        while self._upgrades <= MAX_UPGRADES:
             self._loose_bytes += len(data)
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
+                self._upgrades += 1
                 data = self._head_without_upgrade() + data[upgrade.args[0] :]
                 self._parser, self._loose_bytes = httptools.HttpRequestParser(self), 0
             except httptools.HttpParserError:

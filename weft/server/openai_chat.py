@@ -33,8 +33,8 @@ from weft.server.prompt_builder import Prompt, PromptBuilder
 from weft.server.schemas import Count, FormFields, StreamOptions, Usage, check_common, check_ending
 from weft.server.settings import Limits
 from weft.server.split_answer import SplitAnswer
-from weft.server.sse import event
-from weft.text.answer_parts import AnswerPart
+from weft.server.sse import TextEvents, event
+from weft.text.answer_parts import AnswerPart, PartKind
 
 
 class ChatRequest(FormFields, kw_only=True):
@@ -249,13 +249,36 @@ class Chat:
         for sequence in generation.sequences:
             opening = ChatChunkChoice(index=sequence.index, delta=ChatDelta(role="assistant", content=""))
             yield event(self._chunk([opening], no_usage))
+        is_detailed = self.body.logprobs or self.body.return_token_ids
+        plain = {} if is_detailed else self._text_events(generation, no_usage)
         async for piece in generation:
+            if piece.finish is None and plain:
+                for part in parts[piece.index].feed(piece.text):
+                    known = plain.get((piece.index, part.kind))
+                    yield known.event(part.text) if known else self._part_event(piece.index, part, no_usage)
+                continue
             generation.check(piece)
             for choice in self._pieces(generation.sequences[piece.index], piece, parts[piece.index]):
                 yield event(self._chunk([choice], no_usage))
         if options.include_usage:
             usage = await self.front.run_off_loop(generation.size, lambda: self._usage(generation, parts))
             yield event(self._chunk([], usage))
+
+    def _text_events(
+        self, generation: Generation, usage: Usage | UnsetType | None
+    ) -> dict[tuple[int, str], TextEvents]:
+        """Return the events of content and of reasoning for each answer."""
+
+        def events_of(index: int, kind: PartKind) -> TextEvents:
+            return TextEvents(
+                lambda text: self._chunk([ChatChunkChoice(index=index, delta=delta_of(AnswerPart(kind, text)))], usage)
+            )
+
+        kinds: tuple[PartKind, ...] = ("content", "reasoning")
+        return {(each.index, kind): events_of(each.index, kind) for each in generation.sequences for kind in kinds}
+
+    def _part_event(self, index: int, part: AnswerPart, usage: Usage | UnsetType | None) -> bytes:
+        return event(self._chunk([ChatChunkChoice(index=index, delta=delta_of(part))], usage))
 
     def _pieces(self, sequence: FollowedAnswer, piece: Piece, parts: SplitAnswer) -> list[ChatChunkChoice]:
         """Return a piece as chunks, one per part of the answer; the first has scores and ids, the last the finish."""

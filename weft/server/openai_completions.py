@@ -31,7 +31,7 @@ from weft.server.openai_shapes import (
 )
 from weft.server.prompt_builder import Prompt, PromptBuilder
 from weft.server.schemas import Count, FormFields, StreamOptions, TokenId, Usage, check_common, sampling_params
-from weft.server.sse import event
+from weft.server.sse import TextEvents, event
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -110,7 +110,7 @@ def prepare(front: Front, body: CompletionRequest, prompts: list[Prompt]) -> Com
     for prompt in prompts:
         max_tokens = front.max_tokens(body.max_tokens, len(prompt.tokens), default=DEFAULT_MAX_TOKENS)
         params = sampling_params(body, front.limits, max_tokens, body.logprobs, scored, suggested=front.suggested)
-        asked.append(AskedPrompt(prompt, params, n))
+        asked.append(AskedPrompt(prompt, params, n, scores_once=not body.stream))
     return Completion(front, body, asked)
 
 
@@ -176,14 +176,18 @@ class Completion:
         return self.front.tokenizer.decode(sequence.request.prompt.tolist(), skip_special=False)
 
     def _echoed_logprobs(self, sequence: FollowedAnswer) -> TextLogprobs:
-        prompt, scores = sequence.request.prompt.tolist(), sequence.report.prompt_scores
+        prompt, scores = sequence.request.prompt.tolist(), sequence.prompt_scores
         return echoed_logprobs(self.front.tokenizer, prompt, scores, self.body.logprobs or 0)
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         options = self.body.stream_options or StreamOptions()
         no_usage = None if options.include_usage else msgspec.UNSET
         begun: set[int] = set()
+        plain = {} if self._is_detailed else self._text_events(generation, no_usage)
         async for piece in generation:
+            if piece.finish is None and plain:
+                yield plain[piece.index].event(piece.text)
+                continue
             generation.check(piece)
             sequence, first = generation.sequences[piece.index], piece.index not in begun
             if self.body.echo and self.body.logprobs is not None:
@@ -200,6 +204,19 @@ class Completion:
             yield event(self._wrap([choice], no_usage))
         if options.include_usage:
             yield event(self._wrap([], usage_of(generation.sequences, self.body.n or 1)))
+
+    @property
+    def _is_detailed(self) -> bool:
+        """Return whether events have more than a text."""
+        return self.with_ids or bool(self.body.echo) or self.body.logprobs is not None
+
+    def _text_events(self, generation: Generation, usage: msgspec.UnsetType | None) -> dict[int, TextEvents]:
+        """Return the events of each answer that neither begin nor end it."""
+
+        def events_of(index: int) -> TextEvents:
+            return TextEvents(lambda text: self._wrap([CompletionChoice(index=index, text=text)], usage))
+
+        return {each.index: events_of(each.index) for each in generation.sequences}
 
     def _whole_event(self, sequence: FollowedAnswer, usage: msgspec.UnsetType | None) -> bytes:
         return event(self._wrap([self._choice(sequence)], usage))

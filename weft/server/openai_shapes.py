@@ -101,7 +101,7 @@ def _top_by_text(
 
 def prompt_logprobs(tokenizer: Tokenizer | None, sequence: FollowedAnswer, count: int) -> PromptLogprobs:
     """Return a prompt's log-probabilities in vLLM's form: each token, and the `count` most likely at its position."""
-    prompt, scores = sequence.request.prompt.tolist(), sequence.report.prompt_scores
+    prompt, scores = sequence.request.prompt.tolist(), sequence.prompt_scores
     found: PromptLogprobs = [None]
     for token, score in zip(prompt[1:], scores):
         ranked = [(each, logprob, rank) for rank, (each, logprob) in enumerate(score.top, start=1)]

@@ -119,8 +119,6 @@ def check_common(body: FormFields, limits: Limits, streamed: bool) -> None:
         check_count("prompt_logprobs", body.prompt_logprobs, min(limits.logprobs, MAX_LOGPROBS))
         if streamed:
             raise InvalidField("prompt_logprobs", "must not be set with stream=true: scores come with a whole answer")
-        if (getattr(body, "n", None) or 1) > 1:
-            raise InvalidField("prompt_logprobs", "must not be set with n > 1: every answer would repeat the scores")
     if body.truncate_prompt_tokens == 0:
         raise InvalidField("truncate_prompt_tokens", "must be -1 or at least 1")
 

@@ -15,12 +15,14 @@ from starlette.types import Receive, Scope, Send
 from weft.server.errors import describe
 
 T = TypeVar("T")
+Write = Callable[[bytes], bool]
 
 DONE = b"data: [DONE]\n\n"
 # A comment line, which clients of server-sent events skip.
 KEEP_ALIVE = b": keep-alive\n\n"
-# Key in a request's scope for the direct way to the socket, past the layers between.
-DIRECT = "weft.send"
+# Keys in a request's scope for the direct way to the socket, past the layers between: ASGI's `send`, and a function
+# that writes a part of the body at once if the client reads, and otherwise returns False.
+DIRECT, WRITE = "weft.send", "weft.write"
 # How a stream can end other than by its answer.
 DISCONNECT, ERROR = "disconnect", "error"
 _encode = msgspec.json.Encoder().encode
@@ -34,9 +36,34 @@ def named_event(name: str, value: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + _encode(value) + b"\n\n"
 
 
+class TextEvents:
+    """Events that differ in one text only, which costs less than to encode each as a whole.
+
+    `value(text)` is an event's content with this text in it.
+
+    >>> TextEvents(lambda text: {"id": 5, "text": text}).event('"hi"')
+    b'data: {"id":5,"text":"\\\\"hi\\\\""}\\n\\n'
+    """
+
+    __slots__ = ("_after", "_before")
+
+    # A text that no other field of an event holds: control characters are not accepted in names.
+    MARK = "\x00\x01"
+
+    def __init__(self, value: Callable[[str], Any]) -> None:
+        self._before, self._after = event(value(self.MARK)).split(_encode(self.MARK))
+
+    def event(self, text: str) -> bytes:
+        return self._before + _encode(text) + self._after
+
+
 def error_event(error: Exception) -> bytes:
     """Return the event of an error: a stream that has begun can no longer change its status."""
     return event(describe(error)[1])
+
+
+def _no_write(chunk: bytes) -> bool:
+    return False
 
 
 async def gone(receive: Receive) -> None:
@@ -57,21 +84,15 @@ class Silence:
     ) -> None:
         self.event = event
         self._seconds = seconds
-        self._clock = clock
         self._sleep = sleep
-        # None while a send is in progress: a client that does not read must not be sent more.
-        self._since: float | None = None
-
-    def sending(self) -> None:
-        self._since = None
-
-    def sent(self) -> None:
-        self._since = self._clock()
+        self.clock = clock
+        # When the last event was sent; None while one is being sent: a client that does not read must not be sent more.
+        self.since: float | None = None
 
     async def fill(self, send: Send) -> None:
         """Send events until cancelled."""
         while self._seconds:
-            silent = 0.0 if self._since is None else self._clock() - self._since
+            silent = 0.0 if self.since is None else self.clock() - self.since
             if silent >= self._seconds:
                 await send({"type": "http.response.body", "body": self.event, "more_body": True})
                 silent = 0.0
@@ -106,8 +127,8 @@ class EventStream(Response):
         self._disconnected = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sender = asyncio.current_task()
-        assert sender is not None
+        # A task of its own: each event would otherwise resume all layers that this is called through.
+        sender = asyncio.ensure_future(self._send(send, scope.get(DIRECT, send), scope.get(WRITE, _no_write)))
 
         async def watch() -> None:
             await gone(receive)
@@ -118,20 +139,22 @@ class EventStream(Response):
 
         watcher = asyncio.ensure_future(watch())
         try:
-            await self._send(send, scope.get(DIRECT, send))
+            await sender
         except asyncio.CancelledError:
-            # Our own cancellation if the client has disconnected; otherwise it came from outside.
-            if not self._disconnected or sender.uncancel() > 0:
+            # The sender's cancellation if the client has disconnected; otherwise it came from outside.
+            task = asyncio.current_task()
+            if not self._disconnected or (task is not None and task.cancelling()):
                 raise
         finally:
             watcher.cancel()
+            sender.cancel()
             self._close()
 
-    async def _send(self, begin: Send, send: Send) -> None:
+    async def _send(self, begin: Send, send: Send, write: Write) -> None:
         await begin({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         last = b""
         try:
-            await self._send_events(send)
+            await self._send_events(send, write)
         except Exception as error:  # the outermost handler: the client gets every error as an event
             self._ended(ERROR)
             last = self._failed(error)
@@ -139,15 +162,17 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": last, "more_body": True})
         await send({"type": "http.response.body", "body": self._done})
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, send: Send, write: Write) -> None:
         silence = self._silence
-        silence.sent()
+        clock = silence.clock
+        silence.since = clock()
         filling = asyncio.ensure_future(silence.fill(send))
         try:
             async for chunk in self.events:
-                silence.sending()
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                silence.sent()
+                if not write(chunk):
+                    silence.since = None
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                silence.since = clock()
         finally:
             filling.cancel()
 

@@ -26,6 +26,7 @@ class Answer:
         self._detokenizer = detokenizer
         self._stop_tokens = stop_tokens
         self._stops = StopStrings(params.stop, params.include_stop)
+        self._is_plain = detokenizer is not None and not params.stop
 
     @property
     def text(self) -> str:
@@ -39,6 +40,9 @@ class Answer:
     def feed(self, token: int) -> str:
         """Process a sampled token; return the text that it makes certain."""
         self.tokens.append(token)
+        if self._is_plain and token not in self._stop_tokens:
+            assert self._detokenizer is not None
+            return self._show(self._detokenizer.feed(token))
         ends_here = token in self._stop_tokens and len(self.tokens) > self._params.min_tokens
         if ends_here and token in self._params.stop_token_ids:
             self.stop_reason = token

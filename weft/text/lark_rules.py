@@ -23,6 +23,7 @@ class Rules:
         self._rules: list[str] = []
         self._terminals: list[str] = []
         self._token_of = token_of
+        self._counted = 0
 
     def next_name(self) -> str:
         """Return the name that the next rule will have."""
@@ -40,16 +41,27 @@ class Rules:
         return name
 
     def text(
-        self, avoided: Sequence[str] = (), first: Sequence[str] = (), shape: str = ANYTHING, other_than: str = ""
+        self,
+        avoided: Sequence[str] = (),
+        first: Sequence[str] = (),
+        *,
+        shapes: Sequence[str] = (ANYTHING,),
+        other_than: str = "",
     ) -> str:
-        """Add a terminal for text of this shape; return its name. All arguments are regular expressions.
+        """Add a terminal for text of all these shapes; return its name. All arguments are regular expressions.
 
         The text contains none of `avoided`, begins with none of `first`, and is not `other_than`.
         """
         limits = [f"~/{ANYTHING}({'|'.join(avoided)}){ANYTHING}/"] if avoided else []
         limits += [f"~/({'|'.join(first)}){ANYTHING}/"] if first else []
         limits += [f"~/{other_than}/"] if other_than else []
-        return self.add_terminal(" & ".join([f"/{shape}/", *limits]))
+        return self.add_terminal(" & ".join([*(f"/{shape}/" for shape in shapes), *limits]))
+
+    def affords(self, counted: int, most: int) -> bool:
+        """Spend a number of counted characters, of `most` in all; return False, and spend none, if that is too many."""
+        fits = self._counted + counted <= most
+        self._counted += counted if fits else 0
+        return fits
 
     def literal(self, *texts: str) -> str:
         """Return texts in sequence; special tokens become token references."""

@@ -5,12 +5,10 @@
 // Sums stay in float32 until the end. The order of additions does not depend on other rows: a row has the same bits in
 // every batch.
 
-#include <cstdlib>
-#include <vector>
-
 #include "activation.h"
 #include "panels.h"
 #include "pool.h"
+#include "work.h"
 
 namespace weft {
 namespace {
@@ -29,6 +27,7 @@ struct Mixture {
     const void* shared;   // [rows, hidden]; may be null
     const void* opening;  // logits of the shared expert's weight, which is 1 if this is null
     void* y;
+    void* work;  // as large as `work_of_experts` in moe.py says
     int64_t rows, stride, k, experts, hidden, inner;
     int64_t parts;  // 2: the first matmul's output holds gates and gated values, side by side
     int64_t activation, opening_stride, kind, first_kind, second_kind, threads;
@@ -45,21 +44,27 @@ struct Block {
 };
 
 struct Grouping {
-    std::vector<Group> groups;  // of the chosen experts
-    std::vector<Block> blocks;
-    std::vector<long> pairs;   // row * k + choice, by place
-    std::vector<long> places;  // by row * k + choice
+    long group_count = 0, block_count = 0;
+    Group* groups;  // of the chosen experts
+    Block* blocks;
+    long* pairs;   // row * k + choice, by place
+    long* places;  // by row * k + choice
 
-    explicit Grouping(const Mixture& call) : pairs(call.rows * call.k), places(pairs.size()) {
-        std::vector<long> next(call.experts + 1);
-        for (size_t pair = 0; pair < pairs.size(); pair++) next[call.chosen[pair] + 1]++;
+    Grouping(const Mixture& call, Work& work) {
+        long count = call.rows * call.k, *next = work.take<long>(call.experts + 1);
+        groups = work.take<Group>(count);
+        blocks = work.take<Block>(count);
+        pairs = work.take<long>(count);
+        places = work.take<long>(count);
+        std::fill_n(next, call.experts + 1, 0);
+        for (long pair = 0; pair < count; pair++) next[call.chosen[pair] + 1]++;
         for (long expert = 0, first = 0; expert < call.experts; expert++) {
             long rows = next[expert + 1];
             if (rows) add({expert, first, rows});
             next[expert] = first;
             first += rows;
         }
-        for (size_t pair = 0; pair < pairs.size(); pair++) {
+        for (long pair = 0; pair < count; pair++) {
             places[pair] = next[call.chosen[pair]]++;
             pairs[places[pair]] = pair;
         }
@@ -67,8 +72,8 @@ struct Grouping {
 
     void add(Group group) {
         long count = Rows{nullptr, group.rows, 0, 0}.blocks();
-        for (long number = 0; number < count; number++) blocks.push_back({long(groups.size()), number});
-        groups.push_back(group);
+        for (long number = 0; number < count; number++) blocks[block_count++] = {group_count, number};
+        groups[group_count++] = group;
     }
 };
 
@@ -181,7 +186,7 @@ template <class Value>
 void multiply_groups(const Mixture& call, const Grouping& grouping, const Matrices& matrices, const Inputs& x,
                      float* y) {
     long panels = matrices.count();
-    share(grouping.groups.size() * panels, call.threads, [&](long piece) {
+    share(grouping.group_count * panels, call.threads, [&](long piece) {
         multiply_group<Value>(matrices, x, grouping.groups[piece / panels], piece % panels, y);
     });
 }
@@ -205,22 +210,22 @@ void sum_row(const Mixture& call, const long* places, const float* outputs, long
 
 template <class Value>
 void compute(const Mixture& call) {
-    Grouping grouping(call);
-    long pairs = grouping.pairs.size(), outer = call.parts * call.inner, hidden = call.hidden;
-    auto room = static_cast<float*>(std::malloc(pairs * (hidden + outer + call.inner) * sizeof(float)));
-    float *ends = room, *middle = ends + pairs * hidden, *packed = middle + pairs * outer;
+    Work work(call.work);
+    Grouping grouping(call, work);
+    long pairs = call.rows * call.k, outer = call.parts * call.inner, hidden = call.hidden;
+    auto ends = work.take<float>(pairs * hidden), middle = work.take<float>(pairs * outer),
+         packed = work.take<float>(pairs * call.inner);
     Inputs x{ends, ends, hidden, hidden}, inner{middle, packed, call.inner, outer};
     Matrices first{call.first, call.first_bias, call.first_kind, outer};
     Matrices second{call.second, call.second_bias, call.second_kind, hidden};
-    auto& blocks = grouping.blocks;
-    share(blocks.size(), call.threads, [&](long i) { gather<Value>(call, grouping, x, blocks[i]); });
+    auto blocks = grouping.blocks;
+    share(grouping.block_count, call.threads, [&](long i) { gather<Value>(call, grouping, x, blocks[i]); });
     multiply_groups<Value>(call, grouping, first, x, middle);
-    share(blocks.size(), call.threads, [&](long i) { activate_block(call, grouping, inner, blocks[i]); });
+    share(grouping.block_count, call.threads, [&](long i) { activate_block(call, grouping, inner, blocks[i]); });
     // The inputs are no longer needed.
     multiply_groups<Value>(call, grouping, second, inner, ends);
     share(call.rows, call.threads,
           [&](long row) { sum_row<Value>(call, &grouping.places[row * call.k], ends, row); });
-    std::free(room);
 }
 
 }  // namespace

@@ -10,13 +10,31 @@ from torch import Tensor
 
 from weft.kernels.experts import ExpertWeights, Routing
 from weft.kernels.native.activation import ACTIVATIONS
-from weft.kernels.native.calls import call, room
+from weft.kernels.native.calls import call, room, scratch
 from weft.kernels.native.library import DTYPES, address
 from weft.kernels.native.linear import PANEL
 
-CHOICE, MIXTURE = Struct("4P10q2f"), Struct("10P13q2f")
+CHOICE, MIXTURE = Struct("5P11q2f"), Struct("11P13q2f")
 # By the names of `Activation.name`; moe.cpp uses the same numbers.
 EXPERT_ACTIVATIONS = (*ACTIVATIONS, "clamped_swiglu")
+# Bytes to which work.h rounds up, and the most lanes of a vector.
+BOUNDARY, LANES = 64, 16
+
+
+def work_of_a_choice(experts: int, groups: int) -> int:
+    """Return the bytes that moe_routing.cpp takes for a row: two arrays of scores, a group's strength, two orders."""
+    scores = _rounded(4 * -(-experts // LANES) * LANES)
+    return 2 * scores + _rounded(4 * groups) + _rounded(8 * experts) + _rounded(8 * max(groups, 2))
+
+
+def work_of_experts(pairs: int, experts: int, hidden: int, outer: int, inner: int) -> int:
+    """Return the bytes that moe.cpp takes: pairs of a row and an expert by expert, in blocks, and their values."""
+    counts = _rounded(8 * (experts + 1)) + _rounded(24 * pairs) + _rounded(16 * pairs) + 2 * _rounded(8 * pairs)
+    return counts + sum(_rounded(4 * pairs * width) for width in (hidden, outer, inner))
+
+
+def _rounded(size: int) -> int:
+    return -(-size // BOUNDARY) * BOUNDARY
 
 
 def route(
@@ -36,10 +54,12 @@ def route(
     assert experts % groups == 0, (experts, groups)
     assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
     weights, chosen = room((rows, k), torch.float32), room((rows, k), torch.int64)
+    row_work = work_of_a_choice(experts, groups)
+    work = scratch(rows * row_work // 4)
     values = CHOICE.pack(
-        logits.data_ptr(), address(bias), weights.data_ptr(), chosen.data_ptr(),
+        logits.data_ptr(), address(bias), weights.data_ptr(), chosen.data_ptr(), work.data_ptr(),
         rows, logits.stride(0), experts, k, groups, kept_groups, sigmoid, renormalise,
-        DTYPES[logits.dtype], torch.get_num_threads(), scaling, eps,
+        DTYPES[logits.dtype], torch.get_num_threads(), row_work, scaling, eps,
     )  # fmt: skip
     call("weft_route", values)
     return weights, chosen
@@ -69,9 +89,11 @@ def mix(
     assert all(each is None or each.is_contiguous() for each in others)
     assert all(each is None or each.dtype == x.dtype for each in (*others[4:], opening))
     y = room((rows, hidden), x.dtype)
+    work = scratch(work_of_experts(rows * k, experts, hidden, inner * activation.parts, inner) // 4)
     values = MIXTURE.pack(
         x.data_ptr(), weights.data_ptr(), chosen.data_ptr(), first.data_ptr(), address(layer.first_bias),
         second.data_ptr(), address(layer.second_bias), address(shared), address(opening), y.data_ptr(),
+        work.data_ptr(),
         rows, x.stride(0), k, experts, hidden, inner, activation.parts, EXPERT_ACTIVATIONS.index(activation.name),
         0 if opening is None else opening.stride(0), DTYPES[x.dtype], DTYPES[first.dtype], DTYPES[second.dtype],
         torch.get_num_threads(), activation.alpha, activation.limit,

@@ -9,8 +9,8 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 namespace weft {
@@ -67,8 +67,8 @@ class Pool {
     void grow(long wanted) {
         try {
             for (; size_ < wanted; size_++) std::thread([this, number = size_] { help(number); }).detach();
-        } catch (const std::system_error&) {
-            // The system has no more threads: the caller does the rest.
+        } catch (const std::exception&) {
+            // The system has no more threads, or no memory for one: the caller does the rest.
         }
     }
 
