@@ -42,7 +42,7 @@ class TieredDevice(RollingDevice):
         self.random = random
         self.patience = random.choice([0.05, 0.5, 1.0])
         self.queues: dict[Direction, deque[Ticket]] = {each: deque() for each in Direction}
-        self.copied_units = {each: 0 for each in Direction}
+        self.copied_units = dict.fromkeys(Direction, 0)
 
     def copy(self, plan: CopyPlan) -> Ticket:
         ticket = Ticket(plan)

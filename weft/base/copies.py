@@ -26,12 +26,15 @@ class UnitCopy(NamedTuple):
 
 
 class Run(NamedTuple):
-    """`count` units that lie side by side in both tiers, so that one copy moves them."""
+    """`length` units that lie side by side in both tiers, so that one copy moves them."""
 
     kind: str
     upper: int
     lower: int
-    count: int
+    length: int
+
+    def precedes(self, unit: UnitCopy) -> bool:
+        return (self.kind, self.upper + self.length, self.lower + self.length) == unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,12 @@ class CopyPlan:
         [('page', 4, 7, 2), ('page', 9, 9, 1)]
         """
         last: Run | None = None
-        for kind, upper, lower in self.units:
-            if last is not None and (kind, upper, lower) == (last.kind, last.upper + last.count, last.lower + last.count):
-                last = last._replace(count=last.count + 1)
+        for unit in self.units:
+            if last is not None and last.precedes(unit):
+                last = last._replace(length=last.length + 1)
                 continue
             if last is not None:
                 yield last
-            last = Run(kind, upper, lower, 1)
+            last = Run(*unit, 1)
         if last is not None:
             yield last

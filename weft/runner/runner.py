@@ -14,9 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.base.copies import CopyPlan
 from weft.base.plan import Landing, Plan, Scores
 from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
+from weft.kernels.host_memory import CopyFlight, HostMemory
 from weft.kernels.interface import Batch, Operations
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
@@ -52,6 +54,7 @@ class Runner:
     """The device of an engine: a model, its memory and its token board."""
 
     score_elements = SCORE_ELEMENTS
+    host: HostMemory | None = None
 
     def __init__(
         self,
@@ -118,6 +121,24 @@ class Runner:
             for there in (flight.sampled_scores, flight.prompt_scores)
         )
         return Landing(tokens, sampled, prompt)
+
+    # host memory ----------------------------------------------------------------------------------------------------
+
+    def add_host_memory(self, size_bytes: int) -> None:
+        """Allocate host memory for what the device evicts."""
+        self.host = HostMemory(self.store, size_bytes)
+
+    @property
+    def load_bytes_per_second(self) -> float | None:
+        assert self.host is not None, "the runner has no host memory"
+        return self.host.load_bytes_per_second
+
+    def copy(self, plan: CopyPlan) -> CopyFlight:
+        assert self.host is not None, "the runner has no host memory"
+        return self.host.copy(plan)
+
+    def copied(self, flight: CopyFlight, wait: bool) -> float | None:
+        return flight.landed(wait)
 
     def _score_prompt(
         self, hidden: Float[Tensor, "tokens hidden"], batch: Batch, sampling: StepSampling, top: int

@@ -15,8 +15,8 @@ from weft.memory.keys import Key
 from weft.memory.kinds import Kind
 from weft.memory.tiers.saves import held_by
 from weft.memory.tiers.units import (
-    Batch,
     CellCopy,
+    CopyBatch,
     PointCopy,
     PointUnits,
     hand_over,
@@ -30,7 +30,7 @@ from weft.memory.trie import Node
 class Load:
     """One resume point on its way up.
 
-        cells: [0, first) were in the upper tier   [first, next) are planned   [next, end) are still to be copied
+    cells: [0, first) were in the upper tier   [first, next) are planned   [next, end) are still to be copied
     """
 
     __slots__ = ("end", "first", "in_flight", "keys", "next", "origin", "planned", "point", "source", "tip", "waiters")
@@ -59,7 +59,7 @@ class Loads:
         self.chunk_bytes = chunk_bytes
         self.most_bytes = most_bytes
         self._active: dict[Key, Load] = {}
-        self._flights: deque[tuple[Load, Batch]] = deque()
+        self._flights: deque[tuple[Load, CopyBatch]] = deque()
         self._in_flight_bytes = 0
         self._number = 0
 
@@ -127,8 +127,8 @@ class Loads:
                 return self._launch(load, batch)
         return None
 
-    def _fill(self, load: Load) -> Batch:
-        batch, page_bytes = Batch(), max(1, self.lower.valuation.page_bytes)
+    def _fill(self, load: Load) -> CopyBatch:
+        batch, page_bytes = CopyBatch(), max(1, self.lower.valuation.page_bytes)
         while batch.size_bytes < self.chunk_bytes and load.next < load.end:
             if not self._add_cell(batch, load.keys[load.next]):
                 self._cancel_unless(load, batch)
@@ -139,14 +139,14 @@ class Loads:
             self._add_point(load, batch)
         return batch
 
-    def _cancel_unless(self, load: Load, batch: Batch) -> None:
+    def _cancel_unless(self, load: Load, batch: CopyBatch) -> None:
         """End a load that found no memory. Copies that are already planned still land."""
         self.cancelled += 1
         load.planned = True
         if not load.in_flight and not (batch.cells or batch.point):
             self._end(load)
 
-    def _add_cell(self, batch: Batch, key: Key) -> bool:
+    def _add_cell(self, batch: CopyBatch, key: Key) -> bool:
         source = self.lower.trie.nodes[key]
         if source.page is None:
             batch.cells.append(CellCopy(key, None, None))
@@ -157,7 +157,7 @@ class Loads:
         batch.cells.append(CellCopy(key, page, source.page))
         return True
 
-    def _add_point(self, load: Load, batch: Batch) -> None:
+    def _add_point(self, load: Load, batch: CopyBatch) -> None:
         if load.origin is None:
             load.planned = True
             if not load.in_flight and not batch.cells:
@@ -172,7 +172,7 @@ class Loads:
         batch.point = PointCopy(load.source.key, position, load.origin, units, load.point)
         batch.size_bytes += self.lower.point_bytes
 
-    def _launch(self, load: Load, batch: Batch) -> CopyPlan:
+    def _launch(self, load: Load, batch: CopyBatch) -> CopyPlan:
         self._number += 1
         load.in_flight += 1
         self._in_flight_bytes += batch.size_bytes

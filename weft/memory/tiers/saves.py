@@ -15,8 +15,8 @@ from weft.memory.captures import Origin
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
 from weft.memory.tiers.units import (
-    Batch,
     CellCopy,
+    CopyBatch,
     PointCopy,
     PointUnits,
     hand_over,
@@ -62,7 +62,7 @@ class Saves:
         self._offered: deque[Key] = deque()
         self._active: deque[Saving] = deque()
         self._under_way: set[Key] = set()
-        self._flights: deque[tuple[Saving, Batch]] = deque()
+        self._flights: deque[tuple[Saving, CopyBatch]] = deque()
         self._in_flight_bytes = 0
         self._number = 0
 
@@ -129,8 +129,8 @@ class Saves:
         self._active.append(saving)
         return saving
 
-    def _fill(self, saving: Saving) -> Batch:
-        batch, page_bytes = Batch(), max(1, self.lower.valuation.page_bytes)
+    def _fill(self, saving: Saving) -> CopyBatch:
+        batch, page_bytes = CopyBatch(), max(1, self.lower.valuation.page_bytes)
         while batch.size_bytes < self.chunk_bytes and not saving.planned:
             node = self.upper.trie.nodes.get(saving.keys[saving.next])
             if node is None:
@@ -147,7 +147,7 @@ class Saves:
                 self.dropped += 1
         return batch
 
-    def _add_cell(self, batch: Batch, node: Node) -> bool:
+    def _add_cell(self, batch: CopyBatch, node: Node) -> bool:
         if node.page is None:
             batch.cells.append(CellCopy(node.key, None, None))
             return True
@@ -158,7 +158,7 @@ class Saves:
         batch.cells.append(CellCopy(node.key, node.page, page))
         return True
 
-    def _add_point(self, batch: Batch, node: Node) -> None:
+    def _add_point(self, batch: CopyBatch, node: Node) -> None:
         point, saved = node.resume, self.lower.trie.nodes.get(node.key)
         if point is None or (saved is not None and saved.resume is not None):
             return
@@ -172,7 +172,7 @@ class Saves:
         batch.point = PointCopy(node.key, position, point.origin, own, units)
         batch.size_bytes += self.lower.point_bytes
 
-    def _launch(self, saving: Saving, batch: Batch) -> CopyPlan:
+    def _launch(self, saving: Saving, batch: CopyBatch) -> CopyPlan:
         self._number += 1
         saving.in_flight += 1
         self._in_flight_bytes += batch.size_bytes
@@ -232,7 +232,7 @@ class Saves:
         return [saving.tip for saving in self._active if saving.tip is not None]
 
 
-def held_by(batch: Batch, lower: bool) -> Iterator[tuple[Kind, int]]:
+def held_by(batch: CopyBatch, lower: bool) -> Iterator[tuple[Kind, int]]:
     for cell in batch.cells:
         page = cell.lower if lower else cell.upper
         if page is not None:

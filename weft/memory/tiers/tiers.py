@@ -33,7 +33,7 @@ MOST_LOADS = 2
 
 def host_cache(spec: MemorySpec, size_bytes: int, eviction: str) -> Cache:
     """Return an empty tier of this size. Tails are private to running sequences, so it has none."""
-    sizes = {kind: size for kind, size in unit_bytes(spec).items() if kind is not Kind.TAIL}
+    sizes: dict[Kind, int] = {kind: size for kind, size in unit_bytes(spec).items() if kind is not Kind.TAIL}
     try:
         return Cache(spec, Arena(sizes, size_bytes), eviction)
     except OptionError as error:
@@ -44,14 +44,14 @@ def host_cache(spec: MemorySpec, size_bytes: int, eviction: str) -> Cache:
 
 
 class Tiers:
-    """Host memory below the device. `waiter` is the number of a request in the queue."""
+    """Host memory below `upper`, the device's. `waiter` is the number of a request in the queue."""
 
-    def __init__(self, device: Cache, host: Cache, rates: Rates, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self.device = device
+    def __init__(self, upper: Cache, host: Cache, rates: Rates, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.upper = upper
         self.host = host
         self.rates = rates
-        self.saves = Saves(device, host, chunk_bytes, MOST_SAVING_BYTES)
-        self.loads = Loads(device, host, chunk_bytes, MOST_LOADING_BYTES)
+        self.saves = Saves(upper, host, chunk_bytes, MOST_SAVING_BYTES)
+        self.loads = Loads(upper, host, chunk_bytes, MOST_LOADING_BYTES)
         self.loaded_tokens = 0
         self.slower = 0
         # By request: how many loads it has waited for, and the interval of tokens that the last one brought.
@@ -90,14 +90,14 @@ class Tiers:
         source = self._deeper(keys, limit, match)
         if source is None or self._tried.get(waiter, 0) >= MOST_LOADS or not self._pays(source, match):
             return False
-        self.loads.begin(waiter, keys, match.kv_matched // self.device.cell, source)
+        self.loads.begin(waiter, keys, match.kv_matched // self.upper.cell, source)
         self._tried[waiter] = self._tried.get(waiter, 0) + 1
-        self._brought[waiter] = (match.cached, source.depth * self.device.cell)
+        self._brought[waiter] = (match.cached, source.depth * self.upper.cell)
         return True
 
     def _deeper(self, keys: list[Key], limit: int, match: Miss) -> Node | None:
         """Return the deepest place in host memory to resume from, if it is deeper than the device's."""
-        cell = self.device.cell
+        cell = self.upper.cell
         node = self.host.trie.deepest(keys[: floor_to_grid(limit, cell) // cell])
         if self.host.point_bytes:
             point = resume_at_or_above(node)
@@ -105,7 +105,7 @@ class Tiers:
         return node if node is not None and node.depth * cell > match.cached else None
 
     def _pays(self, source: Node, match: Miss) -> bool:
-        cell = self.device.cell
+        cell = self.upper.cell
         size = self.loads.size_bytes(match.kv_matched // cell, source.depth)
         return self.rates.load_pays(size, self.loads.queued_bytes, source.depth * cell - match.cached)
 

@@ -40,7 +40,7 @@ class PointUnits:
 
 
 @dataclass(slots=True)
-class Batch:
+class CopyBatch:
     """The copies of one plan for one path, in order: cells from the root down, then the point."""
 
     cells: list[CellCopy] = field(default_factory=list)
@@ -48,7 +48,9 @@ class Batch:
     size_bytes: int = 0
 
     def units(self) -> tuple[UnitCopy, ...]:
-        found = [UnitCopy(Kind.PAGE, c.upper, c.lower) for c in self.cells if c.upper is not None and c.lower is not None]
+        found = [
+            UnitCopy(Kind.PAGE, c.upper, c.lower) for c in self.cells if c.upper is not None and c.lower is not None
+        ]
         if self.point is not None:
             found += point_copies(self.point.upper, self.point.lower)
         return tuple(found)
@@ -64,9 +66,18 @@ def take(cache: Cache, kind: Kind) -> int | None:
     """Return a unit to copy into, evicting if necessary."""
     unit = cache.take(kind)
     if unit is not None and cache.arena.freed:
-        # Paranoid mode would fill it with NaN in the next step, after the copy.
-        cache.arena.freed[:] = [each for each in cache.arena.freed if each != (kind.value, unit)]
+        # Paranoid mode would fill its bytes with NaN in the next step, after the copy.
+        cache.arena.freed[:] = [each for each in cache.arena.freed if not _overlap(cache, each, (kind, unit))]
     return unit
+
+
+def _overlap(cache: Cache, freed: tuple[str, int], taken: tuple[Kind, int]) -> bool:
+    """Return whether two units share bytes: a slab may have held another kind before."""
+    (first, end), (other, other_end) = (
+        (unit * size, (unit + 1) * size)
+        for size, unit in ((cache.arena.unit_bytes[Kind(kind)], unit) for kind, unit in (freed, taken))
+    )
+    return first < other_end and other < end
 
 
 def take_point(cache: Cache, position: int, window: int) -> PointUnits | None:
