@@ -155,7 +155,7 @@ class RollingDevice:
         flight: dict = {}
         self._waiting.append((plan, flight))
         if not self.lazy:
-            self._execute_all()
+            self.execute_all()
         return flight
 
     def land(self, flight: dict) -> Landing:
@@ -163,7 +163,7 @@ class RollingDevice:
             self._execute_next()
         return flight["landing"]
 
-    def _execute_all(self) -> None:
+    def execute_all(self) -> None:
         while self._waiting:
             self._execute_next()
 

@@ -256,7 +256,7 @@ def test_a_message_of_the_wrong_side_is_refused():
         wire.OutputsMessage([1], [3], [], [], {1: 5}),
         wire.OutputsMessage([1], [3], [wire.ScoreBody(1, -1.0, [], [])], []),
         wire.OutputsMessage([1], [3], [wire.ScoreBody(0, -1.0, [4], [])], []),
-        wire.OutputsMessage([1], [3], [], [wire.EndingBody(7, FinishReason.STOP, None, None, 0, None, 0, 0.0)]),
+        wire.OutputsMessage([1], [3], [], [wire.EndingBody(7, FinishReason.STOP, None, None, 0, 0, None, 0, 0.0)]),
         wire.ScoresMessage(1, 2, b"\0" * 8, b"\0" * 16, b"\0" * 12),
         wire.ScoresMessage(1, 0, b"\0" * 7, b"", b""),
     ],

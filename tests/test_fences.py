@@ -141,7 +141,7 @@ def test_the_project_in_training_is_not_imported():
 def test_planted_bugs_patch_public_names_only():
     """A private name may go in any refactoring; what a planted bug replaces is a seam."""
     planted = {name: source for name, source in EVERYTHING.items() if name.startswith("tests.test_planted")}
-    assert len(planted) == 4
+    assert len(planted) == 5
     assert fences.private_patches(planted) == []
     assert fences.private_patches({"tests.x": "patch.setattr(Ledger, '_keep', print)"}) == ["tests.x patches _keep"]
 
@@ -169,6 +169,8 @@ NOT_WAITING = {
     ("weft.runner.step_sampling", "_draws"): "the plan's own arrays, on the host",
     ("weft.runner.exact", "pieces_of"): "the plan's own arrays, on the host",
     ("weft.kernels.download", "Download.arrays"): "the one download of a step, when it lands",
+    ("weft.kernels.host_memory", "CopyFlight.landed"): "only if an engine without work asks it to",
+    ("weft.kernels.host_memory", "HostMemory._measure"): "before the first request",
     ("weft.runner.cuda.recorded", "RecordedSteps.record_all"): "before the first request",
     ("weft.runner.cuda.gpu_memory", "measure_memory"): "before the first request",
     ("weft.runner.cuda.gpu_memory", "_peak"): "before the first request",

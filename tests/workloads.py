@@ -153,12 +153,17 @@ def random_workload(seed: int, count: int = 8, **overrides: object) -> Workload:
     return Workload(spec, arrivals, replace(config, **overrides), lazy=random.random() < 0.5)
 
 
-def run_workload(workload: Workload, engine_class: type[Engine] = Engine, max_steps: int = 5000) -> Run:
-    """Drive the engine until it is idle, aborting on the way."""
+def run_workload(workload: Workload, engine_class: type[Engine] = Engine) -> Run:
     config = workload.config
     kind = RoundingDevice if config.exact else RollingDevice
     device = kind(workload.spec, config.memory_bytes, config.max_sequences, workload.lazy)
     run = Run(engine_class(workload.spec, device, config), device)
+    drive(workload, run)
+    return run
+
+
+def drive(workload: Workload, run: Run, max_steps: int = 5000) -> None:
+    """Drive the engine until it is idle, aborting on the way."""
     waiting = sorted(range(len(workload.arrivals)), key=lambda i: workload.arrivals[i].step)
     index_of: dict[int, int] = {}
     steps = 0
@@ -180,7 +185,6 @@ def run_workload(workload: Workload, engine_class: type[Engine] = Engine, max_st
                 run.finished[index] = output.finish
         steps += 1
         assert steps < max_steps, "the engine does not come to an end"
-    return run
 
 
 def _request(arrival: Arrival) -> Request:

@@ -67,7 +67,10 @@ class Loaded:
         """Return the device that executes the engine's plans. `threads` are a CPU's; 0: all available."""
         free = free_bytes(self.device)
         try:
-            return self._runner(threads, progress)
+            runner = self._runner(threads, progress)
+            if self.config.host_bytes:
+                runner.add_host_memory(self.config.host_bytes)
+            return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
             asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))
             raise OptionError(
@@ -224,4 +227,5 @@ def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: GpuMem
         model_length=Config(config).integer("max_position_embeddings", default=None),
         longest=partial(longest_alone, spec),
         least_bytes=least_bytes(spec),
+        free_host_bytes=0 if device == "cpu" else free_bytes(),
     )

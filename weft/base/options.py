@@ -57,6 +57,10 @@ class Options:
         "--memory-fraction leaves",
     )
     memory_fraction: float = option(0.9, "share of GPU memory for weights, activations, KV cache and states together")
+    host_memory: str | int = option(
+        "off",
+        "size of host memory for what a GPU's memory evicts, such as 64GiB; auto: half of free memory; off: none",
+    )
     max_sequences: int | str = option("auto", "sequences that run at once; others wait. auto: 64, on a GPU 256")
     max_tokens_per_step: int | str = option(
         "auto", "tokens computed in one step; longer prompts are split into chunks. auto: 2048, on a GPU 8192"
@@ -107,10 +111,12 @@ class Options:
         if self.threads < 0:
             raise InvalidOption("threads", f"must not be negative, got {self.threads}")
         memory_bytes(self.memory)
+        if self.host_memory != "off":
+            memory_bytes(self.host_memory, "host_memory")
         length_limit(self.max_length)
 
 
-def memory_bytes(value: str | int) -> int | None:
+def memory_bytes(value: str | int, name: str = "memory") -> int | None:
     """Parse a size in bytes; None stands for "auto".
 
     >>> memory_bytes("2GiB"), memory_bytes("1.5 GB"), memory_bytes(4096), memory_bytes("auto")
@@ -122,7 +128,7 @@ def memory_bytes(value: str | int) -> int | None:
     unit = UNITS.get(found[2]) if found else None
     size = float(found[1]) * unit if found and unit else 0.0
     if isinstance(value, bool) or not 0 < size < MOST_BYTES:
-        raise InvalidOption("memory", f'must be a size such as 2GiB or 500MB, or "auto", got {value!r}')
+        raise InvalidOption(name, f'must be a size such as 2GiB or 500MB, or "auto", got {value!r}')
     return int(size)
 
 
@@ -158,6 +164,7 @@ class SizingFacts:
     least_bytes: int  # the least memory in which a short sequence can run
     device: str = "cpu"
     room: str = ""  # on a GPU: how the free memory was measured
+    free_host_bytes: int = 0  # on a GPU: free memory of the machine
 
 
 def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping[str, str]]:
@@ -194,8 +201,23 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
         exact=options.exact,
         paranoid=options.paranoid,
         seed=options.seed,
+        host_bytes=_host_bytes(options, facts, reasons),
     )
     return config, reasons
+
+
+def _host_bytes(options: Options, facts: SizingFacts, reasons: dict[str, str]) -> int:
+    if options.host_memory == "off":
+        return 0
+    if facts.device == "cpu":
+        raise InvalidOption("host_memory", "needs a GPU: on a CPU all memory is host memory; raise --memory instead")
+    if not options.cache:
+        raise InvalidOption("host_memory", "needs the cache; do not pass --no-cache with it")
+    size = memory_bytes(options.host_memory, "host_memory")
+    if size is None:
+        size = facts.free_host_bytes // 2
+        reasons["host_memory"] = f"{size >> 20} MiB: half of the {facts.free_host_bytes >> 20} MiB free"
+    return size - size % PAGE_BYTES
 
 
 def _auto_length(memory: int, facts: SizingFacts) -> tuple[int, str]:

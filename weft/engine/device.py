@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from weft.base.copies import CopyPlan
 from weft.base.plan import Landing, Plan
 
 
@@ -13,3 +14,20 @@ class Device(Protocol):
     def launch(self, plan: Plan) -> Any: ...
 
     def land(self, flight: Any) -> Landing: ...
+
+
+class CopyingDevice(Device, Protocol):
+    """A device with host memory below its own. Copies of one direction land in the order of their launch."""
+
+    @property
+    def load_bytes_per_second(self) -> float | None:
+        """The rate of loads, measured at the start, if it was."""
+        ...
+
+    def copy(self, plan: CopyPlan) -> Any:
+        """Begin the copies of a plan beside the steps."""
+        ...
+
+    def copied(self, ticket: Any, wait: bool) -> float | None:
+        """Return the seconds that the copies took, or None if they are under way; with `wait`, wait for them."""
+        ...

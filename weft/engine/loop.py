@@ -18,6 +18,7 @@ from weft.base.errors import InvalidField, RequestError
 from weft.base.plan import Landing, Scores
 from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
+from weft.engine.copying import Copier
 from weft.engine.device import Device
 from weft.engine.events import FinishReason, Output, Report, Top
 from weft.engine.planner import Planner
@@ -48,6 +49,7 @@ class Engine:
             remember_freed=config.paranoid,
             private_answers=config.exact,
         )
+        self.copier = Copier.attach(self.ledger, device, config) if config.host_bytes and config.cache else None
         self.planner = Planner(self.ledger, config)
         self._device = device
         self._sequences: dict[int, Sequence] = {}
@@ -113,6 +115,8 @@ class Engine:
             return  # it was about to be preempted; now it will not return
         if sequence.lease is None:
             self.planner.queue.remove(sequence)
+            if self.ledger.tiers is not None:
+                self.ledger.tiers.leave(sequence.id)
         else:
             self.planner.leave(sequence)
 
@@ -131,13 +135,15 @@ class Engine:
     def idle(self) -> bool:
         planner = self.planner
         busy = planner.running or planner.leaving or len(planner.queue) or self._flights or self._outputs
-        return not busy
+        return not (busy or (self.copier is not None and self.copier.busy))
 
     # inspection -----------------------------------------------------------------------------------------------------
 
     def flush(self) -> int:
         """Drop everything that no running sequence uses; return how many cached tokens are left."""
         self.ledger.cache.clear()
+        if self.ledger.tiers is not None:
+            self.ledger.tiers.clear()
         return len(self.ledger.cache.trie) * self.ledger.spec.cell
 
     def stats(self) -> dict[str, Any]:
@@ -160,6 +166,8 @@ class Engine:
     def step(self) -> list[Output]:
         """Plan and launch a step, settle landed steps, and return their outputs."""
         began = perf_counter()
+        if self.copier is not None:
+            self.copier.land()
         step = self.planner.plan()
         self._planning_seconds += perf_counter() - began
         self._fail_hopeless()
@@ -167,6 +175,9 @@ class Engine:
             if self.config.paranoid:
                 check_plan(step.plan, self.ledger)
             self._flights.append((step, self._device.launch(step.plan)))
+        if self.copier is not None:
+            self.copier.clock.launched(alone=step is not None and len(self._flights) == 1)
+            self.copier.launch(stepping=bool(self._flights))
         while len(self._flights) > (self.config.depth if step is not None else 0):
             self._settle(*self._flights.popleft())
         if self.config.paranoid:
@@ -184,6 +195,8 @@ class Engine:
     def _settle(self, step: PlannedStep, flight: Any) -> None:
         landing = self._device.land(flight)
         plan, ledger, planner = step.plan, self.ledger, self.planner
+        if self.copier is not None:
+            self.copier.clock.landed(plan)
         planner.landed = plan.number
         ledger.settle_each(plan.seat[step.plain_rows], plan.end[step.plain_rows])
         for row, grant in step.grants.items():

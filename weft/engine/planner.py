@@ -20,6 +20,7 @@ from weft.engine.sequence import Sequence
 from weft.engine.waiting_queue import WaitingQueue
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
+from weft.memory.misses import Miss
 
 # A lone sequence that finds no memory restarts in an empty arena, at most this often.
 MAX_FRESH_STARTS = 3
@@ -164,6 +165,8 @@ class Planner:
                 continue
             if self.running and not self.ledger.has_room(sequence.keys, match.cached, len(sequence.known)):
                 return
+            if self._waits_for_load(sequence, match):
+                continue
             if not self._sit(sequence):
                 return
             planned = self._plan_prefill(sequence, budget, rows)
@@ -171,6 +174,10 @@ class Planner:
                 # It keeps its seat and its place: `_plan_prefill` has already failed it if it can never run.
                 return
             budget -= planned
+
+    def _waits_for_load(self, sequence: Sequence, match: Miss) -> bool:
+        tiers = self.ledger.tiers
+        return tiers is not None and tiers.bring(sequence.id, sequence.keys, sequence.reuse_limit, match)
 
     def _look_ahead(self) -> None:
         """Protect the resume points of the next requests in the queue."""
@@ -199,6 +206,8 @@ class Planner:
         sequence.seat, sequence.lease = seat, lease
         again = sequence.report.preemptions > 0
         self.ledger.cache.count(lease.miss if again else sequence.note_start(lease.miss), again)
+        if self.ledger.tiers is not None:
+            sequence.report.loaded_tokens += self.ledger.tiers.leave(sequence.id, lease.miss.cached)
         self.by_seat[seat] = sequence
         self.sampling.sit(sequence)
         self._left[seat] = sequence.max_tokens - len(sequence.generated)
@@ -225,9 +234,9 @@ class Planner:
     def _make_room(self, sequence: Sequence, rows: StepBuilder) -> bool:
         """Preempt the youngest sequence in favour of `sequence`.
 
-        Not if a flight is about to land and free memory: that of a leaving sequence, or states.
+        Not if a flight or a copy is about to land and free memory.
         """
-        if self.leaving or self.ledger.states_to_land:
+        if self.leaving or self.ledger.memory_to_land:
             return False
         others = [s for s in (*self.prefilling, *self.decoding) if s is not sequence]
         victims = [s for s in others if s.rank > sequence.rank and not rows.carry(s.seat)]

@@ -70,7 +70,7 @@ class Arena:
             raise OptionError(f"memory is {budget_bytes} bytes but this model needs at least {need}; raise --memory")
         self.owners: dict[Kind, dict[int, int]] = {kind: {} for kind in unit_bytes}
         self.freed: list[tuple[str, int]] = []
-        self._remember_freed = remember_freed
+        self.remembers_freed = remember_freed
         self._empty = list(range(self.slabs))
         self._kind_of: list[Kind | None] = [None] * self.slabs
         self._free_units: list[list[int]] = [[] for _ in range(self.slabs)]
@@ -98,7 +98,7 @@ class Arena:
         if owners[unit]:
             return
         del owners[unit]
-        if self._remember_freed:
+        if self.remembers_freed:
             self.freed.append((kind.value, unit))
         slab = unit * self.unit_bytes[kind] // self.slab_bytes
         self._live[slab] -= 1

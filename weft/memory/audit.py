@@ -12,6 +12,7 @@ from weft.base.plan import Plan
 from weft.memory.kinds import Kind
 from weft.memory.lease import Lease
 from weft.memory.ledger import Ledger
+from weft.memory.tiers.audit import audit_host
 from weft.memory.trie import Node, path
 
 Owners = dict[Kind, Counter[int]]
@@ -29,6 +30,11 @@ def audit(ledger: Ledger) -> None:
             pins[lease.node.key] += 1
     if ledger.snapshots.reserve is not None:
         counted[Kind.STATE][ledger.snapshots.reserve] += 1
+    if ledger.tiers is not None:
+        audit_host(ledger.tiers)
+        for kind, unit in (*ledger.tiers.saves.held(lower=False), *ledger.tiers.loads.held(lower=False)):
+            counted[kind][unit] += 1
+        pins.update(node.key for node in ledger.tiers.loads.upper_pins())
     for kind, owners in ledger.arena.owners.items():
         assert counted[kind] == owners, f"owners of {kind}: counted {dict(counted[kind])}, recorded {owners}"
     for node in ledger.cache.trie.nodes.values():
@@ -39,7 +45,10 @@ def audit(ledger: Ledger) -> None:
 
 def _check_held(ledger: Ledger) -> None:
     """Check that the cells that running sequences protect are those on their paths."""
-    held = {node.key for lease in ledger.leases.values() for node in path(lease.node)}
+    ends = [lease.node for lease in ledger.leases.values()]
+    if ledger.tiers is not None:
+        ends += ledger.tiers.loads.upper_pins()
+    held = {node.key for end in ends for node in path(end)}
     found = {node.key for node in ledger.cache.trie.nodes.values() if node.holders}
     assert found == held, f"{len(found)} cells have holders, {len(held)} lie on the paths of leases"
     assert ledger.cache.trie.held == len(held), f"{ledger.cache.trie.held} cells count as held, expected {len(held)}"

@@ -128,18 +128,23 @@ class Cache:
     def pin(self, node: Node) -> tuple[int | None, tuple[int, ...]]:
         """Start from a node: protect its path, and return an ownership of its checkpoint and window pages."""
         self.trie.pin(node)
-        node.hits += 1
-        node.used = self.clock
+        self.touch(node)
         point = node.resume
         if point is None:
             assert not self.point_bytes
             return None, ()
-        self._hit(point)
         if point.slot is not None:
             self.arena.share(Kind.STATE, point.slot)
         for page in point.window:
             self.arena.share(Kind.WINDOW, page)
         return point.slot, point.window
+
+    def touch(self, node: Node) -> None:
+        """Record that a sequence starts from a node."""
+        node.hits += 1
+        node.used = self.clock
+        if node.resume is not None:
+            self._hit(node.resume)
 
     def _hit(self, point: ResumePoint) -> None:
         self.counts.hits[point.origin] += 1

@@ -26,6 +26,7 @@ from weft.memory.lease import Grant, Lease
 from weft.memory.misses import Miss, Reason
 from weft.memory.snapshots import Snapshots
 from weft.memory.spec import MemorySpec
+from weft.memory.tiers.tiers import Tiers
 from weft.memory.trie import cells_without_holders, path
 
 
@@ -57,6 +58,8 @@ class Ledger:
         self.arena = Arena(unit_bytes(spec), budget_bytes, remember_freed)
         self.cache = Cache(spec, self.arena, eviction, alpha)
         self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache, prompts_only=private_answers)
+        # Host memory below the device's, if there is any.
+        self.tiers: Tiers | None = None
         self.leases: dict[int, Lease] = {}
         # States that become free or evictable as soon as all flights have landed.
         self.states_to_land = 0
@@ -128,7 +131,10 @@ class Ledger:
         """
         assert seat not in self.leases
         ends = self._on_grid(boundaries) if self.snapshots.reasons.boundaries else frozenset[int]()
-        lease = Lease(seat, keys, prompt, set(self._on_grid(asked)), self.match(keys, limit, plain), ends)
+        miss = self.match(keys, limit, plain)
+        if self.tiers is not None:
+            miss = self.tiers.explain(keys, limit, miss)
+        lease = Lease(seat, keys, prompt, set(self._on_grid(asked)), miss, ends)
         self.resume(lease, lease.miss.cached)
         if Kind.TAIL in self.arena.unit_bytes:
             tail = self.cache.take(Kind.TAIL)
@@ -144,6 +150,8 @@ class Ledger:
                 self._promises.setdefault(key, lease)
             self.snapshots.notice_junction(lease)
             self.cache.looked_up(plain, keys, lease.miss)
+        if self.tiers is not None:
+            self.tiers.opened(keys, limit, lease.node)
         return lease
 
     def _on_grid(self, positions: Iterable[int]) -> frozenset[int]:
@@ -308,7 +316,13 @@ class Ledger:
             window = tuple(self.window_table[lease.seat, first : position // self.cell].tolist())
         key = lease.keys[position // self.cell - 1]
         self.cache.keep(key, slot, window)
-        self.cache.explain(key, self.snapshots.origin(lease, position))
+        self.explain_kept(key, self.snapshots.origin(lease, position))
+
+    def explain_kept(self, key: Key, origin: Origin) -> None:
+        """Set why a position is a resume point, and save it to the tier below."""
+        self.cache.explain(key, origin)
+        if self.tiers is not None:
+            self.tiers.kept(key)
 
     def drop_window(self, lease: Lease) -> None:
         """Release window pages that neither this sequence nor a resume point at its last grid position can see."""
@@ -331,7 +345,9 @@ class Ledger:
         if self.enabled and here and self.cache.point_bytes and self.snapshots.wants_end(lease, here):
             self.keep_capture(lease, here, lease.slot)
             if self.snapshots.reasons.answers:
-                self.cache.explain(lease.keys[here // self.cell - 1], Origin.ANSWER_END)
+                self.explain_kept(lease.keys[here // self.cell - 1], Origin.ANSWER_END)
+        elif self.tiers is not None and lease.node is not None and not self.cache.point_bytes:
+            self.tiers.kept(lease.node.key)
         for key in lease.keys[lease.published : lease.prompt // self.cell]:
             if self._promises.get(key) is lease:
                 del self._promises[key]
@@ -354,6 +370,11 @@ class Ledger:
         self.cache.unpin(lease.node)
 
     # capacity -------------------------------------------------------------------------------------------------------
+
+    @property
+    def memory_to_land(self) -> bool:
+        """Whether flights or copies that are under way will free memory, or make it evictable."""
+        return bool(self.states_to_land or (self.tiers is not None and self.tiers.in_flight))
 
     def fits_alone(self, tokens: int) -> bool:
         """Return whether a sequence of this length could run if it had all memory to itself."""

@@ -24,6 +24,8 @@ class Reason(StrEnum):
     STATE_SKIPPED = "state_skipped"
     STATE_EVICTED = "state_evicted"
     SCORES_WANTED = "scores_wanted"
+    IN_HOST = "in_host"
+    LOAD_SLOWER = "load_slower_than_recompute"
 
 
 SENTENCES = {
@@ -37,6 +39,8 @@ SENTENCES = {
     Reason.STATE_SKIPPED: "pages matched further, but there was no memory for a state when they were computed",
     Reason.STATE_EVICTED: "pages matched further, but the state there was evicted",
     Reason.SCORES_WANTED: "the request needs log-probabilities of the prompt, so its tokens had to be computed",
+    Reason.IN_HOST: "more is in host memory, but there was no room on the device to load it",
+    Reason.LOAD_SLOWER: "more is in another tier, but loading it would take longer than computing it",
 }
 
 

@@ -28,7 +28,8 @@ MAX_POINTS = 32
 def memory_stats(ledger: Ledger) -> dict[str, Any]:
     """Return counters and gauges for metrics."""
     counts, arena, trie = ledger.cache.counts, ledger.arena, ledger.cache.trie
-    return {
+    tiers = {} if ledger.tiers is None else {"tiers": ledger.tiers.stats()}
+    return tiers | {
         "lookups": counts.lookups,
         "reusable_tokens": counts.tokens_asked,
         "cached_tokens": counts.tokens_cached,
@@ -104,7 +105,8 @@ def cache_report(ledger: Ledger, limit: int) -> dict[str, Any]:
 
     shared = [node for node in cache.trie.nodes.values() if node.children > 1 or node.hits]
     chosen = nlargest(max(0, min(limit, MAX_PREFIXES)), shared, key=worth)
-    return {
+    tiers = {} if ledger.tiers is None else {"tiers": ledger.tiers.stats()}
+    return tiers | {
         "enabled": ledger.enabled,
         "cell_tokens": cell,
         "clock": cache.clock,

@@ -48,6 +48,7 @@ class Result:
     prompt_logprobs: list[TokenScore | None] | None
     prompt_token_ids: list[int]
     cached_tokens: int
+    loaded_tokens: int
     miss: Miss | None
     preemptions: int = 0
     error: str | None = None
@@ -71,6 +72,7 @@ def result_of(followed: FollowedAnswer) -> Result:
         prompt_logprobs=_prompt_scores(followed),
         prompt_token_ids=followed.request.prompt.tolist(),
         cached_tokens=report.cached_tokens,
+        loaded_tokens=report.loaded_tokens,
         miss=report.miss,
         preemptions=report.preemptions,
         error=followed.error,

@@ -15,9 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.base.copies import CopyPlan
 from weft.base.plan import Landing, Plan, Scores
 from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
+from weft.kernels.host_memory import CopyFlight, HostMemory
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.staging import StagedValue
 from weft.kernels.upload import upload
@@ -57,6 +59,7 @@ class Runner:
 
     score_elements = SCORE_ELEMENTS
     scratch_units = 0
+    host: HostMemory | None = None
 
     def __init__(
         self,
@@ -142,6 +145,24 @@ class Runner:
         )
         digests = next(arrays).copy().view(np.int64) if flight.digests else None
         return Landing(tokens, sampled, prompt, digests)
+
+    # host memory ----------------------------------------------------------------------------------------------------
+
+    def add_host_memory(self, size_bytes: int) -> None:
+        """Allocate host memory for what the device evicts."""
+        self.host = HostMemory(self.store, size_bytes)
+
+    @property
+    def load_bytes_per_second(self) -> float | None:
+        assert self.host is not None, "the runner has no host memory"
+        return self.host.load_bytes_per_second
+
+    def copy(self, plan: CopyPlan) -> CopyFlight:
+        assert self.host is not None, "the runner has no host memory"
+        return self.host.copy(plan)
+
+    def copied(self, flight: CopyFlight, wait: bool) -> float | None:
+        return flight.landed(wait)
 
     def _score_prompt(
         self, hidden: Float[Tensor, "tokens hidden"], batch: Batch, sampling: StepSampling, top: int

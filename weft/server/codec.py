@@ -217,7 +217,15 @@ def _ending(row: int, output: Output, report: Report) -> wire.EndingBody:
     assert output.finish is not None
     error, field = _bounded(output.error), _bounded(output.error_field)
     return wire.EndingBody(
-        row, output.finish, error, field, report.cached_tokens, report.miss, report.preemptions, report.queued_seconds
+        row,
+        output.finish,
+        error,
+        field,
+        report.cached_tokens,
+        report.loaded_tokens,
+        report.miss,
+        report.preemptions,
+        report.queued_seconds,
     )
 
 
@@ -287,6 +295,7 @@ class EventReader:
     def _report(self, number: int, ending: wire.EndingBody) -> Report:
         return Report(
             cached_tokens=ending.cached_tokens,
+            loaded_tokens=ending.loaded_tokens,
             miss=ending.miss,
             preemptions=ending.preemptions,
             queued_seconds=ending.queued_seconds,

@@ -154,6 +154,7 @@ class EndingBody(EngineMessage):
     error: Text | None
     error_field: Text | None
     cached_tokens: Count
+    loaded_tokens: Count
     miss: Miss | None
     preemptions: Count
     queued_seconds: Seconds

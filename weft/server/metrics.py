@@ -177,6 +177,25 @@ GROUPED = {
     "weft_evictions": ("Evicted units", "kind", {"page": "evicted_pages", "resume_point": "evicted_points"}),
 }
 
+# Of each memory tier below the device's: name in its stats: name of the metric, help
+TIER_GAUGES = {
+    "limit_bytes": ("weft_tier_limit_bytes", "Size of a memory tier below the device's"),
+    "used_bytes": ("weft_tier_used_bytes", "Bytes in use in a tier"),
+    "cells": ("weft_tier_cells", "Cells in a tier"),
+    "resume_points": ("weft_tier_resume_points", "Positions in a tier from which a sequence can resume"),
+    "load_bytes_per_second": ("weft_tier_load_rate_bytes", "Measured bytes per second of loads from a tier"),
+    "prefill_tokens_per_second": ("weft_tier_prefill_rate", "Measured tokens per second that loads compete with"),
+}
+TIER_COUNTERS = {
+    "saved_bytes": ("weft_tier_saved_bytes", "Bytes copied to a tier"),
+    "loaded_bytes": ("weft_tier_loaded_bytes", "Bytes copied from a tier"),
+    "loaded_tokens": ("weft_tier_loaded_tokens", "Cached prompt tokens that were loaded from a tier"),
+    "evicted_pages": ("weft_tier_evicted_pages", "Pages evicted from a tier"),
+    "evicted_points": ("weft_tier_evicted_points", "Resume points evicted from a tier"),
+    "unsaved": ("weft_tier_unsaved", "Paths that were evicted or found no room before they were saved"),
+    "cancelled_loads": ("weft_tier_cancelled_loads", "Loads that were no longer wanted or found no memory"),
+}
+
 
 class EngineCollector:
     """Exports the engine's snapshot as metrics. Without an engine it exports only that fact."""
@@ -218,6 +237,8 @@ class EngineCollector:
                 yield CounterMetricFamily(name, help, stats[key])
         yield from self._labelled(stats)
         yield from self._memory(stats)
+        if "tiers" in stats:
+            yield from self._tiers(stats)
 
     def _labelled(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
         for key, (name, help) in BY_REASON.items():
@@ -234,6 +255,19 @@ class EngineCollector:
         asked = stats.get("reusable_tokens", 0)
         ratio = stats.get("cached_tokens", 0) / asked if asked else 0.0
         yield GaugeMetricFamily("weft_cache_hit_ratio", "Reused share of reusable prompt tokens since the start", ratio)
+
+    def _tiers(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
+        tiers: Mapping[str, Mapping[str, float]] = stats.get("tiers", {})
+        for key, (name, help) in TIER_GAUGES.items():
+            gauge = GaugeMetricFamily(name, help, labels=["tier"])
+            for tier, values in tiers.items():
+                gauge.add_metric([tier], values[key])
+            yield gauge
+        for key, (name, help) in TIER_COUNTERS.items():
+            counter = CounterMetricFamily(name, help, labels=["tier"])
+            for tier, values in tiers.items():
+                counter.add_metric([tier], values[key])
+            yield counter
 
     def _memory(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
         labels = ["kind", "use"]

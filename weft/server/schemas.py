@@ -124,9 +124,10 @@ def check_common(body: FormFields, limits: Limits, streamed: bool) -> None:
 
 
 class PromptDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`miss` is an extension: why not more of the prompt was cached."""
+    """Extensions: `miss` is why not more of the prompt was cached, `loaded_tokens` how much came from host memory."""
 
     cached_tokens: int | None = None
+    loaded_tokens: int | None = None
     miss: dict[str, Any] | None = None
 
 

@@ -1,0 +1,106 @@
+"""Bugs of memory tiers, planted from outside and caught by random workloads. `docs/planted-bugs.md` has the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from tests.tiered import TieredDevice, run_tiered, tiered_workload
+from weft.base.copies import CopyPlan, Direction, Run
+from weft.memory.kinds import Kind
+from weft.memory.tiers import loads, saves, units
+from weft.memory.tiers.loads import Loads
+
+SEEDS = 400
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Plant:
+    name: str
+    sow: Callable[[Patch], None]
+
+
+PLANTS: list[Plant] = []
+
+
+def plant(sow: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    PLANTS.append(Plant(sow.__name__, sow))
+    return sow
+
+
+def seen_before_it_ran(patch: Patch, direction: Direction) -> None:
+    original = TieredDevice.copied
+
+    def copied(self, ticket, wait):
+        return 1e-6 if ticket.plan.direction is direction else original(self, ticket, wait)
+
+    patch.setattr(TieredDevice, "copied", copied)
+
+
+@plant
+def a_save_reads_a_page_after_its_release(patch: Patch) -> None:
+    seen_before_it_ran(patch, Direction.SAVE)
+
+
+@plant
+def a_load_is_published_before_its_event(patch: Patch) -> None:
+    seen_before_it_ran(patch, Direction.LOAD)
+
+
+@plant
+def a_save_does_not_own_the_state_that_it_reads(patch: Patch) -> None:
+    patch.setattr(saves, "share_point", lambda cache, point: None)
+    patch.setattr(saves, "release_point", lambda cache, point: None)
+
+
+@plant
+def a_state_comes_with_window_pages_of_another_position(patch: Patch) -> None:
+    def mixed(key, position, origin, upper, lower):
+        window = lower.window[1:] + lower.window[:1]
+        return units.PointCopy(key, position, origin, upper, replace(lower, window=window))
+
+    patch.setattr(loads, "PointCopy", mixed)
+
+
+@plant
+def a_point_is_loaded_without_its_window(patch: Patch) -> None:
+    original = units.point_copies
+    patch.setattr(units, "point_copies", lambda *both: [c for c in original(*both) if c.kind != Kind.WINDOW])
+
+
+@plant
+def neighbours_are_joined_that_are_apart_in_host_memory(patch: Patch) -> None:
+    def runs(self):
+        joined: list[Run] = []
+        for kind, upper, lower in self.units:
+            if joined and (kind, upper) == (joined[-1].kind, joined[-1].upper + joined[-1].length):
+                joined[-1] = joined[-1]._replace(length=joined[-1].length + 1)
+            else:
+                joined.append(Run(kind, upper, lower, 1))
+        return iter(joined)
+
+    patch.setattr(CopyPlan, "runs", runs)
+
+
+@plant
+def a_cancelled_load_keeps_its_pins(patch: Patch) -> None:
+    def leave(self, waiter):
+        for load in self._active.values():
+            load.waiters.discard(waiter)
+
+    patch.setattr(Loads, "leave", leave)
+    patch.setattr(Loads, "plan", lambda self: None)
+
+
+@pytest.mark.parametrize("bug", PLANTS, ids=lambda p: p.name)
+def test_a_planted_tier_bug_is_caught(bug: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug.sow(monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            run_tiered(tiered_workload(seed), seed)
+        except (AssertionError, KeyError, IndexError, ValueError):
+            return
+    pytest.fail(f"{SEEDS} workloads did not notice")

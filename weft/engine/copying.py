@@ -1,0 +1,77 @@
+"""Runs the copies between tiers beside the steps: launches what the tiers plan, and lands what the device has copied.
+
+No step waits for a copy. Only an engine with nothing else to do waits, for the oldest one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from time import perf_counter
+from typing import Any, cast
+
+from weft.base.config import EngineConfig
+from weft.base.copies import CopyPlan, Direction
+from weft.base.plan import Plan
+from weft.engine.device import CopyingDevice, Device
+from weft.memory.ledger import Ledger
+from weft.memory.tiers.rates import Rates
+from weft.memory.tiers.tiers import Tiers, host_cache
+
+# Plans of copies launched in one step.
+MOST_PLANS = 16
+
+
+class StepClock:
+    """Measures the rate of prefill: the time from one landing, or a launch into an idle device, to the next."""
+
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
+        self._since: float | None = None
+
+    def launched(self, alone: bool) -> None:
+        if alone:
+            self._since = perf_counter()
+
+    def landed(self, plan: Plan) -> None:
+        now = perf_counter()
+        if self._since is not None:
+            self._rates.computed(len(plan.tokens) - plan.decode_rows, now - self._since)
+        self._since = now
+
+
+class Copier:
+    def __init__(self, tiers: Tiers, device: CopyingDevice) -> None:
+        self.tiers = tiers
+        self.clock = StepClock(tiers.rates)
+        self._device = device
+        self._flights: dict[Direction, deque[tuple[CopyPlan, Any]]] = {each: deque() for each in Direction}
+
+    @classmethod
+    def attach(cls, ledger: Ledger, device: Device, config: EngineConfig) -> Copier:
+        """Give a ledger host memory, whose copies `device` makes."""
+        copying = cast(CopyingDevice, device)
+        host = host_cache(ledger.spec, config.host_bytes, config.eviction)
+        ledger.tiers = Tiers(ledger.cache, host, Rates(copying.load_bytes_per_second))
+        return cls(ledger.tiers, copying)
+
+    @property
+    def busy(self) -> bool:
+        return self.tiers.busy
+
+    def land(self, wait: bool = False) -> None:
+        """Publish copies that have landed; with `wait`, at least one, a load if there is one."""
+        for direction in (Direction.LOAD, Direction.SAVE):
+            flights = self._flights[direction]
+            while flights and (seconds := self._device.copied(flights[0][1], wait)) is not None:
+                self.tiers.landed(flights.popleft()[0], seconds)
+                wait = False
+
+    def launch(self, stepping: bool) -> None:
+        """Begin the next copies. Without a step to follow, wait for the oldest one: nothing else can happen."""
+        for _ in range(MOST_PLANS):
+            plan = self.tiers.plan()
+            if plan is None:
+                break
+            self._flights[plan.direction].append((plan, self._device.copy(plan)))
+        if not stepping:
+            self.land(wait=True)

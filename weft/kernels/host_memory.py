@@ -1,0 +1,114 @@
+"""Host memory below the device's buffer, and the copies between the two.
+
+Unit `i` of a kind lies at byte `i * unit_bytes[kind]`, as in the device's buffer. On a GPU the memory is pinned, each
+direction has a stream of its own, and events say when copies have landed: no step waits for one. On a CPU, where
+tests use it, a copy is made at once.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from weft.base.copies import CopyPlan, Direction
+from weft.base.errors import InvalidOption
+from weft.memory.device.store import Store
+from weft.memory.spec import ALIGNMENT
+
+# Bytes copied to measure the rate at the start.
+MEASURED_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFlight:
+    """Copies under way between two events, or on a CPU the seconds that they took."""
+
+    events: tuple[torch.cuda.Event, torch.cuda.Event] | None
+    seconds: float = 0.0
+
+    def landed(self, wait: bool) -> float | None:
+        """Return the seconds that the copies took, or None if they are under way; with `wait`, wait for them."""
+        if self.events is None:
+            return self.seconds
+        start, end = self.events
+        if wait:
+            end.synchronize()
+        elif not end.query():
+            return None
+        return float(start.elapsed_time(end)) / 1000
+
+
+class HostMemory:
+    def __init__(self, store: Store, size_bytes: int) -> None:
+        self.store = store
+        self._unit_bytes = {kind.value: size for kind, size in store.unit_bytes.items()}
+        self._streamed = store.buffer.is_cuda
+        size = size_bytes // ALIGNMENT * ALIGNMENT
+        self.buffer = pinned(size) if self._streamed else torch.zeros(size, dtype=torch.uint8)
+        self._streams: dict[Direction, torch.cuda.Stream] = {}
+        if self._streamed:
+            self._streams = {each: torch.cuda.Stream(store.buffer.device) for each in Direction}
+        self.load_bytes_per_second = self._measure()
+
+    def copy(self, plan: CopyPlan) -> CopyFlight:
+        """Begin the copies of a plan."""
+        if not self._streamed:
+            began = perf_counter()
+            self._copy(plan)
+            return CopyFlight(None, perf_counter() - began)
+        stream = self._streams[plan.direction]
+        if plan.after_steps:
+            stream.wait_stream(torch.cuda.current_stream(self.store.buffer.device))
+        with torch.cuda.stream(stream):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            self._copy(plan)
+            end.record()
+        return CopyFlight((start, end))
+
+    def _copy(self, plan: CopyPlan) -> None:
+        for kind, upper, lower, count in plan.runs():
+            size = self._unit_bytes[kind]
+            ours = self.store.buffer[upper * size : (upper + count) * size]
+            below = self.buffer[lower * size : (lower + count) * size]
+            if plan.direction is Direction.SAVE:
+                below.copy_(ours, non_blocking=True)
+            else:
+                ours.copy_(below, non_blocking=True)
+
+    def _measure(self) -> float | None:
+        """Return the bytes per second of loads, while both memories are still unused."""
+        size = min(MEASURED_BYTES, len(self.buffer), len(self.store.buffer))
+        if not self._streamed:
+            return None
+        stream, rates = self._streams[Direction.LOAD], []
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                self.store.buffer[:size].copy_(self.buffer[:size], non_blocking=True)
+                end.record()
+                end.synchronize()
+                rates.append(size / (float(start.elapsed_time(end)) / 1000))
+        return max(rates)
+
+
+def pinned(size_bytes: int) -> torch.Tensor:
+    """Return zeroed host memory that a GPU copies from and to by itself.
+
+    PyTorch's own allocator would round the size up to a power of two.
+    """
+    try:
+        memory = mmap.mmap(-1, size_bytes)
+    except OSError as error:
+        raise InvalidOption("host_memory", f"of {size_bytes} bytes cannot be allocated: {error}") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    buffer = torch.frombuffer(memory, dtype=torch.uint8)
+    code = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), size_bytes, 0)
+    if int(code) != 0:
+        raise InvalidOption("host_memory", f"of {size_bytes} bytes cannot be pinned: CUDA error {int(code)}; pass less")
+    return buffer
