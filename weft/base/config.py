@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from weft.base.errors import InvalidOption
 
+DRAFTS = ("off", "suffix")
+# Drafts that one row may verify in a step: every tail has room for them.
+MOST_DRAFTS = 15
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -14,7 +18,8 @@ class EngineConfig:
     `depth` is how many steps may be in flight while the next one is planned: 0 or 1. `order` is "fcfs" (first come,
     first served) or "prefix" (longest reusable prefix first, with aging). `eviction` is "value", "lru" or "flops".
     `capture_every` is the distance between snapshots in tokens; 0 derives it from the size of a state. `paranoid`
-    audits every step, checks every plan, and fills freed memory with NaN.
+    audits every step, checks every plan, and fills freed memory with NaN. `draft` is "off" or "suffix", and
+    `draft_tokens` the most drafts that one row verifies in a step.
     """
 
     memory_bytes: int
@@ -28,12 +33,14 @@ class EngineConfig:
     capture_every: int = 0
     paranoid: bool = False
     seed: int = 0
+    draft: str = "off"
+    draft_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "max_sequences", "max_tokens_per_step", "max_length"):
             if getattr(self, name) < 1:
                 raise InvalidOption(name, f"must be at least 1, got {getattr(self, name)}")
-        choices = {"depth": (0, 1), "order": ("fcfs", "prefix"), "eviction": ("value", "lru", "flops")}
+        choices = {"depth": (0, 1), "order": ("fcfs", "prefix"), "eviction": ("value", "lru", "flops"), "draft": DRAFTS}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 known = ", ".join(map(str, allowed))
@@ -44,5 +51,7 @@ class EngineConfig:
                 f"({self.max_tokens_per_step}) must be at least max_sequences "
                 f"({self.max_sequences}), so that every running sequence can decode in a step",
             )
+        if not 0 <= self.draft_tokens <= MOST_DRAFTS:
+            raise InvalidOption("draft_tokens", f"must be from 0 to {MOST_DRAFTS}, got {self.draft_tokens}")
         if self.capture_every < 0:
             raise InvalidOption("capture_every", f"must not be negative, got {self.capture_every}")

@@ -178,7 +178,7 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
     length = length_limit(options.max_length)
     if length is None:
         length, reasons["max_length"] = _auto_length(memory, facts)
-    counts = {name: count(name, getattr(options, name), facts.device) for name in AUTO_COUNTS}
+    counts: dict[str, Any] = {name: count(name, getattr(options, name), facts.device) for name in AUTO_COUNTS}
     counts["max_tokens_per_step"] = max(counts["max_tokens_per_step"], counts["max_sequences"])
     config = EngineConfig(
         memory_bytes=memory,

@@ -92,7 +92,7 @@ class Runner:
         if not len(plan.sampled):
             return fly(sampling.seat, None, prompt_scores)
         # A decode-only step needs the logits of every token: no selection.
-        last = hidden if len(plan.sampled) == len(plan.tokens) else hidden[sampling.index]
+        last = hidden if len(sampling.index) == len(plan.tokens) else hidden[sampling.index]
         return self.choose(self.model.logits(last, batch), sampling, prompt_scores)
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
@@ -106,7 +106,10 @@ class Runner:
         """Choose a token for every sampled row; write it to the board and download it."""
         logits = self.operations.for_sampling(logits)
         tokens = sample(logits, sampling, self.board, self.operations)
-        self.board[sampling.seat] = tokens
+        if sampling.boarded is None:
+            self.board[sampling.seat] = tokens
+        else:
+            self.board[sampling.seat[sampling.boarded]] = tokens[sampling.boarded]
         scores = None if sampling.top is None else DeviceScores(*self.operations.score(logits, tokens, sampling.top))
         return fly(tokens, scores, prompt_scores)
 
