@@ -14,7 +14,15 @@ from weft.speculate.drafting import Drafting
 
 COUNT = 40
 # One family of each kind of layers; the others meet the same plans in the slow tests.
-QUICK = {("qwen3_5", 0), ("falcon_h1", 1), ("lfm2", 1), ("nemotron_h", 0), ("gemma3", 1), ("llama", 0), ("qwen3_moe", 1)}
+QUICK = {
+    ("qwen3_5", 0),
+    ("falcon_h1", 1),
+    ("lfm2", 1),
+    ("nemotron_h", 0),
+    ("gemma3", 1),
+    ("llama", 0),
+    ("qwen3_moe", 1),
+}
 
 
 def parameters(answer: list[int]) -> list[SamplingParams]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from weft.base.config import EngineConfig
+from weft.base.config import DRAFTS, MOST_DRAFTS, EngineConfig
 from weft.base.errors import InvalidOption
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -32,6 +32,9 @@ AUTO_COUNTS = {
 }
 WEIGHTS = ("checkpoint", "dummy")
 ORDERS = ("fcfs", "prefix")
+DRAFT_OPTIONS = ("auto", *DRAFTS)
+# Drafts that a row verifies in a step at most, by device. A tail has room for them, so they take memory.
+DRAFT_TOKENS = {"cpu": MOST_DRAFTS, "cuda": 7, "plain": 7}
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
@@ -73,6 +76,12 @@ class Options:
         ("value", "lru", "flops"),
     )
     capture_every: int = option(0, "distance in tokens between the states to keep; 0: derived from the size of a state")
+    draft: str = option(
+        "auto",
+        "speculative decoding; suffix: guess tokens from earlier text and predictions, and verify them in one step; "
+        "auto: off, until a model's measured gain says otherwise",
+        metavar="auto|off|suffix",
+    )
     paranoid: bool = option(False, "audit every step and fill freed memory with NaN (slow)")
     seed: int = option(0, "seed for requests that set none")
     threads: int = option(0, "CPU threads; 0: one for each core that this process may use")
@@ -82,6 +91,12 @@ class Options:
             value, choices = getattr(self, each.name), each.metadata["choices"]
             if choices and value not in choices:
                 raise InvalidOption(each.name, f"must be one of {', '.join(choices)}, got {value!r}")
+        if self.draft not in DRAFT_OPTIONS:
+            raise InvalidOption(
+                "draft",
+                f"must be one of {', '.join(DRAFT_OPTIONS)}, got {self.draft!r}; MTP heads (mtp) and draft models are "
+                "not supported",
+            )
         for name in AUTO_COUNTS:
             count(name, getattr(self, name), "cpu")
         share = self.memory_fraction
@@ -190,8 +205,24 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
         capture_every=options.capture_every,
         paranoid=options.paranoid,
         seed=options.seed,
+        draft=draft_of(options),
+        draft_tokens=draft_tokens(options, facts.device),
     )
     return config, reasons
+
+
+def draft_of(options: Options) -> str:
+    """Return the drafter of an engine with these options."""
+    return "off" if options.draft == "auto" else options.draft
+
+
+def draft_tokens(options: Options, device: str) -> int:
+    """Return the most drafts of a row and step on a device ("cpu", "cuda" or "plain").
+
+    >>> draft_tokens(Options(), "cpu"), draft_tokens(Options(draft="suffix"), "cuda")
+    (0, 7)
+    """
+    return 0 if draft_of(options) == "off" else DRAFT_TOKENS[device]
 
 
 def _auto_length(memory: int, facts: SizingFacts) -> tuple[int, str]:

@@ -13,7 +13,7 @@ Groups = Mapping[str, str]
 ENGINE: Groups = {
     "model and device": "tokenizer device dtype weights threads",
     "memory and cache": "memory memory_fraction max_length cache eviction capture_every",
-    "scheduling": "max_sequences max_tokens_per_step depth order",
+    "scheduling": "max_sequences max_tokens_per_step depth order draft",
     "reproducing and debugging": "seed paranoid",
 }
 GROUPS: Mapping[str, Groups] = {

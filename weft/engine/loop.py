@@ -60,7 +60,8 @@ class Engine:
         self.planner = Planner(self.ledger, config, drafting)
         self._device = device
         self._sequences: dict[int, Sequence] = {}
-        self._flights: deque[tuple[PlannedStep, Any]] = deque()
+        self._flights: deque[tuple[PlannedStep, Any, float]] = deque()  # with the time of the launch
+        self._landed_at = 0.0
         self._outputs: list[Output] = []
         self._next_id = 0
         self._planning_seconds = 0.0
@@ -108,10 +109,10 @@ class Engine:
         if sequence.constraint is not None:
             drafting.counts.not_drafted["grammar"] += 1
             return None
-        if request.draft == 0:
+        if request.params.draft == 0:
             drafting.counts.not_drafted["request"] += 1
             return None
-        return drafting.begin(request.prompt, request.salt, request.draft, request.prediction)
+        return drafting.begin(request.prompt, request.salt, request.params.draft, request.prediction)
 
     def abort(self, number: int) -> None:
         """Abort a sequence at once, wherever it is. Ignores unknown and finished ones."""
@@ -168,13 +169,15 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges by name: the planner's and the memory's."""
         planner = self.planner
-        own = {
+        own: dict[str, Any] = {
             "running": planner.running + len(planner.leaving),
             "waiting": len(planner.queue),
             "preemptions": planner.preemptions,
             "steps": planner.number,
             "planning_seconds": self._planning_seconds,
         }
+        if planner.drafting is not None:
+            own["drafts"] = planner.drafting.counts.stats()
         return own | memory_stats(self.ledger)
 
     def cache_report(self, limit: int) -> dict[str, Any]:
@@ -193,7 +196,8 @@ class Engine:
         if step is not None:
             if self.config.paranoid:
                 check_plan(step.plan, self.ledger)
-            self._flights.append((step, self._device.launch(step.plan)))
+            launched = perf_counter()
+            self._flights.append((step, self._device.launch(step.plan), launched))
         while len(self._flights) > (self.config.depth if step is not None else 0):
             self._settle(*self._flights.popleft())
         if self.config.paranoid:
@@ -208,8 +212,10 @@ class Engine:
             self._outputs.append(Output(sequence.id, None, finish=FinishReason.ERROR, error=error))
         self.planner.failed.clear()
 
-    def _settle(self, step: PlannedStep, flight: Any) -> None:
+    def _settle(self, step: PlannedStep, flight: Any, launched: float) -> None:
         landing = self._device.land(flight)
+        if self.planner.drafting is not None:
+            self._observe(step, launched)
         plan, ledger, planner = step.plan, self.ledger, self.planner
         planner.landed = plan.number
         ledger.settle_each(plan.seat[step.plain_rows], plan.end[step.plain_rows])
@@ -226,6 +232,15 @@ class Engine:
         self.take_tokens(step, landing, verified)
         if planner.leaving:
             planner.release_landed()
+
+    def _observe(self, step: PlannedStep, launched: float) -> None:
+        """Let drafting learn how long a step without prompts took, from its launch or the landing before it."""
+        now, before = perf_counter(), self._landed_at
+        self._landed_at = now
+        drafts, plan = int(step.plan.drafts.sum()), step.plan
+        assert self.planner.drafting is not None
+        if len(plan.tokens) == plan.rows + drafts:
+            self.planner.drafting.costs.observe(len(plan.tokens), drafts, now - max(launched, before))
 
     def verify(self, step: PlannedStep, landing: Landing) -> dict[int, int]:
         """Return, by row, how many drafts equal the tokens that the model chose in their place."""

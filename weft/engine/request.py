@@ -26,7 +26,6 @@ class Request:
     snapshots: tuple[int, ...] = ()
     grammar: Grammar | None = None  # the form of the answer
     boundaries: tuple[int, ...] = ()
-    draft: int | None = None  # the most drafts of a step; None: the engine's bound, 0: none
     prediction: NDArray[np.int32] | None = None  # the caller's guess at the answer
 
 

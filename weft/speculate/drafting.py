@@ -74,9 +74,15 @@ class DraftCounts:
 
     proposed: Counter[tuple[str, int]] = field(default_factory=Counter)
     accepted: Counter[tuple[str, int]] = field(default_factory=Counter)
-    not_drafted: Counter[str] = field(default_factory=Counter)
-    steps: int = 0
-    rows: int = 0
+    not_drafted: Counter[str] = field(default_factory=Counter)  # sequences, by reason
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Return the counts with plain names: "suffix 1" are the first drafts of the drafter."""
+        named = {
+            "proposed": {f"{name} {place}": count for (name, place), count in self.proposed.items()},
+            "accepted": {f"{name} {place}": count for (name, place), count in self.accepted.items()},
+        }
+        return named | {"not_drafted": dict(self.not_drafted)}
 
 
 class SequenceDrafts:
@@ -181,7 +187,6 @@ class Drafting:
 
     def verified(self, drafts: SequenceDrafts, proposal: Proposal, accepted: int) -> None:
         drafts.verified(proposal, accepted)
-        self.counts.rows += 1
         for place in range(1, len(proposal.tokens) + 1):
             self.counts.proposed[proposal.drafter, place] += 1
             self.counts.accepted[proposal.drafter, place] += place <= accepted
