@@ -18,10 +18,12 @@ from weft.base.plan import Landing, Plan, Scores
 from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
 from weft.kernels.interface import Batch, Operations
+from weft.kernels.native.replay import Replays
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.batching import build_step
+from weft.runner.drafts import rows_of_one
 from weft.runner.sampler import sample
 from weft.runner.step_sampling import StepSampling, stage_sampling
 
@@ -85,15 +87,26 @@ class Runner:
 
     def run(self, plan: Plan) -> RunnerFlight:
         """Upload, forward, sample."""
-        staged = stage_sampling(plan, self.model.vocab_size)
-        batch, sampling = build_step(plan, self.spec, self.board, self.device, self.operations, staged)
-        hidden = self.compute(batch)
+        batch, sampling, hidden = self._compute(plan)
         prompt_scores = self._score_prompt(hidden, batch, sampling, plan.score_top) if len(plan.score_index) else None
         if not len(plan.sampled):
             return fly(sampling.seat, None, prompt_scores)
         # A decode-only step needs the logits of every token: no selection.
         last = hidden if len(sampling.index) == len(plan.tokens) else hidden[sampling.index]
         return self.choose(self.model.logits(last, batch), sampling, prompt_scores)
+
+    def _compute(self, plan: Plan) -> tuple[Batch, StepSampling, Tensor]:
+        """Return a step, its sampling and its final hidden states."""
+        staged = stage_sampling(plan, self.model.vocab_size)
+        where = (self.spec, self.board, self.device, self.operations, staged)
+        single = rows_of_one(plan, self.spec.cell) if isinstance(self.compute, Replays) else None
+        if single is not None and isinstance(self.compute, Replays):
+            batch, sampling = build_step(single, *where)
+            hidden = self.compute.in_order(batch)
+            if hidden is not None:
+                return batch, sampling, hidden
+        batch, sampling = build_step(plan, *where)
+        return batch, sampling, self.compute(batch)
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the final hidden states of a step."""
