@@ -9,6 +9,8 @@ import pytest
 from tests.engines import FAMILIES, Answer, Ask, greedy, make_engine, seeded, serve, tokens
 from tests.test_drafts import ScriptedDrafting
 from weft.base.sampling import SamplingParams
+from weft.kernels.native import library
+from weft.kernels.native.replay import Replays
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting
 
@@ -110,3 +112,27 @@ def test_suffix_drafts_repeat_what_the_model_repeats() -> None:
     other = serve(engine, [Ask(prompt, greedy(60), salt=b"other")])[0]
     assert other.tokens == plain.tokens
     assert other.report.drafts.accepted == found.report.drafts.accepted
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "falcon_h1", "lfm2", "gemma3"])
+def test_recorded_kernels_verify_drafts_bit_by_bit_as_decodes(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not library.available():
+        pytest.skip("needs a compiler")
+    verified = []
+    original = Replays.in_order
+
+    def counted(self, batch):
+        hidden = original(self, batch)
+        verified.append(hidden is not None)
+        return hidden
+
+    monkeypatch.setattr(Replays, "in_order", counted)
+    # The answers cross two borders of the grid; all prompts are computed before the first decode.
+    asks = [Ask(tokens(57 + 3 * n, n), seeded(80, n)) for n in range(3)]
+    # With the same room in the tails: where a ring begins again, its sums are split.
+    answers = serve(make_engine(family, drafting=Drafting(6, suffixes=False)), asks)
+    known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, answers, strict=True)}
+    again = serve(make_engine(family, drafting=ScriptedDrafting(known, 6, seed=1)), asks)
+    assert [(a.tokens, a.logprobs) for a in again] == [(a.tokens, a.logprobs) for a in answers]
+    assert len(verified) > 10
+    assert all(verified)
