@@ -213,6 +213,7 @@ class Front:
                 snapshots=asked.prompt.snapshots,
                 grammar=None if form is None else form.grammar,
                 field=asked.field,
+                prediction=asked.prompt.prediction,
             )
             requests += [replace(first, params=numbered(asked.params, place)) for place in range(asked.n)]
         if len(requests) > self.limits.sequences:
