@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.models.weights import load_model
 from weft.runner.runner import Runner
+from weft.speculate.drafting import Drafting
 
 FAMILIES: dict[str, Tiny] = {**HYBRIDS, **PLAIN}
 TINY: dict[str, Tiny] = {**FAMILIES, **ODD_HYBRIDS, **ODD_PLAIN}
@@ -55,11 +56,14 @@ def spec_of(family: str) -> MemorySpec:
     return MemorySpec(model_of(family).memories(CPU))
 
 
-def make_engine(family: str, memory_bytes: int = 64 << 20, **settings: object) -> Engine:
+def make_engine(
+    family: str, memory_bytes: int = 64 << 20, drafting: Drafting | None = None, **settings: object
+) -> Engine:
     options = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=memory_bytes, **options)
-    spec = spec_of(family)
-    return Engine(spec, Runner(model_of(family), spec, memory_bytes, config.max_sequences, threads=1), config)
+    spec = replace(spec_of(family), draft_room=0 if drafting is None else drafting.most)
+    runner = Runner(model_of(family), spec, memory_bytes, config.max_sequences, threads=1)
+    return Engine(spec, runner, config, drafting=drafting)
 
 
 def smallest_memory(family: str, length: int, max_sequences: int = 8, spec: MemorySpec | None = None) -> int:

@@ -178,14 +178,25 @@ class RollingDevice:
         tokens = self._tokens(plan)
         before = [self._read(plan, row) for row in range(plan.rows)]
         states = [self._write(plan, row, tokens[row], before[row]) for row in range(plan.rows)]
-        choices = [self._choose(plan, row, states[row]) for row in range(plan.rows)]
-        sampled = [
-            nearest(choices[row], masked_tokens(plan, place), self.banned_tokens(plan, place).__contains__)
-            for place, row in enumerate(plan.sampled.tolist())
+        rows, ends = self.samples_of(plan)
+        choices = [
+            self._choose(plan, row, states[row][end - int(plan.start[row]) - 1], end)
+            for row, end in zip(rows, ends, strict=True)
         ]
-        for row, token in zip(plan.sampled.tolist(), sampled, strict=True):
-            self.board[plan.seat[row]] = token
+        sampled = [
+            nearest(choice, masked_tokens(plan, place), self.banned_tokens(plan, place).__contains__)
+            for place, choice in enumerate(choices)
+        ]
+        for row, token in zip(rows, sampled, strict=True):
+            drafts = len(plan.drafts) and plan.drafts[row]
+            self.board[plan.seat[row]] = POISON if drafts else token
         return Landing(np.array(sampled, np.int32), None, None)
+
+    def samples_of(self, plan: Plan) -> tuple[list[int], list[int]]:
+        """The row of each sample, and the position after which it is taken, plus one."""
+        rows, index = plan.samples
+        first = np.cumsum(plan.end - plan.start) - (plan.end - plan.start)
+        return rows.tolist(), (plan.start[rows] + index - first[rows] + 1).tolist()
 
     def _tokens(self, plan: Plan) -> list[list[int]]:
         rows, first = [], 0
@@ -233,8 +244,9 @@ class RollingDevice:
 
     # writing --------------------------------------------------------------------------------------------------------
 
-    def _write(self, plan: Plan, row: int, tokens: list[int], before: dict[str, int]) -> int:
-        """Extend pages, tail and checkpoints by the row's tokens; the state after them."""
+    def _write(self, plan: Plan, row: int, tokens: list[int], before: dict[str, int]) -> list[int]:
+        """Extend pages, tail and checkpoints by the row's tokens; the state after each."""
+        states = []
         state, last, page, window = before["state"], before["last"], before["page"], before["window"]
         captures = self.captures_of(plan, row) if self.spec.state_bytes else {}
         for position, token in enumerate(tokens, int(plan.start[row])):
@@ -245,11 +257,12 @@ class RollingDevice:
                 self.memory[Kind.WINDOW][self._place(Kind.WINDOW, plan, row, position)] = window
             earlier, last = last, token
             state = mix(state, mix(earlier, token))
+            states.append(state)
             if self.spec.state_bytes:
                 self.memory[Kind.TAIL][plan.tail[row], position % self.ring] = token
             if position + 1 in captures:
                 self.memory[Kind.STATE][captures[position + 1]] = self.checkpoint(state, last, earlier)
-        return state
+        return states
 
     def checkpoint(self, state: int, last: int, earlier: int) -> tuple[int, int]:
         """Matrix state and convolution window of one position."""
@@ -262,8 +275,8 @@ class RollingDevice:
 
     # choosing -------------------------------------------------------------------------------------------------------
 
-    def _choose(self, plan: Plan, row: int, state: int) -> int:
-        cell, end = self.spec.cell, int(plan.end[row])
+    def _choose(self, plan: Plan, row: int, state: int, end: int) -> int:
+        cell = self.spec.cell
         full = window = 0
         if self.spec.page_bytes:
             full = digest(self.memory[Kind.PAGE][plan.page_table[row, : -(-end // cell)]].ravel()[:end], 0)
@@ -273,7 +286,7 @@ class RollingDevice:
 
     def banned_tokens(self, plan: Plan, place: int) -> set[int]:
         """Tokens that the plan bans from its sampled row at `place`, whose input may be on the board."""
-        sampling, board = plan.sampling, self.board[plan.seat[plan.sampled[place]]]
+        sampling, board = plan.sampling, self.board[plan.seat[plan.samples[0][place]]]
         found = {int(t) for row, t in zip(sampling.bias_row, sampling.bias_token, strict=True) if row == place}
         bans = zip(sampling.ban_row.tolist(), sampling.ban_token.tolist(), sampling.ban_input.tolist(), strict=True)
         return found | {token for row, token, newest in bans if row == place and newest == board}

@@ -18,7 +18,7 @@ from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
-from weft.engine.events import FinishReason, Output, PromptScore, PromptScores, Report
+from weft.engine.events import DraftReport, FinishReason, Output, PromptScore, PromptScores, Report
 from weft.engine.protocol import End, Outputs, Question, Refusal, Refuse, Replies, Shutdown, Stopped, Submit, Topic
 from weft.engine.request import Request
 from weft.engine.service import Service
@@ -65,6 +65,7 @@ params = st.builds(
     include_stop=st.booleans(),
     logprobs=st.none() | st.integers(0, 20),
     prompt_logprobs=st.none() | st.integers(0, 20),
+    draft=st.none() | st.integers(0, 64),
 )
 prompts = st.lists(st.integers(0, 258), max_size=30) | st.lists(tokens, max_size=40)
 requests = st.builds(
@@ -76,6 +77,7 @@ requests = st.builds(
     priority=st.integers(-(1 << 31), 1 << 31),
     snapshots=st.lists(tokens, max_size=4).map(tuple),
     grammar=st.none() | st.builds(Grammar, st.sampled_from(["regex", "json_schema"]), words),
+    prediction=st.none() | prompts.map(lambda found: np.array(found, np.int32)),
 )
 commands = st.one_of(
     st.builds(Submit, numbers, requests),
@@ -100,7 +102,10 @@ reports = st.builds(
     preemptions=counts,
     queued_seconds=st.floats(0, 1e6),
     prompt_scores=prompt_scores(),
+    drafts=st.builds(DraftReport, counts, counts, counts, counts, counts),
 )
+# The end of a row that its message does not have.
+ENDING = wire.EndingBody(7, FinishReason.STOP, None, None, 0, None, 0, 0.0, DraftReport())
 
 
 @st.composite
@@ -134,9 +139,12 @@ def same(a: object, b: object) -> bool:
     if isinstance(a, Submit):
         assert isinstance(b, Submit)
         x, y = a.request, b.request
-        others = [each.name for each in fields(Request) if each.name != "prompt"]
+        arrays = ("prompt", "prediction")
+        others = [each.name for each in fields(Request) if each.name not in arrays]
         equal = all(getattr(x, name) == getattr(y, name) for name in others)
-        return a.number == b.number and equal and np.array_equal(x.prompt, y.prompt) and y.prompt.dtype == np.int32
+        equal &= (x.prediction is None) == (y.prediction is None)
+        equal &= all(np.array_equal(getattr(x, name), getattr(y, name)) for name in arrays)
+        return a.number == b.number and equal and y.prompt.dtype == np.int32
     return a == b
 
 
@@ -256,7 +264,7 @@ def test_a_message_of_the_wrong_side_is_refused():
         wire.OutputsMessage([1], [3], [], [], {1: 5}),
         wire.OutputsMessage([1], [3], [wire.ScoreBody(1, -1.0, [], [])], []),
         wire.OutputsMessage([1], [3], [wire.ScoreBody(0, -1.0, [4], [])], []),
-        wire.OutputsMessage([1], [3], [], [wire.EndingBody(7, FinishReason.STOP, None, None, 0, 0, None, 0, 0.0)]),
+        wire.OutputsMessage([1], [3], [], [ENDING]),
         wire.ScoresMessage(1, 2, b"\0" * 8, b"\0" * 16, b"\0" * 12),
         wire.ScoresMessage(1, 0, b"\0" * 7, b"", b""),
     ],

@@ -314,12 +314,12 @@ def memory_is_freed_while_a_flight_still_uses_it(patch: Patch) -> None:
 def a_token_flown_too_far_is_delivered(patch: Patch) -> None:
     original = loop.Engine.take_tokens
 
-    def deaf(self, step, landing):
+    def deaf(self, step, landing, verified):
         reasons = [(s, s.reason) for s in step.sequences if s.reason is not None]
         for sequence, _ in reasons:
             sequence.reason = None
             sequence.max_tokens += 99
-        original(self, step, landing)
+        original(self, step, landing, verified)
         for sequence, reason in reasons:
             sequence.reason = reason
 

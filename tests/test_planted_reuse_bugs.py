@@ -125,8 +125,8 @@ def a_preempted_prompt_is_scored_from_its_start_again(patch: Patch) -> None:
 def penalties_take_the_answer_before_a_preemption_for_the_prompt(patch: Patch) -> None:
     original = SeatSampling.token_history
 
-    def confused(self, seats, sequences, starts, boarded):
-        rows, tokens, generated = original(self, seats, sequences, starts, boarded)
+    def confused(self, seats, sequences, starts, boarded, ahead):
+        rows, tokens, generated = original(self, seats, sequences, starts, boarded, ahead)
         for row in np.unique(rows):
             own = rows == row
             generated[own] = np.arange(own.sum()) >= len(sequences[row].known)

@@ -14,7 +14,7 @@ import torch
 from weft import builtin
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError, OptionError
-from weft.base.options import Options, SizingFacts, count, resolve
+from weft.base.options import Options, SizingFacts, count, draft_tokens, resolve
 from weft.base.sampling import SamplingParams
 from weft.kernels.choosing import Chosen, begin_compiling, choose
 from weft.kernels.devices import choose_device, device_name, free_bytes
@@ -127,7 +127,8 @@ def load(options: Options, progress: bool = True) -> Loaded:
         else:
             room = found
     report_choices(device, chosen)
-    spec = MemorySpec(model.memories(chosen.operations))
+    kind = "plain" if device != "cpu" and room is None else device
+    spec = MemorySpec(model.memories(chosen.operations), draft_room=draft_tokens(options, kind))
     facts = facts_of(spec, config, device, room)
     engine_config, reasons = resolve(options, facts)
     for name, reason in reasons.items():
@@ -161,7 +162,7 @@ def warn_once(notice: str) -> None:
 
 def measure(model: CausalModel, operations: Operations, options: Options, progress: bool = False) -> GpuMemory | str:
     """Compile the kernels, and find the room on the GPU by running the largest steps; if kernels fail, return why."""
-    spec = MemorySpec(model.memories(operations))
+    spec = MemorySpec(model.memories(operations), draft_room=draft_tokens(options, "cuda"))
     tokens, rows = (count(n, getattr(options, n), "cuda") for n in ("max_tokens_per_step", "max_sequences"))
     try:
         compile_once(model, spec, operations, max(tokens, rows), rows, progress)

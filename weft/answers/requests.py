@@ -32,6 +32,7 @@ def build_request(
     snapshots: Sequence[int] = (),
     grammar: Grammar | None = None,
     field: str = "prompt",
+    prediction: Tokens | None = None,
 ) -> Request:
     """Return a request that the engine accepts; raise `InvalidField` otherwise. `field` names the prompt in errors."""
     check_length(len(prompt), params.max_tokens, model.max_length, field)
@@ -51,6 +52,8 @@ def build_request(
         snapshots=check_snapshots(snapshots, len(prompt)),
         grammar=grammar,
         boundaries=ends_of_messages(prompt, model.end_tokens),
+        # Nothing beyond the answer's end can be a draft.
+        prediction=None if prediction is None else prediction[: params.max_tokens],
     )
 
 

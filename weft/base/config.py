@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from weft.base.errors import InvalidOption
 
+DRAFTS = ("off", "suffix")
+# Drafts that one row may verify in a step: every tail has room for them.
+MOST_DRAFTS = 15
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -16,6 +20,7 @@ class EngineConfig:
     `capture_every` is the distance between snapshots in tokens; 0 derives it from the size of a state. `exact`: every
     token is computed in its canonical form (docs/exact.md). `paranoid` audits every step, checks every plan, and fills
     freed memory with NaN. `host_bytes` is the size of the host memory that keeps what the device evicts; 0 is none.
+    `draft` is "off" or "suffix", and `draft_tokens` the most drafts that one row verifies in a step.
     """
 
     memory_bytes: int
@@ -31,12 +36,14 @@ class EngineConfig:
     paranoid: bool = False
     seed: int = 0
     host_bytes: int = 0
+    draft: str = "off"
+    draft_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "max_sequences", "max_tokens_per_step", "max_length"):
             if getattr(self, name) < 1:
                 raise InvalidOption(name, f"must be at least 1, got {getattr(self, name)}")
-        choices = {"depth": (0, 1), "order": ("fcfs", "prefix"), "eviction": ("value", "lru", "flops")}
+        choices = {"depth": (0, 1), "order": ("fcfs", "prefix"), "eviction": ("value", "lru", "flops"), "draft": DRAFTS}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 known = ", ".join(map(str, allowed))
@@ -50,3 +57,7 @@ class EngineConfig:
         for name in ("capture_every", "host_bytes"):
             if getattr(self, name) < 0:
                 raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.draft_tokens <= MOST_DRAFTS:
+            raise InvalidOption("draft_tokens", f"must be from 0 to {MOST_DRAFTS}, got {self.draft_tokens}")
+        if self.exact and self.draft != "off":
+            raise InvalidOption("draft", "must be off with exact: drafts are not verified in the form of decodes")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from weft.base.config import EngineConfig
+from weft.base.config import DRAFTS, MOST_DRAFTS, EngineConfig
 from weft.base.errors import InvalidOption
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -32,6 +32,9 @@ AUTO_COUNTS = {
 }
 WEIGHTS = ("checkpoint", "dummy")
 ORDERS = ("fcfs", "prefix")
+DRAFT_OPTIONS = ("auto", *DRAFTS)
+# Drafts that a row verifies in a step at most, by device. A tail has room for them, so they take memory.
+DRAFT_TOKENS = {"cpu": MOST_DRAFTS, "cuda": 7, "plain": 7}
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] = (), metavar: str = "") -> Any:
@@ -80,6 +83,12 @@ class Options:
     exact: bool = option(
         False, "the same bits for the same tokens, whatever is cached, batched or chunked (docs/exact.md)"
     )
+    draft: str = option(
+        "auto",
+        "speculative decoding; suffix: guess tokens from earlier text and predictions, and verify them in one step; "
+        "auto: off, until a model's measured gain says otherwise",
+        metavar="auto|off|suffix",
+    )
     paranoid: bool = option(False, "audit every step and fill freed memory with NaN (slow)")
     seed: int = option(0, "seed for requests that set none")
     threads: int = option(0, "CPU threads; 0: one for each core that this process may use")
@@ -89,6 +98,12 @@ class Options:
             value, choices = getattr(self, each.name), each.metadata["choices"]
             if choices and value not in choices:
                 raise InvalidOption(each.name, f"must be one of {', '.join(choices)}, got {value!r}")
+        if self.draft not in DRAFT_OPTIONS:
+            raise InvalidOption(
+                "draft",
+                f"must be one of {', '.join(DRAFT_OPTIONS)}, got {self.draft!r}; MTP heads (mtp) and draft models are "
+                "not supported",
+            )
         for name in AUTO_COUNTS:
             count(name, getattr(self, name), "cpu")
         share = self.memory_fraction
@@ -188,7 +203,7 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
     length = length_limit(options.max_length)
     if length is None:
         length, reasons["max_length"] = _auto_length(memory, facts)
-    counts = {name: count(name, getattr(options, name), facts.device) for name in AUTO_COUNTS}
+    counts: dict[str, Any] = {name: count(name, getattr(options, name), facts.device) for name in AUTO_COUNTS}
     counts["max_tokens_per_step"] = max(counts["max_tokens_per_step"], counts["max_sequences"])
     config = EngineConfig(
         memory_bytes=memory,
@@ -202,6 +217,8 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
         paranoid=options.paranoid,
         seed=options.seed,
         host_bytes=_host_bytes(options, facts, reasons),
+        draft=draft_of(options),
+        draft_tokens=draft_tokens(options, facts.device),
     )
     return config, reasons
 
@@ -218,6 +235,20 @@ def _host_bytes(options: Options, facts: SizingFacts, reasons: dict[str, str]) -
         size = facts.free_host_bytes // 2
         reasons["host_memory"] = f"{size >> 20} MiB: half of the {facts.free_host_bytes >> 20} MiB free"
     return size - size % PAGE_BYTES
+
+
+def draft_of(options: Options) -> str:
+    """Return the drafter of an engine with these options."""
+    return "off" if options.draft == "auto" else options.draft
+
+
+def draft_tokens(options: Options, device: str) -> int:
+    """Return the most drafts of a row and step on a device ("cpu", "cuda" or "plain").
+
+    >>> draft_tokens(Options(), "cpu"), draft_tokens(Options(draft="suffix"), "cuda")
+    (0, 7)
+    """
+    return 0 if draft_of(options) == "off" else DRAFT_TOKENS[device]
 
 
 def _auto_length(memory: int, facts: SizingFacts) -> tuple[int, str]:

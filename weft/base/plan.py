@@ -32,7 +32,10 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class Sampling(Frozen):
-    """How the sampled rows of a plan choose their next token; one entry per sampled row."""
+    """How the samples of a plan choose their token; one entry per sample, in the order of `Plan.samples`.
+
+    Without drafts a sample is a sampled row.
+    """
 
     temperature: Floats  # 0 is greedy
     top_k: Ints  # 0 is off
@@ -89,7 +92,7 @@ class Plan(Frozen):
     window_table: Ints  # [rows, window cells] window pages of cells window_first, window_first + 1, ...
     window_first: Ints  # [rows]
     captures: Captures
-    sampled: Ints  # [sampled rows] rows that sample a token after their last position
+    sampled: Ints  # [sampled rows] rows that sample a token after their last position, and after each draft's input
     sampling: Sampling
     # Prompt tokens to score: the logits at packed index `score_index` give the probability of `score_token`.
     score_index: Ints
@@ -97,6 +100,9 @@ class Plan(Frozen):
     score_top: int
     # Units freed since the last plan, by kind. Paranoid mode fills them with NaN before the step; otherwise empty.
     poison: tuple[tuple[str, int], ...] = ()
+    # [rows] how many of the row's last tokens are drafts; empty: none in the whole step. A row with drafts also samples
+    # before each of them, and leaves no token on the board: its next row has its token from the host.
+    drafts: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
 
     def __post_init__(self) -> None:
         Frozen.__post_init__(self)
@@ -106,6 +112,19 @@ class Plan(Frozen):
     @property
     def rows(self) -> int:
         return len(self.start)
+
+    @property
+    def samples(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the row of each sample, and the packed index of the token after which it is taken."""
+        last = np.cumsum(self.end - self.start, dtype=np.int64) - 1
+        sampled = self.sampled.astype(np.int64)
+        if not len(self.drafts):
+            return sampled, last[sampled]
+        counts = self.drafts[sampled].astype(np.int64) + 1
+        row = np.repeat(sampled, counts)
+        # Samples of a row end at its last token.
+        left = np.repeat(np.cumsum(counts), counts) - np.arange(len(row)) - 1
+        return row, last[row] - left
 
     @property
     def decode_rows(self) -> int:
@@ -133,9 +152,9 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Results of a completed flight, in the order of `plan.sampled` and `plan.score_index`."""
+    """Results of a completed flight, in the order of `plan.samples` and `plan.score_index`."""
 
-    tokens: Ints  # [sampled rows]
+    tokens: Ints  # [samples]
     sampled_scores: Scores | None
     prompt_scores: Scores | None
     digests: NDArray[np.int64] | None = None  # [sampled rows] of the logits, if any row asked for them

@@ -19,6 +19,8 @@ MAX_BAD_WORD_CHARACTERS = 64
 MAX_BAD_WORD_TOKENS = 512
 MAX_ALLOWED_TOKENS = 1 << 14
 MAX_TOKEN_ID = 1 << 31
+# Bound of a request's own bound of drafts; the engine's is lower.
+MAX_DRAFTS = 64
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
@@ -40,7 +42,7 @@ class SamplingParams:
     token). `prompt_logprobs` does the same for the prompt, from `prompt_logprobs_start` on. A `seed` gives the same
     text whatever else is in the batch. The answer contains none of the `bad_words`, texts or token sequences, and only
     tokens of `allowed_token_ids` if there are any. `logits_digest` returns 64 bits of a hash of the logits with each
-    token: equal digests mean equal logits, to the bit.
+    token: equal digests mean equal logits, to the bit. `draft` lowers the number of drafts in a step; 0 turns them off.
     """
 
     max_tokens: int = 256
@@ -64,6 +66,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
     logits_digest: bool = False
+    draft: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -80,6 +83,8 @@ class SamplingParams:
         _within("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.draft is not None:
+            _count("draft", self.draft, 0, MAX_DRAFTS)
         if self.seed is not None:
             _count("seed", self.seed, -(1 << 63), (1 << 63) - 1)
         _count("prompt_logprobs_start", self.prompt_logprobs_start, 0, 1 << 31)

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.plan import Captures, Ints, Plan
-from weft.engine.seat_sampling import SeatSampling
+from weft.engine.seat_sampling import NOTHING_AHEAD, Ahead, SeatSampling
 from weft.engine.sequence import Sequence
 from weft.memory.kinds import Kind
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
+from weft.speculate.drafting import Proposal
 
 NO_CAPTURES = Captures(*(np.zeros(0, np.int32) for _ in range(3)))
 
@@ -25,6 +26,10 @@ class StepBuilder:
     decode_starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     prefills: list[tuple[Sequence, int, int, bool]] = field(default_factory=list)  # start, end, samples
     grants: dict[int, Grant] = field(default_factory=dict)  # by seat
+    # By seat: decodes with drafts, which are rows of several tokens, among `prefills`.
+    drafts: dict[int, Proposal] = field(default_factory=dict)
+    # By seat: inputs of decodes that the host knows and the board does not have.
+    inputs: dict[int, int] = field(default_factory=dict)
 
     def carry(self, seat: int) -> bool:
         """Return whether the sequence on this seat is already part of the step."""
@@ -44,6 +49,7 @@ class PlannedStep:
     grants: dict[int, Grant]  # by row
     plain_rows: NDArray[np.int64]  # rows without a grant
     scored: tuple[tuple[Sequence, int], ...]  # sequences with scored prompt tokens, and how many, in order
+    drafts: dict[int, Proposal] = field(default_factory=dict)  # by row
 
 
 def assemble(
@@ -58,10 +64,15 @@ def assemble(
     sequences = [s for seat in seats.tolist() if (s := by_seat[seat]) is not None]
     from_board = np.zeros(len(seats), np.int32)
     from_board[:decodes] = 1
+    inputs = np.zeros(decodes, np.int32)
+    for row in np.flatnonzero(np.isin(rows.decode_seats, list(rows.inputs))).tolist() if rows.inputs else ():
+        from_board[row], inputs[row] = 0, rows.inputs[int(rows.decode_seats[row])]
     samples = np.concatenate([np.ones(decodes, np.bool_), np.array([p[3] for p in prefills], np.bool_)])
     sampled = np.flatnonzero(samples)
     grants = _by_row(rows.grants, seats)
-    tokens = [np.zeros(decodes, np.int32), *(s.known[a:b] for s, a, b, _ in prefills)]
+    tokens = [inputs, *(_row_tokens(s, a, b, rows.drafts) for s, a, b, _ in prefills)]
+    drafts = {row: rows.drafts[seat] for row, seat in enumerate(seats.tolist()) if seat in rows.drafts}
+    samples, ahead = _samples(sampled, drafts)
     score_index, score_token, score_top, scored = _scores(prefills, decodes)
     page_table, window_table, window_first = _tables(ledger, seats, start, end)
     plan = Plan(
@@ -79,19 +90,48 @@ def assemble(
         captures=planned_captures(grants),
         sampled=sampled.astype(np.int32),
         sampling=choices.gather(
-            seats[sampled],
-            sequences if len(sampled) == len(sequences) else [sequences[i] for i in sampled.tolist()],
-            start[sampled],
-            from_board[sampled] > 0,
+            seats[samples],
+            sequences if len(samples) == len(sequences) and not drafts else [sequences[i] for i in samples.tolist()],
+            start[samples],
+            from_board[samples] > 0,
+            ahead,
         ),
         score_index=score_index,
         score_token=score_token,
         score_top=score_top,
         poison=_drain(ledger.arena.freed),
+        drafts=_draft_counts(len(seats), drafts),
     )
     plain = np.ones(len(seats), np.bool_)
     plain[list(grants)] = False
-    return PlannedStep(plan, sequences, grants, np.flatnonzero(plain), scored)
+    return PlannedStep(plan, sequences, grants, np.flatnonzero(plain), scored, drafts)
+
+
+def _row_tokens(sequence: Sequence, start: int, end: int, drafts: dict[int, Proposal]) -> NDArray[np.int32]:
+    proposal = drafts.get(sequence.seat)
+    if proposal is None:
+        return sequence.known[start:end]
+    return np.array([*sequence.tokens(start, start + 1).tolist(), *proposal.tokens], np.int32)
+
+
+def _samples(sampled: NDArray[np.int64], drafts: dict[int, Proposal]) -> tuple[NDArray[np.int64], Ahead]:
+    """Return the row of each sample, and the drafts before it."""
+    if not drafts:
+        return sampled, NOTHING_AHEAD
+    rows: list[int] = []
+    ahead: dict[int, tuple[int, ...]] = {}
+    for row in sampled.tolist():
+        tokens = drafts[row].tokens if row in drafts else ()
+        ahead |= {len(rows) + count: tokens[:count] for count in range(1, len(tokens) + 1)}
+        rows += [row] * (len(tokens) + 1)
+    return np.array(rows, np.int64), ahead
+
+
+def _draft_counts(rows: int, drafts: dict[int, Proposal]) -> Ints:
+    counts = np.zeros(rows if drafts else 0, np.int32)
+    for row, proposal in drafts.items():
+        counts[row] = len(proposal.tokens)
+    return counts
 
 
 def _by_row(grants: dict[int, Grant], seats: NDArray[np.int64]) -> dict[int, Grant]:

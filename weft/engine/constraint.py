@@ -19,6 +19,10 @@ class Constraint(Protocol):
         """[words] one bit per token, lowest first: set if it may come next. Stop tokens only where it may end."""
         ...
 
+    def mask_after(self, tokens: tuple[int, ...]) -> Ints:
+        """Return the mask after further tokens, which the masks before them allow. The position stays."""
+        ...
+
     @property
     def ended(self) -> bool:
         """Whether the answer is complete and nothing may follow."""

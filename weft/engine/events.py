@@ -85,6 +85,25 @@ class PromptScores:
 
 
 @dataclass(slots=True)
+class DraftReport:
+    """Drafts of one sequence: proposed and accepted, and those of them that came from the caller's prediction."""
+
+    proposed: int = 0
+    accepted: int = 0
+    predicted: int = 0
+    predicted_accepted: int = 0
+    rows: int = 0  # rows of steps that had drafts
+
+    def add(self, drafter: str, proposed: int, accepted: int) -> None:
+        self.rows += 1
+        self.proposed += proposed
+        self.accepted += accepted
+        if drafter == "prediction":
+            self.predicted += proposed
+            self.predicted_accepted += accepted
+
+
+@dataclass(slots=True)
 class Report:
     """Facts about a sequence besides its tokens. `prompt_scores` starts after position `prompt_logprobs_start`."""
 
@@ -94,3 +113,4 @@ class Report:
     preemptions: int = 0
     queued_seconds: float = 0.0  # before it first ran
     prompt_scores: PromptScores = field(default_factory=PromptScores)
+    drafts: DraftReport = field(default_factory=DraftReport)

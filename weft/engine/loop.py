@@ -8,6 +8,7 @@ dropped.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
@@ -28,13 +29,19 @@ from weft.memory.audit import audit, check_plan
 from weft.memory.ledger import Ledger
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
+from weft.speculate.drafting import Drafting, SequenceDrafts
 
 
 class Engine:
-    """`constraints` compiles grammars; without it, requests may not have one."""
+    """`constraints` compiles grammars; without it, requests may not have one. `drafting` defaults to the settings'."""
 
     def __init__(
-        self, spec: MemorySpec, device: Device, config: EngineConfig, constraints: Constraints | None = None
+        self,
+        spec: MemorySpec,
+        device: Device,
+        config: EngineConfig,
+        constraints: Constraints | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.config = config
         self._constraints = constraints
@@ -50,10 +57,14 @@ class Engine:
             private_answers=config.exact,
         )
         self.copier = Copier.attach(self.ledger, device, config) if config.host_bytes and config.cache else None
-        self.planner = Planner(self.ledger, config)
+        if drafting is None and config.draft != "off":
+            drafting = Drafting(config.draft_tokens)
+        assert drafting is None or drafting.most <= spec.draft_room, "a tail must have room for all drafts of a step"
+        self.planner = Planner(self.ledger, config, drafting)
         self._device = device
         self._sequences: dict[int, Sequence] = {}
-        self._flights: deque[tuple[PlannedStep, Any]] = deque()
+        self._flights: deque[tuple[PlannedStep, Any, float]] = deque()  # with the time of the launch
+        self._landed_at = 0.0
         self._outputs: list[Output] = []
         self._next_id = 0
         self._planning_seconds = 0.0
@@ -89,10 +100,23 @@ class Engine:
         seed = drawn if request.params.seed is None else request.params.seed
         cell, exact = self.ledger.spec.cell, self.config.exact
         sequence = Sequence(self._next_id, request, max_tokens, seed, cell, constraint, exact)
+        if self.planner.drafting is not None:
+            sequence.drafting = self._begin_drafting(sequence)
         self._next_id += 1
         self._sequences[sequence.id] = sequence
         self.planner.queue.add(sequence, self.planner.number)
         return sequence.id
+
+    def _begin_drafting(self, sequence: Sequence) -> SequenceDrafts | None:
+        drafting, request = self.planner.drafting, sequence.request
+        assert drafting is not None
+        if sequence.constraint is not None:
+            drafting.counts.not_drafted["grammar"] += 1
+            return None
+        if request.params.draft == 0:
+            drafting.counts.not_drafted["request"] += 1
+            return None
+        return drafting.begin(request.prompt, request.salt, request.params.draft, request.prediction)
 
     def abort(self, number: int) -> None:
         """Abort a sequence at once, wherever it is. Ignores unknown and finished ones."""
@@ -111,6 +135,8 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.reason = reason
+        if self.planner.drafting is not None:
+            self.planner.drafting.ended(sequence.request.salt, sequence.tokens(0, sequence.length))
         if sequence.leaving:
             return  # it was about to be preempted; now it will not return
         if sequence.lease is None:
@@ -141,6 +167,8 @@ class Engine:
 
     def flush(self) -> int:
         """Drop everything that no running sequence uses; return how many cached tokens are left."""
+        if self.planner.drafting is not None:
+            self.planner.drafting.shared.clear()
         self.ledger.cache.clear()
         if self.ledger.tiers is not None:
             self.ledger.tiers.clear()
@@ -149,13 +177,15 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges by name: the planner's and the memory's."""
         planner = self.planner
-        own = {
+        own: dict[str, Any] = {
             "running": planner.running + len(planner.leaving),
             "waiting": len(planner.queue),
             "preemptions": planner.preemptions,
             "steps": planner.number,
             "planning_seconds": self._planning_seconds,
         }
+        if planner.drafting is not None:
+            own["drafts"] = planner.drafting.counts.stats()
         return own | memory_stats(self.ledger)
 
     def cache_report(self, limit: int) -> dict[str, Any]:
@@ -165,6 +195,8 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Plan and launch a step, settle landed steps, and return their outputs."""
+        while self._flights and self.planner.awaits_drafts:
+            self._settle(*self._flights.popleft())
         began = perf_counter()
         if self.copier is not None:
             self.copier.land()
@@ -174,7 +206,8 @@ class Engine:
         if step is not None:
             if self.config.paranoid:
                 check_plan(step.plan, self.ledger)
-            self._flights.append((step, self._device.launch(step.plan)))
+            launched = perf_counter()
+            self._flights.append((step, self._device.launch(step.plan), launched))
         if self.copier is not None:
             self.copier.clock.launched(alone=step is not None and len(self._flights) == 1)
             self.copier.launch(stepping=bool(self._flights))
@@ -192,26 +225,66 @@ class Engine:
             self._outputs.append(Output(sequence.id, None, finish=FinishReason.ERROR, error=error))
         self.planner.failed.clear()
 
-    def _settle(self, step: PlannedStep, flight: Any) -> None:
+    def _settle(self, step: PlannedStep, flight: Any, launched: float) -> None:
         landing = self._device.land(flight)
+        if self.planner.drafting is not None:
+            self._observe(step, launched)
         plan, ledger, planner = step.plan, self.ledger, self.planner
         if self.copier is not None:
             self.copier.clock.landed(plan)
         planner.landed = plan.number
         ledger.settle_each(plan.seat[step.plain_rows], plan.end[step.plain_rows])
+        verified = self.verify(step, landing)
         for row, grant in step.grants.items():
             sequence = step.sequences[row]
             assert sequence.lease is not None
-            sequence.name_cells(grant.end // ledger.spec.cell)
-            ledger.settle(sequence.lease, grant, grant.end)
+            drafts = step.drafts[row].tokens[: verified[row]] if row in verified else ()
+            end = grant.start + 1 + len(drafts) if row in verified else grant.end
+            sequence.name_cells(end // ledger.spec.cell, drafts)
+            ledger.settle(sequence.lease, grant, end)
         self._take_scores(step, landing)
-        self.take_tokens(step, landing)
+        self._note_verified(step, verified)
+        self.take_tokens(step, landing, verified)
         if planner.leaving:
             planner.release_landed()
 
-    def take_tokens(self, step: PlannedStep, landing: Landing) -> None:
+    def _observe(self, step: PlannedStep, launched: float) -> None:
+        """Let drafting learn how long a step without prompts took, from its launch or the landing before it."""
+        now, before = perf_counter(), self._landed_at
+        self._landed_at = now
+        drafts, plan = int(step.plan.drafts.sum()), step.plan
+        assert self.planner.drafting is not None
+        if len(plan.tokens) == plan.rows + drafts:
+            self.planner.drafting.costs.observe(len(plan.tokens), drafts, now - max(launched, before))
+
+    def verify(self, step: PlannedStep, landing: Landing) -> dict[int, int]:
+        """Return, by row, how many drafts equal the tokens that the model chose in their place."""
+        if not step.drafts:
+            return {}
+        rows, _ = step.plan.samples
+        verified = {}
+        for row, proposal in step.drafts.items():
+            first = int(np.searchsorted(rows, row))
+            chosen = landing.tokens[first : first + len(proposal.tokens)].tolist()
+            stops = step.sequences[row].stop_tokens
+            pairs = enumerate(zip(chosen, proposal.tokens, strict=True))
+            # Nothing follows a stop token, not even a draft that is right.
+            ends = (place for place, (token, draft) in pairs if token != draft or token in stops)
+            verified[row] = next(ends, len(proposal.tokens))
+        return verified
+
+    def _note_verified(self, step: PlannedStep, verified: dict[int, int]) -> None:
+        """Take back what was planned for drafts that turned out wrong, and learn from all of them."""
+        for row, accepted in verified.items():
+            sequence, proposal = step.sequences[row], step.drafts[row]
+            self.planner.undo(int(step.plan.seat[row]), len(proposal.tokens) - accepted)
+            sequence.report.drafts.add(proposal.drafter, len(proposal.tokens), accepted)
+            if self.planner.drafting is not None and sequence.drafting is not None:
+                self.planner.drafting.verified(sequence.drafting, proposal, accepted)
+
+    def take_tokens(self, step: PlannedStep, landing: Landing, verified: dict[int, int]) -> None:
         rows, scores, tell = step.plan.sampled.tolist(), landing.sampled_scores, self._outputs.append
-        for index, (row, token) in enumerate(zip(rows, landing.tokens.tolist(), strict=True)):
+        for index, row, token in _accepted(step, landing, verified):
             sequence = step.sequences[row]
             if sequence.reason is not None:
                 continue  # a token beyond its end
@@ -265,6 +338,19 @@ class Engine:
             # A copy: a view would keep the whole step's scores alive as long as this sequence.
             sequence.report.prompt_scores.add(scores.part(index, index + count, wanted).copy())
             index += count
+
+
+def _accepted(step: PlannedStep, landing: Landing, verified: dict[int, int]) -> Iterable[tuple[int, int, int]]:
+    """Return (sample, row, token) for each token of an answer; samples after a wrong draft belong to none."""
+    tokens = landing.tokens.tolist()
+    if not verified:
+        return zip(range(len(tokens)), step.plan.sampled.tolist(), tokens, strict=True)
+    found, sample = [], 0
+    for row in step.plan.sampled.tolist():
+        taken = verified.get(row, 0) + 1
+        found += [(each, row, tokens[each]) for each in range(sample, sample + taken)]
+        sample += len(step.drafts[row].tokens) + 1 if row in verified else 1
+    return found
 
 
 def _top(scores: Scores, index: int, count: int) -> Top:

@@ -21,18 +21,22 @@ from weft.engine.waiting_queue import WaitingQueue
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Miss
+from weft.speculate.drafting import Drafting, Proposal
 
 # A lone sequence that finds no memory restarts in an empty arena, at most this often.
 MAX_FRESH_STARTS = 3
 # Number of waiting requests, from the head of the queue, whose resume points are protected.
 LOOK_AHEAD = 8
+# Share of the decoding rows that must have drafted for the next step to wait for their results.
+LAND_FIRST_SHARE = 0.25
 
 
 class Planner:
     """Owns the running sequences and their seats. `landed` is the number of the last plan that has landed."""
 
-    def __init__(self, ledger: Ledger, config: EngineConfig) -> None:
+    def __init__(self, ledger: Ledger, config: EngineConfig, drafting: Drafting | None = None) -> None:
         self.ledger = ledger
+        self.drafting = drafting
         self.config = config
         self.queue = WaitingQueue(config.order, lambda s: ledger.match(s.keys, s.reuse_limit).cached)
         self.sampling = SeatSampling(config.max_sequences)
@@ -54,6 +58,10 @@ class Planner:
         self._seen_ahead: tuple[list[int], int] = ([], 0)
         # Whether a row of the current plan did not get all the memory that it asked for.
         self._short = False
+        # By seat: whether it may draft, and whether its last token is known to the host and not on the board.
+        self._drafts = np.zeros(config.max_sequences, np.bool_)
+        self._off_board = np.zeros(config.max_sequences, np.bool_)
+        self._drafted_in = 0  # the last plan with drafts
 
     @property
     def running(self) -> int:
@@ -77,6 +85,8 @@ class Planner:
         step = assemble(self.number, rows, self.by_seat, self.ledger, self.sampling)
         self._last_plan[step.plan.seat] = self.number
         self._left[step.plan.seat[step.plan.sampled]] -= 1
+        if rows.drafts:
+            self._note_drafts(rows)
         return step
 
     def _take_snapshots(self, rows: StepBuilder) -> None:
@@ -91,21 +101,28 @@ class Planner:
         if self._decode_seats is None:
             self._decode_seats = np.array([s.seat for s in self.decoding], np.int64)
         seats = self._decode_seats[self._left[self._decode_seats] > 0]
-        constrained = self.sampling.constrained[seats]
-        if constrained.any():
-            # What may follow a token in flight is unknown until it has landed; the other rows need not wait.
-            seats = seats[~constrained | (self._last_plan[seats] <= self.landed)]
+        dependent = self.sampling.constrained[seats] | self._off_board[seats]
+        if dependent.any():
+            # What may follow a token in flight, or where drafts in flight will end, is unknown until it has landed; the
+            # other rows need not wait.
+            seats = seats[~dependent | (self._last_plan[seats] <= self.landed)]
+        drafts, seats = self._choose_drafts(seats)
         needy = self.ledger.needs_grant(seats)
         plain, granted = seats[~needy], []
-        if needy.any():
+        if needy.any() or drafts:
             preempted = self.preemptions
             granted = self._grant_decodes(seats[needy].tolist(), rows)
+            granted += self._grant_drafts(drafts, rows)
             if self.preemptions > preempted or self.leaving:
                 plain = np.array([s for s in plain.tolist() if self._runs(s)], np.int64)
         rows.decode_seats = np.concatenate([plain, np.array(granted, np.int64)])
         rows.decode_starts = self.ledger.planned[rows.decode_seats]
         rows.decode_starts[len(plain) :] -= 1
         self.ledger.advance_each(plain)
+        if self._off_board.any():
+            stale = rows.decode_seats[self._off_board[rows.decode_seats]]
+            rows.inputs = {seat: s.generated[-1] for seat in stale.tolist() if (s := self.by_seat[seat]) is not None}
+            self._off_board[stale] = False
 
     def _runs(self, seat: int) -> bool:
         sequence = self.by_seat[seat]
@@ -122,10 +139,80 @@ class Planner:
                     granted.append(sequence.seat)
         return granted
 
+    # drafts ---------------------------------------------------------------------------------------------------------
+
+    def _choose_drafts(self, seats: NDArray[np.int64]) -> tuple[dict[int, Proposal], NDArray[np.int64]]:
+        """Return the drafts of this step by seat, and the seats that decode without.
+
+        A row whose last token is in flight cannot be continued by drafts. If drafts are likely to gain more than the
+        step that it misses, it waits for the landing.
+        """
+        if self.drafting is None:
+            return {}, seats
+        found: dict[int, Proposal] = {}
+        held: set[int] = set()
+        for seat in seats[self._drafts[seats]].tolist():
+            proposal = self._propose(seat)
+            if proposal is not None and self._last_plan[seat] <= self.landed:
+                found[seat] = proposal
+            elif proposal is not None and proposal.expected > 1 + proposal.rate:
+                held.add(seat)
+        room = self.config.max_tokens_per_step - len(seats)
+        lengths = self.drafting.choose(list(found.values()), len(seats), room)
+        chosen = {seat: p.first(count) for (seat, p), count in zip(found.items(), lengths, strict=True) if count}
+        if not chosen and not held:
+            return chosen, seats
+        return chosen, np.array([s for s in seats.tolist() if s not in chosen and s not in held], np.int64)
+
+    def _propose(self, seat: int) -> Proposal | None:
+        sequence = self.by_seat[seat]
+        assert self.drafting is not None
+        if sequence is None or sequence.drafting is None:
+            return None
+        # One token is sampled after the last draft.
+        return sequence.drafting.propose(sequence.generated, int(self._left[seat]) - 1, self.drafting.shared)
+
+    def _grant_drafts(self, drafts: dict[int, Proposal], rows: StepBuilder) -> list[int]:
+        """Allocate memory for decodes with drafts, oldest first. Return those that have room for one token only."""
+        single = []
+        sequences = [s for seat in drafts if (s := self.by_seat[seat]) is not None]
+        for sequence in sorted(sequences, key=lambda s: s.rank):
+            if not self._runs(sequence.seat) or self.by_seat[sequence.seat] is not sequence or sequence.lease is None:
+                continue
+            start = int(self.ledger.planned[sequence.seat])
+            end = start + 1 + len(drafts[sequence.seat].tokens)
+            grant = self.ledger.advance(sequence.lease, end, certain=start + 1)
+            if grant is not None:
+                rows.grants[sequence.seat], rows.drafts[sequence.seat] = grant, drafts[sequence.seat]
+                rows.prefills.append((sequence, start, end, True))
+            elif self._advance(sequence, start + 1, start + 1, rows):
+                single.append(sequence.seat)
+        return single
+
+    def _note_drafts(self, rows: StepBuilder) -> None:
+        """Count the samples after drafts as planned. Their tokens do not get to the board."""
+        self._drafted_in = self.number
+        for seat, proposal in rows.drafts.items():
+            self._left[seat] -= len(proposal.tokens)
+            self._off_board[seat] = True
+
+    def undo(self, seat: int, samples: int) -> None:
+        """Take back samples that were planned after drafts that turned out wrong."""
+        self._left[seat] += samples
+        self.sampling.undo(seat, samples)
+
+    @property
+    def awaits_drafts(self) -> bool:
+        """Return whether so many rows drafted in the step in flight that the next one should wait for it."""
+        if self.drafting is None or self._drafted_in <= self.landed:
+            return False
+        drafted = int(self._off_board[[s.seat for s in self.decoding]].sum())
+        return drafted >= LAND_FIRST_SHARE * len(self.decoding)
+
     # prompts --------------------------------------------------------------------------------------------------------
 
     def _plan_prefills(self, rows: StepBuilder) -> None:
-        budget = self.config.max_tokens_per_step - len(rows.decode_seats)
+        budget = self.config.max_tokens_per_step - rows.tokens
         for sequence in sorted(self.prefilling, key=lambda s: s.rank):
             if budget <= 0:
                 break
@@ -211,6 +298,8 @@ class Planner:
         self.by_seat[seat] = sequence
         self.sampling.sit(sequence)
         self._left[seat] = sequence.max_tokens - len(sequence.generated)
+        self._drafts[seat] = sequence.drafting is not None
+        self._off_board[seat] = False
         self.prefilling.append(sequence)
         return True
 

@@ -26,6 +26,7 @@ class Request:
     snapshots: tuple[int, ...] = ()
     grammar: Grammar | None = None  # the form of the answer
     boundaries: tuple[int, ...] = ()
+    prediction: NDArray[np.int32] | None = None  # the caller's guess at the answer
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:

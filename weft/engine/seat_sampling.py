@@ -6,6 +6,8 @@ same text whatever the batch, the chunking or the number of preemptions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,9 @@ from weft.base.plan import BANNED, Floats, Ints, Sampling
 from weft.engine.bad_words import BadWords
 from weft.engine.sequence import Sequence
 
+# The drafts before a sample, by its number; samples that follow none are missing.
+Ahead = Mapping[int, tuple[int, ...]]
+NOTHING_AHEAD: Ahead = {}
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -76,16 +81,26 @@ class SeatSampling:
         self.sampled[seat] = len(sequence.generated)
 
     def gather(
-        self, seats: NDArray[np.int64], sequences: list[Sequence], starts: NDArray[np.int64], boarded: NDArray[np.bool_]
+        self,
+        seats: NDArray[np.int64],
+        sequences: list[Sequence],
+        starts: NDArray[np.int64],
+        boarded: NDArray[np.bool_],
+        ahead: Ahead = NOTHING_AHEAD,
     ) -> Sampling:
-        """Return the sampling of these rows, and count them as sampled."""
+        """Return the sampling of these samples, and count them as sampled.
+
+        `ahead` are the drafts before a sample: it is chosen as if they were the end of the answer.
+        """
         index = self.sampled[seats]
-        history = self.token_history(seats, sequences, starts, boarded)
-        biases = self._biases(seats, sequences, index, boarded)
+        for sample, drafts in ahead.items():
+            index[sample] += len(drafts)
+        history = self.token_history(seats, sequences, starts, boarded, ahead)
+        biases = self._biases(seats, sequences, index, boarded, ahead)
         bans = self.bans_by_input(seats, sequences, starts, boarded)
         values = {name: array[seats] for name, array in self._floats.items()}
         logprobs = self._logprobs[seats]
-        masks = self._masks(seats, sequences)
+        masks = self._masks(seats, sequences, ahead)
         draws = bool(values["temperature"].any())
         self.sampled[seats] = index + 1
         return Sampling(
@@ -113,8 +128,17 @@ class SeatSampling:
         """Return the number of alternatives that each seat reports; negative: not even the chosen token."""
         return self._logprobs[seats]
 
+    def undo(self, seat: int, samples: int) -> None:
+        """Take back the last samples of a seat, which were taken after drafts that turned out wrong."""
+        self.sampled[seat] -= samples
+
     def token_history(
-        self, seats: NDArray[np.int64], sequences: list[Sequence], starts: NDArray[np.int64], boarded: NDArray[np.bool_]
+        self,
+        seats: NDArray[np.int64],
+        sequences: list[Sequence],
+        starts: NDArray[np.int64],
+        boarded: NDArray[np.bool_],
+        ahead: Ahead = NOTHING_AHEAD,
     ) -> tuple[Ints, Ints, Ints]:
         """Return the tokens that penalties apply to. A row fed from the board adds its own input on the device."""
         rows, tokens, generated = [], [], []
@@ -122,6 +146,8 @@ class SeatSampling:
             sequence = sequences[row]
             end = int(starts[row]) if boarded[row] else sequence.length
             seen = sequence.tokens(0, end)
+            if row in ahead:
+                seen = np.concatenate([seen, np.asarray(ahead[row], np.int32)])
             rows.append(np.full(len(seen), row, np.int32))
             tokens.append(seen)
             generated.append((np.arange(len(seen)) >= len(sequence.request.prompt)).astype(np.int32))
@@ -133,6 +159,7 @@ class SeatSampling:
         sequences: list[Sequence],
         index: NDArray[np.int64],
         boarded: NDArray[np.bool_],
+        ahead: Ahead,
     ) -> tuple[Ints, Ints, Floats]:
         rows: list[int] = []
         tokens: list[int] = []
@@ -144,21 +171,27 @@ class SeatSampling:
                 entries.update(dict.fromkeys(request.stop_tokens, BANNED))
             words = self._bad_words.get(int(seats[row]))
             if words is not None:
-                banned = words.single if boarded[row] else words.banned(sequences[row].generated)
+                answer = [*sequences[row].generated, *ahead[row]] if row in ahead else sequences[row].generated
+                banned = words.single if boarded[row] else words.banned(answer)
                 entries.update(dict.fromkeys(banned, BANNED))
             rows.extend([row] * len(entries))
             tokens.extend(entries)
             values.extend(entries.values())
         return np.asarray(rows, np.int32), np.asarray(tokens, np.int32), np.asarray(values, np.float32)
 
-    def _masks(self, seats: NDArray[np.int64], sequences: list[Sequence]) -> tuple[Ints, Ints]:
+    def _masks(
+        self, seats: NDArray[np.int64], sequences: list[Sequence], ahead: Ahead = NOTHING_AHEAD
+    ) -> tuple[Ints, Ints]:
         """Return the tokens that grammars or the request allow next, for the rows that are restricted."""
         rows: list[int] = []
         masks: list[Ints] = []
         for row in np.flatnonzero(self._masked[seats]).tolist():
             constraint = sequences[row].constraint
             rows.append(row)
-            masks.append(self._allowed[int(seats[row])] if constraint is None else constraint.mask)
+            if constraint is None:
+                masks.append(self._allowed[int(seats[row])])
+            else:
+                masks.append(constraint.mask_after(ahead[row]) if row in ahead else constraint.mask)
         return np.asarray(rows, np.int32), _stacked(masks)
 
     def bans_by_input(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from time import monotonic
 
@@ -15,6 +16,7 @@ from weft.engine.request import Request
 from weft.memory.keys import Key, chain, root_key
 from weft.memory.lease import Lease
 from weft.memory.misses import Miss, Reason
+from weft.speculate.drafting import SequenceDrafts
 
 
 class Sequence:
@@ -28,6 +30,7 @@ class Sequence:
         "arrived_seconds",
         "cell",
         "constraint",
+        "drafting",
         "exact",
         "fresh_starts",
         "generated",
@@ -65,6 +68,7 @@ class Sequence:
         self.stop_tokens = request.stop_tokens
         self.seed = seed
         self.constraint = constraint
+        self.drafting: SequenceDrafts | None = None
         self.cell = cell
         self.exact = exact
         self.known: NDArray[np.int32] = request.prompt
@@ -125,13 +129,16 @@ class Sequence:
         tail = np.asarray(self.generated[max(0, start - len(prompt)) : end - len(prompt)], np.int32)
         return np.concatenate([prompt[start:], tail])
 
-    def name_cells(self, cells: int) -> None:
-        """Extend the keys to this many cells, once their tokens are known."""
+    def name_cells(self, cells: int, accepted: SequenceOf[int] = ()) -> None:
+        """Extend the keys to this many cells, once their tokens are known; those of `accepted` follow `generated`."""
         if cells > len(self.keys):
-            start = len(self.keys) * self.cell
+            start, end = len(self.keys) * self.cell, cells * self.cell
             parent = self.keys[-1] if self.keys else root_key(self.request.salt, self.cell)
             decoded_from = len(self.request.prompt) - start if self.exact else None
-            self.keys.extend(chain(parent, self.tokens(start, cells * self.cell), self.cell, decoded_from))
+            tokens = self.tokens(start, min(end, self.length))
+            if end > self.length:
+                tokens = np.concatenate([tokens, np.asarray(accepted[: end - self.length], np.int32)])
+            self.keys.extend(chain(parent, tokens, self.cell, decoded_from))
 
     def go_back(self) -> None:
         """Reset after a preemption: everything known must be computed again, from wherever the cache allows."""

@@ -262,8 +262,9 @@ class Service:
 def checked(request: Request, vocab_size: int) -> Request:
     """Check that all token ids are in the vocabulary: one that is not would fail the step of all requests."""
     prompt = request.prompt
-    if len(prompt) and not 0 <= int(np.min(prompt)) <= int(np.max(prompt)) < vocab_size:
-        raise InvalidField("prompt", f"must have token ids from 0 to {vocab_size - 1}, the vocabulary's range")
+    for name, ids in (("prompt", prompt), ("prediction", request.prediction)):
+        if ids is not None and len(ids) and not 0 <= int(np.min(ids)) <= int(np.max(ids)) < vocab_size:
+            raise InvalidField(name, f"must have token ids from 0 to {vocab_size - 1}, the vocabulary's range")
     check_token_ids(request.params, vocab_size)
     for position in request.snapshots:
         if not 0 < position <= len(prompt):

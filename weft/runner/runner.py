@@ -21,12 +21,14 @@ from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
 from weft.kernels.host_memory import CopyFlight, HostMemory
 from weft.kernels.interface import Batch, Operations
+from weft.kernels.native.replay import Replays
 from weft.kernels.staging import StagedValue
 from weft.kernels.upload import upload
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.batching import build_batch, build_step
+from weft.runner.drafts import rows_of_one
 from weft.runner.sampler import sample
 from weft.runner.step_sampling import StepSampling, stage_sampling
 
@@ -99,12 +101,19 @@ class Runner:
         if not len(plan.sampled):
             return fly(sampling.seat, None, prompt_scores)
         # A decode-only step needs the logits of every token: no selection.
-        last = hidden if len(plan.sampled) == len(plan.tokens) else hidden[sampling.index]
+        last = hidden if len(sampling.index) == len(plan.tokens) else hidden[sampling.index]
         return self.choose(self.logits_of(last, batch), sampling, prompt_scores)
 
     def run_layers(self, plan: Plan, staged: StagedValue) -> tuple[Batch, StepSampling, Float[Tensor, "tokens hidden"]]:
         """Return the batch of a plan, its sampling, and the final hidden states of its tokens."""
-        batch, sampling = build_step(plan, self.spec, self.board, self.device, self.operations, staged)
+        where = (self.spec, self.board, self.device, self.operations, staged)
+        single = rows_of_one(plan, self.spec.cell) if isinstance(self.compute, Replays) else None
+        if single is not None and isinstance(self.compute, Replays):
+            batch, sampling = build_step(single, *where)
+            hidden = self.compute.in_order(batch)
+            if hidden is not None:
+                return batch, sampling, hidden
+        batch, sampling = build_step(plan, *where)
         return batch, sampling, self.compute(batch)
 
     def build_batch(self, plan: Plan) -> Batch:
@@ -132,7 +141,10 @@ class Runner:
         logits = self.operations.for_sampling(logits)
         digests = self.operations.digest(logits) if sampling.digests else None
         tokens = sample(logits, sampling, self.board, self.operations)
-        self.board[sampling.seat] = tokens
+        if sampling.boarded is None:
+            self.board[sampling.seat] = tokens
+        else:
+            self.board[sampling.seat[sampling.boarded]] = tokens[sampling.boarded]
         scores = None if sampling.top is None else DeviceScores(*self.operations.score(logits, tokens, sampling.top))
         return fly(tokens, scores, prompt_scores, digests)
 

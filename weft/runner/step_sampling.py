@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.plan import Plan, Sampling
@@ -20,7 +21,7 @@ from weft.kernels.staging import StagedValue
 class Penalties:
     """Rows with penalties for tokens seen before, and those tokens. Lines count these rows."""
 
-    row: Tensor  # [lines] sampled row
+    row: Tensor  # [lines] sample
     repetition: Tensor  # [lines]
     presence: Tensor  # [lines]
     frequency: Tensor  # [lines]
@@ -36,13 +37,13 @@ class Penalties:
 class Masks:
     """Rows restricted to some tokens: those whose bit is set, lowest bit of each byte first."""
 
-    row: Tensor  # [masked] sampled row
+    row: Tensor  # [masked] sample
     allowed: Tensor  # [masked, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    row: Tensor  # [biases] sampled row
+    row: Tensor  # [biases] sample
     token: Tensor  # [biases]
     value: Tensor  # [biases]
 
@@ -51,7 +52,7 @@ class Biases:
 class Bans:
     """Tokens that a row may not choose if the token on its seat of the board is `input`."""
 
-    row: Tensor  # [bans] sampled row
+    row: Tensor  # [bans] sample
     token: Tensor  # [bans]
     seat: Tensor  # [bans]
     input: Tensor  # [bans]
@@ -59,10 +60,11 @@ class Bans:
 
 @dataclass(frozen=True, slots=True)
 class StepSampling:
-    """Sampling of all sampled rows of a step. None: no row needs it."""
+    """Sampling of all samples of a step. None: no sample needs it."""
 
-    index: Tensor  # [sampled] packed index of each row's last token
-    seat: Tensor  # [sampled] seat of its token on the board
+    index: Tensor  # [samples] packed index of the token after which it is taken
+    seat: Tensor  # [samples] seat on the board of its row
+    boarded: Tensor | None  # [boarded] samples that go to the board; None: all of them
     masks: Masks | None
     penalties: Penalties | None
     biases: Biases | None
@@ -77,11 +79,12 @@ class StepSampling:
 def stage_sampling(plan: Plan, vocab_size: int) -> StagedValue:
     """Sort the rows of a plan into a staged `StepSampling`."""
     sampling = plan.sampling
-    last = np.cumsum(plan.end - plan.start) - 1
+    row, index = plan.samples
     simple = sampling.all_greedy
     fields = {
-        "index": last[plan.sampled],
-        "seat": plan.seat[plan.sampled],
+        "index": index,
+        "seat": plan.seat[row],
+        "boarded": _boarded(plan, row),
         "masks": None if simple else _masks(sampling, vocab_size),
         "penalties": None if simple else stage_penalties(plan),
         "biases": None if simple else _biases(sampling),
@@ -93,6 +96,11 @@ def stage_sampling(plan: Plan, vocab_size: int) -> StagedValue:
         "score_token": plan.score_token,
     }
     return StagedValue(StepSampling, fields)
+
+
+def _boarded(plan: Plan, row: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return the samples of rows without drafts. Which token of a row with drafts counts is decided by the host."""
+    return np.flatnonzero(plan.drafts[row] == 0) if len(plan.drafts) else None
 
 
 def _masks(sampling: Sampling, vocab_size: int) -> StagedValue | None:
@@ -113,7 +121,8 @@ def stage_penalties(plan: Plan) -> StagedValue | None:
     row = np.flatnonzero(on)
     line_of_row = np.cumsum(on) - 1
     ours = on[sampling.history_row]
-    from_board = plan.from_board[plan.sampled[row]] != 0
+    sampled, _ = plan.samples
+    from_board = plan.from_board[sampled[row]] != 0
     fields = {
         "row": row,
         "repetition": sampling.repetition_penalty[row],
@@ -123,7 +132,7 @@ def stage_penalties(plan: Plan) -> StagedValue | None:
         "token": sampling.history_token[ours],
         "generated": sampling.history_generated[ours].astype(np.float32),
         "board_line": np.flatnonzero(from_board),
-        "board_seat": plan.seat[plan.sampled[row[from_board]]],
+        "board_seat": plan.seat[sampled[row[from_board]]],
     }
     return StagedValue(Penalties, fields)
 
@@ -139,7 +148,7 @@ def _bans(plan: Plan) -> StagedValue | None:
     sampling = plan.sampling
     if not len(sampling.ban_row):
         return None
-    seat = plan.seat[plan.sampled[sampling.ban_row]]
+    seat = plan.seat[plan.samples[0][sampling.ban_row]]
     fields = {"row": sampling.ban_row, "token": sampling.ban_token, "seat": seat, "input": sampling.ban_input}
     return StagedValue(Bans, fields)
 

@@ -38,6 +38,16 @@ def is_quick(body: bytes, builder: PromptBuilder) -> bool:
 class PackedPrompt(msgspec.Struct, array_like=True):
     tokens: bytes  # little-endian int32
     snapshots: tuple[int, ...]
+    prediction: bytes | None
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> PackedPrompt:
+        guess = None if prompt.prediction is None else prompt.prediction.astype("<i4").tobytes()
+        return cls(prompt.tokens.astype("<i4").tobytes(), prompt.snapshots, guess)
+
+    def unpacked(self) -> Prompt:
+        guess = None if self.prediction is None else np.frombuffer(self.prediction, "<i4").astype(np.int32)
+        return Prompt(np.frombuffer(self.tokens, "<i4").astype(np.int32), self.snapshots, guess)
 
 
 class Packed(msgspec.Struct, array_like=True):
@@ -74,10 +84,9 @@ class BodyReader(Generic[B]):
         if len(rest) - texts > builder.limits.beside_bytes:
             most = builder.limits.beside_bytes
             raise RequestError(f"the body has {len(rest) - texts} bytes besides its prompts; the limit is {most}", 413)
-        found = [PackedPrompt(each.tokens.astype("<i4").tobytes(), each.snapshots) for each in prompts]
-        return msgspec.msgpack.encode(Packed(rest, found, unknown))
+        return msgspec.msgpack.encode(Packed(rest, [PackedPrompt.of(each) for each in prompts], unknown))
 
     def unpacked(self, data: bytes) -> tuple[B, list[Prompt], list[str]]:
         found = msgspec.msgpack.decode(data, type=Packed)
-        prompts = [Prompt(np.frombuffer(each.tokens, "<i4").astype(np.int32), each.snapshots) for each in found.prompts]
+        prompts = [each.unpacked() for each in found.prompts]
         return msgspec.msgpack.decode(found.body, type=self.kind), prompts, found.unknown

@@ -111,6 +111,7 @@ def _encode_request(request: Request) -> msgspec.Raw:
     prompt = np.ascontiguousarray(request.prompt, "<i4").tobytes()
     if len(prompt) > wire.MAX_PROMPT_BYTES:
         raise InvalidField("prompt", f"has {len(request.prompt)} tokens; the limit is {wire.MAX_PROMPT_BYTES // 4}")
+    prediction = None if request.prediction is None else np.ascontiguousarray(request.prediction, "<i4").tobytes()
     body = wire.RequestBody(
         prompt,
         request.params,
@@ -120,6 +121,7 @@ def _encode_request(request: Request) -> msgspec.Raw:
         request.snapshots,
         request.grammar,
         request.boundaries,
+        prediction,
     )
     try:
         return msgspec.Raw(_encode(body))
@@ -159,8 +161,8 @@ def decode_command(body: bytes) -> Command:
 
 def _decode_request(raw: msgspec.Raw) -> Request:
     body = _decode(_request, raw)
-    if len(body.prompt) % 4:
-        raise ProtocolError("the prompt is not a list of tokens")
+    if len(body.prompt) % 4 or len(body.prediction or b"") % 4:
+        raise ProtocolError("the prompt or the prediction is not a list of tokens")
     grammar = body.grammar
     if grammar is not None and (length := len(grammar.text) + len(grammar.source or "")) > wire.MAX_TEXT:
         raise InvalidField("grammar", f"has {length} characters; the limit is {wire.MAX_TEXT}")
@@ -174,6 +176,7 @@ def _decode_request(raw: msgspec.Raw) -> Request:
         body.snapshots,
         body.grammar,
         body.boundaries,
+        None if body.prediction is None else np.frombuffer(body.prediction, "<i4").astype(np.int32),
     )
 
 
@@ -226,6 +229,7 @@ def _ending(row: int, output: Output, report: Report) -> wire.EndingBody:
         report.miss,
         report.preemptions,
         report.queued_seconds,
+        report.drafts,
     )
 
 
@@ -300,6 +304,7 @@ class EventReader:
             preemptions=ending.preemptions,
             queued_seconds=ending.queued_seconds,
             prompt_scores=self._scores.pop(number, PromptScores()),
+            drafts=ending.drafts,
         )
 
 

@@ -230,6 +230,7 @@ class Front:
                 snapshots=asked.prompt.snapshots,
                 grammar=None if form is None else form.grammar,
                 field=asked.field,
+                prediction=asked.prompt.prediction,
             )
             requests = [replace(first, params=asked.params_of(place)) for place in range(asked.n)]
             found = [self._followed(*each, skip_special, shown) for each in enumerate(requests, start=len(answers))]

@@ -14,7 +14,7 @@ from msgspec import Meta
 from weft.base.grammar import Grammar
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
-from weft.engine.events import FinishReason
+from weft.engine.events import DraftReport, FinishReason
 from weft.engine.protocol import Topic
 from weft.memory.misses import Miss
 from weft.server.logs import LogFormat
@@ -61,6 +61,7 @@ class RequestBody(msgspec.Struct, forbid_unknown_fields=True):
     snapshots: Annotated[tuple[Token, ...], Meta(max_length=4096)]
     grammar: Grammar | None
     boundaries: Annotated[tuple[Token, ...], Meta(max_length=1 << 16)]
+    prediction: Annotated[bytes, Meta(max_length=MAX_PROMPT_BYTES)] | None
 
 
 class SubmitMessage(EngineMessage, tag="submit"):
@@ -158,6 +159,7 @@ class EndingBody(EngineMessage):
     miss: Miss | None
     preemptions: Count
     queued_seconds: Seconds
+    drafts: DraftReport
 
 
 class OutputsMessage(EngineMessage, tag="outputs"):

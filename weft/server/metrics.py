@@ -236,6 +236,7 @@ class EngineCollector:
             if key in stats:
                 yield CounterMetricFamily(name, help, stats[key])
         yield from self._labelled(stats)
+        yield from _drafts(stats.get("drafts", {}))
         yield from self._memory(stats)
         if "tiers" in stats:
             yield from self._tiers(stats)
@@ -281,6 +282,24 @@ class EngineCollector:
         yield sizes
         limit = stats.get("slabs", 0) * stats.get("slab_bytes", 0)
         yield GaugeMetricFamily("weft_memory_limit_bytes", "Memory for pages, window pages, states and tails", limit)
+
+
+def _drafts(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
+    """Yield the counts of drafts; none if the engine does not draft."""
+    if not counts:
+        return
+    labels = ["drafter", "position", "result"]
+    tokens = CounterMetricFamily("weft_draft_tokens", "Verified drafts, by their place in the row", labels=labels)
+    for name, proposed in counts["proposed"].items():
+        drafter, _, position = name.rpartition(" ")
+        accepted = counts["accepted"].get(name, 0)
+        tokens.add_metric([drafter, position, "accepted"], accepted)
+        tokens.add_metric([drafter, position, "refused"], proposed - accepted)
+    yield tokens
+    others = CounterMetricFamily("weft_not_drafted", "Sequences that do not draft, by reason", labels=["reason"])
+    for reason, count in counts["not_drafted"].items():
+        others.add_metric([reason], count)
+    yield others
 
 
 def routes(metrics: Metrics, backend: Backend) -> list[Route]:

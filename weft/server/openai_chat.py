@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -30,7 +31,15 @@ from weft.server.openai_shapes import (
     usage_of,
 )
 from weft.server.prompt_builder import Prompt, PromptBuilder
-from weft.server.schemas import Count, FormFields, StreamOptions, Usage, check_common, check_ending
+from weft.server.schemas import (
+    Count,
+    FormFields,
+    PredictedContent,
+    StreamOptions,
+    Usage,
+    check_common,
+    check_ending,
+)
 from weft.server.settings import Limits
 from weft.server.split_answer import SplitAnswer
 from weft.server.sse import TextEvents, event
@@ -55,6 +64,7 @@ class ChatRequest(FormFields, kw_only=True):
     return_token_ids: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    prediction: PredictedContent | None = None
 
 
 class ToolCallFunction(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -154,8 +164,9 @@ def prompts_of(builder: PromptBuilder, body: ChatRequest) -> list[Prompt]:
         continues=bool(body.continue_final_message),
         keep=builder.kept_tokens(body.truncate_prompt_tokens, most),
     )
-    body.messages = []
-    return [found]
+    guess = builder.predict(body.prediction)
+    body.messages, body.prediction = [], None
+    return [replace(found, prediction=guess)]
 
 
 CHAT = BodyReader("chat", ChatRequest, prompts_of)

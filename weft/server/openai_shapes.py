@@ -167,5 +167,20 @@ def usage_of(sequences: Sequence[FollowedAnswer], per_prompt: int, reasoning: in
         prompt_tokens_details=PromptDetails(
             cached_tokens=cached, loaded_tokens=loaded or None, miss=miss_of(firsts[0].report)
         ),
-        completion_tokens_details=None if reasoning is None else {"reasoning_tokens": reasoning},
+        completion_tokens_details=completion_details(sequences, reasoning),
     )
+
+
+def completion_details(sequences: Sequence[FollowedAnswer], reasoning: int | None) -> dict[str, int] | None:
+    """Return OpenAI's details, and as extensions the drafts that were verified, the accepted ones and their rows."""
+    details = {} if reasoning is None else {"reasoning_tokens": reasoning}
+    drafts = [each.report.drafts for each in sequences]
+    if any(each.request.prediction is not None for each in sequences):
+        accepted = sum(each.predicted_accepted for each in drafts)
+        details["accepted_prediction_tokens"] = accepted
+        details["rejected_prediction_tokens"] = sum(each.predicted for each in drafts) - accepted
+    if proposed := sum(each.proposed for each in drafts):
+        details["draft_tokens"] = proposed
+        details["accepted_draft_tokens"] = sum(each.accepted for each in drafts)
+        details["draft_steps"] = sum(each.rows for each in drafts)
+    return details or None

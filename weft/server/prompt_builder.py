@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from weft.base.errors import InvalidField, RequestError
 from weft.base.sampling import SamplingParams
 from weft.server.bodies import check_items, depth_of
 from weft.server.openai_messages import ChatMessage, Tool, ToolChoice, plain_messages, wanted_tools
-from weft.server.schemas import SamplingFields
+from weft.server.schemas import PredictedContent, SamplingFields
 from weft.server.settings import Limits
 from weft.text import conversation
 from weft.text.bad_words import token_sequences
@@ -39,17 +40,19 @@ class PromptFacts(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, and the positions in them that the client declared worth keeping."""
+    """Token ids, the positions in them that the client declared worth keeping, and its guess at the answer."""
 
     tokens: Tokens
     snapshots: tuple[int, ...] = ()
+    prediction: Tokens | None = None
 
     def last(self, count: int | None) -> Prompt:
         """Return the last `count` tokens as a prompt; None: all of them."""
         cut = 0 if count is None else max(0, len(self.tokens) - count)
         if not cut:
             return self
-        return Prompt(self.tokens[cut:].copy(), tuple(position - cut for position in self.snapshots if position > cut))
+        snapshots = tuple(position - cut for position in self.snapshots if position > cut)
+        return Prompt(self.tokens[cut:].copy(), snapshots, self.prediction)
 
 
 class PromptBuilder:
@@ -105,6 +108,16 @@ class PromptBuilder:
                 self.check_size(len(prompt), field)
         found = encode_prompts(prompts, self.tokenizer, self.facts.vocab_size, field, field)
         return [Prompt(tokens).last(keep) for tokens in found]
+
+    def predict(self, prediction: PredictedContent | None) -> Tokens | None:
+        """Return a predicted answer as token ids, up to the first one that the model does not have."""
+        if prediction is None:
+            return None
+        text = prediction.text
+        self.check_size(len(text), "prediction")
+        ids = np.array(self.need_tokenizer().encode(text, special=False), np.int32)
+        unknown = np.flatnonzero(ids >= self.facts.vocab_size)
+        return ids[: unknown[0]] if len(unknown) else ids
 
     def render_conversation(
         self,

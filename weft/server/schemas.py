@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from weft.base.errors import InvalidField
-from weft.base.sampling import MAX_BIASES, MAX_LOGPROBS, SamplingParams
+from weft.base.sampling import MAX_BIASES, MAX_DRAFTS, MAX_LOGPROBS, SamplingParams
 from weft.server.bodies import check_count, check_items
 from weft.server.settings import Limits
 
@@ -51,6 +51,25 @@ class SamplingFields(CacheFields, kw_only=True):
     skip_special_tokens: bool | None = None
     bad_words: list[str | list[TokenId]] | None = None
     allowed_token_ids: list[TokenId] | None = None
+    draft: bool | Annotated[int, Meta(ge=0, le=MAX_DRAFTS)] | None = None
+
+
+class PredictedPart(msgspec.Struct, kw_only=True):
+    type: Literal["text"]
+    text: str
+
+
+class PredictedContent(msgspec.Struct, kw_only=True):
+    """OpenAI's `prediction`: the caller's guess at the answer, which makes a right guess faster."""
+
+    type: Literal["content"]
+    content: str | list[PredictedPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
 
 
 def check_ending(opens: bool | None, continues: bool | None) -> None:
@@ -183,7 +202,15 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         prompt_logprobs_start=prompt_logprobs_start,
+        draft=_most_drafts(fields.draft),
     )
+
+
+def _most_drafts(asked: bool | int | None) -> int | None:
+    """Return a body's bound of drafts: `true` is the server's."""
+    if isinstance(asked, bool):
+        return None if asked else 0
+    return asked
 
 
 def check_stops(stops: list[str], limits: Limits, field: str = "stop") -> None:

@@ -139,6 +139,17 @@ class Guide:
             raise InvalidField(self._field, f"has failed on the answer: {_first_words(self._matcher.get_error())}")
         self.mask = self._look()
 
+    def mask_after(self, tokens: tuple[int, ...]) -> NDArray[np.int32]:
+        """Return the mask after further tokens that are no stop tokens. The position stays."""
+        taken = self._matcher.try_consume_tokens(list(tokens))
+        assert taken == len(tokens), f"{taken} of {len(tokens)} tokens follow the grammar"
+        ended = self.ended
+        try:
+            return self._look()
+        finally:
+            self.ended = ended
+            self._matcher.rollback(taken)
+
     def _look(self) -> NDArray[np.int32]:
         found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
         if self._matcher.is_error():

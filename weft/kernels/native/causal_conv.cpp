@@ -91,9 +91,12 @@ void convolve(const Convolution& call, long row) {
 extern "C" void weft_causal_conv(const Convolution* call) {
     long rows = call->step->rows;
     share(rows, rows * call->channels > FEW ? call->step->threads : 1, [&](long row) {
-        if (call->kind)
-            convolve<Brain>(*call, row);
-        else
-            convolve<float>(*call, row);
+        if (follows(*call->step, row)) return;
+        do {
+            if (call->kind)
+                convolve<Brain>(*call, row);
+            else
+                convolve<float>(*call, row);
+        } while (follows(*call->step, ++row));
     });
 }

@@ -129,17 +129,29 @@ void decode(Head& own) {
     if (own.at.closing >= 0) close(own);
 }
 
+void decode_head(const Rule& call, long row, long head) {
+    Head own{call, place(*call.step, row), row, head, head / (call.value_heads / call.key_heads)};
+    if (call.kind)
+        decode<Brain>(own);
+    else
+        decode<float>(own);
+}
+
 }  // namespace
 
 extern "C" void weft_gated_delta(const Rule* call) {
     long heads = call->value_heads, all_heads = call->step->rows * heads;
     bool few = all_heads * call->key_dim * call->value_dim < FEW;
     share(all_heads, few ? 1 : call->step->threads, [&](long index) {
-        long row = index / heads, head = index % heads;
-        Head own{*call, place(*call->step, row), row, head, head / (heads / call->key_heads)};
-        if (call->kind)
-            decode<Brain>(own);
-        else
-            decode<float>(own);
+        long row = index / heads, first = index % heads, shared = heads / call->key_heads, end = first + 1;
+        if (follows(*call->step, row)) return;
+        if (follows(*call->step, row + 1)) {
+            // Each token reads the keys of those before it, which one head writes for all that share them.
+            if (first % shared) return;
+            end = first + shared;
+        }
+        do
+            for (long head = first; head < end; head++) decode_head(*call, row, head);
+        while (follows(*call->step, ++row));
     });
 }

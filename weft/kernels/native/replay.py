@@ -71,6 +71,21 @@ class Replays:
         step = self.steps.get(key)
         return self.compute(batch) if step is None else step.run(batch)
 
+    def in_order(self, batch: Batch) -> Float[Tensor, "rows hidden"] | None:
+        """Return the final hidden states of rows of one token, of which neighbours may be of one sequence.
+
+        Only the C++ kernels compute such rows in order. If the step cannot be replayed, its results are wrong: return
+        None. It has written only what a repetition by other operations writes again.
+        """
+        key = (batch.rows, torch.get_num_threads())
+        hidden = None
+        if key not in self.steps and batch.rows < self.too_many:
+            hidden = self._first(key, batch)
+        step = self.steps.get(key)
+        if step is None:
+            return None
+        return step.run(batch) if hidden is None else hidden
+
     def _first(self, key: tuple[int, int], batch: Batch) -> Float[Tensor, "rows hidden"]:
         # Calls point to tokens and positions, so these get their own memory.
         own = replace(batch, token_ids=batch.token_ids.clone(), positions=batch.positions.clone(), derived={})

@@ -136,6 +136,15 @@ void decode(Block& block) {
     }
 }
 
+// Heads [first, last) of a group.
+void decode_block(const Scan& call, long row, long group, long first, long last) {
+    Block block{call, place(*call.step, row), row, group, group * (call.heads / call.groups) + first, last - first};
+    if (call.kind)
+        decode<Brain>(block);
+    else
+        decode<float>(block);
+}
+
 // Number of blocks of a group's heads.
 long cuts(const Scan& call) {
     long shared = call.heads / call.groups, threads = call.step->threads;
@@ -153,11 +162,16 @@ extern "C" void weft_ssd(const Scan* call) {
     bool few = call->step->rows * call->heads * call->head_dim * call->size < FEW;
     share(all_blocks, few ? 1 : call->step->threads, [&](long index) {
         long cut = index % blocks, group = index / blocks % call->groups, row = index / blocks / call->groups;
-        long first = shared * cut / blocks, last = shared * (cut + 1) / blocks;
-        Block block{*call, place(*call->step, row), row, group, group * shared + first, last - first};
-        if (call->kind)
-            decode<Brain>(block);
-        else
-            decode<float>(block);
+        long end = cut + 1;
+        if (follows(*call->step, row)) return;
+        if (follows(*call->step, row + 1)) {
+            // Each token reads the keys of those before it, which one block writes for its group.
+            if (cut) return;
+            end = blocks;
+        }
+        do
+            for (long each = cut; each < end; each++)
+                decode_block(*call, row, group, shared * each / blocks, shared * (each + 1) / blocks);
+        while (follows(*call->step, ++row));
     });
 }

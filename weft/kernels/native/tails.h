@@ -20,6 +20,11 @@ struct Step {
     int64_t rows, cell, threads;
 };
 
+// Whether a row is the next token of the same sequence as the row before. Such rows are computed in order.
+inline bool follows(const Step& step, long row) {
+    return row > 0 && row < step.rows && step.tail[row] == step.tail[row - 1];
+}
+
 struct Place {
     long start;    // position of the new token
     long offset;   // of that token within its cell

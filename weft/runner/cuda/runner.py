@@ -74,6 +74,11 @@ class CudaRunner(Runner):
     def _replay(self, plan: Plan) -> StepOutput | None:
         """Run a recorded step, if one fits and computes everything that the plan asks for."""
         decodes_only = len(plan.tokens) == plan.rows
-        if len(plan.score_index) or not len(plan.sampled) or not (decodes_only or len(plan.sampled) == plan.rows):
+        if (
+            len(plan.drafts)
+            or len(plan.score_index)
+            or not len(plan.sampled)
+            or not (decodes_only or len(plan.sampled) == plan.rows)
+        ):
             return None
         return self.recorded.run(plan)

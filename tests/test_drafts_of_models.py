@@ -1,0 +1,138 @@
+"""Drafts change no token of real models: every family, every sampling parameter, with and without recorded steps."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.engines import FAMILIES, Answer, Ask, greedy, make_engine, seeded, serve, tokens
+from tests.test_drafts import ScriptedDrafting
+from weft.base.sampling import SamplingParams
+from weft.kernels.native import library
+from weft.kernels.native.replay import Replays
+from weft.speculate.costs import FreeDrafts
+from weft.speculate.drafting import Drafting
+
+COUNT = 40
+# One family of each kind of layers; the others meet the same plans in the slow tests.
+QUICK = {
+    ("qwen3_5", 0),
+    ("falcon_h1", 1),
+    ("lfm2", 1),
+    ("nemotron_h", 0),
+    ("gemma3", 1),
+    ("llama", 0),
+    ("qwen3_moe", 1),
+}
+
+
+def parameters(answer: list[int]) -> list[SamplingParams]:
+    """Parameters that depend on the answer so far, each so that it matters for the given answer."""
+    return [
+        greedy(COUNT),
+        seeded(COUNT, 11),
+        seeded(COUNT, 12, top_k=9, top_p=0.9, repetition_penalty=1.3),
+        seeded(COUNT, 13, presence_penalty=1.0, frequency_penalty=1.5, min_p=0.01),
+        greedy(COUNT, frequency_penalty=2.0, repetition_penalty=1.1),
+        greedy(COUNT, min_tokens=9, stop_token_ids=(answer[3], answer[12])),
+        greedy(COUNT, bad_words=(tuple(answer[4:6]), tuple(answer[9:12]), (answer[20],))),
+        greedy(COUNT, logit_bias={answer[0]: -100.0, 17: 2.0}),
+        greedy(COUNT, allowed_token_ids=tuple(range(40, 90))),
+    ]
+
+
+def make_asks(family: str, seed: int) -> list[Ask]:
+    # Answers start before a border of the grid and end after it.
+    first = tokens(44, seed)
+    answer = serve(make_engine(family), [Ask(first, greedy(COUNT))])[0].tokens
+    prompts = [first[:1] + tokens(20 + 7 * n, seed + n) for n in range(9)]
+    asks = [Ask(prompt, params, step=n // 3) for n, (prompt, params) in enumerate(zip(prompts, parameters(answer)))]
+    return [*asks, Ask(tokens(300, seed), greedy(5), step=4)]
+
+
+def drafted(family: str, asks: list[Ask], answers: list[Answer], seed: int, **settings: object) -> ScriptedDrafting:
+    """Answer again with scripted drafts, compare, and return what was drafted."""
+    known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, answers, strict=True)}
+    drafting = ScriptedDrafting(known, 1 + seed % 6, seed)
+    again = serve(make_engine(family, drafting=drafting, **settings), asks)
+    for one, other in zip(answers, again, strict=True):
+        assert other.tokens == one.tokens
+        assert other.finish == one.finish
+        assert other.logprobs == pytest.approx(one.logprobs, abs=2e-4)
+    return drafting
+
+
+def check_every_parameter(family: str = "qwen3_5", depth: int = 0) -> None:
+    asks = make_asks(family, seed=3)
+    answers = serve(make_engine(family, depth=depth), asks)
+    counts = drafted(family, asks, answers, seed=3, depth=depth, max_tokens_per_step=96).counts
+    assert counts.accepted.total() > 20
+    assert counts.proposed.total() - counts.accepted.total() > 20
+
+
+@pytest.mark.parametrize(
+    ("family", "depth"),
+    [
+        pytest.param(family, depth, marks=() if (family, depth) in QUICK else pytest.mark.slow)
+        for family in FAMILIES
+        for depth in (0, 1)
+    ],
+)
+def test_drafts_change_no_token_whatever_the_parameters(family: str, depth: int) -> None:
+    check_every_parameter(family, depth)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_many_fuzzed_requests_with_drafts_answer_as_without(family: str) -> None:
+    random = Random(family)
+    for seed in range(40):
+        asks = make_asks(family, seed)
+        random.shuffle(asks)
+        answers = serve(make_engine(family), asks)
+        drafted(family, asks, answers, seed, depth=seed % 2, max_tokens_per_step=random.choice([64, 200, 512]))
+
+
+def test_suffix_drafts_repeat_what_the_model_repeats() -> None:
+    prompt = tokens(6, 5) * 8
+    plain = serve(make_engine("llama"), [Ask(prompt, greedy(60))])[0]
+    drafting = Drafting(7, costs=FreeDrafts())
+    steps: list[int] = []
+    engine = make_engine("llama", drafting=drafting)
+    found = serve(engine, [Ask(prompt, greedy(60))])[0]
+    steps.append(engine.planner.number)
+    assert found.tokens == plain.tokens
+    assert found.report.drafts.proposed > 0
+    # The second time, the answer is known from the first, to the same salt only.
+    again = serve(engine, [Ask(prompt, greedy(60))])[0]
+    steps.append(engine.planner.number - steps[0])
+    assert again.tokens == plain.tokens
+    assert steps[1] < 30
+    other = serve(engine, [Ask(prompt, greedy(60), salt=b"other")])[0]
+    assert other.tokens == plain.tokens
+    assert other.report.drafts.accepted == found.report.drafts.accepted
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "falcon_h1", "lfm2", "gemma3"])
+def test_recorded_kernels_verify_drafts_bit_by_bit_as_decodes(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not library.available():
+        pytest.skip("needs a compiler")
+    verified = []
+    original = Replays.in_order
+
+    def counted(self, batch):
+        hidden = original(self, batch)
+        verified.append(hidden is not None)
+        return hidden
+
+    monkeypatch.setattr(Replays, "in_order", counted)
+    # The answers cross two borders of the grid; all prompts are computed before the first decode.
+    asks = [Ask(tokens(57 + 3 * n, n), seeded(80, n)) for n in range(3)]
+    # With the same room in the tails: where a ring begins again, its sums are split.
+    answers = serve(make_engine(family, drafting=Drafting(6, suffixes=False)), asks)
+    known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, answers, strict=True)}
+    again = serve(make_engine(family, drafting=ScriptedDrafting(known, 6, seed=1)), asks)
+    assert [(a.tokens, a.logprobs) for a in again] == [(a.tokens, a.logprobs) for a in answers]
+    assert len(verified) > 10
+    assert all(verified)

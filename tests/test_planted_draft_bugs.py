@@ -1,0 +1,154 @@
+"""Ways to get drafts wrong, planted from outside and caught by the tests of drafts.
+
+`docs/planted-bugs.md` is the table of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from tests import test_drafts, test_drafts_of_models, test_suffixes
+from weft.engine import loop, planner
+from weft.engine.seat_sampling import SeatSampling
+from weft.memory.kinds import Kind
+from weft.memory.ledger import Ledger
+from weft.speculate import drafting as drafting_module
+from weft.speculate.suffix import SharedTexts
+
+SEEDS = 100
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Plant:
+    name: str
+    sow: Callable[[Patch], None]
+    check: Callable[[], None]
+
+
+PLANTS: list[Plant] = []
+
+
+def random_workloads() -> None:
+    for seed in range(SEEDS):
+        test_drafts.run_drafted(seed)
+
+
+def plant(check: Callable[[], None]) -> Callable[[Callable[[Patch], None]], None]:
+    return lambda sow: PLANTS.append(Plant(sow.__name__, sow, check))
+
+
+@plant(random_workloads)
+def a_step_without_drafts_reads_the_slot_of_one_with(patch: Patch) -> None:
+    original = Ledger.settle
+
+    def forgetful(self, lease, grant, accepted):
+        original(self, lease, grant, accepted)
+        own = [capture.slot for capture in grant.captures if capture.own]
+        if own and accepted < grant.end:
+            self.read_slot[lease.seat] = own[-1]
+
+    patch.setattr(Ledger, "settle", forgetful)
+
+
+@plant(random_workloads)
+def a_row_is_settled_with_the_accepted_length_of_its_neighbour(patch: Patch) -> None:
+    original = loop.Engine.verify
+
+    def rotated(self, step, landing):
+        verified = original(self, step, landing)
+        lengths = [*list(verified.values())[1:], *list(verified.values())[:1]]
+        return {row: min(n, len(step.drafts[row].tokens)) for row, n in zip(verified, lengths, strict=True)}
+
+    patch.setattr(loop.Engine, "verify", rotated)
+
+
+@plant(random_workloads)
+def a_capture_beyond_the_accepted_drafts_is_published(patch: Patch) -> None:
+    original = Ledger.settle
+
+    def hasty(self, lease, grant, accepted):
+        beyond = [c.slot for c in grant.captures if c.position > accepted and c.slot is not None]
+        for slot in beyond:
+            self.arena.share(Kind.STATE, slot)
+        original(self, lease, grant, accepted)
+        if beyond and lease.published and self.enabled:
+            self.cache.keep(lease.keys[lease.published - 1], beyond[0], ())
+        for slot in beyond:
+            self.cache.release_slot(slot)
+
+    patch.setattr(Ledger, "settle", hasty)
+
+
+@plant(random_workloads)
+def the_cursor_of_a_tail_stays_behind_wrong_drafts(patch: Patch) -> None:
+    original = Ledger.settle
+
+    def stuck(self, lease, grant, accepted):
+        original(self, lease, grant, accepted)
+        if accepted < grant.end and accepted // self.cell == grant.end // self.cell:
+            self.planned[lease.seat] = grant.end
+
+    patch.setattr(Ledger, "settle", stuck)
+
+
+@plant(random_workloads)
+def the_token_of_a_row_with_drafts_is_expected_on_the_board(patch: Patch) -> None:
+    original = planner.assemble
+
+    def boarded(number, rows, *others):
+        rows.inputs.clear()
+        return original(number, rows, *others)
+
+    patch.setattr(planner, "assemble", boarded)
+
+
+@plant(random_workloads)
+def bad_words_do_not_see_the_drafts_before_a_sample(patch: Patch) -> None:
+    original = SeatSampling.gather
+
+    def blind(self, seats, sequences, starts, boarded, ahead):
+        return original(self, seats, sequences, starts, boarded, {})
+
+    patch.setattr(SeatSampling, "gather", blind)
+
+
+@plant(test_drafts_of_models.check_every_parameter)
+def samples_after_drafts_are_not_taken_back(patch: Patch) -> None:
+    patch.setattr(SeatSampling, "undo", lambda self, seat, samples: None)
+
+
+@plant(test_drafts_of_models.check_every_parameter)
+def all_samples_of_a_row_have_the_random_number_of_its_first(patch: Patch) -> None:
+    original = SeatSampling.gather
+
+    def same(self, seats, sequences, starts, boarded, ahead):
+        sampling = original(self, seats, sequences, starts, boarded, ahead)
+        numbers = sampling.uniform.copy()
+        for sample in sorted(ahead):
+            numbers[sample] = numbers[sample - 1]
+        return replace(sampling, uniform=numbers)
+
+    patch.setattr(SeatSampling, "gather", same)
+
+
+@plant(test_suffixes.test_texts_of_another_salt_are_never_drafted)
+def a_suffix_of_another_salt_is_drafted(patch: Patch) -> None:
+    original = SharedTexts.match
+
+    def anyone(self, salt, recent, most):
+        found = (original(self, each, recent, most) for each in self.salts)
+        return next((match for match in found if match is not None), None)
+
+    patch.setattr(drafting_module.SharedTexts, "match", anyone)
+
+
+@pytest.mark.parametrize("bug", PLANTS, ids=lambda p: p.name)
+def test_a_planted_bug_is_caught(bug: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug.sow(monkeypatch)
+    with pytest.raises((AssertionError, IndexError, KeyError)) as caught:
+        bug.check()
+    print(f"{caught.type.__name__}: {caught.value}"[:200])

@@ -1,0 +1,150 @@
+"""Drafts from earlier text: what they are, what they cost, and whose text they may come from."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from weft.speculate import suffix
+from weft.speculate.costs import LearnedCosts
+from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
+from weft.speculate.suffix import KEY, MOST_OF_ONE, Match, OwnText, Prediction, SharedTexts
+
+
+def ints(values: list[int]) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def longest_by_search(text: list[int]) -> int:
+    """The longest agreement of the end of a text with an earlier place, by trying all."""
+    found = [0]
+    for end in range(KEY, len(text)):
+        length = 0
+        while length < min(end, suffix.LONGEST_COMPARED) and text[end - 1 - length] == text[len(text) - 1 - length]:
+            length += 1
+        found.append(length)
+    return max(found)
+
+
+def test_the_continuation_of_the_longest_match_is_drafted() -> None:
+    own = OwnText(ints([9, 1, 2, 3, 4, 5, 8, 1, 2, 3, 6, 7]))
+    own.extend([9, 1, 2, 3])
+    assert own.match(2) == Match(4, (4, 5))
+
+
+def test_a_loop_is_continued_beyond_its_end() -> None:
+    own = OwnText(ints([1, 2, 3, 1, 2, 3, 1, 2, 3]))
+    assert own.match(7).tokens == (1, 2, 3, 1, 2, 3, 1)
+
+
+def test_random_texts_match_wherever_a_search_of_all_places_does() -> None:
+    random = Random(1)
+    matched = 0
+    for _ in range(200):
+        text = [random.randrange(3) for _ in range(random.randint(1, 40))]
+        cut = random.randint(0, len(text))
+        own = OwnText(ints(text[:cut]))
+        for end in range(cut, len(text) + 1):
+            own.extend(text[cut:end])
+            match, best = own.match(4), longest_by_search(text[:end])
+            assert (match is not None) == (best >= KEY)
+            if match is not None:
+                matched += 1
+                assert KEY <= match.length <= best
+                assert len(match.tokens) == 4
+    assert matched > 500
+
+
+def test_a_hash_that_collides_is_not_a_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix, "key_of", lambda a, b, c: 7)
+    monkeypatch.setattr(suffix, "keys_of", lambda tokens: np.full(len(tokens) - 2, 7, np.int64))
+    own = OwnText(ints([1, 2, 3, 4, 5, 6]))
+    own.extend([7, 8, 9])
+    assert own.match(3) is None
+
+
+def test_a_prediction_is_followed_from_its_start_and_found_again_after_a_change() -> None:
+    guess = Prediction(ints([1, 2, 3, 4, 5, 6, 7, 8]))
+    assert guess.match([], 3).tokens == (1, 2, 3)
+    assert guess.match([1, 2], 3).tokens == (3, 4, 5)
+    assert guess.match([1, 2, 99], 3) is None
+    assert guess.match([1, 2, 99, 4, 5], 3) is None
+    assert guess.match([1, 2, 99, 4, 5, 6], 3).tokens == (7, 8)
+    assert guess.match([1, 2, 99, 4, 5, 6, 7, 8], 3) is None
+
+
+def test_texts_of_another_salt_are_never_drafted() -> None:
+    drafting = Drafting(4)
+    drafting.ended(b"one", ints([1, 2, 3, 4, 5, 6, 7]))
+    for salt, expected in ((b"one", (4, 5, 6, 7)), (b"other", None), (b"", None)):
+        drafts = drafting.begin(ints([9, 1, 2, 3]), salt, None, None)
+        proposal = drafts.propose([], 4, drafting.shared)
+        assert (proposal and proposal.tokens) == expected
+
+
+def test_shared_texts_are_bounded_and_the_oldest_go_first() -> None:
+    shared = SharedTexts(most=100)
+    for number in range(50):
+        shared.add(b"%d" % (number % 3), ints(list(range(number * 20, number * 20 + 20))))
+        assert shared.tokens <= 100
+    assert shared.match(b"0", [10, 11, 12], 1) is None
+    assert shared.match(b"1", [982, 983, 984], 2).tokens == (985, 986)
+    assert shared.salts == [b"0", b"1", b"2"]
+    shared.add(b"long", ints(list(range(2 * MOST_OF_ONE))))
+    assert shared.tokens == 0
+    assert shared.salts == []
+
+
+def test_a_draft_that_is_refused_at_once_is_not_tried_again_in_every_step() -> None:
+    drafts, shared, tried = SequenceDrafts(ints([1, 2, 3] * 9), b"", 4), SharedTexts(), 0
+    for _ in range(200):
+        proposal = drafts.propose([], 4, shared)
+        if proposal is not None:
+            tried += 1
+            drafts.verified(proposal, 0)
+    assert tried < 12
+
+
+class LinearCosts:
+    """A step takes as long as `1 + each * drafts`."""
+
+    def __init__(self, each: float) -> None:
+        self.each = each
+
+    def observe(self, tokens: int, drafts: int, seconds: float) -> None:
+        raise AssertionError("only a landed step is observed")
+
+    def ratio(self, rows: int, drafts: int) -> float:
+        return 1 + self.each * drafts
+
+
+@pytest.mark.parametrize(
+    ("each", "rates", "expected"),
+    [
+        (0.0, [0.9, 0.1], [4, 4]),  # free: all of them
+        (0.2, [0.9, 0.1], [4, 0]),  # two rows: a draft must gain more than 0.4 of a token
+        (0.6, [0.9, 0.1], [0, 0]),  # more than a token of both rows would take: none
+        (0.2, [0.6, 0.6], [1, 1]),
+    ],
+)
+def test_drafts_are_chosen_by_tokens_per_time(each: float, rates: list[float], expected: list[int]) -> None:
+    drafting = Drafting(4, costs=LinearCosts(each))
+    proposals = [Proposal("suffix", "suffix", (1, 2, 3, 4), rate) for rate in rates]
+    assert drafting.choose(proposals, rows=2, most=100) == expected
+
+
+def test_a_step_has_no_more_drafts_than_room() -> None:
+    proposals = [Proposal("suffix", "suffix", (1, 2, 3, 4), 0.9)] * 3
+    assert sum(Drafting(4, costs=LinearCosts(0)).choose(proposals, rows=3, most=5)) == 5
+
+
+def test_sizes_of_steps_count_once_they_were_measured_twice() -> None:
+    costs = LearnedCosts()
+    costs.observe(4, 0, 1.0)
+    costs.observe(8, 4, 3.0)
+    assert costs.ratio(4, 4) == 1.0
+    costs.observe(4, 0, 2.0)
+    costs.observe(8, 4, 50.0)
+    assert costs.ratio(4, 4) == 3.0

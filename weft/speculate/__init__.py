@@ -1,0 +1,1 @@
+"""Drafters: guesses at a sequence's next tokens, which one step then verifies together. See docs/speculation.md."""

@@ -1,0 +1,192 @@
+"""Which rows draft in a step, and how far: guesses of all drafters, weighed by their measured acceptance.
+
+The expected number of tokens per unit of time decides. A draft after others is accepted only if all of them are, so
+each next one is worth less; drafts of all rows are added in the order of their worth while the step's cost, by its
+size, grows less than the tokens expected of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.speculate.costs import LearnedCosts, StepCosts
+from weft.speculate.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
+
+# Acceptance of a draft that is assumed before any was verified, by drafter and length of the match.
+PRIORS = {"prediction": 0.8, "grammar": 0.99, "suffix": 0.4, "long suffix": 0.8, "scripted": 0.8}
+LONG_MATCH = 8
+# Weight of the past in a row's acceptance, and how many verified drafts the prior counts for.
+MEMORY = 0.9
+PRIOR_WEIGHT = 2.0
+# Steps without a draft after one that was refused at once: doubled each time, up to a bound.
+FIRST_PAUSE, LONGEST_PAUSE = 1, 64
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Measured acceptance of one kind of drafts of one sequence."""
+
+    accepted: float
+    refused: float
+
+    @classmethod
+    def of(cls, kind: str) -> Acceptance:
+        prior = PRIORS.get(kind, 0.5)
+        return cls(PRIOR_WEIGHT * prior, PRIOR_WEIGHT * (1 - prior))
+
+    @property
+    def rate(self) -> float:
+        return self.accepted / (self.accepted + self.refused)
+
+    def note(self, drafts: int, accepted: int) -> None:
+        """Record a verified row. Drafts after the first refused one say nothing."""
+        self.accepted = MEMORY * self.accepted + accepted
+        self.refused = MEMORY * self.refused + (accepted < drafts)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Drafts for one row, and the probability that each is accepted if all before it were."""
+
+    drafter: str
+    kind: str
+    tokens: tuple[int, ...]
+    rate: float
+
+    def first(self, count: int) -> Proposal:
+        """Return the first drafts of the proposal."""
+        return self if count == len(self.tokens) else replace(self, tokens=self.tokens[:count])
+
+    @property
+    def expected(self) -> float:
+        """Return the expected number of accepted drafts."""
+        return sum(self.rate**place for place in range(1, len(self.tokens) + 1))
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Counts for metrics: drafts by drafter and position, rows that were not drafted by reason."""
+
+    proposed: Counter[tuple[str, int]] = field(default_factory=Counter)
+    accepted: Counter[tuple[str, int]] = field(default_factory=Counter)
+    not_drafted: Counter[str] = field(default_factory=Counter)  # sequences, by reason
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Return the counts with plain names: "suffix 1" are the first drafts of the drafter."""
+        named = {
+            "proposed": {f"{name} {place}": count for (name, place), count in self.proposed.items()},
+            "accepted": {f"{name} {place}": count for (name, place), count in self.accepted.items()},
+        }
+        return named | {"not_drafted": dict(self.not_drafted)}
+
+
+class SequenceDrafts:
+    """The drafting of one sequence: its texts, and how well its drafts did. `most` bounds the drafts of a step."""
+
+    def __init__(
+        self,
+        prompt: NDArray[np.int32],
+        salt: bytes,
+        most: int,
+        prediction: NDArray[np.int32] | None = None,
+        suffixes: bool = True,
+    ) -> None:
+        self.most = most
+        self.salt = salt
+        self._own = OwnText(prompt) if suffixes else None
+        self._prediction = Prediction(prediction) if prediction is not None and len(prediction) else None
+        self._acceptance: dict[str, Acceptance] = {}
+        self._pause = FIRST_PAUSE
+        self._skip = 0
+
+    def propose(self, answer: list[int], most: int, shared: SharedTexts) -> Proposal | None:
+        """Return up to `most` drafts to follow the answer, or None if there is no guess."""
+        most = min(most, self.most)
+        if most < 1:
+            return None
+        if self._prediction is not None and (match := self._prediction.match(answer, most)) is not None:
+            return self._proposal("prediction", "prediction", match)
+        if self._skip:
+            self._skip -= 1
+            return None
+        match = self._match(answer, most, shared)
+        if match is None or not match.tokens:
+            return None
+        return self._proposal("suffix", "long suffix" if match.length >= LONG_MATCH else "suffix", match)
+
+    def _match(self, answer: list[int], most: int, shared: SharedTexts) -> Match | None:
+        """Return the longer of the matches in the sequence's own text and in those of its salt; its own if equal."""
+        if self._own is None:
+            return None
+        self._own.extend(answer)
+        own = self._own.match(most)
+        recent = self._own.last(LONGEST_COMPARED)
+        other = shared.match(self.salt, recent, most) if own is None or own.length < LONGEST_COMPARED else None
+        if own is None or (other is not None and other.length > own.length):
+            return other
+        return own
+
+    def _proposal(self, drafter: str, kind: str, match: Match) -> Proposal:
+        rate = self._acceptance.setdefault(kind, Acceptance.of(kind)).rate
+        return Proposal(drafter, kind, match.tokens, rate)
+
+    def verified(self, proposal: Proposal, accepted: int) -> None:
+        """Learn from a verified row. After a draft that was refused at once, some steps go without."""
+        self._acceptance.setdefault(proposal.kind, Acceptance.of(proposal.kind)).note(len(proposal.tokens), accepted)
+        if accepted:
+            self._pause = FIRST_PAUSE
+        elif proposal.drafter == "suffix":
+            self._skip = self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+class Drafting:
+    """Decides the drafts of each step, for all rows together. `most` bounds the drafts of a row."""
+
+    def __init__(self, most: int, suffixes: bool = True, costs: StepCosts | None = None) -> None:
+        self.most = most
+        self.suffixes = suffixes
+        self.costs: StepCosts = LearnedCosts() if costs is None else costs
+        self.shared = SharedTexts()
+        self.counts = DraftCounts()
+
+    def begin(
+        self, prompt: NDArray[np.int32], salt: bytes, most: int | None, prediction: NDArray[np.int32] | None
+    ) -> SequenceDrafts | None:
+        """Return the drafting of a new sequence; None if it has none. `most` is the request's own bound."""
+        bound = self.most if most is None else min(most, self.most)
+        if bound < 1 or not (self.suffixes or prediction is not None):
+            return None
+        return SequenceDrafts(prompt, salt, bound, prediction, self.suffixes)
+
+    def ended(self, salt: bytes, tokens: NDArray[np.int32]) -> None:
+        """Keep the text of a finished sequence for others with its salt."""
+        if self.suffixes:
+            self.shared.add(salt, tokens)
+
+    def choose(self, proposals: Sequence[Proposal], rows: int, most: int) -> list[int]:
+        """Return how many drafts of each proposal to verify in a step of `rows` rows, at most `most` in all."""
+        worth = [(p.rate**place, number) for number, p in enumerate(proposals) for place in range(1, len(p.tokens) + 1)]
+        # Within a proposal worth falls, so a sorted prefix takes the first drafts of each.
+        worth.sort(key=lambda each: -each[0])
+        best, best_value, gained = 0, float(rows), 0.0
+        for count, (gain, _) in enumerate(worth[:most], 1):
+            gained += gain
+            value = (rows + gained) / self.costs.ratio(rows, count)
+            if value > best_value:
+                best, best_value = count, value
+        lengths = [0] * len(proposals)
+        for _, number in worth[:best]:
+            lengths[number] += 1
+        return lengths
+
+    def verified(self, drafts: SequenceDrafts, proposal: Proposal, accepted: int) -> None:
+        drafts.verified(proposal, accepted)
+        for place in range(1, len(proposal.tokens) + 1):
+            self.counts.proposed[proposal.drafter, place] += 1
+            self.counts.accepted[proposal.drafter, place] += place <= accepted

@@ -1,0 +1,235 @@
+"""Drafts from text that already exists: what followed the last tokens when they occurred before.
+
+An occurrence is found by the hash of the last `KEY` tokens and then compared backwards, so a collision costs time and
+never a wrong match. A fixed text (a prompt, a prediction) has a sorted array of hashes, 12 bytes a token; a growing one
+has a dictionary that each token extends by one entry.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Tokens that must agree before a continuation is guessed.
+KEY = 3
+# Occurrences of one key that are compared, the latest first, and how far back.
+MOST_COMPARED = 4
+LONGEST_COMPARED = 32
+# Tokens of a fixed text that are indexed, from its end.
+MOST_INDEXED = 1 << 17
+# Tokens of finished sequences that are kept for later ones, of all salts together, and of one sequence.
+MOST_SHARED = 1 << 17
+MOST_OF_ONE = 1 << 13
+_FACTOR = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """An earlier occurrence of the last tokens: how many agree, and what followed."""
+
+    length: int
+    tokens: tuple[int, ...]
+
+
+def key_of(a: int, b: int, c: int) -> int:
+    """Return the hash of three tokens; the same as `keys_of` computes for an array."""
+    return (((a * _FACTOR + b) * _FACTOR + c) * _FACTOR & _MASK) >> 1
+
+
+def keys_of(tokens: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return the keys of all runs of `KEY` tokens: entry i is the run that ends before position i + KEY.
+
+    >>> int(keys_of(np.array([5, 6, 7], np.int32))[0]) == key_of(5, 6, 7)
+    True
+    """
+    wide = tokens.astype(np.uint64)
+    factor = np.uint64(_FACTOR)
+    with np.errstate(over="ignore"):
+        found = ((wide[:-2] * factor + wide[1:-1]) * factor + wide[2:]) * factor
+    return (found >> np.uint64(1)).astype(np.int64)
+
+
+class FixedText:
+    """Occurrences in a text that does not change. The index is made at the first question."""
+
+    def __init__(self, tokens: NDArray[np.int32]) -> None:
+        self.tokens = tokens
+        self._sorted: NDArray[np.int64] | None = None
+        self._ends: NDArray[np.int32] | None = None
+
+    def ends(self, key: int) -> list[int]:
+        """Return the positions after the latest occurrences of a key, latest first."""
+        if len(self.tokens) < KEY:
+            return []
+        if self._sorted is None or self._ends is None:
+            first = max(0, len(self.tokens) - MOST_INDEXED)
+            keys = keys_of(self.tokens[first:])
+            order = np.argsort(keys, kind="stable")
+            self._sorted, self._ends = keys[order], (order + first + KEY).astype(np.int32)
+        high = int(np.searchsorted(self._sorted, key, "right"))
+        low = max(0, high - MOST_COMPARED)
+        return [int(self._ends[i]) for i in range(high - 1, low - 1, -1) if self._sorted[i] == key]
+
+
+class OwnText:
+    """A sequence's prompt and what it has answered so far."""
+
+    def __init__(self, prompt: NDArray[np.int32]) -> None:
+        self._prompt = FixedText(prompt)
+        self._answer: list[int] = []
+        self._latest: dict[int, tuple[int, int | None]] = {}  # the last occurrence of a key, and the one before
+        self._indexed = len(prompt)
+
+    def __len__(self) -> int:
+        return len(self._prompt.tokens) + len(self._answer)
+
+    def extend(self, answer: Sequence[int]) -> None:
+        """Add the tokens by which the answer, given in full, has grown."""
+        self._answer.extend(answer[len(self._answer) :])
+
+    def last(self, count: int) -> list[int]:
+        return self.slice(max(0, len(self) - count), len(self))
+
+    def slice(self, start: int, end: int) -> list[int]:
+        size = len(self._prompt.tokens)
+        if start >= size:
+            return self._answer[start - size : end - size]
+        return [*self._prompt.tokens[start:end].tolist(), *self._answer[: max(0, end - size)]]
+
+    def match(self, most: int) -> Match | None:
+        """Return the longest earlier occurrence of the last tokens, and up to `most` tokens after it.
+
+        Where the continuation reaches the end of the text, it goes on with itself: a loop is repeated.
+        """
+        if len(self) <= KEY:
+            return None
+        self._index()
+        recent = self.last(LONGEST_COMPARED)
+        key = key_of(*recent[-KEY:])
+        ends = [end for end in (*self._latest.get(key, ()), *self._prompt.ends(key)) if end is not None]
+        before = ((end, self.slice(max(0, end - len(recent)), end)) for end in ends if end < len(self))
+        best = longest(recent, before)
+        if best is None:
+            return None
+        length, end = best
+        tokens = self.slice(end, min(len(self), end + most))
+        period = len(self) - end
+        while len(tokens) < most:
+            tokens.append(tokens[len(tokens) - period])
+        return Match(length, tuple(tokens))
+
+    def _index(self) -> None:
+        """Add the runs that end in the answer, except the last one: it is what is looked for."""
+        for end in range(max(self._indexed, KEY - 1) + 1, len(self)):
+            key = key_of(*self.slice(end - KEY, end))
+            before = self._latest.get(key)
+            self._latest[key] = end, None if before is None else before[0]
+        self._indexed = max(self._indexed, len(self) - 1)
+
+
+class SharedTexts:
+    """The ends of finished sequences, for later sequences with the same salt only. Bounded, oldest out first."""
+
+    def __init__(self, most: int = MOST_SHARED) -> None:
+        self._most = most
+        self._texts: OrderedDict[int, tuple[bytes, NDArray[np.int32]]] = OrderedDict()
+        self._latest: dict[bytes, dict[int, tuple[int, int]]] = {}  # by salt and key: a text, and a position in it
+        self._number = 0
+        self.tokens = 0
+
+    @property
+    def salts(self) -> list[bytes]:
+        return list(self._latest)
+
+    def add(self, salt: bytes, tokens: NDArray[np.int32]) -> None:
+        tokens = tokens[-MOST_OF_ONE:].copy()
+        if len(tokens) <= KEY:
+            return
+        self._number += 1
+        self._texts[self._number] = salt, tokens
+        self.tokens += len(tokens)
+        latest = self._latest.setdefault(salt, {})
+        latest.update((key, (self._number, end)) for end, key in enumerate(keys_of(tokens)[:-1].tolist(), KEY))
+        while self.tokens > self._most:
+            self._drop(*self._texts.popitem(last=False))
+
+    def _drop(self, number: int, text: tuple[bytes, NDArray[np.int32]]) -> None:
+        salt, tokens = text
+        latest = self._latest[salt]
+        for key in keys_of(tokens).tolist():
+            if key in latest and latest[key][0] == number:
+                del latest[key]
+        if not latest:
+            del self._latest[salt]
+        self.tokens -= len(tokens)
+
+    def match(self, salt: bytes, recent: list[int], most: int) -> Match | None:
+        """Return what followed the latest occurrence of the last tokens in a text of this salt."""
+        latest = self._latest.get(salt)
+        found = latest.get(key_of(*recent[-KEY:])) if latest is not None and len(recent) >= KEY else None
+        if found is None:
+            return None
+        number, end = found
+        tokens = self._texts[number][1]
+        best = longest(recent, [(end, tokens[max(0, end - len(recent)) : end].tolist())])
+        return None if best is None else Match(best[0], tuple(tokens[end : end + most].tolist()))
+
+    def clear(self) -> None:
+        self._texts.clear()
+        self._latest.clear()
+        self.tokens = 0
+
+
+class Prediction:
+    """The caller's guess at the whole answer. It is followed from its start, and found again after a difference."""
+
+    def __init__(self, tokens: NDArray[np.int32]) -> None:
+        self._text = FixedText(tokens)
+        self._followed = 0  # tokens of the answer that were looked at
+        self._at: int | None = 0  # where the prediction continues the answer
+
+    def match(self, answer: list[int], most: int) -> Match | None:
+        """Return the part of the prediction that continues the answer."""
+        tokens = self._text.tokens
+        for token in answer[self._followed :]:
+            follows = self._at is not None and self._at < len(tokens) and int(tokens[self._at]) == token
+            self._at = self._at + 1 if follows and self._at is not None else None
+        self._followed = len(answer)
+        if self._at is None:
+            self._at = self._find(answer)
+        if self._at is None or self._at >= len(tokens):
+            return None
+        return Match(LONGEST_COMPARED, tuple(tokens[self._at : self._at + most].tolist()))
+
+    def _find(self, answer: list[int]) -> int | None:
+        recent = answer[-LONGEST_COMPARED:]
+        if len(recent) < KEY:
+            return None
+        ends = self._text.ends(key_of(*recent[-KEY:]))
+        best = longest(recent, ((end, self._text.tokens[max(0, end - len(recent)) : end].tolist()) for end in ends))
+        return None if best is None else best[1]
+
+
+def longest(recent: list[int], places: Iterable[tuple[int, list[int]]]) -> tuple[int, int] | None:
+    """Return the length of the longest agreement with `recent`, and its place; the first one, if several agree as far.
+
+    `places` are positions and the tokens before them. Agreements shorter than a key are chance.
+
+    >>> longest([1, 2, 3, 4], [(9, [2, 3, 4]), (5, [1, 2, 3, 4])])
+    (4, 5)
+    """
+    best: tuple[int, int] | None = None
+    for end, before in places:
+        length = 0
+        for one, other in zip(reversed(recent), reversed(before)):
+            if one != other:
+                break
+            length += 1
+        if length >= KEY and (best is None or length > best[0]):
+            best = length, end
+    return best
