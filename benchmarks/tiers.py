@@ -121,8 +121,9 @@ def beside_decodes(llm: LLM) -> dict[str, float]:
     engine = fresh(llm, host_bytes=0)
     for number in range(ROWS):
         engine.add(Ask(random_prompt(llm, 512, 3, number), 4 * STEPS).request())
-    while len(engine.planner.decoding) < ROWS:
+    while engine.planner.prefilling or len(engine.planner.queue):
         engine.step()
+    assert len(engine.planner.decoding) == ROWS, "the device's memory is too small for this part"
     kind = Kind.PAGE if Kind.PAGE in engine.ledger.arena.unit_bytes else Kind.STATE
     size = engine.ledger.arena.unit_bytes[kind]
     alone = _steps(engine, None)
