@@ -189,6 +189,8 @@ TIER_GAUGES = {
 TIER_COUNTERS = {
     "saved_bytes": ("weft_tier_saved_bytes", "Bytes copied to a tier"),
     "loaded_bytes": ("weft_tier_loaded_bytes", "Bytes copied from a tier"),
+    "saved_seconds": ("weft_tier_saved_seconds", "Time of copies to a tier"),
+    "loaded_seconds": ("weft_tier_loaded_seconds", "Time of copies from a tier"),
     "loaded_tokens": ("weft_tier_loaded_tokens", "Cached prompt tokens that were loaded from a tier"),
     "evicted_pages": ("weft_tier_evicted_pages", "Pages evicted from a tier"),
     "evicted_points": ("weft_tier_evicted_points", "Resume points evicted from a tier"),

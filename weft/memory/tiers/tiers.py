@@ -53,6 +53,7 @@ class Tiers:
         self.saves = Saves(upper, host, chunk_bytes, MOST_SAVING_BYTES)
         self.loads = Loads(upper, host, chunk_bytes, MOST_LOADING_BYTES)
         self.loaded_tokens = 0
+        self.seconds = dict.fromkeys(Direction, 0.0)
         self.slower = 0
         # By request: how many loads it has waited for, and the interval of tokens that the last one brought.
         self._tried: dict[int, int] = {}
@@ -75,6 +76,7 @@ class Tiers:
 
     def landed(self, plan: CopyPlan, seconds: float) -> None:
         """Publish what a plan has copied."""
+        self.seconds[plan.direction] += seconds
         if plan.direction is Direction.SAVE:
             self.saves.landed()
         else:
@@ -160,6 +162,8 @@ class Tiers:
                 "evicted_points": self.host.counts.evicted_points,
                 "saved_bytes": self.saves.bytes,
                 "loaded_bytes": self.loads.bytes,
+                "saved_seconds": self.seconds[Direction.SAVE],
+                "loaded_seconds": self.seconds[Direction.LOAD],
                 "loaded_tokens": self.loaded_tokens,
                 "unsaved": self.saves.dropped,
                 "cancelled_loads": self.loads.cancelled,

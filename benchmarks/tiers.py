@@ -1,0 +1,211 @@
+"""Measure what host memory below a GPU is worth: a host hit, the rate of copies, conversations, nothing to reuse.
+
+    python -m benchmarks.tiers                          LFM2-1.2B, Nemotron-Nano-9B-v2 and qwen3-next-mini
+    python -m benchmarks.tiers nemotron-nano-9b-v2 --quick
+
+All with 8 GiB on the device (or `--memory`) and 48 GiB of host memory. Hit: a prompt of 20,000 tokens is sent again,
+with another end, while the device has it, and after the device has evicted it; medians of the time to the first token.
+The bound is the device hit, plus the bytes at the rate of a plain pinned copy of 1 GiB in the same run, plus 2 ms.
+Beside decodes: the step time of 32 decodes while 10 GB/s are copied, half of them in each direction. Conversations: 64
+of them, 1,500 tokens to begin with, six turns of 300 tokens with answers of 150, round robin, with and without host
+memory. Nothing shared: 128 prompts of 2,048 random tokens, answers of 64, alternating between with and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, keep, machine, play, random_prompt, run, start, warm_up
+from weft import LLM
+from weft.base.copies import CopyPlan, Direction, UnitCopy
+from weft.engine.loop import Engine
+from weft.memory.kinds import Kind
+
+PROMPT, END = 20_000, 64
+PLAIN_BYTES = 1 << 30
+ROWS, STEPS, BESIDE_BYTES_PER_SECOND = 32, 200, 10e9
+CONVERSATIONS, TURNS, BEGINNING, TURN, ANSWER, AT_ONCE = 64, 6, 1500, 300, 150, 16
+STRANGERS, STRANGER, STRANGER_ANSWER = 128, 2048, 64
+
+
+def main() -> int:
+    return run(arguments_of("tiers", __doc__, limit_seconds=420), measure, show)
+
+
+def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    attempts = Attempts()
+    found: dict[str, Any] = {"machine": machine(arguments.device), "errors": attempts.errors}
+    if arguments.memory == "auto":
+        arguments.memory = "8GiB"
+    llm = start(model, arguments, depth=1, max_sequences=64, max_length=24_576, host_memory="48GiB")
+    warm_up(llm, rows=(1, 16, 32, 64))
+    found["plain"] = plain_rates(llm)
+    with attempts.part("hit"):
+        found["hit"] = hit(llm, found["plain"], 3 if arguments.quick else 7)
+    keep(found, arguments)
+    with attempts.part("beside decodes"):
+        found["beside"] = beside_decodes(llm)
+    keep(found, arguments)
+    with attempts.part("conversations"):
+        found["conversations"] = {name: conversations(llm, size) for name, size in both(llm).items()}
+    keep(found, arguments)
+    with attempts.part("nothing shared"):
+        found["strangers"] = nothing_shared(llm, 1 if arguments.quick else 3)
+    return found
+
+
+def both(llm: LLM) -> dict[str, int]:
+    return {"without": 0, "with": llm.config.host_bytes}
+
+
+def plain_rates(llm: LLM) -> dict[str, float]:
+    """Return the bytes per second of one large copy in each direction, beside nothing."""
+    device, host = llm.engine._device.store.buffer, llm.engine._device.host.buffer
+    size, found = min(PLAIN_BYTES, len(device), len(host)), {}
+    for name, to, source in (("load", device, host), ("save", host, device)):
+        taken = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            to[:size].copy_(source[:size], non_blocking=True)
+            torch.cuda.synchronize()
+            taken.append(time.perf_counter() - began)
+        found[name] = size / min(taken)
+    return found
+
+
+def first_token(engine: Engine, prompt: np.ndarray) -> float:
+    ask = Ask(prompt, 1)
+    play(engine, [ask])
+    assert ask.cached_tokens >= PROMPT - PROMPT % 64, f"only {ask.cached_tokens} tokens were cached"
+    return ask.first_token_seconds
+
+
+def hit(llm: LLM, plain: dict[str, float], repeats: int) -> dict[str, float]:
+    engine = fresh(llm)
+    tiers = engine.ledger.tiers
+    assert tiers is not None
+    stem = random_prompt(llm, PROMPT, 1)
+    ends = (random_prompt(llm, END, 2, number) for number in range(1000))
+    cold = Ask(np.concatenate([stem, next(ends)]), 1, snapshots=(PROMPT,))
+    play(engine, [cold])
+    on_device, in_host = [], []
+    before = tiers.stats()["host"]
+    for _ in range(repeats):
+        on_device.append(first_token(engine, np.concatenate([stem, next(ends)])))
+        engine.ledger.cache.clear()
+        in_host.append(first_token(engine, np.concatenate([stem, next(ends)])))
+    after = tiers.stats()["host"]
+    size, seconds = (after[name] - before[name] for name in ("loaded_bytes", "loaded_seconds"))
+    device_hit, host_hit = statistics.median(on_device), statistics.median(in_host)
+    each = size / repeats
+    return {
+        "cold_seconds": cold.first_token_seconds,
+        "device_seconds": device_hit,
+        "host_seconds": host_hit,
+        "bytes": each,
+        "bound_seconds": device_hit + each / plain["load"] + 0.002,
+        "copy_share": size / seconds / plain["load"],
+    }
+
+
+def beside_decodes(llm: LLM) -> dict[str, float]:
+    """Return the median step time of decodes, alone and while other units are copied."""
+    engine = fresh(llm, host_bytes=0)
+    for number in range(ROWS):
+        engine.add(Ask(random_prompt(llm, 512, 3, number), 4 * STEPS).request())
+    while engine.planner.prefilling or len(engine.planner.queue):
+        engine.step()
+    assert len(engine.planner.decoding) == ROWS, "the device's memory is too small for this part"
+    kind = Kind.PAGE if Kind.PAGE in engine.ledger.arena.unit_bytes else Kind.STATE
+    size = engine.ledger.arena.unit_bytes[kind]
+    alone = _steps(engine, None)
+    units = max(2, round(BESIDE_BYTES_PER_SECOND * alone / size))
+    taken = [unit for _ in range(units // 2) if (unit := engine.ledger.arena.take(kind)) is not None]
+    plans = [
+        CopyPlan(0, direction, tuple(UnitCopy(kind, unit, unit) for unit in taken), len(taken) * size)
+        for direction in Direction
+    ]
+    moving = _steps(engine, plans)
+    rate = 2 * len(taken) * size / moving
+    return {"alone_seconds": alone, "moving_seconds": moving, "ratio": moving / alone, "bytes_per_second": rate}
+
+
+def _steps(engine: Engine, plans: list[CopyPlan] | None) -> float:
+    taken = []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        for plan in plans or ():
+            engine._device.copy(plan)
+        engine.step()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def conversations(llm: LLM, host_bytes: int) -> dict[str, float]:
+    engine = fresh(llm, host_bytes=host_bytes, max_sequences=AT_ONCE)
+    histories = [random_prompt(llm, BEGINNING, 4, number) for number in range(CONVERSATIONS)]
+    seconds, answered, asked, cached = 0.0, 0, 0, 0
+    for turn in range(TURNS):
+        news = [random_prompt(llm, TURN, 5, turn, number) for number in range(CONVERSATIONS)]
+        asks = [Ask(np.concatenate(both), ANSWER) for both in zip(histories, news, strict=True)]
+        seconds += play(engine, asks)
+        histories = [np.concatenate([ask.prompt, np.array(ask.tokens, np.int32)]) for ask in asks]
+        answered += sum(len(ask.tokens or ()) for ask in asks)
+        asked += sum(len(ask.prompt) for ask in asks)
+        cached += sum(ask.cached_tokens for ask in asks)
+    tiers = {} if engine.ledger.tiers is None else engine.ledger.tiers.stats()["host"]
+    return {"tokens_per_second": answered / seconds, "hit_share": cached / asked, "seconds": seconds, **tiers}
+
+
+def nothing_shared(llm: LLM, repeats: int) -> dict[str, float]:
+    taken: dict[str, list[float]] = {"without": [], "with": []}
+    for number in range(repeats):
+        for name in ("with", "without") if number % 2 else ("without", "with"):
+            asks = [Ask(random_prompt(llm, STRANGER, 6, number, n), STRANGER_ANSWER) for n in range(STRANGERS)]
+            seconds = play(fresh(llm, host_bytes=both(llm)[name]), asks)
+            taken[name].append(STRANGERS * STRANGER_ANSWER / seconds)
+    without, with_ = (statistics.median(taken[name]) for name in ("without", "with"))
+    return {"tokens_per_second": with_, "without": without, "share": with_ / without}
+
+
+def show(model: str, found: dict[str, Any]) -> None:
+    plain = found.get("plain", {})
+    print(f"  {found['machine']['device']}")
+    print("  plain copies  " + ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in plain.items()))
+    if "hit" in found:
+        each = found["hit"]
+        shown = {name: each[f"{name}_seconds"] * 1e3 for name in ("cold", "device", "host", "bound")}
+        print("  20,000 tokens " + ", ".join(f"{name} {value:.1f} ms" for name, value in shown.items()))
+        print(f"  copies        {each['bytes'] / 1e6:.0f} MB at {each['copy_share']:.2f} of the plain rate")
+    if "beside" in found:
+        each = found["beside"]
+        rate = each["bytes_per_second"] / 1e9
+        print(
+            f"  decodes       {each['alone_seconds'] * 1e3:.2f} ms a step, x {each['ratio']:.3f} beside {rate:.1f} GB/s"
+        )
+    if "conversations" in found:
+        without, with_ = (found["conversations"][name] for name in ("without", "with"))
+        times = with_["tokens_per_second"] / without["tokens_per_second"]
+        print(
+            f"  conversations {with_['tokens_per_second']:.0f} tokens/s (hits {with_['hit_share']:.2f}), without "
+            f"{without['tokens_per_second']:.0f} (hits {without['hit_share']:.2f}): x {times:.2f}"
+        )
+    if "strangers" in found:
+        each = found["strangers"]
+        print(
+            f"  nothing shared {each['tokens_per_second']:.0f} tokens/s, {each['share']:.3f} of {each['without']:.0f}"
+        )
+    for part, error in found["errors"].items():
+        print(f"  {part}: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
