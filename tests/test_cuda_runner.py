@@ -24,6 +24,7 @@ from weft.runner.cuda.padding import Size, StepInputs, trial
 from weft.runner.cuda.recorded import RecordedSteps, buckets, prompt_sizes
 from weft.runner.cuda.runner import CudaRunner
 from weft.runner.runner import Runner
+from weft.speculate.drafting import Drafting
 
 MEMORIES = (
     AttentionMemory(1, 8, "float32"),
@@ -198,12 +199,15 @@ FEW_LAYERS = {
 }
 
 
-def cuda_engine(model: CausalModel, operations: Operations = GPU_ROWS, **settings) -> Engine:
-    memory, spec = 8 << 20, MemorySpec(model.memories(operations), SHORT_CELL)
+def cuda_engine(
+    model: CausalModel, operations: Operations = GPU_ROWS, drafting: Drafting | None = None, **settings
+) -> Engine:
+    room = 0 if drafting is None else drafting.most
+    memory, spec = 8 << 20, MemorySpec(model.memories(operations), SHORT_CELL, room)
     options = {"max_sequences": 4, "max_tokens_per_step": 200, "max_length": 256, "paranoid": True, "depth": 1}
     config = EngineConfig(memory_bytes=memory, **(options | settings))
     runner = CudaRunner(model, spec, memory, config.max_sequences, config.max_length, "cpu", operations=operations)
-    return Engine(spec, runner, config)
+    return Engine(spec, runner, config, drafting=drafting)
 
 
 def cpu_engine(model: CausalModel) -> Engine:

@@ -127,6 +127,10 @@ class Plan(Frozen):
         return row, last[row] - left
 
     @property
+    def sample_count(self) -> int:
+        return len(self.sampled) + (int(self.drafts[self.sampled].sum()) if len(self.drafts) else 0)
+
+    @property
     def decode_rows(self) -> int:
         """Return the number of leading rows that compute exactly one token."""
         single = (self.end - self.start) == 1

@@ -50,6 +50,7 @@ class Simulated:
         "arrived_seconds",
         "ask",
         "constraint",
+        "drafting",
         "first_seconds",
         "fresh_starts",
         "generated",
@@ -82,6 +83,7 @@ class Simulated:
         self.generated = range(0)
         self.max_tokens = ask.answer
         self.constraint = None
+        self.drafting = None
         self.lease: Lease | None = None
         self.miss: Miss | None = None
         self.seat = 0

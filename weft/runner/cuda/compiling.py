@@ -26,7 +26,7 @@ from weft.models.model import CausalModel
 from weft.runner.cuda.gpu_memory import largest_steps, scratch_runner, trial_of
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
-from weft.runner.cuda.recorded import RecordedSteps, prompt_sizes
+from weft.runner.cuda.recorded import RecordedSteps, step_sizes
 from weft.runner.runner import Runner
 
 log = logging.getLogger("weft")
@@ -104,7 +104,7 @@ def steps_of(
     for ends in largest_steps(tokens, rows):
         yield lambda ends=ends: runner.run(trial_of(ends, runner))  # type: ignore[misc]
     where = (1, spec, runner.store.scratch, device, operations)
-    prompts = [StepInputs(size, rows, *where) for size in prompt_sizes(rows)]
+    prompts = [StepInputs(size, rows, *where) for size in step_sizes(rows, spec.draft_room)]
     recorded = RecordedSteps(model, runner.store.views, runner.board, DecodeInputs(rows, *where), prompts)
     yield from (step for _, step in recorded.steps())
     for plan in sampled_plans(runner):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from weft.kernels.interface import Operations
 from weft.memory.device.store import Store
 from weft.memory.spec import ALIGNMENT, MemorySpec
 from weft.models.model import CausalModel
-from weft.runner.cuda.padding import trial
-from weft.runner.cuda.recorded import prompt_sizes
+from weft.runner.cuda.padding import Size, trial
+from weft.runner.cuda.recorded import draft_sizes, prompt_sizes
 from weft.runner.runner import Runner
 
 # For libraries' workspaces and fragmentation: enough in practice, and small beside a model.
@@ -44,7 +44,10 @@ def measure_memory(
     taken = total - free
     # Recorded steps keep their working memory, but share it with each other.
     prompt, *recorded = largest_steps(tokens, rows)
-    work = _peak(model, spec, operations, prompt) + max(_peak(model, spec, operations, ends) for ends in recorded)
+    peaks = [_peak(model, spec, operations, ends) for ends in recorded]
+    if sizes := draft_sizes(rows, spec.draft_room):
+        peaks.append(_peak(model, spec, operations, draft_lengths(sizes[-1]), drafts=True))
+    work = _peak(model, spec, operations, prompt) + max(peaks)
     torch.cuda.empty_cache()
     return GpuMemory(total, taken, work, max(0, int(total * fraction) - taken - work - SPARE_BYTES))
 
@@ -55,14 +58,28 @@ def largest_steps(tokens: int, rows: int) -> list[list[int]]:
     return [[tokens], [1] * rows, [1] * largest.decodes + [largest.tokens]]
 
 
+def draft_lengths(size: Size) -> list[int]:
+    """Return the rows' lengths in a step with drafts that fills its size.
+
+    >>> draft_lengths(Size(2, 3, 9))
+    [1, 1, 4, 4]
+    """
+    rows = size.longer - 1
+    return [1] * size.decodes + [(size.tokens - 1) // rows] * rows
+
+
 @torch.inference_mode()
-def _peak(model: CausalModel, spec: MemorySpec, operations: Operations, ends: list[int]) -> int:
-    """Return the bytes that a step of new rows with these lengths needs besides weights and store."""
+def _peak(model: CausalModel, spec: MemorySpec, operations: Operations, ends: list[int], drafts: bool = False) -> int:
+    """Return the bytes that a step of new rows with these lengths needs besides weights and store.
+
+    `drafts`: all tokens of a row but the first are drafts.
+    """
     runner = scratch_runner(model, spec, operations, len(ends), "cuda")
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    runner.run(trial_of(ends, runner))
+    plan = trial_of(ends, runner)
+    runner.run(replace(plan, drafts=plan.end - plan.start - 1) if drafts else plan)
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
 

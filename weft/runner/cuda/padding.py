@@ -35,6 +35,7 @@ class Size:
     decodes: int
     longer: int  # rows, at least one of which is padding
     tokens: int  # total of the longer rows
+    samples: int | None = None  # None: one for each real row
 
     @property
     def rows(self) -> int:
@@ -46,16 +47,17 @@ class Size:
 
     @property
     def answers(self) -> int:
-        """Return the maximum number of real rows."""
-        return self.rows - 1
+        """Return the maximum number of samples of real rows."""
+        return self.rows - 1 if self.samples is None else self.samples
 
     def pieces(self, cell: int) -> int:
         """Return the maximum number of pieces of the longer rows, wherever on the grid they lie."""
         return self.tokens // cell + 2 * self.longer
 
-    def holds(self, decodes: int, longer: int, tokens: int) -> bool:
+    def holds(self, decodes: int, longer: int, tokens: int, samples: int = 0) -> bool:
         """Return whether a plan of these sizes fits and leaves a token for every row of padding."""
-        return decodes <= self.decodes and longer < self.longer and tokens + self.longer - longer <= self.tokens
+        fits = decodes <= self.decodes and longer < self.longer and samples <= self.answers
+        return fits and tokens + self.longer - longer <= self.tokens
 
 
 def padded(plan: Plan, size: Size, seat: int, cell: int, scratch: Mapping[Kind, int]) -> Plan:
@@ -120,7 +122,7 @@ class StepTensors:
     batch: Batch
     seat: Tensor  # [rows] line of the token board
     from_board: Tensor  # [rows] 1: the row's first token is on the board
-    answer: Tensor  # [answers] packed index of a row's last token
+    answer: Tensor  # [answers] packed index of the token after which a sample is taken
     answer_seat: Tensor  # [answers] seat of its token on the board
 
 
@@ -141,7 +143,13 @@ def stage_step(
     real = np.arange(plan.rows)
     real[plan.decode_rows :] += size.decodes - plan.decode_rows
     answer, answer_seat = np.zeros(size.answers, np.int32), np.full(size.answers, seat, np.int32)
-    answer[: plan.rows], answer_seat[: plan.rows] = last[real], plan.seat
+    row, index = plan.samples
+    # The sample lies as far before the end of its row as in the plan.
+    before = (np.cumsum(plan.end - plan.start) - 1)[row] - index
+    answer[: len(row)] = last[real[row]] - before
+    # A row with drafts leaves no token on the board.
+    boarded = plan.drafts[row] == 0 if len(plan.drafts) else np.ones(len(row), np.bool_)
+    answer_seat[: len(row)] = np.where(boarded, plan.seat[row], seat)
     seats = {"seat": wide.seat, "from_board": wide.from_board, "answer": answer, "answer_seat": answer_seat}
     return StagedValue(StepTensors, {"batch": batch, **seats})
 

@@ -25,6 +25,11 @@ from weft.runner.cuda.padding import Size, StepInputs
 # takes to launch their kernels one by one.
 PROMPT_TOKENS = (64, 128, 320, 576)
 BESIDE = (8, 32, 128)
+# Rows with drafts in a recorded step, tokens of such a row, and a bound of their product: beyond it the step is large
+# enough to hide its launches.
+DRAFTING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+DRAFT_WIDTHS = (4, 8)
+MOST_DRAFT_TOKENS = 1024
 # Rows of prompts and padding: a single prompt need not wait for the padding of three.
 LONGER_ALONE, LONGER_BESIDE = 2, 4
 
@@ -52,12 +57,40 @@ def prompt_sizes(most: int) -> list[Size]:
     return sorted(sizes, key=lambda size: (size.all_tokens, size.tokens))
 
 
+def draft_sizes(most: int, room: int) -> list[Size]:
+    """Return the sizes of steps with drafts to record, if tails have room for drafts; `most` rows decode at once.
+
+    For each number of rows, a step in which all of them have drafts, and one in which some have none.
+
+    >>> [(size.decodes, size.longer, size.tokens) for size in draft_sizes(2, 7)][:2]
+    [(0, 2, 5), (1, 2, 5)]
+    """
+    if not room:
+        return []
+    rows = {min(each, most) for each in DRAFTING}
+    shapes = {(each, width) for each in rows for width in DRAFT_WIDTHS if each * width <= MOST_DRAFT_TOKENS}
+    # At least one longer row is padding, and has a token.
+    sizes = [Size(beside, each + 1, each * width + 1) for each, width in shapes for beside in (0, each)]
+    return sorted(
+        (replace(size, samples=size.all_tokens - 1) for size in sizes), key=lambda size: (size.all_tokens, size.tokens)
+    )
+
+
+def step_sizes(most: int, room: int) -> list[Size]:
+    """Return all sizes of steps with longer rows to record, smallest first."""
+    sizes = [*prompt_sizes(most), *draft_sizes(most, room)]
+    return sorted(sizes, key=lambda size: (size.all_tokens, size.tokens))
+
+
 @dataclass(slots=True)
 class StepOutput:
-    """Results of a step, at the same device addresses after every replay: a line for each row of its plan."""
+    """Results of a step, at the same device addresses after every replay: a line for each sample of its plan.
 
-    logits: Tensor  # [rows, vocab]
-    tokens: Tensor  # [rows] the most likely
+    In a step of decodes every row has a line, sampled or not.
+    """
+
+    logits: Tensor  # [samples, vocab]
+    tokens: Tensor  # [samples] the most likely
 
 
 class RecordedSteps:
@@ -82,7 +115,7 @@ class RecordedSteps:
             self.decodes.fill(plan, rows)
             return self._replay(rows, lambda: self._decode(rows))
         decodes = plan.decode_rows
-        shape = (decodes, plan.rows - decodes, len(plan.tokens) - decodes)
+        shape = (decodes, plan.rows - decodes, len(plan.tokens) - decodes, plan.sample_count)
         inputs = next((inputs for inputs in self.prompts if inputs.size.holds(*shape)), None)
         if inputs is None:
             return None

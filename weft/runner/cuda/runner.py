@@ -13,7 +13,7 @@ from weft.models.model import CausalModel
 from weft.runner.cuda.compiling import warm_mixers
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
-from weft.runner.cuda.recorded import RecordedSteps, StepOutput, prompt_sizes
+from weft.runner.cuda.recorded import RecordedSteps, StepOutput, step_sizes
 from weft.runner.runner import Runner, RunnerFlight, fly
 from weft.runner.step_sampling import stage_sampling
 
@@ -50,7 +50,7 @@ class CudaRunner(Runner):
         cells = -(-max_length // spec.cell)
         where = (cells, spec, self.store.scratch, self.device, self.operations)
         decodes = DecodeInputs(seats, *where)
-        prompts = [StepInputs(size, seats, *where) for size in prompt_sizes(seats)]
+        prompts = [StepInputs(size, seats, *where) for size in step_sizes(seats, spec.draft_room)]
         with torch.inference_mode():
             self.recorded = RecordedSteps(model, self.store.views, self.board, decodes, prompts)
             if self.device.type == "cuda":
@@ -63,22 +63,17 @@ class CudaRunner(Runner):
         output = self._replay(plan)
         if output is None:
             return self.run(plan)
-        every = len(plan.sampled) == plan.rows
+        every, samples = len(plan.sampled) == plan.rows, plan.sample_count
         wants_more = plan.sampling.wants_logprobs or plan.sampling.wants_digests
         if every and plan.sampling.all_greedy and not wants_more:
-            return fly(output.tokens[: plan.rows], None, None)
+            return fly(output.tokens[:samples], None, None)
         sampling = self.upload(stage_sampling(plan, self.model.vocab_size))
-        logits = output.logits[: plan.rows] if every else output.logits[sampling.index]
+        logits = output.logits[:samples] if every else output.logits[sampling.index]
         return self.choose(logits, sampling)
 
     def _replay(self, plan: Plan) -> StepOutput | None:
         """Run a recorded step, if one fits and computes everything that the plan asks for."""
         decodes_only = len(plan.tokens) == plan.rows
-        if (
-            len(plan.drafts)
-            or len(plan.score_index)
-            or not len(plan.sampled)
-            or not (decodes_only or len(plan.sampled) == plan.rows)
-        ):
+        if len(plan.score_index) or not len(plan.sampled) or not (decodes_only or len(plan.sampled) == plan.rows):
             return None
         return self.recorded.run(plan)

@@ -1,0 +1,99 @@
+"""Drafts with the runner and the kernels of a GPU: recorded sizes, and answers as without drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.cuda_engines import copy_weights, for_each, held, load_tiny
+from tests.engines import FAMILIES, Ask, dummy_model, greedy, model_of, seeded, serve, tokens
+from tests.operations import PLAIN
+from tests.plans import Row, make_plan
+from tests.test_cuda_runner import FEW_LAYERS, cpu_engine, cuda_engine, prompt_inputs
+from tests.test_drafts import ScriptedDrafting
+from tests.test_drafts_of_models import make_asks
+from weft.base.config import EngineConfig
+from weft.engine.loop import Engine
+from weft.runner.cuda import recorded
+from weft.runner.cuda.padding import Size
+from weft.runner.cuda.recorded import RecordedSteps, draft_sizes, prompt_sizes, step_sizes
+
+
+def test_samples_of_drafts_lie_where_their_tokens_are_and_stay_off_the_board():
+    rows = [
+        Row(9, 10, read_slot=3, tail=1, seat=5, pages=[4, 7], window_pages=[11, 13]),
+        Row(13, 17, read_slot=2, tail=4, seat=1, tokens=[1, 2, 3, 4], pages=[6, 8, 10], window_pages=[16, 17, 18]),
+        Row(3, 5, tail=5, seat=2, tokens=[7, 8], pages=[15], window_pages=[20]),
+    ]
+    plan = replace(make_plan(rows), sampled=np.arange(3, dtype=np.int32), drafts=np.array([0, 3, 1], np.int32))
+    inputs = prompt_inputs(Size(2, 4, 16, samples=17))
+    inputs.fill(plan)
+    # Behind a decode and its padding: the four tokens of the second row, then two of the third.
+    assert inputs.step.answer.tolist()[:7] == [0, 2, 3, 4, 5, 6, 7]
+    assert inputs.step.answer_seat.tolist() == [5] + [9] * 16
+
+
+@pytest.mark.parametrize("most", [1, 3, 8, 100, 256])
+def test_every_number_of_rows_with_three_drafts_has_a_recorded_size(most):
+    sizes = step_sizes(most, room=7)
+    assert [size.all_tokens for size in sizes] == sorted(size.all_tokens for size in sizes)
+    for rows in range(1, most + 1):
+        assert any(size.holds(0, rows, 4 * rows, 4 * rows) for size in sizes)
+        assert any(size.holds(rows // 2, rows - rows // 2, 4 * (rows - rows // 2), 3 * rows) for size in sizes)
+    assert draft_sizes(most, room=0) == []
+    assert not any(size.holds(0, 1, 4, 4) for size in prompt_sizes(most) if not size.decodes), "one sample a row"
+
+
+def answer_both(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "PROMPT_TOKENS", (16,))
+    monkeypatch.setattr(recorded, "DRAFTING", (2,))
+    monkeypatch.setattr(recorded, "DRAFT_WIDTHS", (4,))
+    replayed, run = [], RecordedSteps.run
+
+    def counted(self, plan):
+        output = run(self, plan)
+        replayed.append((len(plan.drafts) > 0, output is not None))
+        return output
+
+    monkeypatch.setattr(RecordedSteps, "run", counted)
+    asks = [Ask(tokens(12, seed=1), greedy(9)), Ask(tokens(5, seed=3), seeded(6, seed=7))]
+    model = dummy_model(FEW_LAYERS[family], operations=PLAIN)
+    wanted = serve(cpu_engine(model), asks)
+    known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, wanted, strict=True)}
+    drafting = ScriptedDrafting(known, 3, seed=5)
+    found = serve(cuda_engine(model, drafting=drafting, max_sequences=2, depth=0), asks)
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
+    for mine, theirs in zip(found, wanted):
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=2e-4)
+    assert (True, True) in replayed
+    assert (True, False) not in replayed
+    assert drafting.counts.accepted.total() > 0
+
+
+@pytest.mark.parametrize("family", ["lfm2", pytest.param("qwen3_5", marks=pytest.mark.slow)])
+def test_recorded_steps_verify_drafts_with_the_kernels_of_a_gpu(family, monkeypatch):
+    answer_both(family, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", for_each(FAMILIES, "tiny {} float32 drafts"))
+@pytest.mark.parametrize("depth", [0, 1])
+def test_drafts_change_no_token_on_a_gpu(family: str, depth: int) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    llm = held(f"tiny {family} float32 drafts", lambda: load_tiny(family, "float32", draft="suffix"))
+    spec, device = llm.engine.ledger.spec, llm.engine._device
+    copy_weights(model_of(family, operations=PLAIN), device.model)
+    settings = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640, "paranoid": True, "depth": depth}
+    config = EngineConfig(memory_bytes=llm.engine.config.memory_bytes, **settings)
+    asks = make_asks(family, seed=3)
+    wanted = serve(Engine(spec, device, config), asks)
+    known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, wanted, strict=True)}
+    for seed in range(3):
+        drafting = ScriptedDrafting(known, 1 + 3 * seed, seed)
+        found = serve(Engine(spec, device, config, drafting=drafting), asks)
+        assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
+        assert drafting.counts.accepted.total() > 20
