@@ -9,6 +9,7 @@ from random import Random
 import torch
 
 from tests.engines import TINY, Answer, Ask, dummy_model, seeded, serve, smallest_memory, tokens
+from tests.test_drafts import ScriptedDrafting
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
@@ -16,8 +17,10 @@ from weft.kernels.choosing import Chosen, choose
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.exact import ExactRunner
+from weft.speculate.drafting import Drafting
 
 ROOM = 64 << 20
+DRAFTS = 5
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,23 @@ class ExactModel:
 def exact_model(family: str, dtype: torch.dtype) -> ExactModel:
     bare = dummy_model(TINY[family], dtype)
     chosen = choose("cpu", dtype, bare.memories, exact=True)
-    return ExactModel(
-        dummy_model(TINY[family], dtype, chosen.operations), MemorySpec(bare.memories(chosen.operations)), chosen
-    )
+    spec = MemorySpec(bare.memories(chosen.operations), draft_room=DRAFTS)
+    return ExactModel(dummy_model(TINY[family], dtype, chosen.operations), spec, chosen)
 
 
-def exact_engine(found: ExactModel, memory_bytes: int = ROOM, threads: int = 1, **settings: object) -> Engine:
+def exact_engine(
+    found: ExactModel,
+    memory_bytes: int = ROOM,
+    threads: int = 1,
+    drafting: Drafting | None = None,
+    **settings: object,
+) -> Engine:
     options = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=memory_bytes, exact=True, **options)
     runner = ExactRunner(
         found.model, found.spec, memory_bytes, config.max_sequences, threads=threads, operations=found.chosen.operations
     )
-    return Engine(found.spec, runner, config)
+    return Engine(found.spec, runner, config, drafting=drafting)
 
 
 def digesting(count: int, seed: int) -> SamplingParams:
@@ -77,6 +85,7 @@ def check_traffic(family: str, dtype: torch.dtype, seed: int, count: int, thread
     random, found = Random(f"{family} {seed}"), exact_model(family, dtype)
     asks = conversations(random, found, count, threads=threads)
     longest = max(len(ask.prompt) + ask.params.max_tokens for ask in asks)
+    answers = [alone(found, ask, threads) for ask in asks]
     tight = smallest_memory(family, longest, spec=found.spec)
     engine = exact_engine(
         found,
@@ -86,12 +95,18 @@ def check_traffic(family: str, dtype: torch.dtype, seed: int, count: int, thread
         depth=random.randint(0, 1),
         eviction=random.choice(["value", "lru"]),
         threads=threads,
+        drafting=drafts_of(asks, answers, seed) if seed % 2 else None,
     )
-    for ask, answer in zip(asks, serve(engine, asks), strict=True):
-        expected = alone(found, ask, threads)
+    for ask, answer, expected in zip(asks, serve(engine, asks), answers, strict=True):
         assert answer.digests == expected.digests, first_difference(ask, answer, expected)
         assert answer.tokens == expected.tokens
     return sum(ask.params.max_tokens for ask in asks)
+
+
+def drafts_of(asks: list[Ask], answers: list[Answer], seed: int) -> ScriptedDrafting:
+    """Drafts of the answers, some of them wrong."""
+    known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, answers, strict=True)}
+    return ScriptedDrafting(known, DRAFTS, seed)
 
 
 def first_difference(ask: Ask, answer: Answer, expected: Answer) -> str:

@@ -29,7 +29,8 @@ SMALL = {"memory": "32MiB", "threads": 1, "max_length": 1024, "max_sequences": 8
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_digest_is_that_of_a_lone_cold_run(family: str) -> None:
-    check_traffic(family, torch.float32, seed=1, count=4)
+    """With drafts if the seed is odd."""
+    check_traffic(family, torch.float32, seed=1 + list(FAMILIES).index(family) % 2, count=4)
 
 
 @pytest.mark.slow
@@ -141,10 +142,10 @@ def test_passes_cover_every_token_once_and_never_read_the_slot_that_they_write()
     spec: MemorySpec = found.spec
     for plan in plans:
         passes = list(canonical_passes(plan, spec, 64, (1000, 1001)))
-        assert sorted(index for each in passes for index in range(each.first, each.end)) == [*range(len(plan.tokens))]
+        assert sorted(place for each in passes for place in each.places.tolist()) == [*range(len(plan.tokens))]
         for each in passes:
             part = each.plan
-            assert part.tokens.tolist() == plan.tokens[each.first : each.end].tolist()
+            assert part.tokens.tolist() == plan.tokens[each.places].tolist()
             assert part.rows == 1 or part.decode_rows == part.rows
             assert (part.start // spec.cell == (part.end - 1) // spec.cell).all()
             read = {int(s) for s, start in zip(part.read_slot, part.start, strict=True) if start >= spec.cell}

@@ -59,5 +59,3 @@ class EngineConfig:
                 raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")
         if not 0 <= self.draft_tokens <= MOST_DRAFTS:
             raise InvalidOption("draft_tokens", f"must be from 0 to {MOST_DRAFTS}, got {self.draft_tokens}")
-        if self.exact and self.draft != "off":
-            raise InvalidOption("draft", "must be off with exact: drafts are not verified in the form of decodes")

@@ -248,6 +248,8 @@ def draft_tokens(options: Options, device: str) -> int:
     >>> draft_tokens(Options(), "cpu"), draft_tokens(Options(draft="suffix"), "cuda")
     (0, 7)
     """
+    if options.exact and draft_of(options) != "off" and device != "cpu":
+        raise InvalidOption("draft", "must be off with exact on a GPU: drafts are not verified in the form of decodes")
     return 0 if draft_of(options) == "off" else DRAFT_TOKENS[device]
 
 

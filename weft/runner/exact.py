@@ -14,44 +14,72 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.grid import first_window_cell, floor_to_grid
 from weft.base.plan import Captures, Plan
 from weft.kernels.interface import Batch
+from weft.kernels.native.replay import Replays
+from weft.kernels.rows import ranges
 from weft.kernels.staging import StagedValue
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
+from weft.runner.drafts import rows_of_one
 from weft.runner.runner import Runner
 from weft.runner.step_sampling import StepSampling
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A part of a plan that is computed by itself, and its place in the pack."""
+    """A part of a plan that is computed by itself, and the places of its tokens in the pack.
+
+    `in_order`: neighbouring rows may be of one sequence, the certain token and its drafts.
+    """
 
     plan: Plan
-    first: int
-    end: int
+    places: NDArray[np.int64]
+    in_order: bool = False
 
 
 def canonical_passes(plan: Plan, spec: MemorySpec, at_once: int, scratch: tuple[int, int]) -> Iterator[Pass]:
     """Cut a plan into passes: up to `at_once` rows of one token, then cell by cell.
 
-    Between two cells of a row, a state that the plan does not keep goes to one of two `scratch` slots.
+    Drafts are rows of one token each. Between two cells of a row, a state that the plan does not keep goes to one of
+    two `scratch` slots.
     """
-    decodes = plan.decode_rows
-    for first in range(0, decodes, at_once):
-        end = min(decodes, first + at_once)
-        yield Pass(rows_of(plan, first, end), first, end)
-    packed = decodes
-    for row in range(decodes, plan.rows):
+    length = (plan.end - plan.start).astype(np.int64)
+    first = np.cumsum(length) - length
+    drafts = plan.drafts if len(plan.drafts) else np.zeros(plan.rows, np.int32)
+    answering = length == drafts + 1
+    if answering.any():
+        rows = np.flatnonzero(answering)
+        places, _ = ranges(first[rows], length[rows])
+        chosen = chosen_rows(plan, rows, places)
+        single = rows_of_one(chosen, spec.cell)
+        for low in range(0, len(places), at_once):
+            high = min(len(places), low + at_once)
+            yield Pass(rows_of(single or chosen, low, high), places[low:high], single is not None)
+    for row in np.flatnonzero(~answering).tolist():
         for piece in pieces_of(plan, row, spec, scratch):
-            length = len(piece.tokens)
-            first = packed + int(piece.start[0] - plan.start[row])
-            yield Pass(piece, first, first + length)
-        packed += int(plan.end[row] - plan.start[row])
+            begin = first[row] + int(piece.start[0] - plan.start[row])
+            yield Pass(piece, np.arange(begin, begin + len(piece.tokens)))
+
+
+NO_DRAFTS = np.zeros(0, np.int32)
+BY_ROW = ("seat", "start", "end", "from_board", "read_slot", "tail", "page_table", "window_table", "window_first")
+
+
+def chosen_rows(plan: Plan, rows: NDArray[np.int64], places: NDArray[np.int64]) -> Plan:
+    """Return a plan of some rows, whose tokens are at these places."""
+    number = np.full(plan.rows, -1, np.int32)
+    number[rows] = np.arange(len(rows), dtype=np.int32)
+    ours = number[plan.captures.row] >= 0
+    captures = Captures(number[plan.captures.row[ours]], plan.captures.position[ours], plan.captures.slot[ours])
+    fields: dict[str, Any] = {name: getattr(plan, name)[rows] for name in BY_ROW}
+    drafts = plan.drafts[rows] if len(plan.drafts) else plan.drafts
+    return replace(plan, tokens=plan.tokens[places], captures=captures, drafts=drafts, **fields)
 
 
 def rows_of(plan: Plan, first: int, end: int) -> Plan:
@@ -59,9 +87,8 @@ def rows_of(plan: Plan, first: int, end: int) -> Plan:
     rows = slice(first, end)
     ours = (plan.captures.row >= first) & (plan.captures.row < end)
     captures = Captures(plan.captures.row[ours] - first, plan.captures.position[ours], plan.captures.slot[ours])
-    by_row = ("seat", "start", "end", "from_board", "read_slot", "tail", "page_table", "window_table", "window_first")
-    fields: dict[str, Any] = {name: getattr(plan, name)[rows] for name in by_row}
-    return replace(plan, tokens=plan.tokens[rows], captures=captures, **fields)
+    fields: dict[str, Any] = {name: getattr(plan, name)[rows] for name in BY_ROW}
+    return replace(plan, tokens=plan.tokens[rows], captures=captures, drafts=NO_DRAFTS, **fields)
 
 
 def pieces_of(plan: Plan, row: int, spec: MemorySpec, scratch: tuple[int, int]) -> Iterator[Plan]:
@@ -70,7 +97,8 @@ def pieces_of(plan: Plan, row: int, spec: MemorySpec, scratch: tuple[int, int]) 
     slots = dict(zip(plan.captures.position[ours].tolist(), plan.captures.slot[ours].tolist(), strict=True))
     start, end, cell = int(plan.start[row]), int(plan.end[row]), spec.cell
     packed = int((plan.end - plan.start)[:row].sum())
-    lone = rows_of(replace(plan, tokens=np.zeros(plan.rows, np.int32), end=plan.start + 1), row, row + 1)
+    bare = replace(plan, tokens=np.zeros(plan.rows, np.int32), end=plan.start + 1, drafts=NO_DRAFTS)
+    lone = rows_of(bare, row, row + 1)
     slot, here = int(plan.read_slot[row]), start
     while here < end:
         there = min(end, floor_to_grid(here, cell) + cell)
@@ -124,12 +152,20 @@ class ExactRunner(Runner):
         hidden: Tensor | None = None
         for part in canonical_passes(plan, self.spec, self.at_once, self.scratch):
             batch = self.build_batch(part.plan)
-            found = self.compute(batch)
+            found = self.in_order(part.plan, batch) if part.in_order else self.compute(batch)
             if hidden is None:
                 hidden = found.new_empty(len(plan.tokens), found.shape[1])
-            hidden[part.first : part.end] = found
+            hidden[torch.from_numpy(part.places)] = found
         assert hidden is not None
         return batch, sampling, hidden
+
+    def in_order(self, plan: Plan, batch: Batch) -> Float[Tensor, "rows hidden"]:
+        """Return the hidden states of rows of one token, each of which may read what the row before it writes."""
+        found = self.compute.in_order(batch) if isinstance(self.compute, Replays) else None
+        if found is not None:
+            return found
+        rows = [self.compute(self.build_batch(rows_of(plan, row, row + 1))).clone() for row in range(plan.rows)]
+        return torch.cat(rows)
 
     def logits_of(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
         return torch.cat([self.model.logits(rows, batch) for rows in hidden.split(self.at_once)])
