@@ -170,9 +170,9 @@ BY_REASON = {
     "misses": ("weft_cache_misses", "Lookups that reused less than the grid allows, by reason"),
     "lost_tokens": ("weft_cache_lost_tokens", "Prompt tokens on the grid that had to be computed, by reason"),
 }
-DRAFTERS = ("suffix", "prediction")
+DRAFTERS = ("suffix", "prediction", "grammar")
 # Why a sequence does not draft.
-NOT_DRAFTED = ("grammar", "request")
+NOT_DRAFTED = ("request",)
 # metric: help, label, {value of the label: name in the stats}
 GROUPED = {
     "weft_cached_tokens": ("Reused prompt tokens", "source", {"device": "cached_tokens"}),
