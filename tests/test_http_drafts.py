@@ -83,11 +83,16 @@ def test_invalid_fields_are_named(served: Served, fields, named):
     assert named in (error.get("param") or "") or named in error["message"]
 
 
-def test_a_row_of_a_grammar_counts_as_not_drafted(served: Served):
-    found = served.chat("Hello", structured_outputs={"choice": ["yes", "no"]})
-    assert found["choices"][0]["message"]["content"] in ("yes", "no")
-    page = served.client.get("/metrics").text
-    assert 'weft_not_drafted_total{reason="grammar"} 1.0' in page
+def test_what_a_grammar_forces_takes_one_step(served: Served):
+    form = {"choice": ["yes, this is the only answer", "no, this is the only answer"]}
+    texts, steps = [], []
+    for draft in (False, True):
+        before = served.stats()["steps"]
+        texts.append(served.say("Hello", structured_outputs=form, draft=draft, max_tokens=40))
+        steps.append(served.stats()["steps"] - before)
+    assert texts[0] == texts[1]
+    assert texts[0] in form["choice"]
+    assert steps[1] <= steps[0] // 3
 
 
 def test_metrics_count_drafts_by_drafter_and_position(served: Served):

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
-from tests import test_drafts, test_drafts_of_models, test_suffixes
+from tests import test_drafts, test_drafts_of_grammars, test_drafts_of_models, test_suffixes
 from weft.engine import loop, planner
 from weft.engine.seat_sampling import SeatSampling
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.speculate import drafting as drafting_module
 from weft.speculate.suffix import SharedTexts
+from weft.text.grammar import Guide
 
 SEEDS = 100
+REGEX = test_drafts_of_grammars.GRAMMARS[1]
 Patch = pytest.MonkeyPatch
 
 
@@ -133,6 +136,12 @@ def all_samples_of_a_row_have_the_random_number_of_its_first(patch: Patch) -> No
         return replace(sampling, uniform=numbers)
 
     patch.setattr(SeatSampling, "gather", same)
+
+
+@plant(partial(test_drafts_of_grammars.test_a_grammar_gives_the_same_answers_with_drafts_in_fewer_steps, REGEX, 0))
+def a_grammar_does_not_see_the_drafts_before_a_sample(patch: Patch) -> None:
+    original = Guide.masks_along
+    patch.setattr(Guide, "masks_along", lambda self, tokens: [self.mask for _ in original(self, tokens)])
 
 
 @plant(test_suffixes.test_texts_of_another_salt_are_never_drafted)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weft.speculate import suffix
-from weft.speculate.costs import LearnedCosts
+from weft.speculate.costs import FORGET_AFTER, LearnedCosts
 from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
 from weft.speculate.suffix import KEY, MOST_OF_ONE, Match, OwnText, Prediction, SharedTexts
 
@@ -148,3 +148,16 @@ def test_sizes_of_steps_count_once_they_were_measured_twice() -> None:
     costs.observe(4, 0, 2.0)
     costs.observe(8, 4, 50.0)
     assert costs.ratio(4, 4) == 3.0
+    assert costs.ratio(4, 12) == 3.0, "a larger step takes no less"
+    assert costs.ratio(4, 1) == 1.0, "a smaller one has yet to be tried"
+
+
+def test_costs_of_drafts_are_learned_anew_after_a_while() -> None:
+    costs = LearnedCosts()
+    for _ in range(2):
+        costs.observe(4, 0, 1.0)
+        costs.observe(8, 4, 9.0)
+    assert costs.ratio(4, 4) == 9.0
+    for _ in range(FORGET_AFTER):
+        costs.observe(4, 0, 1.0)
+    assert costs.ratio(4, 4) == 1.0

@@ -5,6 +5,7 @@ The engine only applies the masks; the implementation defines and compiles gramm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from weft.base.grammar import Grammar
@@ -19,8 +20,12 @@ class Constraint(Protocol):
         """[words] one bit per token, lowest first: set if it may come next. Stop tokens only where it may end."""
         ...
 
-    def mask_after(self, tokens: tuple[int, ...]) -> Ints:
-        """Return the mask after further tokens, which the masks before them allow. The position stays."""
+    def forced(self) -> list[int]:
+        """Return tokens that spell what must come next; none if there is a choice. The position stays."""
+        ...
+
+    def masks_along(self, tokens: Sequence[int]) -> list[Ints]:
+        """Return the masks after each of further tokens, as far as the answer may go on. The position stays."""
         ...
 
     @property

@@ -110,9 +110,6 @@ class Engine:
     def _begin_drafting(self, sequence: Sequence) -> SequenceDrafts | None:
         drafting, request = self.planner.drafting, sequence.request
         assert drafting is not None
-        if sequence.constraint is not None:
-            drafting.counts.not_drafted["grammar"] += 1
-            return None
         if request.params.draft == 0:
             drafting.counts.not_drafted["request"] += 1
             return None

@@ -170,7 +170,14 @@ class Planner:
         if sequence is None or sequence.drafting is None:
             return None
         # One token is sampled after the last draft.
-        return sequence.drafting.propose(sequence.generated, int(self._left[seat]) - 1, self.drafting.shared)
+        most, constraint = int(self._left[seat]) - 1, sequence.constraint
+        if constraint is None:
+            return sequence.drafting.propose(sequence.generated, most, self.drafting.shared)
+        proposal = sequence.drafting.spell(constraint.forced(), most)
+        if proposal is None:
+            proposal = sequence.drafting.propose(sequence.generated, most, self.drafting.shared)
+        valid = 0 if proposal is None else len(constraint.masks_along(proposal.tokens))
+        return proposal.first(valid) if proposal is not None and valid else None
 
     def _grant_drafts(self, drafts: dict[int, Proposal], rows: StepBuilder) -> list[int]:
         """Allocate memory for decodes with drafts, oldest first. Return those that have room for one token only."""

@@ -185,14 +185,20 @@ class SeatSampling:
         """Return the tokens that grammars or the request allow next, for the rows that are restricted."""
         rows: list[int] = []
         masks: list[Ints] = []
-        for row in np.flatnonzero(self._masked[seats]).tolist():
-            constraint = sequences[row].constraint
+        along: list[Ints] = []
+        # Backwards: the last sample of a row has all its drafts before it.
+        for row in reversed(np.flatnonzero(self._masked[seats]).tolist()):
+            constraint, drafts = sequences[row].constraint, ahead.get(row, ())
             rows.append(row)
             if constraint is None:
                 masks.append(self._allowed[int(seats[row])])
+            elif drafts:
+                is_last = len(ahead.get(row + 1, ())) <= len(drafts)
+                along = constraint.masks_along(drafts) if is_last else along
+                masks.append(along[len(drafts) - 1])
             else:
-                masks.append(constraint.mask_after(ahead[row]) if row in ahead else constraint.mask)
-        return np.asarray(rows, np.int32), _stacked(masks)
+                masks.append(constraint.mask)
+        return np.asarray(rows[::-1], np.int32), _stacked(masks[::-1])
 
     def bans_by_input(
         self, seats: NDArray[np.int64], sequences: list[Sequence], starts: NDArray[np.int64], boarded: NDArray[np.bool_]

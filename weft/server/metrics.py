@@ -170,6 +170,9 @@ BY_REASON = {
     "misses": ("weft_cache_misses", "Lookups that reused less than the grid allows, by reason"),
     "lost_tokens": ("weft_cache_lost_tokens", "Prompt tokens on the grid that had to be computed, by reason"),
 }
+DRAFTERS = ("suffix", "prediction", "grammar")
+# Why a sequence does not draft.
+NOT_DRAFTED = ("request",)
 # metric: help, label, {value of the label: name in the stats}
 GROUPED = {
     "weft_cached_tokens": ("Reused prompt tokens", "source", {"device": "cached_tokens"}),
@@ -287,19 +290,18 @@ class EngineCollector:
 
 
 def _drafts(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
-    """Yield the counts of drafts; none if the engine does not draft."""
-    if not counts:
-        return
+    """Yield the counts of drafts. Series that every engine may have begin at 0."""
     labels = ["drafter", "position", "result"]
     tokens = CounterMetricFamily("weft_draft_tokens", "Verified drafts, by their place in the row", labels=labels)
-    for name, proposed in counts["proposed"].items():
+    zeros = {f"{drafter} 1": 0 for drafter in DRAFTERS}
+    for name, proposed in (zeros | dict(counts.get("proposed", {}))).items():
         drafter, _, position = name.rpartition(" ")
-        accepted = counts["accepted"].get(name, 0)
+        accepted = counts.get("accepted", {}).get(name, 0)
         tokens.add_metric([drafter, position, "accepted"], accepted)
         tokens.add_metric([drafter, position, "refused"], proposed - accepted)
     yield tokens
     others = CounterMetricFamily("weft_not_drafted", "Sequences that do not draft, by reason", labels=["reason"])
-    for reason, count in counts["not_drafted"].items():
+    for reason, count in (dict.fromkeys(NOT_DRAFTED, 0) | dict(counts.get("not_drafted", {}))).items():
         others.add_metric([reason], count)
     yield others
 

@@ -8,6 +8,8 @@ from typing import Protocol
 # Durations kept of each size, and how many must be known before they count.
 KEPT = 8
 NEEDED = 2
+# Steps after which the costs of drafts are learned anew.
+FORGET_AFTER = 2048
 
 
 class StepCosts(Protocol):
@@ -22,21 +24,35 @@ class StepCosts(Protocol):
 
 
 class LearnedCosts:
-    """The fastest of the last steps of about the same size. A size not seen yet counts as free, so it is tried."""
+    """The fastest of the last steps of about the same size. A larger step takes no less time than a smaller one.
+
+    A step with drafts that is smaller than all seen so far counts as free, so it is tried. Now and then all of them
+    are forgotten, because what was slow when it ran for the first time, or on a busy machine, would never be tried
+    again.
+    """
 
     def __init__(self) -> None:
-        self._seconds: dict[tuple[bool, int], deque[float]] = {}
+        self._plain: dict[int, deque[float]] = {}
+        self._drafted: dict[int, deque[float]] = {}
+        self._observed = 0
 
     def observe(self, tokens: int, drafts: int, seconds: float) -> None:
-        self._seconds.setdefault(_bucket(tokens, drafts), deque(maxlen=KEPT)).append(seconds)
+        self._observed += 1
+        if self._observed % FORGET_AFTER == 0:
+            self._drafted.clear()
+        table = self._drafted if drafts else self._plain
+        table.setdefault(_size_class(tokens), deque(maxlen=KEPT)).append(seconds)
 
     def ratio(self, rows: int, drafts: int) -> float:
-        base, with_drafts = self._known(rows, 0), self._known(rows + drafts, drafts)
-        return 1.0 if base is None or with_drafts is None else max(1.0, with_drafts / base)
+        base, drafted = _known(self._plain, rows), _known(self._drafted, rows + drafts)
+        return 1.0 if base is None or drafted is None else max(1.0, drafted / base)
 
-    def _known(self, tokens: int, drafts: int) -> float | None:
-        seconds = self._seconds.get(_bucket(tokens, drafts), ())
-        return min(seconds) if len(seconds) >= NEEDED else None
+
+def _known(table: dict[int, deque[float]], tokens: int) -> float | None:
+    """Return the most that is known of steps of this size and smaller ones."""
+    size = _size_class(tokens)
+    known = [min(found) for each, found in table.items() if each <= size and len(found) >= NEEDED]
+    return max(known, default=None)
 
 
 class FreeDrafts:
@@ -49,11 +65,11 @@ class FreeDrafts:
         return 1.0
 
 
-def _bucket(tokens: int, drafts: int) -> tuple[bool, int]:
-    """Return the size class of a step: with and without drafts apart, because they run different code.
+def _size_class(tokens: int) -> int:
+    """Return a step's size, rounded up to one of four between powers of two.
 
-    >>> _bucket(1, 0), _bucket(9, 4), _bucket(11, 4), _bucket(13, 4)
-    ((False, 1), (True, 10), (True, 12), (True, 14))
+    >>> [_size_class(tokens) for tokens in (1, 7, 9, 11, 13, 100)]
+    [1, 7, 10, 12, 14, 112]
     """
     step = max(1, 1 << max(0, tokens.bit_length() - 3))
-    return drafts > 0, -(-tokens // step) * step
+    return -(-tokens // step) * step

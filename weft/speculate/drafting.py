@@ -119,6 +119,11 @@ class SequenceDrafts:
             return None
         return self._proposal("suffix", "long suffix" if match.length >= LONG_MATCH else "suffix", match)
 
+    def spell(self, forced: Sequence[int], most: int) -> Proposal | None:
+        """Return tokens that a grammar forces as drafts. The model may still spell the same text otherwise."""
+        tokens = tuple(forced[: min(most, self.most)])
+        return self._proposal("grammar", "grammar", Match(0, tokens)) if most > 0 and tokens else None
+
     def _match(self, answer: list[int], most: int, shared: SharedTexts) -> Match | None:
         """Return the longer of the matches in the sequence's own text and in those of its salt; its own if equal."""
         if self._own is None:

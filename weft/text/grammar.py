@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from threading import Lock
 from typing import Any
 
@@ -139,16 +140,32 @@ class Guide:
             raise InvalidField(self._field, f"has failed on the answer: {_first_words(self._matcher.get_error())}")
         self.mask = self._look()
 
-    def mask_after(self, tokens: tuple[int, ...]) -> NDArray[np.int32]:
-        """Return the mask after further tokens that are no stop tokens. The position stays."""
-        taken = self._matcher.try_consume_tokens(list(tokens))
-        assert taken == len(tokens), f"{taken} of {len(tokens)} tokens follow the grammar"
-        ended = self.ended
-        try:
-            return self._look()
-        finally:
-            self.ended = ended
-            self._matcher.rollback(taken)
+    def forced(self) -> list[int]:
+        """Return tokens that spell what must come next; none if there is a choice. The position stays."""
+        found: list[int] = []
+        for token in self._matcher.deep_copy().compute_ff_tokens():
+            if token >= self._vocab_size or _has(self._stops, token):
+                break
+            found.append(token)
+        return found
+
+    def masks_along(self, tokens: Sequence[int]) -> list[NDArray[np.int32]]:
+        """Return the masks after each of further tokens, as far as the answer may go on. The position stays."""
+        if self.ended:
+            return []
+        # A copy: budgets that looking ahead spends, and its errors, are not the answer's.
+        ahead = copy(self)
+        ahead._matcher = self._matcher.deep_copy()
+        masks: list[NDArray[np.int32]] = []
+        for token in tokens:
+            if ahead.ended or _has(self._stops, token) or not _has(ahead.mask, token):
+                break
+            try:
+                ahead.take(token)
+            except InvalidField:
+                break
+            masks.append(ahead.mask)
+        return masks
 
     def _look(self) -> NDArray[np.int32]:
         found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)

@@ -124,3 +124,6 @@ def _take(request: MeasuredRequest, event: dict[str, Any], now: float) -> None:
         details = usage.get("prompt_tokens_details")
         if details is not None:
             request.cached_tokens = details.get("cached_tokens") or 0
+        answer = usage.get("completion_tokens_details") or {}
+        request.draft_steps = answer.get("draft_steps") or 0
+        request.accepted_drafts = answer.get("accepted_draft_tokens") or 0

@@ -24,6 +24,8 @@ class MeasuredRequest:
     prompt_tokens: int = 0
     tokens: int = 0
     cached_tokens: int | None = None  # not every server reports it
+    draft_steps: int = 0  # steps that verified drafts
+    accepted_drafts: int = 0
     text: str = ""
     error: str | None = None
 
@@ -72,6 +74,7 @@ def summary(measured: Sequence[MeasuredRequest], duration: float) -> dict[str, A
         "total_token_throughput": (prompt + tokens) / duration,
         "cached_tokens": cached if told else None,
         "cached_share": cached / asked if asked else None,
+        "accepted_length": _accepted_length(good),
     }
     times = {
         "ttft": [each.first for each in good if each.chunks],
@@ -83,6 +86,12 @@ def summary(measured: Sequence[MeasuredRequest], duration: float) -> dict[str, A
         found |= _spread(name, [1000 * value for value in values])
     found["errors"] = dict(Counter(each.error for each in measured if each.error is not None))
     return found
+
+
+def _accepted_length(measured: Sequence[MeasuredRequest]) -> float | None:
+    """Return the mean tokens of a step with drafts, the free one included."""
+    steps = sum(each.draft_steps for each in measured)
+    return 1 + sum(each.accepted_drafts for each in measured) / steps if steps else None
 
 
 def _spread(name: str, values: list[float]) -> dict[str, float | None]:
@@ -103,6 +112,7 @@ ROWS = (
     ("Total generated tokens", "total_output_tokens", "d"),
     ("Cached input tokens", "cached_tokens", "d"),
     ("Cached share of input", "cached_share", ".1%"),
+    ("Accepted length with drafts", "accepted_length", ".2f"),
     ("Request throughput (req/s)", "request_throughput", ".2f"),
     ("Input token throughput (tok/s)", "input_throughput", ".2f"),
     ("Output token throughput (tok/s)", "output_throughput", ".2f"),
