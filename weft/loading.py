@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ class Loaded:
     suggested: SamplingParams  # sampling defaults of the model, for requests that set none
     device: str
     chosen: Chosen  # packages that compute its operations
+    disk: Path | None = None  # file of the disk tier
+    fingerprint: bytes = b""  # of the model, for that file
 
     @property
     def dtype(self) -> str:
@@ -69,6 +71,8 @@ class Loaded:
             runner = self._runner(threads, progress)
             if self.config.host_bytes:
                 runner.add_host_memory(self.config.host_bytes)
+            if self.disk is not None:
+                runner.add_disk(self.disk, self.config.disk_bytes, self.fingerprint)
             return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
             asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))
@@ -129,7 +133,12 @@ def load(options: Options, progress: bool = True) -> Loaded:
     ends = end_tokens(beside)
     ends |= tokenizer.end_tokens if tokenizer else ends
     suggested = suggested_params(beside)
-    return Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, chosen)
+    loaded = Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, chosen)
+    if options.disk is None:
+        return loaded
+    from weft.models.fingerprint import fingerprint
+
+    return replace(loaded, disk=Path(options.disk), fingerprint=fingerprint(model, config, spec))
 
 
 def compile_early(model: CausalModel, device: str, dtype: torch.dtype) -> None:

@@ -15,7 +15,7 @@ class EngineConfig:
     first served) or "prefix" (longest reusable prefix first, with aging). `eviction` is "value", "lru" or "flops".
     `capture_every` is the distance between snapshots in tokens; 0 derives it from the size of a state. `paranoid`
     audits every step, checks every plan, and fills freed memory with NaN. `host_bytes` is the size of the host memory
-    that keeps what the device evicts; 0 is none.
+    that keeps what the device evicts, `disk_bytes` that of a file which does; 0 is none.
     """
 
     memory_bytes: int
@@ -30,6 +30,7 @@ class EngineConfig:
     paranoid: bool = False
     seed: int = 0
     host_bytes: int = 0
+    disk_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "max_sequences", "max_tokens_per_step", "max_length"):
@@ -46,6 +47,6 @@ class EngineConfig:
                 f"({self.max_tokens_per_step}) must be at least max_sequences "
                 f"({self.max_sequences}), so that every running sequence can decode in a step",
             )
-        for name in ("capture_every", "host_bytes"):
+        for name in ("capture_every", "host_bytes", "disk_bytes"):
             if getattr(self, name) < 0:
                 raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")

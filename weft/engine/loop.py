@@ -48,7 +48,8 @@ class Engine:
             capture_every=config.capture_every,
             remember_freed=config.paranoid,
         )
-        self.copier = Copier.attach(self.ledger, device, config) if config.host_bytes and config.cache else None
+        tiered = config.cache and (config.host_bytes or config.disk_bytes)
+        self.copier = Copier.attach(self.ledger, device, config) if tiered else None
         self.planner = Planner(self.ledger, config)
         self._device = device
         self._sequences: dict[int, Sequence] = {}
@@ -134,6 +135,11 @@ class Engine:
         planner = self.planner
         busy = planner.running or planner.leaving or len(planner.queue) or self._flights or self._outputs
         return not (busy or (self.copier is not None and self.copier.busy))
+
+    def close(self) -> None:
+        """Land the copies that are under way, and close the tier below."""
+        if self.copier is not None:
+            self.copier.close()
 
     # inspection -----------------------------------------------------------------------------------------------------
 

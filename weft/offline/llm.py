@@ -169,6 +169,8 @@ class LLM:
         with self._lock:
             self._abort(list(self._running.values()))
             self._stopped = self._stopped or "it is closed"
+            if self.engine is not None:
+                self.engine.close()
             self.engine = None  # type: ignore[assignment]  # frees the memory; `_check_open` keeps calls away
 
     def __enter__(self) -> LLM:
