@@ -77,3 +77,20 @@ def test_a_shared_unit_is_freed_by_its_last_owner() -> None:
 def test_memory_too_small_for_the_model_is_an_error_with_the_numbers() -> None:
     with pytest.raises(OptionError, match="at least 2048"):
         Arena({Kind.PAGE: 1024, Kind.STATE: 1024}, 1500)
+
+
+def test_a_claimed_unit_is_taken_once_and_only_where_it_can_lie() -> None:
+    arena = Arena({Kind.PAGE: 64, Kind.STATE: 192}, 10_000)
+    per_slab = arena.slab_bytes // 64
+    assert arena.claim(Kind.PAGE, 1)
+    assert not arena.claim(Kind.PAGE, 1)
+    assert not arena.claim(Kind.STATE, 0), "its slab holds pages"
+    assert not arena.claim(Kind.PAGE, arena.slabs * per_slab), "beyond the arena"
+    assert arena.claim(Kind.STATE, arena.slab_bytes // 192)
+    assert arena.used_slabs == 2
+    taken = [arena.take(Kind.PAGE) for _ in range(per_slab - 1)]
+    assert 1 not in taken
+    for page in [1, *taken]:
+        arena.release(Kind.PAGE, page)
+    arena.release(Kind.STATE, arena.slab_bytes // 192)
+    assert arena.used_slabs == 0

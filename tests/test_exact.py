@@ -16,6 +16,7 @@ from weft import LLM, SamplingParams
 from weft.cli.exact_test import ExactTest, exact_complaints
 from weft.cli.main import main
 from weft.kernels.plain.sampling import digest
+from weft.memory.keys import chain, root_key
 from weft.memory.spec import MemorySpec
 from weft.runner.exact import ExactRunner, canonical_passes
 from weft.runner.runner import Runner
@@ -56,6 +57,12 @@ def test_without_native_kernels_rows_of_one_token_are_computed_one_by_one() -> N
     assert found.chosen.operations.decodes_at_once in (1, 64)
     bare = type(found.chosen.operations)({k: v for k, v in vars(found.chosen.operations).items() if k[:4] != "deco"})
     assert ExactRunner(found.model, found.spec, 1 << 20, 4, operations=bare).at_once == 1
+
+
+def test_exact_engines_of_different_forms_share_no_key() -> None:
+    tokens = np.arange(8, dtype=np.int32)
+    roots = [root_key(b"salt", 4, form) for form in (None, "", "2 threads", "4 threads")]
+    assert len({key for root in roots for key in chain(root, tokens, 4)}) == 8
 
 
 # digests --------------------------------------------------------------------------------------------------------------

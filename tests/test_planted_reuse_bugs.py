@@ -185,7 +185,7 @@ def masks_are_made_for_every_layer(patch: Patch) -> None:
 @plant(test_hits.test_the_reason_of_every_miss_is_told)
 def tenants_share_their_prefixes(patch: Patch) -> None:
     original = sequence_module.root_key
-    patch.setattr(sequence_module, "root_key", lambda salt, cell: original(b"", cell))
+    patch.setattr(sequence_module, "root_key", lambda salt, cell, form=None: original(b"", cell, form))
 
 
 @plant(test_hits.test_the_reason_of_every_miss_is_told)

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from tests.test_disk_tier import power_loss, run_on_disk
 from tests.tiered import TieredDevice, run_tiered, tiered_workload
 from weft.base.copies import CopyPlan, Direction, Run
+from weft.memory.cache import Cache
 from weft.memory.kinds import Kind
-from weft.memory.tiers import loads, saves, units
+from weft.memory.tiers import disk_file, loads, saves, units
 from weft.memory.tiers.loads import Loads
 
 SEEDS = 400
@@ -21,14 +23,23 @@ Patch = pytest.MonkeyPatch
 class Plant:
     name: str
     sow: Callable[[Patch], None]
+    check: Callable[[int], object]
 
 
 PLANTS: list[Plant] = []
 
 
+def in_host_memory(seed: int) -> None:
+    run_tiered(tiered_workload(seed), seed)
+
+
 def plant(sow: Callable[[Patch], None]) -> Callable[[Patch], None]:
-    PLANTS.append(Plant(sow.__name__, sow))
+    PLANTS.append(Plant(sow.__name__, sow, on_disk if "disk" in sow.__name__ else in_host_memory))
     return sow
+
+
+def on_disk(seed: int) -> None:
+    run_on_disk(seed, power_loss)
 
 
 def seen_before_it_ran(patch: Patch, direction: Direction) -> None:
@@ -95,12 +106,28 @@ def a_cancelled_load_keeps_its_pins(patch: Patch) -> None:
     patch.setattr(Loads, "plan", lambda self: None)
 
 
+@plant
+def a_header_on_disk_is_believed_though_its_unit_was_overwritten(patch: Patch) -> None:
+    patch.setattr(disk_file, "checksum", lambda data: 0)
+
+
+@plant
+def cells_on_disk_are_restored_without_the_cell_above(patch: Patch) -> None:
+    original = Cache.publish
+
+    def publish(self, key, parent, page):
+        # As if each cell stood where the first one does.
+        return original(self, key, parent if parent is None or parent.depth > 1 else parent.parent, page)
+
+    patch.setattr(Cache, "publish", publish)
+
+
 @pytest.mark.parametrize("bug", PLANTS, ids=lambda p: p.name)
 def test_a_planted_tier_bug_is_caught(bug: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     bug.sow(monkeypatch)
     for seed in range(SEEDS):
         try:
-            run_tiered(tiered_workload(seed), seed)
+            bug.check(seed)
         except (AssertionError, KeyError, IndexError, ValueError):
             return
     pytest.fail(f"{SEEDS} workloads did not notice")

@@ -112,5 +112,5 @@ def run_tiered(workload: Workload, seed: int) -> Run:
     drive(workload, run)
     check_answers(workload, run)
     engine.ledger.tiers.clear()
-    assert engine.ledger.tiers.host.arena.used_slabs == 0, "host memory is still owned after it was cleared"
+    assert engine.ledger.tiers.lower.arena.used_slabs == 0, "host memory is still owned after it was cleared"
     return run

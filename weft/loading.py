@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from weft import builtin
+from weft import __version__, builtin
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError, OptionError
 from weft.base.options import Options, SizingFacts, count, draft_tokens, resolve
@@ -52,6 +52,8 @@ class Loaded:
     suggested: SamplingParams  # sampling defaults of the model, for requests that set none
     device: str
     chosen: Chosen  # packages that compute its operations
+    disk: Path | None = None  # file of the disk tier
+    fingerprint: bytes = b""  # of the model, for that file
 
     @property
     def dtype(self) -> str:
@@ -70,6 +72,8 @@ class Loaded:
             runner = self._runner(threads, progress)
             if self.config.host_bytes:
                 runner.add_host_memory(self.config.host_bytes)
+            if self.disk is not None:
+                runner.add_disk(self.disk, self.config.disk_bytes, self.fingerprint)
             return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
             asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))
@@ -131,6 +135,8 @@ def load(options: Options, progress: bool = True) -> Loaded:
     spec = MemorySpec(model.memories(chosen.operations), draft_room=draft_tokens(options, kind))
     facts = facts_of(spec, config, device, room)
     engine_config, reasons = resolve(options, facts)
+    if options.exact:
+        engine_config = replace(engine_config, form=form_of(options, device, chosen))
     for name, reason in reasons.items():
         log.info("%s: %s", name, reason)
     if facts.model_length is not None and engine_config.max_length > facts.model_length:
@@ -140,7 +146,19 @@ def load(options: Options, progress: bool = True) -> Loaded:
     ends = end_tokens(beside)
     ends |= tokenizer.end_tokens if tokenizer else ends
     suggested = suggested_params(beside)
-    return Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, chosen)
+    loaded = Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, chosen)
+    if options.disk is None:
+        return loaded
+    from weft.models.fingerprint import fingerprint
+
+    return replace(loaded, disk=Path(options.disk), fingerprint=fingerprint(model, config, spec))
+
+
+def form_of(options: Options, device: str, chosen: Chosen) -> str:
+    """Return what the bits of an exact engine depend on besides the model: versions, device, operations, threads."""
+    threads = f"{options.threads or available_cores()} threads" if device == "cpu" else ""
+    parts = (__version__, torch.__version__, device_name(device), threads, *chosen.summary())
+    return "; ".join(map(str, parts))
 
 
 def compile_early(model: CausalModel, device: str, dtype: torch.dtype, exact: bool = False) -> None:

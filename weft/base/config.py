@@ -18,9 +18,10 @@ class EngineConfig:
     `depth` is how many steps may be in flight while the next one is planned: 0 or 1. `order` is "fcfs" (first come,
     first served) or "prefix" (longest reusable prefix first, with aging). `eviction` is "value", "lru" or "flops".
     `capture_every` is the distance between snapshots in tokens; 0 derives it from the size of a state. `exact`: every
-    token is computed in its canonical form (docs/exact.md). `paranoid` audits every step, checks every plan, and fills
-    freed memory with NaN. `host_bytes` is the size of the host memory that keeps what the device evicts; 0 is none.
-    `draft` is "off" or "suffix", and `draft_tokens` the most drafts that one row verifies in a step.
+    token is computed in its canonical form (docs/exact.md); `form` is what its bits depend on, such as the device.
+    `paranoid` audits every step, checks every plan, and fills freed memory with NaN. `host_bytes` is the size of the
+    host memory that keeps what the device evicts, `disk_bytes` that of a file which does; 0 is none. `draft` is "off"
+    or "suffix", and `draft_tokens` the most drafts that one row verifies in a step.
     """
 
     memory_bytes: int
@@ -33,11 +34,13 @@ class EngineConfig:
     eviction: str = "value"
     capture_every: int = 0
     exact: bool = False
+    form: str = ""
     paranoid: bool = False
     seed: int = 0
     host_bytes: int = 0
     draft: str = "off"
     draft_tokens: int = 0
+    disk_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "max_sequences", "max_tokens_per_step", "max_length"):
@@ -54,7 +57,7 @@ class EngineConfig:
                 f"({self.max_tokens_per_step}) must be at least max_sequences "
                 f"({self.max_sequences}), so that every running sequence can decode in a step",
             )
-        for name in ("capture_every", "host_bytes"):
+        for name in ("capture_every", "host_bytes", "disk_bytes"):
             if getattr(self, name) < 0:
                 raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")
         if not 0 <= self.draft_tokens <= MOST_DRAFTS:

@@ -25,6 +25,20 @@ class UnitCopy(NamedTuple):
     lower: int
 
 
+class UnitLabel(NamedTuple):
+    """What a unit is, for a tier that outlives the process.
+
+    A page has the keys of its cell and of the one above. A state and its window pages have the key of the resume point;
+    `position` is where a window page ends.
+    """
+
+    key: bytes
+    parent: bytes | None
+    position: int
+    origin: str
+    tenant: bytes
+
+
 class Run(NamedTuple):
     """`length` units that lie side by side in both tiers, so that one copy moves them."""
 
@@ -42,7 +56,8 @@ class CopyPlan:
     """`after_steps`: begin only when the steps that were launched before have ended.
 
     Paranoid mode needs that, because a step in flight may still fill a unit with NaN that was freed before it.
-    Otherwise a freed unit is not touched by any step in flight.
+    Otherwise a freed unit is not touched by any step in flight. A lower tier that outlives the process also needs
+    `labels`, one for each unit, and `cleared`, its units that were freed since the last save.
     """
 
     number: int
@@ -50,6 +65,8 @@ class CopyPlan:
     units: tuple[UnitCopy, ...]
     size_bytes: int
     after_steps: bool = False
+    labels: tuple[UnitLabel, ...] = ()
+    cleared: tuple[tuple[str, int], ...] = ()
 
     def runs(self) -> Iterator[Run]:
         """Yield the copies, with neighbours joined.

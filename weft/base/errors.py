@@ -1,6 +1,10 @@
 """Errors that Weft raises on purpose. A message says what must hold, what was given, and what to do."""
 
 
+class CopyFailed(Exception):
+    """Copies between tiers could not be made; what they would have written is not to be used."""
+
+
 class WeftError(Exception):
     """Root of all errors that Weft raises on purpose."""
 

@@ -64,6 +64,12 @@ class Options:
         "off",
         "size of host memory for what a GPU's memory evicts, such as 64GiB; auto: half of free memory; off: none",
     )
+    disk: str | None = option(
+        None,
+        "file that keeps what a CPU engine's memory evicts, also across restarts; protect it like prompts",
+        metavar="PATH",
+    )
+    disk_size: str | int | None = option(None, "size of that file, such as 500GiB; allocated at the first start")
     max_sequences: int | str = option("auto", "sequences that run at once; others wait. auto: 64, on a GPU 256")
     max_tokens_per_step: int | str = option(
         "auto", "tokens computed in one step; longer prompts are split into chunks. auto: 2048, on a GPU 8192"
@@ -120,12 +126,17 @@ class Options:
             ("model", "folder or a hub id"),
             ("tokenizer", "folder or a hub id"),
             ("chat_template", "file"),
+            ("disk", "path"),
         ):
             if not isinstance(getattr(self, name), str | None):
                 raise InvalidOption(name, f"must be a {what}, got {getattr(self, name)!r}")
         if self.threads < 0:
             raise InvalidOption("threads", f"must not be negative, got {self.threads}")
         memory_bytes(self.memory)
+        if self.disk_size is not None:
+            if self.disk is None:
+                raise InvalidOption("disk_size", "needs --disk, the path of the file")
+            memory_bytes(self.disk_size, "disk_size")
         if self.host_memory != "off":
             memory_bytes(self.host_memory, "host_memory")
         length_limit(self.max_length)
@@ -219,8 +230,22 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
         host_bytes=_host_bytes(options, facts, reasons),
         draft=draft_of(options),
         draft_tokens=draft_tokens(options, facts.device),
+        disk_bytes=_disk_bytes(options, facts),
     )
     return config, reasons
+
+
+def _disk_bytes(options: Options, facts: SizingFacts) -> int:
+    if options.disk is None:
+        return 0
+    if facts.device != "cpu":
+        raise InvalidOption("disk", "is supported on a CPU only; on a GPU, pass --host-memory instead")
+    if not options.cache:
+        raise InvalidOption("disk", "needs the cache; do not pass --no-cache with it")
+    size = None if options.disk_size is None else memory_bytes(options.disk_size, "disk_size")
+    if size is None:
+        raise InvalidOption("disk", "needs --disk-size, the size of the file, such as 500GiB")
+    return size
 
 
 def _host_bytes(options: Options, facts: SizingFacts, reasons: dict[str, str]) -> int:

@@ -5,17 +5,21 @@ No step waits for a copy. Only an engine with nothing else to do waits, for the 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from time import perf_counter
 from typing import Any, cast
 
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan, Direction
+from weft.base.errors import CopyFailed
 from weft.base.plan import Plan
 from weft.engine.device import CopyingDevice, Device
 from weft.memory.ledger import Ledger
 from weft.memory.tiers.rates import Rates
-from weft.memory.tiers.tiers import Tiers, host_cache
+from weft.memory.tiers.tiers import Tiers, empty_tier
+
+log = logging.getLogger("weft")
 
 # Plans of copies launched in one step.
 MOST_PLANS = 16
@@ -48,10 +52,16 @@ class Copier:
 
     @classmethod
     def attach(cls, ledger: Ledger, device: Device, config: EngineConfig) -> Copier:
-        """Give a ledger host memory, whose copies `device` makes."""
+        """Give a ledger the tier below the device that the configuration asks for; `device` makes the copies."""
         copying = cast(CopyingDevice, device)
-        host = host_cache(ledger.spec, config.host_bytes, config.eviction)
-        ledger.tiers = Tiers(ledger.cache, host, Rates(copying.load_bytes_per_second))
+        rates = Rates(copying.load_bytes_per_second)
+        if config.host_bytes:
+            lower = empty_tier(ledger.spec, config.host_bytes, config.eviction)
+        else:
+            from weft.memory.tiers.disk_tier import disk_cache
+
+            lower = disk_cache(ledger.spec, copying.disk, config.eviction)
+        ledger.tiers = Tiers(ledger.cache, lower, rates, labelled=not config.host_bytes)
         return cls(ledger.tiers, copying)
 
     @property
@@ -62,9 +72,28 @@ class Copier:
         """Publish copies that have landed; with `wait`, at least one, a load if there is one."""
         for direction in (Direction.LOAD, Direction.SAVE):
             flights = self._flights[direction]
-            while flights and (seconds := self._device.copied(flights[0][1], wait)) is not None:
-                self.tiers.landed(flights.popleft()[0], seconds)
+            while flights and self._land_oldest(flights, wait):
                 wait = False
+
+    def close(self) -> None:
+        while self.tiers.in_flight:
+            self.land(wait=True)
+        self._device.close()
+
+    def _land_oldest(self, flights: deque[tuple[CopyPlan, Any]], wait: bool) -> bool:
+        plan, ticket = flights[0]
+        try:
+            seconds = self._device.copied(ticket, wait)
+        except CopyFailed as error:
+            log.warning("a copy between tiers failed: %s", error)
+            flights.popleft()
+            self.tiers.failed(plan)
+            return True
+        if seconds is None:
+            return False
+        flights.popleft()
+        self.tiers.landed(plan, seconds)
+        return True
 
     def launch(self, stepping: bool) -> None:
         """Begin the next copies. Without a step to follow, wait for the oldest one: nothing else can happen."""

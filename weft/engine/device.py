@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.base.copies import CopyPlan
 from weft.base.plan import Landing, Plan
+
+if TYPE_CHECKING:
+    from weft.memory.tiers.disk_file import DiskFile
 
 
 class Device(Protocol):
@@ -20,8 +23,17 @@ class CopyingDevice(Device, Protocol):
     """A device with host memory below its own. Copies of one direction land in the order of their launch."""
 
     @property
+    def disk(self) -> DiskFile:
+        """The file of the disk tier, if that is the tier below."""
+        ...
+
+    @property
     def load_bytes_per_second(self) -> float | None:
         """The rate of loads, measured at the start, if it was."""
+        ...
+
+    def close(self) -> None:
+        """Release the tier below."""
         ...
 
     def copy(self, plan: CopyPlan) -> Any:
@@ -29,5 +41,8 @@ class CopyingDevice(Device, Protocol):
         ...
 
     def copied(self, ticket: Any, wait: bool) -> float | None:
-        """Return the seconds that the copies took, or None if they are under way; with `wait`, wait for them."""
+        """Return the seconds that the copies took, or None if they are under way; with `wait`, wait for them.
+
+        Raises `CopyFailed` if they could not be made.
+        """
         ...

@@ -56,7 +56,8 @@ class Engine:
             remember_freed=config.paranoid,
             private_answers=config.exact,
         )
-        self.copier = Copier.attach(self.ledger, device, config) if config.host_bytes and config.cache else None
+        tiered = config.cache and (config.host_bytes or config.disk_bytes)
+        self.copier = Copier.attach(self.ledger, device, config) if tiered else None
         if drafting is None and config.draft != "off":
             drafting = Drafting(config.draft_tokens)
         assert drafting is None or drafting.most <= spec.draft_room, "a tail must have room for all drafts of a step"
@@ -98,8 +99,8 @@ class Engine:
             constraint = self.constrain(request)
         drawn = int(self._seeds.integers(1 << 63))
         seed = drawn if request.params.seed is None else request.params.seed
-        cell, exact = self.ledger.spec.cell, self.config.exact
-        sequence = Sequence(self._next_id, request, max_tokens, seed, cell, constraint, exact)
+        cell, form = self.ledger.spec.cell, self.config.form if self.config.exact else None
+        sequence = Sequence(self._next_id, request, max_tokens, seed, cell, constraint, form)
         if self.planner.drafting is not None:
             sequence.drafting = self._begin_drafting(sequence)
         self._next_id += 1
@@ -159,6 +160,11 @@ class Engine:
         planner = self.planner
         busy = planner.running or planner.leaving or len(planner.queue) or self._flights or self._outputs
         return not (busy or (self.copier is not None and self.copier.busy))
+
+    def close(self) -> None:
+        """Land the copies that are under way, and close the tier below."""
+        if self.copier is not None:
+            self.copier.close()
 
     # inspection -----------------------------------------------------------------------------------------------------
 

@@ -301,6 +301,7 @@ class Planner:
         again = sequence.report.preemptions > 0
         self.ledger.cache.count(lease.miss if again else sequence.note_start(lease.miss), again)
         if self.ledger.tiers is not None:
+            self.ledger.tiers.belongs(sequence.keys, request.salt)
             sequence.report.loaded_tokens += self.ledger.tiers.leave(sequence.id, lease.miss.cached)
         self.by_seat[seat] = sequence
         self.sampling.sit(sequence)

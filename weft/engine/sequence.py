@@ -22,8 +22,8 @@ from weft.speculate.drafting import SequenceDrafts
 class Sequence:
     """`known` are the tokens to compute before the next one can be sampled: the prompt, and what was generated before a
     preemption. `leaving` is set once no more steps are planned for it; with None as its reason, the sequence will
-    return. `constraint` stands at the end of `generated`, whatever happened to the memory meanwhile. With `exact`, the
-    keys of cells with generated tokens differ from those of prompts."""
+    return. `constraint` stands at the end of `generated`, whatever happened to the memory meanwhile. In an exact
+    engine there is a `form`, and the keys of cells with generated tokens differ from those of prompts."""
 
     __slots__ = (
         "arrival",
@@ -31,7 +31,7 @@ class Sequence:
         "cell",
         "constraint",
         "drafting",
-        "exact",
+        "form",
         "fresh_starts",
         "generated",
         "id",
@@ -58,7 +58,7 @@ class Sequence:
         seed: int,
         cell: int,
         constraint: Constraint | None = None,
-        exact: bool = False,
+        form: str | None = None,
     ) -> None:
         self.id = number
         self.arrival = number
@@ -70,10 +70,10 @@ class Sequence:
         self.constraint = constraint
         self.drafting: SequenceDrafts | None = None
         self.cell = cell
-        self.exact = exact
+        self.form = form
         self.known: NDArray[np.int32] = request.prompt
         self.generated: list[int] = []
-        self.keys: list[Key] = chain(root_key(request.salt, cell), request.prompt, cell)
+        self.keys: list[Key] = chain(root_key(request.salt, cell, form), request.prompt, cell)
         self.plain_key: Key | None = self._plain_key()
         self.lease: Lease | None = None
         self.seat = 0
@@ -86,7 +86,7 @@ class Sequence:
     def _plain_key(self) -> Key | None:
         if not self.keys or not self.request.salt:
             return self.keys[0] if self.keys else None
-        return chain(root_key(b"", self.cell), self.request.prompt[: self.cell], self.cell)[0]
+        return chain(root_key(b"", self.cell, self.form), self.request.prompt[: self.cell], self.cell)[0]
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -133,8 +133,8 @@ class Sequence:
         """Extend the keys to this many cells, once their tokens are known; those of `accepted` follow `generated`."""
         if cells > len(self.keys):
             start, end = len(self.keys) * self.cell, cells * self.cell
-            parent = self.keys[-1] if self.keys else root_key(self.request.salt, self.cell)
-            decoded_from = len(self.request.prompt) - start if self.exact else None
+            parent = self.keys[-1] if self.keys else root_key(self.request.salt, self.cell, self.form)
+            decoded_from = None if self.form is None else len(self.request.prompt) - start
             tokens = self.tokens(start, min(end, self.length))
             if end > self.length:
                 tokens = np.concatenate([tokens, np.asarray(accepted[: end - self.length], np.int32)])

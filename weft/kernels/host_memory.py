@@ -69,6 +69,9 @@ class HostMemory:
             end.record()
         return CopyFlight((start, end))
 
+    def copied(self, flight: CopyFlight, wait: bool) -> float | None:
+        return flight.landed(wait)
+
     def _copy(self, plan: CopyPlan) -> None:
         for kind, upper, lower, count in plan.runs():
             size = self._unit_bytes[kind]

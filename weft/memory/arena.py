@@ -8,7 +8,7 @@ kind.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from weft.base.errors import OptionError
 from weft.memory.kinds import Kind
@@ -88,6 +88,25 @@ class Arena:
         self.owners[kind][unit] = 1
         return unit
 
+    def claim(self, kind: Kind, unit: int) -> bool:
+        """Take a certain unit, with one owner, and return whether it could be taken.
+
+        Not if its slab holds another kind, or the unit crosses a slab. For units that a file already holds.
+        """
+        slab = unit * self.unit_bytes[kind] // self.slab_bytes
+        if slab >= self.slabs or unit not in units_in_slab(slab, self.slab_bytes, self.unit_bytes[kind]):
+            return False
+        if self._kind_of[slab] is None:
+            self._empty.remove(slab)
+            heapify(self._empty)
+            self._devote(slab, kind)
+        if self._kind_of[slab] is not kind or unit in self.owners[kind]:
+            return False
+        self._free_units[slab].remove(unit)
+        self._live[slab] += 1
+        self.owners[kind][unit] = 1
+        return True
+
     def share(self, kind: Kind, unit: int) -> None:
         self.owners[kind][unit] += 1
 
@@ -131,7 +150,11 @@ class Arena:
         if not self._empty:
             return None
         slab = heappop(self._empty)
+        self._devote(slab, kind)
+        return slab
+
+    def _devote(self, slab: int, kind: Kind) -> None:
+        """Let an empty slab hold units of a kind."""
         self._kind_of[slab] = kind
         self._free_units[slab] = list(reversed(units_in_slab(slab, self.slab_bytes, self.unit_bytes[kind])))
-        heappush(candidates, slab)
-        return slab
+        heappush(self._with_room[kind], slab)

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 Key = bytes
 
 
-def root_key(salt: bytes, cell: int) -> Key:
-    return sha256(b"weft/1 %d " % cell + salt).digest()
+def root_key(salt: bytes, cell: int, form: str | None = None) -> Key:
+    """Return the key of the empty prefix. Exact engines have a `form`, all that the bits of a cell depend on."""
+    start = b"weft/1 %d " % cell if form is None else b"weft/1 %d exact %s " % (cell, sha256(form.encode()).digest())
+    return sha256(start + salt).digest()
 
 
 def chain(parent: Key, tokens: NDArray[np.int32], cell: int, decoded_from: int | None = None) -> list[Key]:

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     STATE_EVICTED = "state_evicted"
     SCORES_WANTED = "scores_wanted"
     IN_HOST = "in_host"
+    IN_DISK = "in_disk"
     LOAD_SLOWER = "load_slower_than_recompute"
 
 
@@ -40,6 +41,7 @@ SENTENCES = {
     Reason.STATE_EVICTED: "pages matched further, but the state there was evicted",
     Reason.SCORES_WANTED: "the request needs log-probabilities of the prompt, so its tokens had to be computed",
     Reason.IN_HOST: "more is in host memory, but there was no room on the device to load it",
+    Reason.IN_DISK: "more is on disk, but it could not be loaded",
     Reason.LOAD_SLOWER: "more is in another tier, but loading it would take longer than computing it",
 }
 

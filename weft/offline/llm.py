@@ -170,6 +170,8 @@ class LLM:
         with self._lock:
             self._abort(list(self._running.values()))
             self._stopped = self._stopped or "it is closed"
+            if self.engine is not None:
+                self.engine.close()
             # Frees the memory; `_check_open` keeps calls away.
             self.engine = self.model = None  # type: ignore[assignment]
 

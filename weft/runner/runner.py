@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from weft.base.copies import CopyPlan
 from weft.base.plan import Landing, Plan, Scores
 from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
-from weft.kernels.host_memory import CopyFlight, HostMemory
+from weft.kernels.host_memory import HostMemory
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.native.replay import Replays
 from weft.kernels.staging import StagedValue
@@ -31,6 +32,9 @@ from weft.runner.batching import build_batch, build_step
 from weft.runner.drafts import rows_of_one
 from weft.runner.sampler import sample
 from weft.runner.step_sampling import StepSampling, stage_sampling
+
+if TYPE_CHECKING:
+    from weft.memory.tiers.disk_file import DiskFile
 
 # Limit on the logits of prompt tokens computed at a time, 16 MiB: a CPU's allocator never frees the largest step's
 # temporaries.
@@ -61,7 +65,8 @@ class Runner:
 
     score_elements = SCORE_ELEMENTS
     scratch_units = 0
-    host: HostMemory | None = None
+    # Host memory or a file, which makes its own copies.
+    lower: Any = None
 
     def __init__(
         self,
@@ -158,23 +163,44 @@ class Runner:
         digests = next(arrays).copy().view(np.int64) if flight.digests else None
         return Landing(tokens, sampled, prompt, digests)
 
-    # host memory ----------------------------------------------------------------------------------------------------
+    # the tier below -------------------------------------------------------------------------------------------------
 
     def add_host_memory(self, size_bytes: int) -> None:
         """Allocate host memory for what the device evicts."""
-        self.host = HostMemory(self.store, size_bytes)
+        self.lower = HostMemory(self.store, size_bytes)
+
+    def add_disk(self, path: Path, size_bytes: int, fingerprint: bytes) -> None:
+        """Open the file for what this memory evicts, on a CPU."""
+        from weft.memory.tiers.disk_file import open_file
+        from weft.memory.tiers.disk_format import DiskLayout
+        from weft.memory.tiers.disk_tier import DiskCopies, check_model
+
+        check_model(self.spec)
+        memory, sizes = self.store.buffer.numpy().data, self.store.unit_bytes
+        file = open_file(path, DiskLayout.of(fingerprint, sizes, size_bytes))
+        self.lower = DiskCopies(file, lambda kind, unit: memory[unit * sizes[kind] : (unit + 1) * sizes[kind]])
+
+    @property
+    def disk(self) -> DiskFile:
+        file: DiskFile = self.lower.file
+        return file
 
     @property
     def load_bytes_per_second(self) -> float | None:
-        assert self.host is not None, "the runner has no host memory"
-        return self.host.load_bytes_per_second
+        rate: float | None = self.lower.load_bytes_per_second
+        return rate
 
-    def copy(self, plan: CopyPlan) -> CopyFlight:
-        assert self.host is not None, "the runner has no host memory"
-        return self.host.copy(plan)
+    def copy(self, plan: CopyPlan) -> Any:
+        return self.lower.copy(plan)
 
-    def copied(self, flight: CopyFlight, wait: bool) -> float | None:
-        return flight.landed(wait)
+    def copied(self, flight: Any, wait: bool) -> float | None:
+        seconds: float | None = self.lower.copied(flight, wait)
+        return seconds
+
+    def close(self) -> None:
+        """Close the disk tier's file, if there is one."""
+        if self.lower is not None and hasattr(self.lower, "close"):
+            self.lower.close()
 
     def _score_prompt(
         self, hidden: Float[Tensor, "tokens hidden"], batch: Batch, sampling: StepSampling, top: int

@@ -12,7 +12,7 @@ from weft.memory.trie import Node, path
 
 def audit_host(tiers: Tiers) -> None:
     """Check that every unit of host memory has exactly the owners that its trie and the copies in flight imply."""
-    host = tiers.host
+    host = tiers.lower
     counted: dict[Kind, Counter[int]] = {kind: Counter() for kind in host.arena.unit_bytes}
     for node in host.trie.nodes.values():
         _count_node(tiers, node, counted)
@@ -28,7 +28,7 @@ def audit_host(tiers: Tiers) -> None:
 
 
 def _count_node(tiers: Tiers, node: Node, counted: dict[Kind, Counter[int]]) -> None:
-    host, spec = tiers.host, tiers.host.spec
+    host, spec = tiers.lower, tiers.lower.spec
     assert node.parent is None or host.trie.nodes.get(node.parent.key) is node.parent, "a saved cell lost its parent"
     if node.page is not None:
         counted[Kind.PAGE][node.page] += 1

@@ -33,7 +33,20 @@ class Load:
     cells: [0, first) were in the upper tier   [first, next) are planned   [next, end) are still to be copied
     """
 
-    __slots__ = ("end", "first", "in_flight", "keys", "next", "origin", "planned", "point", "source", "tip", "waiters")
+    __slots__ = (
+        "broken",
+        "end",
+        "first",
+        "in_flight",
+        "keys",
+        "next",
+        "origin",
+        "planned",
+        "point",
+        "source",
+        "tip",
+        "waiters",
+    )
 
     def __init__(self, keys: list[Key], first: int, source: Node, tip: Node | None, point: PointUnits) -> None:
         self.keys = keys
@@ -44,6 +57,7 @@ class Load:
         self.point = point  # units of the point in the lower tier, shared
         self.origin = None if source.resume is None else source.resume.origin
         self.planned = False
+        self.broken = False
         self.in_flight = 0
         self.waiters: set[int] = set()
 
@@ -56,6 +70,10 @@ class Loads:
         self.lower = lower
         self.bytes = 0
         self.cancelled = 0
+        # Whether plans say what each unit is.
+        self.labelled = False
+        # Keys of cells whose copies in the lower tier turned out to be damaged.
+        self.damaged: set[Key] = set()
         self.chunk_bytes = chunk_bytes
         self.most_bytes = most_bytes
         self._active: dict[Key, Load] = {}
@@ -149,12 +167,12 @@ class Loads:
     def _add_cell(self, batch: CopyBatch, key: Key) -> bool:
         source = self.lower.trie.nodes[key]
         if source.page is None:
-            batch.cells.append(CellCopy(key, None, None))
+            batch.cells.append(CellCopy(key, None, 0, None, None))
             return True
         page = take(self.upper, Kind.PAGE)
         if page is None:
             return False
-        batch.cells.append(CellCopy(key, page, source.page))
+        batch.cells.append(CellCopy(key, None, source.depth * self.lower.cell, page, source.page))
         return True
 
     def _add_point(self, load: Load, batch: CopyBatch) -> None:
@@ -164,7 +182,7 @@ class Loads:
                 self._end(load)
             return
         position = load.end * self.upper.cell
-        units = take_point(self.upper, position, len(load.point.window))
+        units = take_point(self.upper, position, len(load.point.window), take)
         if units is None:
             self._cancel_unless(load, batch)
             return
@@ -177,7 +195,8 @@ class Loads:
         load.in_flight += 1
         self._in_flight_bytes += batch.size_bytes
         self._flights.append((load, batch))
-        return CopyPlan(self._number, Direction.LOAD, batch.units(), batch.size_bytes, self.upper.arena.remembers_freed)
+        after_steps, labels = self.upper.arena.remembers_freed, batch.labels(self.lower.cell) if self.labelled else ()
+        return CopyPlan(self._number, Direction.LOAD, batch.units(), batch.size_bytes, after_steps, labels)
 
     # landing --------------------------------------------------------------------------------------------------------
 
@@ -187,6 +206,11 @@ class Loads:
         load.in_flight -= 1
         self._in_flight_bytes -= batch.size_bytes
         for cell in batch.cells:
+            if load.broken:
+                # The cells above it were not loaded.
+                if cell.upper is not None:
+                    self.upper.arena.release(Kind.PAGE, cell.upper)
+                continue
             node = self.upper.publish(cell.key, load.tip, cell.upper)
             before, load.tip = load.tip, node
             self.upper.trie.pin(node)
@@ -195,6 +219,22 @@ class Loads:
             hand_over(self.upper, batch.point, batch.point.upper)
         self.bytes += batch.size_bytes
         if load.planned and not load.in_flight:
+            self._end(load)
+
+    def failed(self) -> None:
+        """Give up the oldest flight, whose copies could not be made: what the lower tier has is damaged."""
+        load, batch = self._flights.popleft()
+        load.in_flight -= 1
+        self._in_flight_bytes -= batch.size_bytes
+        for cell in batch.cells:
+            if cell.upper is not None:
+                self.upper.arena.release(Kind.PAGE, cell.upper)
+        if batch.point is not None:
+            release_point(self.upper, batch.point.upper)
+        self.damaged.update(cell.key for cell in batch.cells)
+        self.damaged.add(load.source.key)
+        load.planned = load.broken = True
+        if not load.in_flight:
             self._end(load)
 
     def _end(self, load: Load) -> None:

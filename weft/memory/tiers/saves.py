@@ -22,13 +22,14 @@ from weft.memory.tiers.units import (
     hand_over,
     release_point,
     share_point,
-    take,
     take_point,
 )
-from weft.memory.trie import Node
+from weft.memory.trie import Node, path
 
 # Paths that wait to be saved; beyond it, the oldest is dropped.
 MOST_OFFERED = 4096
+# The anchor of a path whose copies have failed: no cell has this key.
+NOWHERE = b""
 
 
 class Saving:
@@ -37,11 +38,12 @@ class Saving:
     `anchor` is the key above the first missing cell: it may itself be on its way, in an earlier copy.
     """
 
-    __slots__ = ("anchor", "failed", "in_flight", "keys", "next", "planned", "tip")
+    __slots__ = ("anchor", "failed", "in_flight", "keys", "next", "planned", "root", "tip")
 
-    def __init__(self, keys: list[Key], anchor: Key | None) -> None:
+    def __init__(self, keys: list[Key], anchor: Key | None, root: Key) -> None:
         self.keys = keys  # of the missing cells, then of the path's end, once more, for its point
         self.anchor = anchor
+        self.root = root  # of the path's first cell
         self.next = 0
         self.tip: Node | None = None
         self.in_flight = 0
@@ -57,6 +59,9 @@ class Saves:
         self.lower = lower
         self.bytes = 0
         self.dropped = 0
+        # Whether plans say what each unit is, and of which tenant, by the key of a path's first cell.
+        self.labelled = False
+        self.tenants: dict[Key, bytes] = {}
         self.chunk_bytes = chunk_bytes
         self.most_bytes = most_bytes
         self._offered: deque[Key] = deque()
@@ -122,7 +127,7 @@ class Saves:
             missing.append(above.key)
             above = above.parent
         missing.reverse()
-        saving = Saving([*missing, node.key], None if above is None else above.key)
+        saving = Saving([*missing, node.key], None if above is None else above.key, path(node)[0].key)
         self._under_way.update(missing)
         if saving.anchor is not None and saving.anchor in self.lower.trie.nodes:
             self._hold(saving, self.lower.trie.nodes[saving.anchor])
@@ -149,13 +154,14 @@ class Saves:
 
     def _add_cell(self, batch: CopyBatch, node: Node) -> bool:
         if node.page is None:
-            batch.cells.append(CellCopy(node.key, None, None))
+            batch.cells.append(CellCopy(node.key, None, 0, None, None))
             return True
-        page = take(self.lower, Kind.PAGE)
+        page = self.lower.take(Kind.PAGE)
         if page is None:
             return False
         self.upper.arena.share(Kind.PAGE, node.page)
-        batch.cells.append(CellCopy(node.key, node.page, page))
+        above = None if node.parent is None else node.parent.key
+        batch.cells.append(CellCopy(node.key, above, node.depth * self.lower.cell, node.page, page))
         return True
 
     def _add_point(self, batch: CopyBatch, node: Node) -> None:
@@ -163,7 +169,7 @@ class Saves:
         if point is None or (saved is not None and saved.resume is not None):
             return
         position = node.depth * self.upper.cell
-        units = take_point(self.lower, position, len(point.window))
+        units = take_point(self.lower, position, len(point.window), Cache.take)
         if units is None:
             self.dropped += 1
             return
@@ -177,9 +183,29 @@ class Saves:
         saving.in_flight += 1
         self._in_flight_bytes += batch.size_bytes
         self._flights.append((saving, batch))
-        return CopyPlan(self._number, Direction.SAVE, batch.units(), batch.size_bytes)
+        if not self.labelled:
+            return CopyPlan(self._number, Direction.SAVE, batch.units(), batch.size_bytes)
+        cleared = tuple(self.lower.arena.freed)
+        self.lower.arena.freed.clear()
+        batch.tenant = self.tenants.get(saving.root, b"")
+        labels = batch.labels(self.lower.cell)
+        return CopyPlan(self._number, Direction.SAVE, batch.units(), batch.size_bytes, labels=labels, cleared=cleared)
 
     # landing --------------------------------------------------------------------------------------------------------
+
+    def failed(self) -> None:
+        """Give up the oldest flight, whose copies could not be made."""
+        saving, batch = self._flights[0]
+        # Without the cells above it, nothing of this path is entered from here on.
+        self.lower.unpin(saving.tip)
+        saving.tip, saving.anchor = None, NOWHERE
+        saving.planned = saving.failed = True
+        self.dropped += 1
+        if batch.point is not None:
+            release_point(self.upper, batch.point.upper)
+            release_point(self.lower, batch.point.lower)
+            batch.point = None
+        self.landed()
 
     def landed(self) -> None:
         """Publish the oldest flight in the lower tier, and release what it read."""

@@ -7,6 +7,7 @@ root: a lookup combines the pages of one tier with the resume point of another.
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 from weft.base.copies import CopyPlan, Direction
@@ -29,9 +30,12 @@ MOST_SAVING_BYTES = 128 << 20
 CHUNK_BYTES = 64 << 20
 # A request whose loaded prefix was evicted again before it could start is computed after this many loads.
 MOST_LOADS = 2
+# First cells whose tenant is remembered until their paths are saved.
+MOST_TENANTS = 1 << 16
+TENANT_BYTES = 16
 
 
-def host_cache(spec: MemorySpec, size_bytes: int, eviction: str) -> Cache:
+def empty_tier(spec: MemorySpec, size_bytes: int, eviction: str) -> Cache:
     """Return an empty tier of this size. Tails are private to running sequences, so it has none."""
     sizes: dict[Kind, int] = {kind: size for kind, size in unit_bytes(spec).items() if kind is not Kind.TAIL}
     try:
@@ -43,18 +47,31 @@ def host_cache(spec: MemorySpec, size_bytes: int, eviction: str) -> Cache:
         ) from error
 
 
-class Tiers:
-    """Host memory below `upper`, the device's. `waiter` is the number of a request in the queue."""
+def tenant_digest(salt: bytes) -> bytes:
+    """Return what a header says of the tenant: enough to drop its units, not enough to learn its salt."""
+    return sha256(b"weft tenant " + salt).digest()[:TENANT_BYTES]
 
-    def __init__(self, upper: Cache, host: Cache, rates: Rates, chunk_bytes: int = CHUNK_BYTES) -> None:
+
+class Tiers:
+    """A tier below `upper`, the device's memory. `waiter` is the number of a request in the queue.
+
+    `labelled`: the lower tier outlives the process, and its plans say what each unit is.
+    """
+
+    def __init__(
+        self, upper: Cache, lower: Cache, rates: Rates, chunk_bytes: int = CHUNK_BYTES, labelled: bool = False
+    ) -> None:
         self.upper = upper
-        self.host = host
+        self.lower = lower
         self.rates = rates
-        self.saves = Saves(upper, host, chunk_bytes, MOST_SAVING_BYTES)
-        self.loads = Loads(upper, host, chunk_bytes, MOST_LOADING_BYTES)
+        self.name = "disk" if labelled else "host"
+        self.saves = Saves(upper, lower, chunk_bytes, MOST_SAVING_BYTES)
+        self.loads = Loads(upper, lower, chunk_bytes, MOST_LOADING_BYTES)
+        self.saves.labelled = self.loads.labelled = labelled
         self.loaded_tokens = 0
         self.seconds = dict.fromkeys(Direction, 0.0)
         self.slower = 0
+        self.failures = 0
         # By request: how many loads it has waited for, and the interval of tokens that the last one brought.
         self._tried: dict[int, int] = {}
         self._brought: dict[int, tuple[int, int]] = {}
@@ -83,6 +100,12 @@ class Tiers:
             self.rates.loaded(plan.size_bytes, seconds)
             self.loads.landed()
 
+    def failed(self, plan: CopyPlan) -> None:
+        """Give up what a plan could not copy."""
+        copies = self.saves if plan.direction is Direction.SAVE else self.loads
+        copies.failed()
+        self.failures += 1
+
     # requests -------------------------------------------------------------------------------------------------------
 
     def bring(self, waiter: int, keys: list[Key], limit: int, match: Miss) -> bool:
@@ -98,10 +121,14 @@ class Tiers:
         return True
 
     def _deeper(self, keys: list[Key], limit: int, match: Miss) -> Node | None:
-        """Return the deepest place in host memory to resume from, if it is deeper than the device's."""
+        """Return the deepest place in the lower tier to resume from, if it is deeper than the device's."""
         cell = self.upper.cell
-        node = self.host.trie.deepest(keys[: floor_to_grid(limit, cell) // cell])
-        if self.host.point_bytes:
+        reusable = keys[: floor_to_grid(limit, cell) // cell]
+        if self.loads.damaged:
+            bad = (depth for depth, key in enumerate(reusable) if key in self.loads.damaged)
+            reusable = reusable[: next(bad, len(reusable))]
+        node = self.lower.trie.deepest(reusable)
+        if self.lower.point_bytes:
             point = resume_at_or_above(node)
             node = None if point is None else point.node
         return node if node is not None and node.depth * cell > match.cached else None
@@ -112,13 +139,14 @@ class Tiers:
         return self.rates.load_pays(size, self.loads.queued_bytes, source.depth * cell - match.cached)
 
     def explain(self, keys: list[Key], limit: int, miss: Miss) -> Miss:
-        """Return the miss with its reason, if host memory has more than the request starts from."""
+        """Return the miss with its reason, if the lower tier has more than the request starts from."""
         source = self._deeper(keys, limit, miss)
         if source is None:
             return miss
         slower = not self._pays(source, miss)
         self.slower += slower
-        return replace(miss, reason=Reason.LOAD_SLOWER if slower else Reason.IN_HOST)
+        there = Reason.IN_DISK if self.name == "disk" else Reason.IN_HOST
+        return replace(miss, reason=Reason.LOAD_SLOWER if slower else there)
 
     def leave(self, waiter: int, cached: int = 0) -> int:
         """Forget a request that has started with `cached` tokens, or ended; return how many of them were loaded."""
@@ -133,13 +161,21 @@ class Tiers:
 
     def opened(self, keys: list[Key], limit: int, node: Node | None) -> None:
         """Record a lookup: what it started from is worth keeping here too."""
-        self.host.looked_up(None, keys, self.host.match(keys, limit))
+        self.lower.looked_up(None, keys, self.lower.match(keys, limit))
         if node is None:
             return
         self.saves.offer(node.key)
-        known = self.host.trie.nodes.get(node.key)
+        known = self.lower.trie.nodes.get(node.key)
         if known is not None:
-            self.host.touch(known)
+            self.lower.touch(known)
+
+    def belongs(self, keys: list[Key], salt: bytes) -> None:
+        """Record the tenant of a request, by its first cell, for the headers of a tier that outlives the process."""
+        if not self.saves.labelled or not keys or keys[0] in self.saves.tenants:
+            return
+        if len(self.saves.tenants) >= MOST_TENANTS:
+            self.saves.tenants.pop(next(iter(self.saves.tenants)))
+        self.saves.tenants[keys[0]] = tenant_digest(salt)
 
     def kept(self, key: Key) -> None:
         """Save a path that the device has just kept, with its resume point."""
@@ -147,25 +183,26 @@ class Tiers:
 
     def clear(self) -> None:
         """Drop everything that no copy uses."""
-        self.host.clear()
+        self.lower.clear()
 
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges for metrics."""
-        arena = self.host.arena
+        arena = self.lower.arena
         return {
-            "host": {
+            self.name: {
                 "limit_bytes": arena.slabs * arena.slab_bytes,
                 "used_bytes": sum(arena.used(kind) * size for kind, size in arena.unit_bytes.items()),
-                "cells": len(self.host.trie),
-                "resume_points": self.host.points,
-                "evicted_pages": self.host.counts.evicted_pages,
-                "evicted_points": self.host.counts.evicted_points,
+                "cells": len(self.lower.trie),
+                "resume_points": self.lower.points,
+                "evicted_pages": self.lower.counts.evicted_pages,
+                "evicted_points": self.lower.counts.evicted_points,
                 "saved_bytes": self.saves.bytes,
                 "loaded_bytes": self.loads.bytes,
                 "saved_seconds": self.seconds[Direction.SAVE],
                 "loaded_seconds": self.seconds[Direction.LOAD],
                 "loaded_tokens": self.loaded_tokens,
                 "unsaved": self.saves.dropped,
+                "failures": self.failures,
                 "cancelled_loads": self.loads.cancelled,
                 "load_bytes_per_second": self.rates.load_bytes or 0.0,
                 "prefill_tokens_per_second": self.rates.prefill_tokens or 0.0,

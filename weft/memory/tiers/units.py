@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from weft.base.copies import UnitCopy
+from weft.base.copies import UnitCopy, UnitLabel
 from weft.memory.cache import Cache
 from weft.memory.captures import Origin
 from weft.memory.keys import Key
@@ -16,6 +17,8 @@ class CellCopy:
     """A cell under copy. The pages are None for a model without full attention."""
 
     key: Key
+    parent: Key | None
+    position: int
     upper: int | None
     lower: int | None
 
@@ -43,6 +46,7 @@ class PointUnits:
 class CopyBatch:
     """The copies of one plan for one path, in order: cells from the root down, then the point."""
 
+    tenant: bytes = b""
     cells: list[CellCopy] = field(default_factory=list)
     point: PointCopy | None = None
     size_bytes: int = 0
@@ -55,6 +59,18 @@ class CopyBatch:
             found += point_copies(self.point.upper, self.point.lower)
         return tuple(found)
 
+    def labels(self, cell: int) -> tuple[UnitLabel, ...]:
+        """Return what each unit is; `cell` is the length of a cell."""
+        origin = Origin.REGULAR.value
+        found = [UnitLabel(c.key, c.parent, c.position, origin, self.tenant) for c in self.cells if c.upper is not None]
+        point = self.point
+        if point is None:
+            return tuple(found)
+        ends = [point.position] if point.upper.slot is not None else []
+        count = len(point.upper.window)
+        ends += [point.position - cell * (count - 1 - index) for index in range(count)]
+        return tuple(found) + tuple(UnitLabel(point.key, None, end, point.origin.value, self.tenant) for end in ends)
+
 
 def point_copies(upper: PointUnits, lower: PointUnits) -> list[UnitCopy]:
     """Return the copies of a resume point's units."""
@@ -63,7 +79,7 @@ def point_copies(upper: PointUnits, lower: PointUnits) -> list[UnitCopy]:
 
 
 def take(cache: Cache, kind: Kind) -> int | None:
-    """Return a unit to copy into, evicting if necessary."""
+    """Return a unit of the upper tier to load into, evicting if necessary."""
     unit = cache.take(kind)
     if unit is not None and cache.arena.freed:
         # Paranoid mode would fill its bytes with NaN in the next step, after the copy.
@@ -80,7 +96,9 @@ def _overlap(cache: Cache, freed: tuple[str, int], taken: tuple[Kind, int]) -> b
     return first < other_end and other < end
 
 
-def take_point(cache: Cache, position: int, window: int) -> PointUnits | None:
+def take_point(
+    cache: Cache, position: int, window: int, take: Callable[[Cache, Kind], int | None]
+) -> PointUnits | None:
     """Return units for the resume point of a position with this many window pages, or None if there is no room."""
     slot, pages = None, list[int]()
     if Kind.STATE in cache.arena.unit_bytes:

@@ -1,0 +1,63 @@
+"""A file in memory that loses power: writes that were not synced are dropped, torn and reordered by sector."""
+
+from __future__ import annotations
+
+import errno
+from random import Random
+
+from weft.memory.captures import Origin
+from weft.memory.keys import Key
+from weft.memory.kinds import Kind
+from weft.memory.tiers.disk_format import DiskLayout, UnitHeader
+from weft.memory.tiers.tiers import tenant_digest
+
+SECTOR = 512
+UNIT_BYTES = {Kind.PAGE: 5000, Kind.WINDOW: 3000, Kind.STATE: 20_000}
+LAYOUT = DiskLayout.of(b"f" * 32, UNIT_BYTES, 1 << 20)
+
+
+class FlakyBlocks:
+    """`fail` is called before every write, and may raise."""
+
+    def __init__(self, size: int) -> None:
+        self.durable = bytearray(size)
+        self.now = bytearray(size)
+        self.pending: list[tuple[int, bytes]] = []
+        self.fail = lambda offset, size: None
+
+    def read(self, offset: int, into: memoryview) -> None:
+        if offset + len(into) > len(self.now):
+            raise OSError(errno.EIO, "the file ended early")
+        into[:] = self.now[offset : offset + len(into)]
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        self.fail(offset, len(data))
+        data = bytes(data)
+        self.now[offset : offset + len(data)] = data
+        for first in range(0, len(data), SECTOR):
+            self.pending.append((offset + first, data[first : first + SECTOR]))
+
+    def sync(self) -> None:
+        self.durable[:] = self.now
+        self.pending.clear()
+
+    def close(self) -> None:
+        pass
+
+    def lose_power(self, random: Random) -> None:
+        """Keep any of the unsynced sectors, in any order."""
+        kept = [each for each in self.pending if random.random() < random.choice([0.1, 0.5, 0.9])]
+        random.shuffle(kept)
+        for offset, data in kept:
+            self.durable[offset : offset + len(data)] = data
+        self.now[:] = self.durable
+        self.pending.clear()
+
+
+def content(key: Key, kind: Kind) -> bytes:
+    """The bytes that belong to a key."""
+    return Random(key + kind.value.encode()).randbytes(UNIT_BYTES[kind])
+
+
+def header(kind: Kind, unit: int, key: Key, parent: Key | None = None) -> UnitHeader:
+    return UnitHeader(kind, unit, 64, key, parent, tenant_digest(b"one"), Origin.PROMPT_END, 0, 0)

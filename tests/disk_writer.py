@@ -1,0 +1,38 @@
+"""Writes units to a disk file until it is killed: `python -m tests.disk_writer PATH SEED`.
+
+Prints a line for each batch. Units are overwritten by others all the time, of their own and of other kinds.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from random import Random
+
+from tests.disk_blocks import LAYOUT, content, header
+from weft.memory.arena import Arena
+from weft.memory.kinds import Kind
+from weft.memory.tiers.disk_file import open_file
+
+
+def main() -> None:
+    random = Random(int(sys.argv[2]))
+    file = open_file(Path(sys.argv[1]), LAYOUT)
+    arena = Arena(LAYOUT.padded, LAYOUT.slabs * LAYOUT.slab_bytes, remember_freed=True)
+    live = [(each.kind, each.unit) for each in file.found if arena.claim(each.kind, each.unit)]
+    while True:
+        units = []
+        for _ in range(random.randint(1, 4)):
+            kind = random.choice(list(LAYOUT.unit_bytes))
+            while (unit := arena.take(kind)) is None:
+                arena.release(*live.pop(random.randrange(len(live))))
+            live.append((kind, unit))
+            key = random.randbytes(32)
+            units.append((header(kind, unit, key), memoryview(content(key, kind))))
+        file.write(units, [(Kind(kind), unit) for kind, unit in arena.freed])
+        arena.freed.clear()
+        print("wrote", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Whatever happens to the disk tier's file, a read returns the bytes that were written, or says that it cannot."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.disk_blocks import LAYOUT, UNIT_BYTES, FlakyBlocks, content, header
+from weft.base.errors import InvalidOption
+from weft.memory.arena import Arena
+from weft.memory.kinds import Kind
+from weft.memory.tiers.disk_file import DamagedUnit, DiskFile, open_file
+from weft.memory.tiers.disk_format import BLOCK, ENTRY, DiskLayout, decode
+from weft.memory.tiers.tiers import tenant_digest
+
+
+def read(file: DiskFile, kind: Kind, unit: int, key: bytes) -> bytes:
+    into = bytearray(UNIT_BYTES[kind])
+    file.read(kind, unit, key, memoryview(into))
+    return bytes(into)
+
+
+def keys_of(file: DiskFile) -> dict[bytes, tuple[Kind, int]]:
+    return {each.key: (each.kind, each.unit) for each in file.found}
+
+
+def check_found(file: DiskFile) -> tuple[int, int]:
+    """Read everything that was found: right bytes, or damaged. Return the numbers of both."""
+    whole = damaged = 0
+    for each in file.found:
+        try:
+            assert read(file, each.kind, each.unit, each.key) == content(each.key, each.kind), "wrong bytes"
+            whole += 1
+        except DamagedUnit:
+            damaged += 1
+    return whole, damaged
+
+
+def fresh() -> tuple[DiskFile, FlakyBlocks]:
+    blocks = FlakyBlocks(LAYOUT.size_bytes)
+    return DiskFile(blocks, LAYOUT), blocks
+
+
+def write(file: DiskFile, kind: Kind, unit: int, key: bytes) -> None:
+    file.write([(header(kind, unit, key), memoryview(content(key, kind)))])
+
+
+class Writer:
+    """Fills a file with units of random kinds, over and over."""
+
+    def __init__(self, file: DiskFile, random: Random) -> None:
+        self.file = file
+        self.random = random
+        self.arena = Arena(LAYOUT.padded, LAYOUT.slabs * LAYOUT.slab_bytes, remember_freed=True)
+        self.live: dict[bytes, tuple[Kind, int]] = {}
+
+    def write(self) -> None:
+        kind, key = self.random.choice(list(UNIT_BYTES)), self.random.randbytes(32)
+        while (unit := self.arena.take(kind)) is None:
+            gone = self.random.choice(list(self.live))
+            self.arena.release(*self.live.pop(gone))
+        cleared = [(Kind(each), number) for each, number in self.arena.freed]
+        self.arena.freed.clear()
+        self.live[key] = (kind, unit)
+        self.file.write([(header(kind, unit, key), memoryview(content(key, kind)))], cleared)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_after_a_loss_of_power_every_unit_is_whole_or_known_to_be_damaged(seed: int) -> None:
+    random = Random(seed)
+    file, blocks = fresh()
+    writer = Writer(file, random)
+    for _ in range(random.randint(1, 60)):
+        writer.write()
+        if random.random() < 0.1:
+            file.sync()
+    blocks.lose_power(random)
+    check_found(DiskFile(blocks, LAYOUT))
+
+
+def test_what_was_synced_before_a_loss_of_power_is_found_after_it() -> None:
+    file, blocks = fresh()
+    writer = Writer(file, Random(1))
+    for _ in range(80):
+        writer.write()
+    file.sync()
+    blocks.lose_power(Random(2))
+    after = DiskFile(blocks, LAYOUT)
+    assert keys_of(after) == writer.live
+    assert check_found(after) == (len(writer.live), 0)
+    assert after.damaged == 0
+
+
+def test_a_header_written_before_its_payload_is_durable_does_no_harm() -> None:
+    file, blocks = fresh()
+    write(file, Kind.STATE, 0, b"a" * 32)
+    file.sync()
+    # The worst order: the new header is durable, and nothing of the new payload.
+    new = replace(header(Kind.STATE, 0, b"b" * 32), size=UNIT_BYTES[Kind.STATE], checksum=7)
+    blocks.write(LAYOUT.entry_of(Kind.STATE, 0), new.encode())
+    with pytest.raises(DamagedUnit):
+        read(DiskFile(blocks, LAYOUT), Kind.STATE, 0, b"b" * 32)
+
+
+def test_a_stale_header_over_bytes_of_another_unit_is_found_out() -> None:
+    file, blocks = fresh()
+    write(file, Kind.PAGE, 3, b"a" * 32)
+    stale = bytes(blocks.now[LAYOUT.entry_of(Kind.PAGE, 3) :][:ENTRY])
+    write(file, Kind.PAGE, 3, b"b" * 32)
+    blocks.write(LAYOUT.entry_of(Kind.PAGE, 3), stale)
+    after = DiskFile(blocks, LAYOUT)
+    assert list(keys_of(after)) == [b"a" * 32]
+    with pytest.raises(DamagedUnit):
+        read(after, Kind.PAGE, 3, b"a" * 32)
+    assert after.damaged == 1
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_flipped_bit_anywhere_never_returns_wrong_bytes(seed: int) -> None:
+    random = Random(seed)
+    file, blocks = fresh()
+    writer = Writer(file, random)
+    for _ in range(20):
+        writer.write()
+    places = [0, LAYOUT.entry_of(*random.choice(list(writer.live.values())))]
+    places += [LAYOUT.offset_of(*random.choice(list(writer.live.values())))]
+    place = random.choice(places) + random.randrange(100)
+    blocks.now[place] ^= 1 << random.randrange(8)
+    try:
+        after = DiskFile(blocks, LAYOUT)
+    except InvalidOption:
+        assert place < BLOCK, "only a damaged superblock is refused"
+        return
+    whole, damaged = check_found(after)
+    assert whole >= len(writer.live) - 1
+    assert whole + damaged + (after.damaged - damaged) == len(writer.live)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_write_that_fails_leaves_the_units_before_it(code: int) -> None:
+    file, blocks = fresh()
+    write(file, Kind.PAGE, 0, b"a" * 32)
+
+    def fail(offset: int, size: int) -> None:
+        if offset >= LAYOUT.payload_offset:
+            raise OSError(code, os.strerror(code))
+
+    blocks.fail = fail
+    with pytest.raises(OSError, match=os.strerror(code)):
+        write(file, Kind.PAGE, 1, b"b" * 32)
+    after = DiskFile(blocks, LAYOUT)
+    assert list(keys_of(after)) == [b"a" * 32]
+    assert check_found(after) == (1, 0)
+
+
+def test_an_erased_unit_leaves_no_byte() -> None:
+    file, blocks = fresh()
+    write(file, Kind.STATE, 1, b"a" * 32)
+    file.erase([(Kind.STATE, 1)])
+    assert not any(blocks.durable[BLOCK:])
+    assert not DiskFile(blocks, LAYOUT).found
+
+
+def test_a_header_is_decoded_as_it_was_encoded_and_tenants_differ() -> None:
+    known = replace(header(Kind.WINDOW, 9, b"k" * 32, b"p" * 32), size=3000, checksum=1 << 63)
+    assert decode(known.encode()) == known
+    assert len(known.encode()) == ENTRY
+    assert tenant_digest(b"one") != tenant_digest(b"other")
+
+
+def test_units_of_all_kinds_have_their_own_entries() -> None:
+    arena = Arena(LAYOUT.padded, LAYOUT.slabs * LAYOUT.slab_bytes)
+    taken = [(kind, unit) for kind in UNIT_BYTES for _ in range(12) if (unit := arena.take(kind)) is not None]
+    places = [LAYOUT.entry_of(*each) for each in taken]
+    assert len(set(places)) == len(places) == 36
+    assert max(places) + ENTRY <= LAYOUT.payload_offset
+
+
+# real files
+
+
+def test_a_file_serves_after_a_restart_and_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "tier"
+    file = open_file(path, LAYOUT)
+    writer = Writer(file, Random(3))
+    for _ in range(50):
+        writer.write()
+    file.close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    after = open_file(path, LAYOUT)
+    assert keys_of(after) == writer.live
+    assert check_found(after) == (len(writer.live), 0)
+    after.close()
+
+
+def test_two_servers_cannot_use_one_file(tmp_path: Path) -> None:
+    first = open_file(tmp_path / "tier", LAYOUT)
+    with pytest.raises(InvalidOption, match="in use by another server"):
+        open_file(tmp_path / "tier", LAYOUT)
+    first.close()
+    open_file(tmp_path / "tier", LAYOUT).close()
+
+
+def test_another_models_file_is_refused_by_name_and_not_changed(tmp_path: Path) -> None:
+    path = tmp_path / "tier"
+    open_file(path, LAYOUT).close()
+    before = path.read_bytes()
+    with pytest.raises(InvalidOption, match="belongs to another model"):
+        open_file(path, replace(LAYOUT, fingerprint=b"g" * 32))
+    with pytest.raises(InvalidOption, match="disk_size must be the one"):
+        open_file(path, DiskLayout.of(LAYOUT.fingerprint, UNIT_BYTES, LAYOUT.size_bytes // 2))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["link", "open to others", "something else", "folder"])
+def test_a_path_that_is_not_ours_is_refused(kind: str, tmp_path: Path) -> None:
+    path, target = tmp_path / "tier", tmp_path / "target"
+    if kind == "link":
+        target.touch()
+        path.symlink_to(target)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.touch()
+        path.chmod(0o644 if kind == "open to others" else 0o600)
+        path.write_bytes(b"precious" * 100)
+    with pytest.raises(InvalidOption, match="disk"):
+        open_file(path, LAYOUT)
+    if kind not in ("link", "folder"):
+        assert path.read_bytes().startswith(b"precious")
+
+
+def test_a_truncated_file_loses_only_what_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "tier"
+    file = open_file(path, LAYOUT)
+    write(file, Kind.PAGE, 0, b"a" * 32)
+    last = LAYOUT.slabs * LAYOUT.slab_bytes // LAYOUT.padded[Kind.PAGE] - 1
+    write(file, Kind.PAGE, last, b"z" * 32)
+    file.close()
+    os.truncate(path, LAYOUT.payload_offset + LAYOUT.slab_bytes)
+    after = open_file(path, LAYOUT)
+    assert check_found(after) == (1, 1)
+    after.close()
+
+
+def kill_writers(folder: Path, rounds: int) -> None:
+    """Kill a process that writes, after a random number of batches, and check what it left; on one file, again."""
+    path, random = folder / "tier", Random(5)
+    for number in range(rounds):
+        command = [sys.executable, "-m", "tests.disk_writer", str(path), str(number)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent) as writer:
+            assert writer.stdout is not None
+            for _ in range(random.randint(1, 40)):
+                assert writer.stdout.readline(), "the writer could not start"
+            writer.kill()
+        file = open_file(path, LAYOUT)
+        assert check_found(file)[0] > 0
+        # Units of the batch that was interrupted, and no other; most often none.
+        assert file.damaged <= 8
+        file.close()
+
+
+def test_a_killed_writer_leaves_only_whole_units(tmp_path: Path) -> None:
+    kill_writers(tmp_path, 3)
+
+
+@pytest.mark.slow
+def test_a_thousand_killed_writers_leave_only_whole_units(tmp_path: Path) -> None:
+    kill_writers(tmp_path, 1000)

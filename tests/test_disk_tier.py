@@ -1,0 +1,196 @@
+"""What a CPU engine's memory evicts is answered from a file, also by the next process, and never wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests import tiny_model
+from tests.disk_blocks import FlakyBlocks
+from tests.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
+from tests.rolling import RollingDevice
+from tests.tiered import tiered_workload
+from tests.workloads import Run, Workload, check_answers, drive
+from weft import LLM
+from weft.base.config import EngineConfig
+from weft.base.copies import CopyPlan
+from weft.base.errors import InvalidOption
+from weft.base.options import Options, SizingFacts, resolve
+from weft.base.sampling import SamplingParams
+from weft.engine.loop import Engine
+from weft.memory.kinds import Kind
+from weft.memory.misses import Reason
+from weft.memory.tiers.disk_file import DiskFile
+from weft.memory.tiers.disk_format import DiskLayout
+from weft.memory.tiers.disk_tier import DiskCopies
+from weft.runner.runner import Runner
+
+DISK_BYTES = 16 << 20
+
+
+def disk_engine(family: str, path: Path, fingerprint: bytes = b"m" * 32, **settings: object) -> Engine:
+    """An engine on a tiny model whose memory holds one sequence, with a file for many."""
+    spec = spec_of(family)
+    options = {"max_sequences": 4, "max_tokens_per_step": 512, "max_length": 420, "paranoid": True} | settings
+    config = EngineConfig(memory_bytes=smallest_memory(family, 420, 4), disk_bytes=DISK_BYTES, **options)
+    runner = Runner(model_of(family), spec, config.memory_bytes, config.max_sequences, threads=1)
+    runner.add_disk(path, DISK_BYTES, fingerprint)
+    return Engine(spec, runner, config)
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "gemma3", "llama"])
+def test_a_restarted_engine_answers_from_the_file(family: str, tmp_path: Path) -> None:
+    prompts = [tokens(300 + 10 * seed, seed) for seed in range(4)]
+    engine = disk_engine(family, tmp_path / "tier")
+    first = [serve(engine, [Ask(prompt)])[0] for prompt in prompts]
+    engine.close()
+    engine = disk_engine(family, tmp_path / "tier", depth=1)
+    again = [serve(engine, [Ask(prompt)])[0] for prompt in prompts]
+    engine.close()
+    assert [a.tokens for a in again] == [a.tokens for a in first]
+    assert all(a.report.loaded_tokens >= 192 for a in again)
+    for a, b in zip(first, again, strict=True):
+        assert max(abs(x - y) for x, y in zip(a.logprobs, b.logprobs, strict=True)) < 1e-5
+
+
+def test_units_that_were_damaged_on_disk_are_computed_again(tmp_path: Path) -> None:
+    path, prompts = tmp_path / "tier", [tokens(300 + 10 * seed, seed) for seed in range(4)]
+    engine = disk_engine("falcon_h1", path)
+    layout = engine.copier._device.disk.layout
+    first = [serve(engine, [Ask(prompt)])[0].tokens for prompt in prompts]
+    engine.close()
+    damaged = bytearray(path.read_bytes())
+    for place in range(layout.payload_offset + 1000, len(damaged), 4096):
+        damaged[place] ^= 1
+    path.write_bytes(damaged)
+    engine = disk_engine("falcon_h1", path)
+    again = [serve(engine, [Ask(prompt)])[0] for prompt in prompts]
+    assert [a.tokens for a in again] == first
+    assert [a.report.loaded_tokens for a in again] == [0] * 4
+    assert engine.ledger.tiers is not None
+    assert engine.ledger.tiers.failures == 4
+    engine.close()
+
+
+def test_an_llm_serves_hits_after_a_restart_and_another_model_refuses_its_file(tmp_path: Path) -> None:
+    options = {"threads": 1, "device": "cpu", "max_length": 600, "max_sequences": 4, "progress": False}
+    options |= {"disk": str(tmp_path / "tier"), "disk_size": "8MiB", "memory": "16MiB"}
+    prompt, greedy = tokens(200, 1), SamplingParams(max_tokens=4, temperature=0.0)
+    with LLM(**tiny_model.OPTIONS, **options) as llm:
+        before = llm.generate([prompt], greedy)[0]
+        with pytest.raises(InvalidOption, match="in use by another server"):
+            LLM(**tiny_model.OPTIONS, **options)
+    with LLM(**tiny_model.OPTIONS, **options) as llm:
+        after = llm.generate([prompt], greedy)[0]
+    assert after.token_ids == before.token_ids
+    assert (before.loaded_tokens, after.loaded_tokens) == (0, 192)
+    with pytest.raises(InvalidOption, match="belongs to another model"):
+        LLM(**tiny_model.OPTIONS | {"dtype": "bfloat16"}, **options)
+
+
+class DiskDevice(RollingDevice):
+    """The rolling-hash device with a file in memory below it, whose writes and reads really run in threads."""
+
+    def __init__(self, workload: Workload, blocks: FlakyBlocks, layout: DiskLayout) -> None:
+        config = workload.config
+        super().__init__(workload.spec, config.memory_bytes, config.max_sequences, workload.lazy)
+        self.disk = DiskFile(blocks, layout)
+        self.copies = DiskCopies(self.disk, self.unit)
+        self.load_bytes_per_second: float | None = None
+
+    def unit(self, kind: Kind, unit: int) -> memoryview:
+        return memoryview(self.memory[kind][unit]).cast("B")
+
+    def copy(self, plan: CopyPlan) -> object:
+        if plan.after_steps:
+            self.execute_all()
+        return self.copies.copy(plan)
+
+    def copied(self, flight: object, wait: bool) -> float | None:
+        return self.copies.copied(flight, wait)
+
+    def close(self) -> None:
+        self.copies.close()
+
+
+def disk_layout(workload: Workload, size: int) -> DiskLayout:
+    device = RollingDevice(workload.spec, workload.config.memory_bytes, 1)
+    rows = {kind: device.memory[kind][:1].nbytes for kind in Kind if kind is not Kind.TAIL and len(device.memory[kind])}
+    return DiskLayout.of(b"h" * 32, rows, size)
+
+
+def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None]) -> tuple[int, int]:
+    """Serve a workload, end the process somehow, and serve it again from what is left. Return loaded and failed."""
+    workload, random = tiered_workload(seed), Random(f"disk {seed}")
+    if not workload.spec.page_bytes:
+        return 0, 0
+    config = replace(workload.config, host_bytes=0, disk_bytes=1)
+    workload = replace(workload, config=config)
+    layout = disk_layout(workload, random.choice([1 << 18, 1 << 20]))
+    blocks = FlakyBlocks(layout.size_bytes)
+    loaded = failed = 0
+    for _ in range(3):
+        device = DiskDevice(workload, blocks, layout)
+        run = Run(Engine(workload.spec, device, config), device)
+        drive(workload, run)
+        check_answers(workload, run)
+        tiers = run.engine.ledger.tiers
+        assert tiers is not None
+        loaded, failed = loaded + tiers.loaded_tokens, failed + tiers.failures
+        device.close()
+        trouble(blocks, random)
+    return loaded, failed
+
+
+def nothing(blocks: FlakyBlocks, random: Random) -> None:
+    pass
+
+
+def power_loss(blocks: FlakyBlocks, random: Random) -> None:
+    # As if nothing had been synced at the end.
+    blocks.pending += [(place, bytes(random.randbytes(512))) for place in range(8192, len(blocks.now), 7 * 512)]
+    blocks.lose_power(random)
+
+
+def test_every_answer_is_the_oracles_across_restarts() -> None:
+    loaded, failed = (sum(each) for each in zip(*(run_on_disk(seed, nothing) for seed in range(12)), strict=True))
+    assert loaded > 200
+    assert failed == 0
+
+
+def test_every_answer_is_the_oracles_whatever_the_file_has_become() -> None:
+    results = [run_on_disk(seed, power_loss) for seed in range(12)]
+    loaded, failed = (sum(each) for each in zip(*results, strict=True))
+    assert loaded > 40
+    assert failed > 4
+
+
+def test_a_disk_is_refused_where_it_cannot_work() -> None:
+    facts = SizingFacts(1 << 30, None, lambda size: size, 1)
+    assert resolve(Options(disk="tier", disk_size="1GiB"), facts)[0].disk_bytes == 1 << 30
+    with pytest.raises(InvalidOption, match="disk is supported on a CPU only"):
+        resolve(Options(disk="tier", disk_size="1GiB"), replace(facts, device="cuda"))
+    with pytest.raises(InvalidOption, match="disk needs --disk-size"):
+        resolve(Options(disk="tier"), facts)
+    with pytest.raises(InvalidOption, match="disk_size needs --disk"):
+        Options(disk_size="1GiB")
+    with pytest.raises(InvalidOption, match="disk needs the cache"):
+        resolve(Options(disk="tier", disk_size="1GiB", cache=False), facts)
+
+
+def test_what_cannot_be_loaded_from_disk_is_a_miss_with_that_reason(tmp_path: Path) -> None:
+    engine = disk_engine("llama", tmp_path / "tier")
+    prompt = tokens(300, 1)
+    serve(engine, [Ask(prompt)])
+    engine.ledger.cache.clear()
+    assert engine.ledger.tiers is not None
+    match = engine.ledger.match([], 0)
+    keys = list(engine.ledger.tiers.lower.trie.nodes)
+    assert engine.ledger.tiers.explain(keys, 64 * len(keys), match).reason is Reason.IN_DISK
+    assert np.all([len(key) == 32 for key in keys])
+    engine.close()

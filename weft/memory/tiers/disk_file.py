@@ -1,0 +1,254 @@
+"""One file of units on disk: written payload first, header last; after a crash, only whole units are found.
+
+No torch, no threads of its own: calls may come from several threads, for different units. A unit's checksum is compared
+at every read, so whatever a crash, a bad disk or another program did to the file, a read returns the bytes that were
+written or raises `DamagedUnit`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from weft.base.errors import InvalidOption
+from weft.memory.kinds import Kind
+from weft.memory.tiers.disk_format import BLOCK, ENTRY, DiskLayout, UnitHeader, checksum, read_layout
+
+# Bytes of headers read at once.
+REGION_BYTES = 16 << 20
+
+
+class DamagedUnit(Exception):
+    """The bytes of a unit are not those that its header promises."""
+
+
+class Blocks(Protocol):
+    """The operations on a file that the disk tier needs. A short read or write raises `OSError`.
+
+    Whole blocks at the offset of a block are read and written directly, so their memory must be aligned too.
+    """
+
+    def read(self, offset: int, into: memoryview) -> None: ...
+
+    def write(self, offset: int, data: bytes | memoryview) -> None: ...
+
+    def sync(self) -> None:
+        """Return when all writes before are durable."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class FileBlocks:
+    """A preallocated file of the operator's own: mode 0600, locked, not reached through a symbolic link."""
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._file = _open(path)
+        try:
+            self._claim(path, size_bytes)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._direct = self._open_direct()
+
+    def _claim(self, path: Path, size_bytes: int) -> None:
+        found = os.fstat(self._file)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise InvalidOption("disk", f"{path} must be a file of this user with mode 600; it would hold prompts")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InvalidOption("disk", f"{path} is in use by another server; pass another path") from error
+        if found.st_size < size_bytes:
+            try:
+                os.posix_fallocate(self._file, 0, size_bytes)
+            except OSError as error:
+                os.ftruncate(self._file, found.st_size)
+                raise InvalidOption(
+                    "disk_size", f"of {size_bytes} bytes does not fit: {error.strerror}; pass a smaller one"
+                ) from error
+
+    def _open_direct(self) -> int | None:
+        try:
+            return os.open(f"/proc/self/fd/{self._file}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+        except (OSError, AttributeError):
+            return None  # the file system, or the system, has no direct input and output
+
+    def _descriptor(self, offset: int, size: int) -> int:
+        aligned = offset % BLOCK == 0 and size % BLOCK == 0
+        return self._direct if self._direct is not None and aligned else self._file
+
+    def read(self, offset: int, into: memoryview) -> None:
+        done = 0
+        while done < len(into):
+            count = os.preadv(self._descriptor(offset + done, len(into) - done), [into[done:]], offset + done)
+            if count == 0:
+                raise OSError(errno.EIO, "the file ended early")
+            done += count
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        left = memoryview(data)
+        while len(left):
+            count = os.pwrite(self._descriptor(offset, len(left)), left, offset)
+            if count == 0:
+                raise OSError(errno.EIO, "nothing was written")
+            left, offset = left[count:], offset + count
+
+    def sync(self) -> None:
+        os.fdatasync(self._file)
+
+    def close(self) -> None:
+        if self._direct is not None:
+            os.close(self._direct)
+        os.close(self._file)
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        why = "is a symbolic link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
+        raise InvalidOption("disk", f"{path} {why}; pass the path of a file in a folder of your own") from error
+
+
+def open_file(path: Path, layout: DiskLayout) -> DiskFile:
+    """Open or create the file of a model. Raises if it belongs to another model, or to another server."""
+    if layout.slabs < len(layout.unit_bytes):
+        raise InvalidOption("disk_size", f"is too small: this model needs {layout.slab_bytes * 4} bytes at least")
+    blocks = FileBlocks(path, layout.size_bytes)
+    try:
+        return DiskFile(blocks, layout, str(path))
+    except BaseException:
+        blocks.close()
+        raise
+
+
+class DiskFile:
+    """`found` are the headers of all units at the start; `damaged` counts headers and units that were dropped."""
+
+    def __init__(self, blocks: Blocks, layout: DiskLayout, name: str = "the file") -> None:
+        self.layout = layout
+        self.damaged = 0
+        self._blocks = blocks
+        self._staging = threading.local()
+        self._check_superblock(name)
+        self.found = self._recover()
+
+    def _check_superblock(self, name: str) -> None:
+        block = memoryview(mmap.mmap(-1, BLOCK))
+        self._blocks.read(0, block)
+        if bytes(block) == bytes(BLOCK):
+            # New, or its creation was interrupted. It may be a file of zeros that is longer than ours.
+            block[:] = self.layout.encode()
+            self._blocks.write(0, block)
+            self._blocks.sync()
+            return
+        theirs = read_layout(block)
+        if theirs is None:
+            raise InvalidOption("disk", f"{name} is no disk tier of this version; delete it or pass another path")
+        if theirs.fingerprint != self.layout.fingerprint:
+            raise InvalidOption("disk", f"{name} belongs to another model; delete it or pass another path")
+        if theirs != self.layout:
+            raise InvalidOption(
+                "disk_size", f"must be the one that {name} was made with, {theirs.size_bytes} bytes; or delete the file"
+            )
+
+    def _recover(self) -> list[UnitHeader]:
+        headers: list[UnitHeader] = []
+        first, end = BLOCK, self.layout.payload_offset
+        region = memoryview(mmap.mmap(-1, min(REGION_BYTES, end - first)))
+        while first < end:
+            part = region[: min(len(region), end - first)]
+            self._blocks.read(first, part)
+            headers += self._whole(part, first)
+            first += len(part)
+        return headers
+
+    def _whole(self, part: memoryview, first: int) -> list[UnitHeader]:
+        found = list(self.layout.headers(part, first))
+        self.damaged += found.count(None)
+        return [header for header in found if header is not None]
+
+    # units ----------------------------------------------------------------------------------------------------------
+
+    def write(self, units: Sequence[tuple[UnitHeader, memoryview]], cleared: Iterable[tuple[Kind, int]] = ()) -> None:
+        """Write units: payloads, then, when these are durable, headers. `cleared` are units that exist no more.
+
+        The checksum and the size of a header given here are ignored; those of the payload are written.
+        """
+        self.clear(cleared)
+        headers = []
+        for header, payload in units:
+            staged = self._stage(header.kind, payload)
+            size = self.layout.unit_bytes[header.kind]
+            headers.append(replace(header, size=size, checksum=checksum(staged[:size])))
+            # A header that was here before would promise other bytes.
+            self._blocks.write(self.layout.entry_of(header.kind, header.unit), bytes(ENTRY))
+            self._blocks.write(self.layout.offset_of(header.kind, header.unit), staged)
+        self._blocks.sync()
+        for header in headers:
+            self._blocks.write(self.layout.entry_of(header.kind, header.unit), header.encode())
+
+    def read(self, kind: Kind, unit: int, key: bytes, into: memoryview) -> None:
+        """Read a unit; raises `DamagedUnit` if it is not the whole unit of this key."""
+        entry = memoryview(mmap.mmap(-1, ENTRY))
+        place = self.layout.entry_of(kind, unit)
+        staged = self._buffer(kind)
+        try:
+            self._blocks.read(place, entry)
+            self._blocks.read(self.layout.offset_of(kind, unit), staged)
+        except OSError as error:
+            self.damaged += 1
+            raise DamagedUnit(f"cannot read a {kind}: {error}") from error
+        header = next(iter(self.layout.headers(entry, place)), None)
+        size = self.layout.unit_bytes[kind]
+        if header is None or header.key != key or header.kind is not kind or header.checksum != checksum(staged[:size]):
+            self.damaged += 1
+            raise DamagedUnit(f"a {kind} on disk is not what its header says")
+        into[:] = staged[:size]
+
+    def clear(self, units: Iterable[tuple[Kind, int]]) -> None:
+        """Forget units. Their bytes stay until others overwrite them."""
+        for kind, unit in units:
+            self._blocks.write(self.layout.entry_of(kind, unit), bytes(ENTRY))
+
+    def erase(self, units: Iterable[tuple[Kind, int]]) -> None:
+        """Forget units and overwrite their bytes with zeros."""
+        chosen = list(units)
+        self.clear(chosen)
+        for kind, unit in chosen:
+            staged = self._buffer(kind)
+            staged[:] = bytes(len(staged))
+            self._blocks.write(self.layout.offset_of(kind, unit), staged)
+        self._blocks.sync()
+
+    def sync(self) -> None:
+        self._blocks.sync()
+
+    def close(self) -> None:
+        """Make everything durable and unlock the file."""
+        self._blocks.sync()
+        self._blocks.close()
+
+    def _stage(self, kind: Kind, payload: memoryview) -> memoryview:
+        staged, size = self._buffer(kind), self.layout.unit_bytes[kind]
+        staged[:size] = payload
+        staged[size:] = bytes(len(staged) - size)
+        return staged
+
+    def _buffer(self, kind: Kind) -> memoryview:
+        """Return this thread's aligned memory for a unit, as direct input and output need it."""
+        size = self.layout.padded[kind]
+        known: memoryview | None = getattr(self._staging, "buffer", None)
+        if known is None or len(known) < size:
+            known = self._staging.buffer = memoryview(mmap.mmap(-1, max(self.layout.padded.values())))
+        return known[:size]

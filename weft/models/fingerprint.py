@@ -1,0 +1,25 @@
+"""The fingerprint of a model: files with another one hold keys, values and states of another model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+import torch
+from xxhash import xxh3_128_digest
+
+from weft.memory.spec import MemorySpec
+from weft.models.model import CausalModel
+
+
+def fingerprint(model: CausalModel, config: Mapping[str, Any], spec: MemorySpec) -> bytes:
+    """Return a digest of everything that pages and states depend on: configuration, weights, dtypes, cell, layout."""
+    digest = sha256(b"weft resume points 1\n")
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    digest.update(repr(spec).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().contiguous().flatten().view(torch.uint8).numpy(force=True)
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)} ".encode() + xxh3_128_digest(flat))
+    return digest.digest()
