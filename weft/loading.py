@@ -76,7 +76,7 @@ class Loaded:
     def _runner(self, threads: int, progress: bool) -> Runner:
         config = self.config
         parts, operations = (self.model, self.spec, config.memory_bytes, config.max_sequences), self.chosen.operations
-        if not self.chosen.all_by("cuda"):
+        if not self.chosen.on_gpu:
             threads = threads or available_cores()
             return Runner(*parts, self.device, threads if self.device == "cpu" else None, operations)
         from weft.runner.cuda.runner import CudaRunner
@@ -94,23 +94,23 @@ class Loaded:
         return grammars
 
 
-def load(options: Options, progress: bool = True) -> Loaded:
+def load(options: Options, progress: bool = True, exact: bool = False) -> Loaded:
+    """Load what the options name. `exact`: compute it by operations whose bits do not depend on a step's other rows."""
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
     # First, because it is quick: a wrong template or tokenizer is reported before the weights are loaded.
     tokenizer, template = load_text(options, folder)
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
+    early = partial(compile_early, exact=exact)
     try:
-        model, config = load_model(
-            folder, dtype, device, progress, options.weights, options.seed, free_bytes(), compile_early
-        )
+        model, config = load_model(folder, dtype, device, progress, options.weights, options.seed, free_bytes(), early)
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
-    chosen = choose(device, dtype, model.memories)
+    chosen = choose(device, dtype, model.memories, exact=exact)
     room = None
-    if chosen.all_by("cuda"):
+    if chosen.on_gpu:
         found = measure(model, chosen.operations, options, progress)
         if isinstance(found, str):
-            chosen = choose(device, dtype, model.memories, refused=found)
+            chosen = choose(device, dtype, model.memories, refused=found, exact=exact)
         else:
             room = found
     report_choices(device, chosen)
@@ -129,13 +129,13 @@ def load(options: Options, progress: bool = True) -> Loaded:
     return Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, chosen)
 
 
-def compile_early(model: CausalModel, device: str, dtype: torch.dtype) -> None:
+def compile_early(model: CausalModel, device: str, dtype: torch.dtype, exact: bool = False) -> None:
     """Start to compile what a model needs while its weights are loaded."""
     if device == "cpu":
         begin_compiling(model.memories)
         return
-    chosen = choose(device, dtype, model.memories)
-    if chosen.all_by("cuda"):
+    chosen = choose(device, dtype, model.memories, exact=exact)
+    if chosen.on_gpu:
         warm_mixers(model, chosen.operations)
 
 
