@@ -35,6 +35,11 @@ Way = Literal["few", "tiles", "library"]
 WIDE_OUTPUTS, MANY_ROWS = 6144, 512
 # Below these, nothing was measured.
 LEAST_OUTPUTS, LEAST_INPUTS = 1024, 512
+# The library's settings: whether partial sums may be rounded, and whether sums may be split.
+REDUCTIONS = {
+    torch.bfloat16: "allow_bf16_reduced_precision_reduction",
+    torch.float16: "allow_fp16_reduced_precision_reduction",
+}
 # Outputs per program of a few rows, and the inputs that it multiplies at a time.
 WIDTHS = {16: 512, 32: 256, 64: 128}
 
@@ -75,8 +80,8 @@ def product(x: Float[Tensor, "rows inputs"], weight: Weight) -> Float[Tensor, "r
     way = way_of(len(x), len(matrix), matrix.shape[1], gpu)
     if way == "few" and are_few(x, matrix):
         return few_rows(x, matrix, bias, by=cut(len(x), len(matrix), gpu))
-    if way == "library" and x.is_cuda and can_describe(x, matrix):
-        with unsplit():
+    if way == "library" and x.is_cuda and x.dtype in REDUCTIONS and can_describe(x, matrix):
+        with unsplit(x.dtype):
             return F.linear(x, matrix, bias)
     return tiled(x, matrix, bias)
 
@@ -109,15 +114,15 @@ def cut(rows: int, outputs: int, gpu: Gpu = H200) -> Cut:
 
 
 @contextmanager
-def unsplit() -> Iterator[None]:
-    """Keep the library from splitting a sum."""
-    settings = torch.backends.cuda.matmul
-    bfloat16 = settings.allow_bf16_reduced_precision_reduction, settings.allow_bf16_reduced_precision_reduction_split_k
-    float16 = settings.allow_fp16_reduced_precision_reduction, settings.allow_fp16_reduced_precision_reduction_split_k
-    settings.allow_bf16_reduced_precision_reduction = (False, False)
-    settings.allow_fp16_reduced_precision_reduction = (False, False)
+def unsplit(dtype: torch.dtype) -> Iterator[None]:
+    """Keep the library from splitting a sum. Only cuBLASLt can be told so."""
+    settings, name = torch.backends.cuda.matmul, REDUCTIONS[dtype]
+    library = torch.backends.cuda.preferred_blas_library()
+    before = getattr(settings, name), getattr(settings, f"{name}_split_k")
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    setattr(settings, name, (False, False))
     try:
         yield
     finally:
-        settings.allow_bf16_reduced_precision_reduction = bfloat16
-        settings.allow_fp16_reduced_precision_reduction = float16
+        setattr(settings, name, before)
+        torch.backends.cuda.preferred_blas_library(library)
