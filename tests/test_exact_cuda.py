@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,7 @@ from weft.kernels.cuda import exact_decode, exact_linear, exact_moe
 from weft.kernels.cuda.exact_decode import RowSharing, sharing_of
 from weft.kernels.cuda.exact_linear import cut, unsplit, way_of
 from weft.kernels.cuda.exact_tiles import Tile, float32_scores, tile_of, tiled
+from weft.kernels.cuda.gpus import H200
 from weft.kernels.cuda.linear_few import Cut, few_rows
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated
 from weft.kernels.plain import moe as plain_moe
@@ -24,6 +27,7 @@ from weft.kernels.weight import Weight
 from weft.memory.device.store import AttentionView
 
 HALVES = (torch.bfloat16, torch.float16)
+AMPERE = replace(H200, shared_memory=163 << 10, starts_early=False, capability=(8, 0))
 gpu = pytest.mark.gpu
 
 
@@ -54,9 +58,10 @@ def test_exact_answers_are_refused_where_bits_would_depend_on_company(monkeypatc
 def test_no_number_of_rows_splits_a_sum():
     for outputs in (16, 100, 1089, 2048, 4480, 6144, 24576, 131072):
         for rows in range(1, 33):
-            assert cut(rows, outputs).shares == 1
-    assert "library" not in {way_of(rows, 2048, 8192) for rows in range(1, 512)}, "where it splits"
-    assert way_of(8192, 1089, 2048) == "tiles", "lines that are not aligned were never compared"
+            assert cut(rows, outputs, 8192).shares == cut(rows, outputs, 8192, AMPERE).shares == 1
+    for sizes in ((1089, 2048), (64, 2880), (4096, 20)):
+        assert way_of(8192, *sizes) == "tiles", "nobody has compared the library there"
+    assert {way_of(rows, 4096, 4096, AMPERE) for rows in range(1, 300)} == {"few", "tiles"}
 
 
 def test_a_row_is_shared_by_its_own_position():
@@ -287,6 +292,16 @@ def test_attention_of_a_row_has_the_same_bits_beside_others(window):
     torch.testing.assert_close(torch.cat(of_all_rows(scene)), wanted, rtol=1e-4, atol=1e-4)
 
 
+@gpu
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("window", [None, 200])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_attention_of_real_sizes_has_the_same_bits_beside_others(head_dim, window, dtype):
+    rows = [(position, position + 1) for position in (0, 63, 64, 255, 256, 700, 1023, 1024, 2500, *range(5, 400, 13))]
+    rows += [(0, 64), (128, 300), (1024, 1500), (0, 7)]
+    assert differing(Scene(rows, window, 8, 2, head_dim, 64, dtype, "cuda", head_dim**-0.5)) == []
+
+
 def test_shares_cut_from_the_batch_would_be_seen():
     """The usual operations divide the cells of all rows evenly."""
     from tests.operations import GPU
@@ -310,7 +325,7 @@ def launch_exact_products() -> None:
         weight = torch.empty(outputs, inputs, dtype=torch.bfloat16)
         for rows in (1, 32, 128, 1024):
             x = torch.empty(rows, inputs, dtype=torch.bfloat16)
-            by = cut(rows, outputs)
+            by = cut(rows, outputs, inputs)
             few_rows(x, weight, by=by) if rows <= 32 else tiled(x, weight, None, tile_of(rows, outputs))
     float32_scores(torch.empty(8, 2688, dtype=torch.bfloat16), torch.empty(128, 2688))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -47,10 +49,19 @@ MODELS |= {f"tiny {family} float16": partial(tiny_model, family, torch.float16) 
 MODELS |= {name: partial(published_model, name) for name in configurations.names()}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _a_gpu() -> None:
+@pytest.fixture(autouse=True)
+def _a_gpu_with_room() -> Iterator[None]:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+    free()
+    yield
+    free()
+
+
+def free() -> None:
+    """Modules refer to each other: what an earlier test has loaded is still there."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def alone(runner: Runner) -> tuple[Sequenced, list[torch.Tensor]]:

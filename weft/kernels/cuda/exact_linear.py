@@ -23,6 +23,7 @@ from weft.kernels.cuda.exact_tiles import tiled
 from weft.kernels.cuda.gpus import H200, HOPPER, Gpu, gpu_of
 from weft.kernels.cuda.linear import prepare
 from weft.kernels.cuda.linear_few import MOST_ROWS, Cut, are_few, few_rows, rows_compiled
+from weft.kernels.cuda.linear_few import cut as usual_cut
 from weft.kernels.cuda.linear_some import are_some, can_describe, some_rows
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
@@ -30,18 +31,18 @@ from weft.kernels.weight import Weight
 __all__ = ["activated_linear", "linear", "linear_into_stream", "prepare"]
 
 Way = Literal["few", "tiles", "library"]
-# Sizes for which the library was seen to keep sums whole, on an H200: any number of rows with this many outputs, or
-# this many rows.
-WIDE_OUTPUTS, MANY_ROWS = 6144, 512
-# Below these, nothing was measured.
+# Measured on an H200: rows from which the library is used, and outputs up to which it is used for fewer. With fewer
+# rows, and kept from splitting sums, it can be ten times slower than our kernels.
+LIBRARY_ROWS, SOME_ROWS, SOME_OUTPUTS = 33, 24, range(4096, 6144)
+# Below these sizes, and on other GPUs, nobody has compared the library's bits with ours.
 LEAST_OUTPUTS, LEAST_INPUTS = 1024, 512
 # The library's settings: whether partial sums may be rounded, and whether sums may be split.
 REDUCTIONS = {
     torch.bfloat16: "allow_bf16_reduced_precision_reduction",
     torch.float16: "allow_fp16_reduced_precision_reduction",
 }
-# Outputs per program of a few rows, and the inputs that it multiplies at a time.
-WIDTHS = {16: 512, 32: 256, 64: 128}
+# From this number of outputs the usual programs are enough without splitting sums.
+ENOUGH_OUTPUTS = 6144
 
 
 def linear(x: Normed, weight: Weight) -> Float[Tensor, "n outputs"]:
@@ -61,7 +62,7 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
     rows = rows_of(x)
     matrix, bias = weight.matrix, weight.bias
     if activation in NAMES and are_few(rows, matrix):
-        by = cut(len(rows), len(matrix), gpu_of(rows.device))
+        by = cut(len(rows), len(matrix), matrix.shape[1], gpu_of(rows.device))
         return few_rows(rows, matrix, bias, NAMES[activation], parts, by=by)
     if activation in NAMES and are_some(rows, matrix):
         return some_rows(rows, matrix, bias, NAMES[activation], parts)
@@ -79,7 +80,7 @@ def product(x: Float[Tensor, "rows inputs"], weight: Weight) -> Float[Tensor, "r
         x = x.contiguous()
     way = way_of(len(x), len(matrix), matrix.shape[1], gpu)
     if way == "few" and are_few(x, matrix):
-        return few_rows(x, matrix, bias, by=cut(len(x), len(matrix), gpu))
+        return few_rows(x, matrix, bias, by=cut(len(x), len(matrix), matrix.shape[1], gpu))
     if way == "library" and x.is_cuda and x.dtype in REDUCTIONS and can_describe(x, matrix):
         with unsplit(x.dtype):
             return F.linear(x, matrix, bias)
@@ -89,28 +90,30 @@ def product(x: Float[Tensor, "rows inputs"], weight: Weight) -> Float[Tensor, "r
 def way_of(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Way:
     """Return who multiplies; all of them give the same bits.
 
-    >>> way_of(1, 2048, 8192), way_of(128, 2048, 8192), way_of(128, 16384, 2048), way_of(8192, 2048, 8192)
-    ('few', 'tiles', 'library', 'library')
+    >>> way_of(1, 2048, 8192), way_of(32, 4480, 15680), way_of(128, 2048, 8192), way_of(128, 1089, 2048)
+    ('few', 'library', 'library', 'tiles')
     """
-    if rows <= MOST_ROWS:
-        return "few"
     known = gpu.capability == HOPPER and outputs >= LEAST_OUTPUTS and inputs >= LEAST_INPUTS
     aligned = outputs % 8 == 0 and inputs % 8 == 0
-    whole = outputs >= WIDE_OUTPUTS or rows >= MANY_ROWS
-    return "library" if known and aligned and whole else "tiles"
+    if known and aligned and rows >= (SOME_ROWS if outputs in SOME_OUTPUTS else LIBRARY_ROWS):
+        return "library"
+    return "few" if rows <= MOST_ROWS else "tiles"
 
 
-def cut(rows: int, outputs: int, gpu: Gpu = H200) -> Cut:
-    """Return a division into programs by outputs alone: a narrow layer gets narrow programs, which read far ahead.
+def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
+    """Return a division into programs by outputs alone: narrow layers get narrow programs, which read far ahead.
 
-    >>> cut(1, 2048), cut(32, 15680)
-    (Cut(width=16, shares=1, inputs=512, warps=4, stages=4), Cut(width=64, shares=1, inputs=128, warps=4, stages=4))
+    >>> cut(1, 2048, 8192), cut(32, 15680, 4480)
+    (Cut(width=16, shares=1, inputs=1024, warps=4, stages=3), Cut(width=128, shares=1, inputs=128, warps=8, stages=4))
     """
-    if not gpu.is_roomy:
-        return Cut(64, 1, 64, 4, 3)
-    width = next((w for w in sorted(WIDTHS, reverse=True) if outputs >= w * gpu.multiprocessors * 3 // 4), 16)
-    inputs = WIDTHS[width] if rows_compiled(rows) == 16 else min(WIDTHS[width], 128)
-    return Cut(width, 1, inputs, 4, 4)
+    if not gpu.is_roomy or outputs >= ENOUGH_OUTPUTS:
+        return usual_cut(rows, outputs, inputs, gpu)._replace(shares=1)
+    few = rows_compiled(rows) == 16
+    if outputs <= gpu.multiprocessors * 17:
+        return Cut(16, 1, 1024, 4, 3) if few else Cut(16, 1, 256, 4, 5)
+    if outputs <= gpu.multiprocessors * 33:
+        return Cut(32, 1, 512, 4, 3) if few else Cut(32, 1, 256, 4, 4)
+    return Cut(64, 1, 128, 4, 6 if few and inputs >= 8192 else 4)
 
 
 @contextmanager
