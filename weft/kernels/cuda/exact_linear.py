@@ -31,11 +31,13 @@ from weft.kernels.weight import Weight
 __all__ = ["activated_linear", "linear", "linear_into_stream", "prepare"]
 
 Way = Literal["few", "tiles", "library"]
-# Measured on an H200: rows from which the library is used, and outputs up to which it is used for fewer. With fewer
-# rows, and kept from splitting sums, it can be ten times slower than our kernels.
-LIBRARY_ROWS, SOME_ROWS, SOME_OUTPUTS = 33, 24, range(4096, 6144)
-# Below these sizes, and on other GPUs, nobody has compared the library's bits with ours.
-LEAST_OUTPUTS, LEAST_INPUTS = 1024, 512
+# Measured on an H200: rows from which the library is used. Kept from splitting sums, it can be ten times slower than
+# our kernels with fewer, and with up to 56 rows for deep layers, which have few outputs and many inputs.
+LIBRARY_ROWS, DEEP_ROWS, DEEP_INPUTS = 33, 64, 4096
+# Outputs for which it is faster than our kernels even with fewer rows, and those rows.
+SOME_OUTPUTS, SOME_ROWS = range(4096, 6144), 24
+# Below these sizes, with lines that are not aligned, and on other GPUs, the library's bits were not compared with ours.
+LEAST_OUTPUTS, LEAST_INPUTS = 2048, 512
 # The library's settings: whether partial sums may be rounded, and whether sums may be split.
 REDUCTIONS = {
     torch.bfloat16: "allow_bf16_reduced_precision_reduction",
@@ -90,14 +92,25 @@ def product(x: Float[Tensor, "rows inputs"], weight: Weight) -> Float[Tensor, "r
 def way_of(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Way:
     """Return who multiplies; all of them give the same bits.
 
-    >>> way_of(1, 2048, 8192), way_of(32, 4480, 15680), way_of(128, 2048, 8192), way_of(128, 1089, 2048)
-    ('few', 'library', 'library', 'tiles')
+    >>> way_of(1, 2048, 8192), way_of(32, 4480, 15680), way_of(40, 2048, 8192), way_of(128, 2048, 8192)
+    ('few', 'library', 'tiles', 'library')
     """
-    known = gpu.capability == HOPPER and outputs >= LEAST_OUTPUTS and inputs >= LEAST_INPUTS
-    aligned = outputs % 8 == 0 and inputs % 8 == 0
-    if known and aligned and rows >= (SOME_ROWS if outputs in SOME_OUTPUTS else LIBRARY_ROWS):
+    if is_compared(outputs, inputs, gpu) and rows >= library_rows(outputs, inputs):
         return "library"
     return "few" if rows <= MOST_ROWS else "tiles"
+
+
+def is_compared(outputs: int, inputs: int, gpu: Gpu) -> bool:
+    """Return whether the library was seen to give our bits for such sizes."""
+    aligned = outputs % 8 == 0 and inputs % 8 == 0
+    return gpu.capability == HOPPER and aligned and outputs >= LEAST_OUTPUTS and inputs >= LEAST_INPUTS
+
+
+def library_rows(outputs: int, inputs: int) -> int:
+    """Return the number of rows from which the library is faster."""
+    if outputs in SOME_OUTPUTS:
+        return SOME_ROWS
+    return DEEP_ROWS if outputs < SOME_OUTPUTS.start and inputs >= DEEP_INPUTS else LIBRARY_ROWS
 
 
 def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:

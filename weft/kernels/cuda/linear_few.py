@@ -199,21 +199,15 @@ def summed_products(
     w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
     wait(EARLY)
     total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
-    # All steps but a last one that is cut short need no mask along the inputs.
-    whole = end if EVEN else end - (end - begin) % INPUTS
-    for _ in range(begin + INPUTS, whole, INPUTS):
+    for first in range(begin + INPUTS, end, INPUTS):
         weights += INPUTS
         values += INPUTS
+        is_input = first + tl.arange(0, INPUTS) < end
+        seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
+        there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
         # Weights are read once, values by every program: the cache should keep the values.
-        w = tl.load(weights, mask=is_output[:, None], other=0.0, eviction_policy="evict_first")
-        total = tl.dot(w, tl.load(values, mask=is_row[None, :], other=0.0), total)
-    if EVEN:
-        return total
-    if (whole < end) & (whole > begin):
-        is_input = whole + tl.arange(0, INPUTS) < end
-        seen, there = is_output[:, None] & is_input[None, :], is_row[None, :] & is_input[:, None]
-        w = tl.load(weights + INPUTS, mask=seen, other=0.0, eviction_policy="evict_first")
-        total = tl.dot(w, tl.load(values + INPUTS, mask=there, other=0.0), total)
+        w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
+        total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
     return total
 
 
