@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from weft.base.errors import OptionError
 from weft.kernels import choosing
 from weft.kernels.activations import gelu_tanh, squared_relu
 from weft.kernels.choosing import choose
-from weft.kernels.cuda import exact_decode, exact_linear, exact_moe
+from weft.kernels.cuda import exact_decode, exact_linear, exact_moe, gated_delta
 from weft.kernels.cuda.exact_decode import RowSharing, sharing_of
 from weft.kernels.cuda.exact_linear import cut, unsplit, way_of
 from weft.kernels.cuda.exact_tiles import Tile, float32_scores, tile_of, tiled
@@ -23,6 +26,7 @@ from weft.kernels.cuda.gpus import H200
 from weft.kernels.cuda.linear_few import Cut, few_rows
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated
 from weft.kernels.plain import moe as plain_moe
+from weft.kernels.recurrent import DeltaInputs
 from weft.kernels.weight import Weight
 from weft.memory.device.store import AttentionView
 
@@ -82,6 +86,14 @@ def test_the_library_is_kept_from_splitting_only_inside(dtype):
     with unsplit(dtype):
         assert now()[1] is False
     assert now() == before
+
+
+def test_exact_operations_keep_to_the_signatures_of_the_interface():
+    for group in choosing.EXACT:
+        exact, usual = (import_module(choosing.module_of(group, package)) for package in ("exact", "cuda"))
+        for name in choosing.GROUPS[group]:
+            found, wanted = (list(inspect.signature(getattr(each, name)).parameters) for each in (exact, usual))
+            assert found == wanted[: len(found)], name
 
 
 # Products ------------------------------------------------------------------------------------------------------------
@@ -276,7 +288,7 @@ def of_all_rows(scene: Scene, operations=EXACT) -> list[torch.Tensor]:
     return list(found.split([end - start for start, end in scene.rows]))
 
 
-CROWD = [(100, 101), (0, 1), (290, 291), (15, 16), (64, 65), (200, 201), (0, 37), (32, 70)]
+CROWD = [(15, 16), (0, 1), (100, 101), (70, 71), (0, 18), (32, 50)]
 
 
 def differing(scene: Scene, operations=EXACT) -> list[int]:
@@ -309,24 +321,37 @@ def test_shares_cut_from_the_batch_would_be_seen():
     assert differing(Scene(CROWD, device="cpu"), GPU)
 
 
-def test_a_share_of_a_row_starts_where_its_position_says(monkeypatch):
-    """With the maximum of two, and with that of one for every row beside another: a planted bug."""
+def test_another_cut_of_a_row_would_be_seen(monkeypatch):
     scene = Scene(CROWD, device="cpu")
     wanted = of_one_row(scene, 2)
-    monkeypatch.setattr(exact_decode, "sharing_of", lambda heads: RowSharing(2, 1))
+    monkeypatch.setattr(exact_decode, "sharing_of", lambda heads: RowSharing(3, 1))
     assert not torch.equal(of_one_row(scene, 2), wanted)
+
+
+# Gated delta ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_number_of_rows_changes_how_tails_are_weighed(monkeypatch):
+    seen = []
+    monkeypatch.setattr(gated_delta, "check", lambda inputs, view: None)
+    monkeypatch.setattr(gated_delta, "launch_decode", lambda *call: seen.append(call[-1]))
+    for rows in (1, 32, 33, 200):
+        v = torch.empty(rows, 1, 1)
+        EXACT.gated_delta(DeltaInputs(v, v, v, v, v), SimpleNamespace(decodes=rows, rows=rows), None)
+    assert len(seen) == 4
+    assert len(set(seen)) == 1
+    assert seen[0] is not None
 
 
 # Compilation ---------------------------------------------------------------------------------------------------------
 
 
 def launch_exact_products() -> None:
-    for outputs, inputs in ((2048, 8192), (4480, 15680)):
-        weight = torch.empty(outputs, inputs, dtype=torch.bfloat16)
-        for rows in (1, 32, 128, 1024):
-            x = torch.empty(rows, inputs, dtype=torch.bfloat16)
-            by = cut(rows, outputs, inputs)
-            few_rows(x, weight, by=by) if rows <= 32 else tiled(x, weight, None, tile_of(rows, outputs))
+    for outputs, inputs, rows in ((2048, 8192, 1), (4480, 15680, 1), (2048, 8192, 32)):
+        weight, x = (torch.empty(size, inputs, dtype=torch.bfloat16) for size in (outputs, rows))
+        few_rows(x, weight, by=cut(rows, outputs, inputs))
+    weight, x = (torch.empty(size, 2048, dtype=torch.bfloat16) for size in (1089, 40))
+    tiled(x, weight, None, tile_of(40, 1089))
     float32_scores(torch.empty(8, 2688, dtype=torch.bfloat16), torch.empty(128, 2688))
 
 
