@@ -183,7 +183,7 @@ def tune(limit_seconds: float = 50.0) -> None:
     from weft.kernels.cuda import rotary as rotaries
 
     began = time.perf_counter()
-    trials: list[tuple[Any, dict[str, list[int]], list[Callable[[int], Case]]]] = [
+    trials: list[tuple[Any, dict[str, list[Any]], list[Callable[[int], Case]]]] = [
         (convs, {"CHANNELS": [256, 512], "WARPS": [1, 2], "SPLITS": [2, 4, 8]}, [
             lambda n: conv(n, 2048, 3, True), lambda n: conv(n, 12288, 4, False)]),
         (activations, {"LOADED": [1024, 2048, 4096], "WARPS": [4, 8]}, [lambda n: squares(n, 15680)]),
@@ -192,9 +192,8 @@ def tune(limit_seconds: float = 50.0) -> None:
         (activations, {"LOADED": [1024, 2048, 4096], "WARPS": [4, 8]}, [lambda n: activation(n, 8192)]),
         (norms, {"PER_WARP": [128, 256, 512]}, [lambda n: norm(n, 2048), lambda n: norm(n, 4480)]),
         (convs, {"FEW_CHANNELS": [64, 128, 256], "FEW_WARPS": [1, 2]}, [lambda n: conv(n, 2048, 3, True)]),
-        (rotaries, {"TILE": [512, 1024, 2048], "WARPS": [1, 2]}, [lambda n: rotation(n, 32, 8, 64, True)]),
-        (rotaries, {"DECODE_TILE": [512, 1024, 2048], "DECODE_WARPS": [2, 4]}, [
-            lambda n: rotation(n, 32, 8, 64, True)]),
+        (rotaries, {"STEP_TILE": rotary_tiles((1, 2))}, [lambda n: rotation(n, 32, 8, 64, True)]),
+        (rotaries, {"DECODE_TILE": rotary_tiles((2, 4))}, [lambda n: rotation(n, 32, 8, 64, True)]),
     ]  # fmt: skip
     for module, choices, makers in trials:
         decoding = any(name.startswith(("DECODE", "FEW")) for name in choices)
@@ -207,7 +206,13 @@ def tune(limit_seconds: float = 50.0) -> None:
                 return
 
 
-def report(module: Any, choices: dict[str, list[int]], own_cases: list[Case], sizes: Sequence[int]) -> None:
+def rotary_tiles(warps: Sequence[int]) -> list[Any]:
+    from weft.kernels.cuda.rotary import RotaryTile
+
+    return [RotaryTile(*pair) for pair in itertools.product((512, 1024, 2048), warps)]
+
+
+def report(module: Any, choices: dict[str, list[Any]], own_cases: list[Case], sizes: Sequence[int]) -> None:
     kept = {name: getattr(module, name) for name in choices}
     lines = []
     for values in itertools.product(*choices.values()):

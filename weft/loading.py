@@ -84,7 +84,7 @@ class Loaded:
     def _runner(self, threads: int, progress: bool) -> Runner:
         config = self.config
         parts, operations = (self.model, self.spec, config.memory_bytes, config.max_sequences), self.chosen.operations
-        if not self.chosen.all_by("cuda"):
+        if not self.chosen.on_gpu:
             kind = ExactRunner if config.exact else Runner
             threads = threads or available_cores()
             return kind(*parts, self.device, threads if self.device == "cpu" else None, operations)
@@ -124,7 +124,7 @@ def load(options: Options, progress: bool = True) -> Loaded:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
     chosen = choose(device, dtype, model.memories, exact=options.exact)
     room = None
-    if chosen.all_by("cuda"):
+    if chosen.on_gpu:
         found = measure(model, chosen.operations, options, progress)
         if isinstance(found, str):
             chosen = choose(device, dtype, model.memories, refused=found, exact=options.exact)
@@ -167,7 +167,7 @@ def compile_early(model: CausalModel, device: str, dtype: torch.dtype, exact: bo
         begin_compiling(model.memories)
         return
     chosen = choose(device, dtype, model.memories, exact=exact)
-    if chosen.all_by("cuda"):
+    if chosen.on_gpu:
         warm_mixers(model, chosen.operations)
 
 

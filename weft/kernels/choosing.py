@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 
+from weft.base.errors import OptionError
 from weft.kernels.devices import device_name
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.native import library
@@ -44,12 +45,17 @@ DECODES = {
 }
 # Operations with a C++ kernel for few rows, in any step.
 FEW_ROWS = ("embedding", "linear", "norm", "activation", "rotary", "moe")
+# Groups with operations of their own where bits must not depend on a step's other rows, by modules named exact_GROUP.
+# The kernels of all other groups have no choice by the number of rows that changes a bit.
+EXACT = ("linear", "norm", "attention", "causal_conv", "gated_delta", "moe")
+EXACT_DTYPES = (torch.bfloat16, torch.float16)
 # Descriptions of the packages for `weft doctor` and the log.
 TITLES = {
     "plain": "plain PyTorch",
     "cpu": "PyTorch, tuned for processors",
     "native": "C++ for decodes, tuned PyTorch for prompts",
     "cuda": "Triton and FlashInfer",
+    "exact": "Triton, with sums in a fixed order",
 }
 LEAST_CAPABILITY = (8, 0)
 
@@ -84,6 +90,11 @@ class Chosen:
         """Return whether one package computes everything."""
         return all(choice.package == package for choice in self.choices)
 
+    @property
+    def on_gpu(self) -> bool:
+        """Return whether GPU kernels compute everything."""
+        return all(choice.package in ("cuda", "exact") for choice in self.choices)
+
 
 class Table:
     """Operations by name, as fast to call as module functions."""
@@ -100,8 +111,7 @@ def assemble(packages: Mapping[str, str]) -> Operations:
     functions: dict[str, Callable[..., Any]] = {}
     for group, names in GROUPS.items():
         package = packages[group]
-        home = "cpu" if package == "native" else package
-        module = import_module(f"weft.kernels.{home}.{ELSEWHERE.get((home, group), group)}")
+        module = import_module(module_of(group, package))
         functions |= {name: getattr(module, name) for name in names}
         if package == "native":
             decodes = import_module("weft.kernels.cpu.decodes")
@@ -109,7 +119,20 @@ def assemble(packages: Mapping[str, str]) -> Operations:
     if all(packages[group] == "native" for group in DECODES):
         functions["record_decodes"] = import_module("weft.kernels.cpu.decodes").record_decodes
     for_cpu = any(package in ("cpu", "native") for package in packages.values())
-    return cast(Operations, Table({**functions, "for_cpu": for_cpu}))
+    is_exact = "exact" in packages.values()
+    return cast(Operations, Table({**functions, "for_cpu": for_cpu, "is_exact": is_exact}))
+
+
+def module_of(group: str, package: str) -> str:
+    """Return the name of a group's module in a package.
+
+    >>> module_of("norm", "exact"), module_of("norm", "cuda"), module_of("ssd", "native")
+    ('weft.kernels.cuda.exact_norm', 'weft.kernels.cuda.stream', 'weft.kernels.cpu.ssd')
+    """
+    if package == "exact":
+        return f"weft.kernels.cuda.exact_{group}"
+    home = "cpu" if package == "native" else package
+    return f"weft.kernels.{home}.{ELSEWHERE.get((home, group), group)}"
 
 
 def by_step(for_decodes: Callable[..., Any], for_others: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,12 +165,14 @@ def choose(
 ) -> Chosen:
     """Choose operations for a model in `dtype` on a device; `memories` returns its mixers' memory for given operations.
 
-    `refused` is the reason why the GPU kernels cannot be used, if trying them has failed. `exact`: the bits of a row
-    must not depend on the rest of a step.
+    `refused` is the reason why the GPU kernels cannot be used, if trying them has failed. `exact`: choose operations
+    whose bits do not depend on a step's other rows, or raise.
     """
     kind = torch.device(device).type
     if kind == "cpu":
         return choose_for_cpu(dtype, memories, exact)
+    if exact:
+        return choose_exact(kind, dtype, refused)
     reason = refused or declines(kind)
     if reason is not None:
         return chosen_everywhere("plain", reason)
@@ -155,6 +180,25 @@ def choose(
         return chosen_everywhere("cuda", device_name(kind))
     except Exception as error:  # whatever a broken or unknown version of a library may raise
         return chosen_everywhere("plain", f"the kernels for GPUs cannot be imported: {first_line(error)}")
+
+
+def choose_exact(kind: str, dtype: torch.dtype, refused: str | None = None) -> Chosen:
+    """Choose operations for exact answers on a GPU."""
+    reason = refused or declines(kind) or declines_exact(dtype)
+    if reason is not None:
+        raise OptionError(f"exact answers are not available: {reason}")
+    packages = {group: "exact" if group in EXACT else "cuda" for group in GROUPS}
+    whys = {"exact": "sums do not depend on other rows", "cuda": f"exact on {device_name(kind)} as they are"}
+    choices = tuple(PackageChoice(group, package, whys[package]) for group, package in packages.items())
+    return Chosen(assemble(packages), choices)
+
+
+def declines_exact(dtype: torch.dtype) -> str | None:
+    """Return why answers in this dtype cannot be exact on a GPU."""
+    if dtype in EXACT_DTYPES:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    return f"on a GPU they need dtype bfloat16 or float16, whose sums tensor cores add in order, this is {name}"
 
 
 def first_line(error: BaseException) -> str:

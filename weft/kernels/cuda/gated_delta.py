@@ -69,13 +69,16 @@ def gated_delta_memory(shape: DeltaShape, dtype: str) -> RecurrentMemory:
 
 
 def gated_delta(
-    inputs: DeltaInputs, batch: Batch, view: RecurrentView
+    inputs: DeltaInputs, batch: Batch, view: RecurrentView, weighing: Weighing | None = None
 ) -> Float[Tensor, "tokens value_heads value_dim"]:
-    """Return the outputs of all rows; write tails and captured states."""
+    """Return the outputs of all rows; write tails and captured states.
+
+    `weighing` fixes how decodes weigh tails; by default the number of rows decides.
+    """
     check(inputs, view)
     y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
     if batch.decodes:
-        launch_decode(inputs, batch, view, y, DECODE)
+        launch_decode(inputs, batch, view, y, DECODE, weighing)
     if batch.rows > batch.decodes:
         launch_extend(inputs, batch, view, y, *extend_choices(inputs, batch))
     return y
@@ -114,13 +117,21 @@ def precision(inputs: DeltaInputs) -> str:
     return "tf32x3" if inputs.v.dtype == torch.float32 else "tf32"
 
 
-def launch_decode(inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, choice: GatedDeltaLaunch) -> None:
+def launch_decode(
+    inputs: DeltaInputs,
+    batch: Batch,
+    view: RecurrentView,
+    y: Tensor,
+    choice: GatedDeltaLaunch,
+    weighing: Weighing | None = None,
+) -> None:
     rows, (heads, value_dim), key_heads = batch.decodes, inputs.v.shape[1:], inputs.k.shape[1]
     shared = dimensions(inputs, batch, view)
     lookups = inputs.v.new_empty(rows, key_heads, 2, shared["KEYS"], dtype=torch.float32)
     weights = inputs.v.new_empty(rows, heads, 2, shared["BLOCK"], dtype=torch.float32)
     factors = inputs.v.new_empty(rows, heads, 4, dtype=torch.float32)
-    weighing, overlap = WEIGH_FEW if rows <= FEW_ROWS else WEIGH_MANY, early(inputs.v, rows <= FEW_ROWS)
+    weighing = weighing or (WEIGH_FEW if rows <= FEW_ROWS else WEIGH_MANY)
+    overlap = early(inputs.v, rows <= FEW_ROWS)
     weigh_tails[(key_heads, rows)](
         named(
             q=inputs.q, k=inputs.k, token_stride=inputs.q.stride(0), step=inputs.step, strength=inputs.strength,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.cuda.launching import jit, named, power_of_two
+from weft.kernels.cuda.linear import linear as usual_linear
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_routing import list_pairs
 from weft.kernels.cuda.moe_sum import weighted_sum
 from weft.kernels.experts import Activation, SharedExpert
+from weft.kernels.weight import Weight
 
 BLOCK = 1024
 # Alignment of rows and matrices, in bytes.
@@ -34,6 +38,7 @@ def many_experts(
     first_bias: Tensor | None,
     second_bias: Tensor | None,
     shared: SharedExpert | None,
+    linear: Callable[[Tensor, Weight], Tensor] = usual_linear,
 ) -> Tensor:
     lists = list_pairs(chosen, len(first))
     ends = lists.sizes.cumsum(0, dtype=torch.int32)
@@ -41,7 +46,7 @@ def many_experts(
     outer = F.grouped_mm(rows, first.transpose(1, 2), offs=ends)
     inner = apply_between(outer, place, chosen, activation, first_bias)
     results = F.grouped_mm(inner, second.transpose(1, 2), offs=ends)
-    return weighted_sum(results, weights, shared, place, chosen, second_bias)
+    return weighted_sum(results, weights, shared, place, chosen, second_bias, linear)
 
 
 def sort_rows(x: Tensor, chosen: Tensor, places: Tensor, sizes: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,12 +26,15 @@ def route(
     logits: Float[Tensor, "tokens experts"],
     k: int,
     scoring: str,
-    bias: Float[Tensor, " experts"] | None = None,
+    bias: Float[Tensor, "*tokens experts"] | None = None,
     renormalise: bool = True,
     scaling: float = 1.0,
     eps: float = 0.0,
 ) -> tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]:
-    """Return the k experts with the greatest scores, the first among equals; `scoring` is softmax or sigmoid."""
+    """Return the k experts with the greatest scores, the first among equals; `scoring` is softmax or sigmoid.
+
+    `bias` is added to the scores for the choice only: one for all tokens, or one each.
+    """
     tokens, count = logits.shape
     weights = torch.empty(tokens, k, dtype=torch.float32, device=logits.device)
     chosen = torch.empty(tokens, k, dtype=torch.int32, device=logits.device)
@@ -40,7 +43,7 @@ def route(
         route_kernel[(tokens,)](
             named(
                 logits=logits, bias=bias, weights=weights, chosen=chosen, logits_stride=logits.stride(0),
-                scaling=scaling, eps=eps,
+                bias_stride=0 if bias is None or bias.ndim == 1 else bias.stride(0), scaling=scaling, eps=eps,
             ),
             COUNT=count, K=k, SCORING=scoring, RENORMALISE=renormalise, BLOCK=power_of_two(count), num_warps=1,
             **early(logits),
@@ -50,7 +53,7 @@ def route(
 
 @jit
 def route_kernel(
-    logits, bias, weights, chosen, logits_stride, scaling, eps,
+    logits, bias, weights, chosen, logits_stride, bias_stride, scaling, eps,
     COUNT: tl.constexpr, K: tl.constexpr, SCORING: tl.constexpr, RENORMALISE: tl.constexpr,
     BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -67,7 +70,7 @@ def route_kernel(
         scores = 1.0 / (1.0 + tl.exp(-scores))
     ranking = scores
     if bias is not None:
-        ranking = ranking + tl.load(bias + expert, mask=real, other=0.0)
+        ranking = ranking + tl.load(bias + token * bias_stride + expert, mask=real, other=0.0)
     rank = tl.where(real, tl.maximum(rising_key(ranking), LEAST_RANK + 1), LEAST_RANK)
     place = tl.full([BLOCK], K, tl.int32)
     for j in tl.static_range(K):

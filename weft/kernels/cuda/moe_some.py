@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit, named, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, named, power_of_two
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.moe_choices import Tiles
 from weft.kernels.cuda.moe_routing import Lists, list_pairs
@@ -51,7 +51,7 @@ def multiply(
     x: Tensor,
     pairs_per_row: int,
     chosen: Tensor,
-    lists: Lists,
+    lists: Lists | None,
     matrices: Tensor,
     bias: Tensor | None,
     out: Tensor,
@@ -59,34 +59,49 @@ def multiply(
     name: str = "",
     parts: int = 1,
     settings: tuple[float, float] = (0.0, 0.0),
+    rounded: bool = False,
 ) -> None:
-    """Compute out[pair] = activation(matrix of the pair's expert @ x[pair // pairs_per_row] + bias)."""
-    pairs, outputs = out.shape
-    count, tokens = lists.listed.shape
+    """Compute out[pair] = activation(matrix of the pair's expert @ x[pair // pairs_per_row] + bias).
+
+    Without lists, every pair is computed alone. `rounded`: round the matmul as one that is stored.
+    """
+    (pairs, outputs), count = out.shape, len(matrices)
     # Every expert may have a partial tile, but no more tiles than pairs can be non-empty.
     by, slots = "pair" if pairs < count else "expert", min(pairs, count)
-    if lists.tile_ends is not None:
+    if lists is None:
+        by, slots = "alone", pairs
+    elif lists.tile_ends is not None:
         by, slots = "tile", min(pairs, count + pairs // tiles.pairs)
     grouped_kernel[(-(-outputs // tiles.outputs), slots)](
-        named(
-            x=x, chosen=chosen, listed=lists.listed, sizes=lists.sizes, places=lists.places, tile_ends=lists.tile_ends,
-            matrices=matrices, bias=bias, out=out, tokens=tokens, alpha=settings[0], limit=settings[1],
-        ),
+        named(x=x, chosen=chosen), arguments_of(lists),
+        named(matrices=matrices, bias=bias, out=out, alpha=settings[0], limit=settings[1]),
         BY=by, COUNT=count, COUNT_BLOCK=power_of_two(count), ROW_PAIRS=pairs_per_row,
         INPUTS=x.shape[1], OUTPUTS=outputs, NAME=name, PARTS=parts,
         PAIR_BLOCK=tiles.pairs, BLOCK=tiles.outputs, STEP=tiles.inputs,
-        WEIGHTS_FIRST=tiles.weights_first, num_warps=tiles.warps, num_stages=tiles.stages, **early(x),
+        WEIGHTS_FIRST=tiles.weights_first, ROUNDED=rounded, num_warps=tiles.warps, num_stages=tiles.stages, **early(x),
     )  # fmt: skip
+
+
+def arguments_of(lists: Lists | None) -> Arguments:
+    if lists is None:
+        return NO_LISTS
+    return named(
+        listed=lists.listed, sizes=lists.sizes, places=lists.places, tile_ends=lists.tile_ends,
+        tokens=lists.listed.shape[1],
+    )  # fmt: skip
+
+
+NO_LISTS = named(listed=None, sizes=None, places=None, tile_ends=None, tokens=0)
 
 
 # Do not specialize on the number of tokens: one kernel serves all.
 @jit(do_not_specialize=["tokens"])
 def grouped_kernel(
-    x, chosen, listed, sizes, places, tile_ends, matrices, bias, out, tokens, alpha, limit,
+    x, chosen, listed, sizes, places, tile_ends, tokens, matrices, bias, out, alpha, limit,
     BY: tl.constexpr, COUNT: tl.constexpr, COUNT_BLOCK: tl.constexpr,
     ROW_PAIRS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
     NAME: tl.constexpr, PARTS: tl.constexpr, PAIR_BLOCK: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
-    WEIGHTS_FIRST: tl.constexpr, EARLY: tl.constexpr,
+    WEIGHTS_FIRST: tl.constexpr, ROUNDED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
     slot = tl.program_id(1)
@@ -104,22 +119,29 @@ def grouped_kernel(
         if expert >= COUNT:
             return
         start = (slot - tl.max(tl.where(ends <= slot, ends, 0), 0)) * PAIR_BLOCK
-    size = tl.load(sizes + expert)
+    if BY == "alone":
+        expert = tl.load(chosen + slot).to(tl.int32)
+        size = 1
+    else:
+        size = tl.load(sizes + expert)
+        ours = listed + expert.to(tl.int64) * tokens
     if BY == "tile":
         size = tl.minimum(size, start + PAIR_BLOCK)
-    ours = listed + expert.to(tl.int64) * tokens
     output = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real_output = output < OUTPUTS
     gates = matrices + expert.to(tl.int64) * (PARTS * OUTPUTS * INPUTS) + output[:, None] * INPUTS
     for begin in range(start, size, PAIR_BLOCK):
         index = begin + tl.arange(0, PAIR_BLOCK)
         real_pair = index < size
-        pair = tl.load(ours + index, mask=real_pair, other=0)
+        pair = slot + index if BY == "alone" else tl.load(ours + index, mask=real_pair, other=0)
         rows = x + (pair // ROW_PAIRS).to(tl.int64)[:, None] * INPUTS
         gate, up = products(
             rows, real_pair, gates, real_output,
             OUTPUTS, INPUTS, PARTS, PAIR_BLOCK, BLOCK, STEP, WEIGHTS_FIRST,
         )  # fmt: skip
+        if ROUNDED:
+            gate = gate.to(out.dtype.element_ty).to(tl.float32)
+            up = up.to(out.dtype.element_ty).to(tl.float32)
         if bias is not None:
             biases = bias + expert.to(tl.int64) * (PARTS * OUTPUTS) + output
             gate += tl.load(biases, mask=real_output, other=0.0).to(tl.float32)[None, :]

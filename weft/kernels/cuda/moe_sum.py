@@ -5,6 +5,8 @@ A shared expert's output is added last.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton.language as tl
 from jaxtyping import Float, Int
@@ -12,10 +14,11 @@ from torch import Tensor
 
 from weft.kernels.cuda.activation import activate
 from weft.kernels.cuda.launching import jit, named, power_of_two
-from weft.kernels.cuda.linear import linear
+from weft.kernels.cuda.linear import linear as usual_linear
 from weft.kernels.cuda.moe_activation import sigmoid
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.experts import SharedExpert
+from weft.kernels.weight import Weight
 
 BLOCK = 1024
 
@@ -27,9 +30,10 @@ def weighted_sum(
     place: Int[Tensor, "tokens k"] | None = None,
     chosen: Int[Tensor, "tokens k"] | None = None,
     bias: Float[Tensor, "experts hidden"] | None = None,
+    linear: Callable[[Tensor, Weight], Tensor] = usual_linear,
 ) -> Float[Tensor, "tokens hidden"]:
     """Return the weighted sums. The output of pair p is at place[p], or at p; its expert's bias is added if there is
-    one.
+    one. `linear` multiplies for the shared expert.
     """
     (tokens, k), hidden = weights.shape, results.shape[1]
     out = torch.empty(tokens, hidden, dtype=results.dtype, device=results.device)

@@ -6,6 +6,8 @@ computes a step's cosines and sines.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -19,9 +21,14 @@ from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
 
-# Elements per program and its warps, measured on an H200: in decode-only steps, and in others.
-DECODE_TILE, DECODE_WARPS = 1024, 4
-TILE, WARPS = 512, 1
+
+class RotaryTile(NamedTuple):
+    elements: int  # per program
+    warps: int
+
+
+# Measured on an H200: in decode-only steps, and in others.
+DECODE_TILE, STEP_TILE = RotaryTile(1024, 4), RotaryTile(512, 1)
 
 
 def make_rotation(
@@ -60,10 +67,12 @@ def rotate_and_write(
     rotation: Rotation | None,
     batch: Batch,
     view: AttentionView,
+    by: RotaryTile | None = None,
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """Return the queries, normed (if there are weights) and rotated; write such keys, and values, to their pages.
 
-    `projected` holds the query heads, then the key heads, then the value heads; anything after them is ignored.
+    `projected` holds the query heads, then the key heads, then the value heads; anything after them is ignored. `by`
+    fixes the tile, and with it the order of a norm's sum; by default the kind of step decides.
     """
     cell, kv_heads, head_dim = view.keys.shape[1:]
     tokens = len(projected)
@@ -73,7 +82,7 @@ def rotate_and_write(
     rest = head_dim - 2 * half
     queries = torch.empty(tokens, heads, head_dim, dtype=projected.dtype, device=projected.device)
     every = heads + 2 * kv_heads
-    tile, warps = (TILE, WARPS) if batch.pieces else (DECODE_TILE, DECODE_WARPS)
+    tile, warps = by or (STEP_TILE if batch.pieces else DECODE_TILE)
     side = min(power_of_two(every), max(1, tile // power_of_two(head_dim)))
     if tokens:
         cosine, sine = (None, None) if rotation is None else (rotation.cosine, rotation.sine)

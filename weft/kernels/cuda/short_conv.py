@@ -64,14 +64,17 @@ def projected_short_conv(
     bias: Float[Tensor, " channels"] | None,
     batch: Batch,
     view: RecurrentView,
+    by_vectors: bool = True,
 ) -> Float[Tensor, "rows channels"]:
+    """Return the convolution. One row is multiplied `by_vectors`, which is faster, or as one of few rows."""
     row, source = operands(x)
     (rows, inputs), (channels, width) = row.shape, weight.shape
     assert rows == batch.decodes
     assert len(projection) == 3 * channels
     assert width - 1 <= batch.cell
     y = torch.empty(rows, channels, dtype=row.dtype, device=row.device)
-    at_once = CHANNELS if rows > 1 else channels_of_one(inputs)
+    alone = rows == 1 and by_vectors
+    at_once = channels_of_one(inputs) if alone else CHANNELS
     short_conv_kernel[(-(-channels // at_once),)](
         source,
         named(
@@ -80,8 +83,8 @@ def projected_short_conv(
             ring=view.tail["conv"].shape[1], cell=batch.cell,
         ),
         window_of(view), rows_of(batch),
-        ROWS=rows_compiled(rows) if rows > 1 else 1, CHANNELS=at_once, SIZE=inputs, WIDTH=width,
-        COLUMNS=Vectors(1, WARPS).columns if rows == 1 else INPUTS,
+        ROWS=1 if alone else rows_compiled(rows), CHANNELS=at_once, SIZE=inputs, WIDTH=width,
+        COLUMNS=Vectors(1, WARPS).columns if alone else INPUTS,
         num_warps=WARPS, num_stages=STAGES, **early(row),
     )  # fmt: skip
     return y

@@ -47,7 +47,7 @@ def compile_once(
     model: CausalModel, spec: MemorySpec, operations: Operations, tokens: int, rows: int, progress: bool = False
 ) -> None:
     """Compile the kernels of a model, unless an earlier start on this machine has."""
-    mark = mark_of(model, spec, tokens, rows)
+    mark = mark_of(model, spec, operations, tokens, rows)
     if mark.exists():
         log.debug("kernels were compiled by an earlier start: %s", mark)
         return
@@ -57,13 +57,14 @@ def compile_once(
         mark.touch()
 
 
-def mark_of(model: CausalModel, spec: MemorySpec, tokens: int, rows: int) -> Path:
+def mark_of(model: CausalModel, spec: MemorySpec, operations: Operations, tokens: int, rows: int) -> Path:
     """Return the path of the mark of these steps. Its name depends on all that decides what is launched."""
     import triton
 
     shapes = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in model.named_parameters()]
+    kind = "exact" if getattr(operations, "is_exact", False) else "usual"
     versions = [weft.__version__, triton.__version__, torch.__version__, device_name("cuda")]
-    digest = hashlib.sha256("\n".join([*versions, repr(spec), f"{tokens} {rows}", *shapes]).encode())
+    digest = hashlib.sha256("\n".join([*versions, repr(spec), f"{tokens} {rows} {kind}", *shapes]).encode())
     for folder in SOURCES:
         for source in sorted((Path(weft.__file__).parent / folder).glob("*.py")):
             digest.update(source.read_bytes())

@@ -1,0 +1,251 @@
+"""Paged attention for rows of one token, each cut into shares by its own position alone.
+
+A row that sees many cells is cut into up to MOST shares of equal size, from the first cell that it sees. Programs take
+the shares of all rows in turn: which program computes a share does not change its bits. A row of one share is finished
+there; a second kernel merges the others, in their order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, rows_of
+from weft.kernels.cuda.attention_decode import AT_ONCE, LAUNCHES, LOG2_E, PLAIN_LAUNCH, multiprocessors_of
+from weft.kernels.cuda.launching import jit, named, power_of_two
+from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.interface import Batch
+from weft.memory.device.store import AttentionView
+
+
+class RowSharing(NamedTuple):
+    """Maximum number of shares of a row, and minimum number of cells of each."""
+
+    most: int
+    least_cells: int
+
+
+# Cells of a share: a program reads fewer faster than a second kernel could merge them.
+LEAST_CELLS = 4
+# Shares of a row, for all of a layer's key heads together, that keep a large GPU's memory busy.
+SHARES = 128
+
+
+def sharing_of(kv_heads: int) -> RowSharing:
+    """Return the sharing of a layer. It knows nothing of a step.
+
+    >>> sharing_of(8), sharing_of(2)
+    (RowSharing(most=16, least_cells=4), RowSharing(most=32, least_cells=4))
+    """
+    return RowSharing(min(32, max(8, power_of_two(SHARES // kv_heads))), LEAST_CELLS)
+
+
+def attend_decodes(
+    q: Tensor,
+    out: Tensor,
+    batch: Batch,
+    view: AttentionView,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    sharing: RowSharing | None = None,
+) -> None:
+    """Attend for the leading `batch.decodes` tokens of `q` [tokens, heads, head_dim] into those of `out`."""
+    rows, heads, head_dim = batch.decodes, q.shape[1], q.shape[2]
+    _, cell, kv_heads, _ = view.keys.shape
+    block_dim = max(16, power_of_two(head_dim))
+    most, least_cells = sharing or sharing_of(kv_heads)
+    launch = LAUNCHES.get(block_dim * q.element_size(), PLAIN_LAUNCH)
+    # The results of all shares, then the logarithms of the sums that they were divided by.
+    parts = torch.empty(rows * heads * most * (head_dim + 1), dtype=torch.float32, device=q.device)
+    found = named(
+        out_ptr=out, out_token_stride=out.stride(0), parts_ptr=parts, sinks_ptr=out if sinks is None else sinks,
+        rows=rows,
+    )  # fmt: skip
+    common = {
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_DIM": block_dim,
+        "CELL": cell,
+        "WINDOW": view.window or 0,
+        "MOST": most,
+        "LEAST_CELLS": least_cells,
+        "HAS_SINKS": sinks is not None,
+        **early(q),
+    }
+    programs = max(rows, multiprocessors_of(q.device) * AT_ONCE // kv_heads)
+    _attend_shares[(kv_heads, programs)](
+        named(q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale), found,
+        cache_of(view), pages_of(batch, view), rows_of(batch),
+        BLOCK_HEADS=max(16, power_of_two(heads // kv_heads)), KEYS=min(launch.keys, cell),
+        SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        **common, num_warps=launch.warps, num_stages=launch.stages,
+    )  # fmt: skip
+    _merge_shares[(heads, rows)](
+        found, rows_of(batch), **common, num_warps=1 if block_dim < 256 else 2,
+    )  # fmt: skip
+
+
+@triton.jit
+def _cut(position, CELL: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr, LEAST_CELLS: tl.constexpr):
+    """Return a row's first cell, the cells of a share, and the number of shares, from its position alone."""
+    first = tl.maximum(position - WINDOW + 1, 0) // CELL if WINDOW else position * 0
+    cells = position // CELL + 1 - first
+    size = tl.maximum(tl.cdiv(cells, MOST), LEAST_CELLS)
+    return first, size, tl.cdiv(cells, size)
+
+
+@triton.jit
+def _find(
+    number, row_start, rows,
+    CELL: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr, LEAST_CELLS: tl.constexpr,
+):  # fmt: skip
+    """Return the row of a share, counted through all rows, and the number of shares before that row.
+
+    If there is no such share, the row is `rows`.
+    """
+    BLOCK: tl.constexpr = 256
+    row = 0
+    before = 0
+    done = 0
+    for begin in range(0, rows, BLOCK):
+        index = begin + tl.arange(0, BLOCK)
+        _, _, count = _cut(tl.load(row_start + index, mask=index < rows, other=0), CELL, WINDOW, MOST, LEAST_CELLS)
+        count = tl.where(index < rows, count, 0)
+        ends = done + tl.cumsum(count, 0)
+        passed = (ends <= number) & (index < rows)
+        row += tl.sum(passed.to(tl.int32), 0)
+        before = tl.maximum(before, tl.max(tl.where(passed, ends, 0), 0))
+        done += tl.sum(count, 0)
+    return row, before
+
+
+@jit(**STEP)
+def _attend_shares(
+    q_ptr, q_token_stride, q_head_stride, scale,
+    out_ptr, out_token_stride, parts_ptr, sinks_ptr, rows,
+    key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
+    row_start, row_first, row_slot, row_tail, row_closing,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, KEYS: tl.constexpr,
+    WINDOW: tl.constexpr, MOST: tl.constexpr, LEAST_CELLS: tl.constexpr, SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Compute some shares, for the heads of one group."""
+    kv_head, number = tl.program_id(0), tl.program_id(1)
+    row, before = _find(number, row_start, rows, CELL, WINDOW, MOST, LEAST_CELLS)
+    wait(EARLY)
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    member = tl.arange(0, BLOCK_HEADS)
+    head = kv_head * GROUP + member
+    feature = tl.arange(0, BLOCK_DIM)
+    is_query = (member < GROUP)[:, None] & (feature < HEAD_DIM)[None, :]
+    while row < rows:
+        position = tl.load(row_start + row)
+        first_cell, size, count = _cut(position, CELL, WINDOW, MOST, LEAST_CELLS)
+        share = number - before
+        query_at = tl.cast(row, tl.int64) * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
+        q = tl.load(q_ptr + query_at, mask=is_query, other=0.0)
+        peak, total, mixed = _mix_share(
+            q, first_cell + share * size, size, position, scale, kv_head, key_pages, value_pages, page_stride,
+            page_list + tl.load(page_bounds + row) - tl.load(page_first + row) // CELL,
+            KV_HEADS, BLOCK_HEADS, HEAD_DIM, BLOCK_DIM, CELL, KEYS, WINDOW, SOFTCAP, PRECISION,
+        )  # fmt: skip
+        if count == 1:
+            if HAS_SINKS:
+                sink = tl.load(sinks_ptr + head, mask=member < GROUP, other=0.0).to(tl.float32)
+                total += tl.exp2(sink * LOG2_E - peak)
+            out_at = tl.cast(row, tl.int64) * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
+            tl.store(out_ptr + out_at, (mixed * (1 / total)[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
+        else:
+            which = (tl.cast(row, tl.int64) * HEADS + head) * MOST + share
+            sums = tl.cast(rows, tl.int64) * (HEADS * MOST * HEAD_DIM)
+            part_at = which[:, None] * HEAD_DIM + feature[None, :]
+            tl.store(parts_ptr + part_at, mixed * (1 / total)[:, None], mask=is_query)
+            tl.store(parts_ptr + sums + which, peak + tl.log2(total), mask=member < GROUP)
+        number += tl.num_programs(1)
+        row, before = _find(number, row_start, rows, CELL, WINDOW, MOST, LEAST_CELLS)
+
+
+@triton.jit
+def _mix_share(
+    q, first_cell, size, position, scale, kv_head, key_pages, value_pages, page_stride, cell_pages,
+    KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    CELL: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return the running softmax over the visible cells of a share. `cell_pages` points to the page of cell 0."""
+    BLOCKS: tl.constexpr = CELL // KEYS
+    feature, index = tl.arange(0, BLOCK_DIM), tl.arange(0, KEYS)
+    in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
+    low = tl.maximum(position - WINDOW + 1, 0) if WINDOW else position * 0
+    first_block = tl.maximum(first_cell * BLOCKS, low // KEYS)
+    last_block = tl.minimum((first_cell + size) * BLOCKS - 1, position // KEYS)
+    peak = tl.full([BLOCK_HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_HEADS], tl.float32)
+    mixed = tl.zeros([BLOCK_HEADS, BLOCK_DIM], tl.float32)
+    # A page's number is loaded one block ahead, so that only keys and values are left for the stages.
+    next_page = tl.load(cell_pages + first_block // BLOCKS)
+    for block in tl.range(first_block, last_block + 1):
+        block_at = next_page.to(tl.int64) * page_stride + block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM)
+        next_page = tl.load(cell_pages + tl.minimum(block + 1, last_block) // BLOCKS)
+        key_position = block * KEYS + index
+        seen = key_position <= position
+        if WINDOW:
+            seen &= key_position >= low
+        # Memory that is not seen may hold NaN, so it is not even loaded.
+        loaded = seen[:, None] & (feature < HEAD_DIM)[None, :]
+        keys = tl.load(key_pages + block_at + in_page, mask=loaded, other=0.0)
+        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
+        if SOFTCAP > 0:
+            scores = SOFTCAP * (2 * tl.sigmoid(2 * scores / SOFTCAP) - 1)
+        scores = tl.where(seen[None, :], scores * LOG2_E, float("-inf"))
+        # Every block has a visible key, so the maximum is finite.
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_peak[:, None])
+        fading = tl.exp2(peak - new_peak)
+        total = total * fading + tl.sum(weights, 1)
+        values = tl.load(value_pages + block_at + in_page, mask=loaded, other=0.0)
+        mixed = tl.dot(weights.to(values.dtype), values, acc=mixed * fading[:, None], input_precision=PRECISION)
+        peak = new_peak
+    return peak, total, mixed
+
+
+@jit(**STEP)
+def _merge_shares(
+    out_ptr, out_token_stride, parts_ptr, sinks_ptr, rows,
+    row_start, row_first, row_slot, row_tail, row_closing,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    CELL: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr, LEAST_CELLS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Merge the shares of one head of one row, each weighted by the sum that it was divided by."""
+    head, row = tl.program_id(0), tl.program_id(1)
+    _, _, count = _cut(tl.load(row_start + row), CELL, WINDOW, MOST, LEAST_CELLS)
+    # Wait even if there is nothing to merge: kernels that wait for this one rely on the one before it too.
+    wait(EARLY)
+    if count == 1:
+        return
+    share, feature = tl.arange(0, MOST), tl.arange(0, BLOCK_DIM)
+    is_feature = feature < HEAD_DIM
+    first = (row.to(tl.int64) * HEADS + head) * MOST
+    parts_at = (first + share)[:, None] * HEAD_DIM + feature[None, :]
+    parts = tl.load(parts_ptr + parts_at, mask=(share < count)[:, None] & is_feature[None, :], other=0.0)
+    sums_at = tl.cast(rows, tl.int64) * (HEADS * MOST * HEAD_DIM) + first + share
+    sums = tl.load(parts_ptr + sums_at, mask=share < count, other=float("-inf"))
+    peak = tl.max(sums, 0)
+    if HAS_SINKS:
+        # A sink is a share of its own, without values.
+        sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
+        peak = tl.maximum(peak, sink)
+    weights = tl.exp2(sums - peak)
+    mixed = tl.sum(weights[:, None] * parts, 0)
+    total = tl.sum(weights, 0)
+    if HAS_SINKS:
+        total += tl.exp2(sink - peak)
+    out_at = row.to(tl.int64) * out_token_stride + head * HEAD_DIM + feature
+    tl.store(out_ptr + out_at, (mixed / total).to(out_ptr.dtype.element_ty), mask=is_feature)

@@ -1,0 +1,144 @@
+"""Matmuls whose bits do not depend on the number of rows: every output is one sum over its inputs, in their order.
+
+Tensor cores give such a sum the same bits in every tile, and so does the library wherever it does not split the
+inputs; `python -m benchmarks.exact_sums` shows both on a GPU. So the number of rows may decide who multiplies, but
+never whether a sum is split. The kernels for one row (`linear_one`) add in another order and are not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.activations import NAMES, Function
+from weft.kernels.cuda.activation import activate, gated_product
+from weft.kernels.cuda.exact_norm import rows_of
+from weft.kernels.cuda.exact_tiles import tiled
+from weft.kernels.cuda.gpus import H200, HOPPER, Gpu, gpu_of
+from weft.kernels.cuda.linear import prepare
+from weft.kernels.cuda.linear_few import MOST_ROWS, Cut, are_few, few_rows, rows_compiled
+from weft.kernels.cuda.linear_few import cut as usual_cut
+from weft.kernels.cuda.linear_some import are_some, can_describe, some_rows
+from weft.kernels.stream import Normed
+from weft.kernels.weight import Weight
+
+__all__ = ["activated_linear", "linear", "linear_into_stream", "prepare"]
+
+Way = Literal["few", "tiles", "library"]
+# Measured on an H200: rows from which the library is used. Kept from splitting sums, it can be ten times slower than
+# our kernels with fewer, and with up to 56 rows for deep layers, which have few outputs and many inputs.
+LIBRARY_ROWS, DEEP_ROWS, DEEP_INPUTS = 33, 64, 4096
+# Outputs for which it is faster than our kernels even with fewer rows, and those rows.
+SOME_OUTPUTS, SOME_ROWS = range(4096, 6144), 24
+# Below these sizes, with lines that are not aligned, and on other GPUs, the library's bits were not compared with ours.
+LEAST_OUTPUTS, LEAST_INPUTS = 2048, 512
+# The library's settings: whether partial sums may be rounded, and whether sums may be split.
+REDUCTIONS = {
+    torch.bfloat16: "allow_bf16_reduced_precision_reduction",
+    torch.float16: "allow_fp16_reduced_precision_reduction",
+}
+# From this number of outputs the usual programs are enough without splitting sums.
+ENOUGH_OUTPUTS = 6144
+
+
+def linear(x: Normed, weight: Weight) -> Float[Tensor, "n outputs"]:
+    rows = rows_of(x)
+    if rows.ndim != 2:
+        found: Tensor = product(rows.reshape(-1, rows.shape[-1]), weight).unflatten(0, rows.shape[:-1])
+        return found
+    return product(rows, weight)
+
+
+def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Float[Tensor, "n outputs"]:
+    """Multiply for the residual stream. There are no partial sums: their number would depend on the rows."""
+    return linear(x, weight)
+
+
+def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int = 1) -> Float[Tensor, "n results"]:
+    rows = rows_of(x)
+    matrix, bias = weight.matrix, weight.bias
+    if activation in NAMES and are_few(rows, matrix):
+        by = cut(len(rows), len(matrix), matrix.shape[1], gpu_of(rows.device))
+        return few_rows(rows, matrix, bias, NAMES[activation], parts, by=by)
+    if activation in NAMES and are_some(rows, matrix):
+        return some_rows(rows, matrix, bias, NAMES[activation], parts)
+    projected = product(rows, weight)
+    if parts == 2:
+        gate, gated = projected.chunk(2, -1)
+        return gated_product(gate, gated, activation)
+    return activate(NAMES[activation], projected) if activation in NAMES else activation(projected)
+
+
+def product(x: Float[Tensor, "rows inputs"], weight: Weight) -> Float[Tensor, "rows outputs"]:
+    matrix, bias = weight.matrix, weight.bias
+    gpu = gpu_of(x.device)
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    way = way_of(len(x), len(matrix), matrix.shape[1], gpu)
+    if way == "few" and are_few(x, matrix):
+        return few_rows(x, matrix, bias, by=cut(len(x), len(matrix), matrix.shape[1], gpu))
+    if way == "library" and x.is_cuda and x.dtype in REDUCTIONS and can_describe(x, matrix):
+        with unsplit(x.dtype):
+            return F.linear(x, matrix, bias)
+    return tiled(x, matrix, bias)
+
+
+def way_of(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Way:
+    """Return who multiplies; all of them give the same bits.
+
+    >>> way_of(1, 2048, 8192), way_of(32, 4480, 15680), way_of(40, 2048, 8192), way_of(128, 2048, 8192)
+    ('few', 'library', 'tiles', 'library')
+    """
+    if is_compared(outputs, inputs, gpu) and rows >= library_rows(outputs, inputs):
+        return "library"
+    return "few" if rows <= MOST_ROWS else "tiles"
+
+
+def is_compared(outputs: int, inputs: int, gpu: Gpu) -> bool:
+    """Return whether the library was seen to give our bits for such sizes."""
+    aligned = outputs % 8 == 0 and inputs % 8 == 0
+    return gpu.capability == HOPPER and aligned and outputs >= LEAST_OUTPUTS and inputs >= LEAST_INPUTS
+
+
+def library_rows(outputs: int, inputs: int) -> int:
+    """Return the number of rows from which the library is faster."""
+    if outputs in SOME_OUTPUTS:
+        return SOME_ROWS
+    return DEEP_ROWS if outputs < SOME_OUTPUTS.start and inputs >= DEEP_INPUTS else LIBRARY_ROWS
+
+
+def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
+    """Return a division into programs by outputs alone: narrow layers get narrow programs, which read far ahead.
+
+    >>> cut(1, 2048, 8192), cut(32, 15680, 4480)
+    (Cut(width=16, shares=1, inputs=1024, warps=4, stages=3), Cut(width=128, shares=1, inputs=128, warps=8, stages=4))
+    """
+    if not gpu.is_roomy or outputs >= ENOUGH_OUTPUTS:
+        return usual_cut(rows, outputs, inputs, gpu)._replace(shares=1)
+    few = rows_compiled(rows) == 16
+    if outputs <= gpu.multiprocessors * 17:
+        return Cut(16, 1, 1024, 4, 3) if few else Cut(16, 1, 256, 4, 5)
+    if outputs <= gpu.multiprocessors * 33:
+        return Cut(32, 1, 512, 4, 3) if few else Cut(32, 1, 256, 4, 4)
+    return Cut(64, 1, 128, 4, 6 if few and inputs >= 8192 else 4)
+
+
+@contextmanager
+def unsplit(dtype: torch.dtype) -> Iterator[None]:
+    """Keep the library from splitting a sum. Only cuBLASLt can be told so."""
+    settings, name = torch.backends.cuda.matmul, REDUCTIONS[dtype]
+    library = torch.backends.cuda.preferred_blas_library()
+    before = getattr(settings, name), getattr(settings, f"{name}_split_k")
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    setattr(settings, name, (False, False))
+    try:
+        yield
+    finally:
+        setattr(settings, name, before)
+        torch.backends.cuda.preferred_blas_library(library)
