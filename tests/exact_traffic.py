@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
+from typing import Any, Protocol
 
 import torch
 
@@ -28,6 +29,18 @@ class ExactModel:
     model: CausalModel
     spec: MemorySpec
     chosen: Chosen
+
+    def engine(self, memory_bytes: int = ROOM, **settings: Any) -> Engine:
+        return exact_engine(self, memory_bytes, **settings)
+
+
+class ExactSource(Protocol):
+    """A model in exact mode, on any device."""
+
+    spec: MemorySpec
+
+    def engine(self, memory_bytes: int = ROOM, **settings: Any) -> Engine:
+        """An engine that remembers nothing."""
 
 
 @cache
@@ -57,13 +70,13 @@ def digesting(count: int, seed: int) -> SamplingParams:
     return replace(seeded(count, seed), logits_digest=True)
 
 
-def alone(found: ExactModel, ask: Ask, threads: int = 1) -> Answer:
+def alone(found: ExactSource, ask: Ask, **settings: Any) -> Answer:
     """The answer of an engine that has seen nothing else, in whole steps."""
-    engine = exact_engine(found, threads=threads, cache=False, max_sequences=1, max_tokens_per_step=4096)
+    engine = found.engine(cache=False, max_sequences=1, max_tokens_per_step=4096, **settings)
     return serve(engine, [replace(ask, step=0, abort_after=None)])[0]
 
 
-def conversations(random: Random, found: ExactModel, count: int, longest: int = 300, threads: int = 1) -> list[Ask]:
+def conversations(random: Random, found: ExactSource, count: int, longest: int = 300, **settings: Any) -> list[Ask]:
     """Requests that share beginnings with earlier ones, and continue their answers."""
     asks: list[Ask] = []
     known: list[list[int]] = []
@@ -76,26 +89,31 @@ def conversations(random: Random, found: ExactModel, count: int, longest: int = 
         prompt = (stem + fresh)[:longest]
         ask = Ask(prompt, digesting(random.choice([1, 3, 70]), number), step=random.randint(0, 30))
         asks.append(ask)
-        known.append(prompt + alone(found, ask, threads).tokens if random.random() < 0.6 else prompt)
+        known.append(prompt + alone(found, ask, **settings).tokens if random.random() < 0.6 else prompt)
     return asks
 
 
 def check_traffic(family: str, dtype: torch.dtype, seed: int, count: int, threads: int = 1) -> int:
+    """Serve random traffic on a CPU; with drafts if the seed is odd. Returns the number of digests compared."""
+    return compare_traffic(exact_model(family, dtype), family, seed, count, seed % 2 == 1, threads=threads)
+
+
+def compare_traffic(found: ExactSource, family: str, seed: int, count: int, drafts: bool, **settings: Any) -> int:
     """Serve random traffic in a random engine; every digest equals that of a lone, cold run. Returns their number."""
-    random, found = Random(f"{family} {seed}"), exact_model(family, dtype)
-    asks = conversations(random, found, count, threads=threads)
+    random = Random(f"{family} {seed}")
+    asks = conversations(random, found, count, **settings)
     longest = max(len(ask.prompt) + ask.params.max_tokens for ask in asks)
-    answers = [alone(found, ask, threads) for ask in asks]
+    answers = [alone(found, ask, **settings) for ask in asks]
     tight = smallest_memory(family, longest, spec=found.spec)
-    engine = exact_engine(
-        found,
+    if drafts:
+        settings["drafting"] = drafts_of(asks, answers, seed)
+    engine = found.engine(
         memory_bytes=random.choice([ROOM, 2 * tight, tight]),
         max_sequences=random.choice([2, 8]),
         max_tokens_per_step=random.choice([8, 100, 512]),
         depth=random.randint(0, 1),
         eviction=random.choice(["value", "lru"]),
-        threads=threads,
-        drafting=drafts_of(asks, answers, seed) if seed % 2 else None,
+        **settings,
     )
     for ask, answer, expected in zip(asks, serve(engine, asks), answers, strict=True):
         assert answer.digests == expected.digests, first_difference(ask, answer, expected)

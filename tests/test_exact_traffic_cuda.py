@@ -1,0 +1,62 @@
+"""Engines in exact mode on a GPU: every digest of random traffic is that of a lone, cold run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cuda_engines import few_layers, for_each, held, load, load_tiny, make, packaged
+from tests.engines import FAMILIES
+from tests.exact_traffic import compare_traffic
+from tests.gpu_memory import ARENA_BYTES
+from weft import LLM
+from weft.engine.loop import Engine
+from weft.memory.spec import MemorySpec
+
+pytestmark = pytest.mark.gpu
+
+# Tokens for each model; 100,000 takes a few minutes each.
+TOKENS = int(os.environ.get("WEFT_EXACT_TOKENS", "600"))
+PUBLISHED = ("lfm2-1.2b", "nemotron-nano-9b-v2", "qwen3.5-9b", "gpt-oss-20b")
+
+
+@dataclass(frozen=True)
+class OnGpu:
+    llm: LLM
+
+    @property
+    def spec(self) -> MemorySpec:
+        return self.llm.engine.ledger.spec
+
+    def engine(self, memory_bytes: int = 0, **settings: Any) -> Engine:
+        most = self.llm.engine.config.memory_bytes
+        settings["max_tokens_per_step"] = min(512, settings.get("max_tokens_per_step", 512))
+        return make(self.llm, min(memory_bytes or most, most), exact=True, **settings)
+
+
+@pytest.fixture(autouse=True)
+def _a_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+def compare(name: str, found: OnGpu) -> None:
+    served, seed = 0, 0
+    while served < TOKENS:
+        served += compare_traffic(found, name, seed, 6, drafts=False)
+        seed += 2
+
+
+@pytest.mark.parametrize("family", for_each(FAMILIES, "tiny {} exact"))
+def test_every_digest_on_a_gpu_is_that_of_a_lone_cold_run(family: str) -> None:
+    compare(family, OnGpu(held(f"tiny {family} exact", lambda: load_tiny(family, "bfloat16", exact=True))))
+
+
+@pytest.mark.parametrize("name", for_each(PUBLISHED))
+def test_every_digest_of_a_published_shape_is_that_of_a_lone_cold_run(name: str) -> None:
+    llm = held(f"exact {name}", lambda: load(few_layers(packaged(name)), "bfloat16", ARENA_BYTES, exact=True))
+    compare(name, OnGpu(llm))
