@@ -129,9 +129,13 @@ class SequenceDrafts:
         if self._own is None:
             return None
         self._own.extend(answer)
-        own = self._own.match(most)
-        recent = self._own.last(LONGEST_COMPARED)
-        other = shared.match(self.salt, recent, most) if own is None or own.length < LONGEST_COMPARED else None
+        key = self._own.key()
+        if key is None:
+            return None
+        own, place = self._own.match(key, most), shared.place(self.salt, key)
+        if place is None or (own is not None and own.length >= LONGEST_COMPARED):
+            return own
+        other = shared.match(place, self._own.last(LONGEST_COMPARED), most)
         if own is None or (other is not None and other.length > own.length):
             return other
         return own
