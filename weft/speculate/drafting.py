@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,10 +184,10 @@ class Drafting:
         worth = [(p.rate**place, number) for number, p in enumerate(proposals) for place in range(1, len(p.tokens) + 1)]
         # Within a proposal worth falls, so a sorted prefix takes the first drafts of each.
         worth.sort(key=lambda each: -each[0])
-        best, best_value, gained = 0, float(rows), 0.0
-        for count, (gain, _) in enumerate(worth[:most], 1):
-            gained += gain
-            value = (rows + gained) / self.costs.ratio(rows, count)
+        gained = list(accumulate(gain for gain, _ in worth[:most]))
+        best, best_value = 0, float(rows)
+        for count in _counts_to_weigh(len(gained)):
+            value = (rows + gained[count - 1]) / self.costs.ratio(rows, count)
             if value > best_value:
                 best, best_value = count, value
         lengths = [0] * len(proposals)
@@ -199,3 +200,13 @@ class Drafting:
         for place in range(1, len(proposal.tokens) + 1):
             self.counts.proposed[proposal.drafter, place] += 1
             self.counts.accepted[proposal.drafter, place] += place <= accepted
+
+
+def _counts_to_weigh(most: int) -> list[int]:
+    """Return numbers of drafts from 1 to `most`: all small ones, and not more than a hundred.
+
+    >>> _counts_to_weigh(3), _counts_to_weigh(1000)[-3:], len(_counts_to_weigh(1792))
+    ([1, 2, 3], [976, 992, 1000], 78)
+    """
+    step = 1 + most // 64
+    return [*range(1, min(most, 16) + 1), *range(16 // step * step + step, most, step), *([most] if most > 16 else [])]
