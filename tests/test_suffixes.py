@@ -167,3 +167,10 @@ def test_costs_of_drafts_are_learned_anew_after_a_while() -> None:
     for _ in range(FORGET_AFTER):
         costs.observe(4, 0, 1.0)
     assert costs.ratio(4, 4) == 1.0
+
+
+def test_an_engine_without_a_cache_keeps_no_text() -> None:
+    for shares, kept in ((True, 7), (False, 0)):
+        drafting = Drafting(4, shares=shares)
+        drafting.ended(b"", ints([1, 2, 3, 4, 5, 6, 7]))
+        assert drafting.shared.tokens == kept

@@ -156,11 +156,15 @@ class SequenceDrafts:
 
 
 class Drafting:
-    """Decides the drafts of each step, for all rows together. `most` bounds the drafts of a row."""
+    """Decides the drafts of each step, for all rows together. `most` bounds the drafts of a row.
 
-    def __init__(self, most: int, suffixes: bool = True, costs: StepCosts | None = None) -> None:
+    `shares`: finished texts are kept as drafts for later requests with the same salt.
+    """
+
+    def __init__(self, most: int, suffixes: bool = True, costs: StepCosts | None = None, shares: bool = True) -> None:
         self.most = most
         self.suffixes = suffixes
+        self.shares = shares
         self.costs: StepCosts = LearnedCosts() if costs is None else costs
         self.shared = SharedTexts()
         self.counts = DraftCounts()
@@ -176,7 +180,7 @@ class Drafting:
 
     def ended(self, salt: bytes, tokens: NDArray[np.int32]) -> None:
         """Keep the text of a finished sequence for others with its salt."""
-        if self.suffixes:
+        if self.suffixes and self.shares:
             self.shared.add(salt, tokens)
 
     def choose(self, proposals: Sequence[Proposal], rows: int, most: int) -> list[int]:
