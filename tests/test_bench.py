@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import mean, stdev
 
@@ -249,6 +249,9 @@ def test_numbers_follow_their_definitions():
     assert found["mean_itl_ms"] == pytest.approx(250.0)
     assert found["p99_e2el_ms"] == pytest.approx(1000 * quantile([1.0, 2.0], 0.99))
     assert (found["request_throughput"], found["total_token_throughput"]) == (0.5, 39.0)
+    assert found["accepted_length"] is None
+    drafted = summary([replace(one, draft_steps=2, accepted_drafts=3), two], duration=4.0)
+    assert drafted["accepted_length"] == 2.5
     # Who does not tell is not counted as a miss.
     assert (found["cached_tokens"], found["cached_share"]) == (64, 0.64)
     assert "failed 1 times: broken" in report(found)

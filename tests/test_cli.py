@@ -358,7 +358,7 @@ def test_auto_length_is_the_tightest_bound_and_says_which(known, memory, length)
 
 
 def test_what_was_asked_for_is_not_decided():
-    config, reasons = resolve(Options(memory="1GiB", max_length=100_000), FACTS)
+    config, reasons = resolve(Options(memory="1GiB", max_length=100_000, draft="off"), FACTS)
     assert (config.max_length, dict(reasons)) == (100_000, {})
 
 

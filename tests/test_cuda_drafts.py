@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cuda_engines import copy_weights, for_each, held, load_tiny
-from tests.engines import FAMILIES, Ask, dummy_model, greedy, model_of, seeded, serve, tokens
+from tests.cuda_engines import for_each, held, load_tiny
+from tests.engines import FAMILIES, Ask, dummy_model, greedy, seeded, serve, tokens
 from tests.operations import PLAIN
 from tests.plans import Row, make_plan
 from tests.test_cuda_runner import FEW_LAYERS, cpu_engine, cuda_engine, prompt_inputs
@@ -73,7 +73,9 @@ def answer_both(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert drafting.counts.accepted.total() > 0
 
 
-@pytest.mark.parametrize("family", ["lfm2", pytest.param("qwen3_5", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "family", ["lfm2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("qwen3_5", "falcon_h1", "gemma3"))]
+)
 def test_recorded_steps_verify_drafts_with_the_kernels_of_a_gpu(family, monkeypatch):
     answer_both(family, monkeypatch)
 
@@ -86,7 +88,6 @@ def test_drafts_change_no_token_on_a_gpu(family: str, depth: int) -> None:
         pytest.skip("needs a GPU")
     llm = held(f"tiny {family} float32 drafts", lambda: load_tiny(family, "float32", draft="suffix"))
     spec, device = llm.engine.ledger.spec, llm.engine._device
-    copy_weights(model_of(family, operations=PLAIN), device.model)
     settings = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640, "paranoid": True, "depth": depth}
     config = EngineConfig(memory_bytes=llm.engine.config.memory_bytes, **settings)
     asks = make_asks(family, seed=3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -16,10 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.rolling import VOCABULARY
+from tests.rolling import VOCABULARY, RollingDevice, oracle, rolling_spec
 from tests.test_properties import parts, thorough
 from tests.workloads import Workload, check_answers, random_workload, run_workload, tight_memory
+from weft.base.config import EngineConfig
+from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
+from weft.engine.request import Request
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
 from weft.speculate.suffix import SharedTexts
@@ -91,3 +95,62 @@ def test_drafts_are_accepted_and_refused_at_every_depth(depth: int) -> None:
         proposed, accepted = proposed + counts.proposed.total(), accepted + counts.accepted.total()
     assert accepted > 40
     assert proposed - accepted > 40
+
+
+def plans_of(asked: int, drafting_rows: int, depth: int = 1) -> tuple[Engine, list]:
+    """An engine with rows of which only the first ones draft, and its plans, decoded to the end."""
+    spec = rolling_spec(cell=4, room=3)
+    prompts = [[number + 1] * 3 for number in range(asked)]
+    answers = {tuple(prompt): oracle(spec, prompt, 24) for prompt in prompts}
+
+    class SomeDraft(ScriptedDrafting):
+        def begin(self, prompt, salt, most, prediction):
+            if prompt[0] > drafting_rows:
+                return None
+            script = super().begin(prompt, salt, most, prediction)
+            script.wrong = 0.0
+            return script
+
+    config = EngineConfig(memory_bytes=1 << 16, max_sequences=asked, max_length=64, depth=depth, paranoid=True)
+    device = RollingDevice(spec, config.memory_bytes, asked, lazy=True)
+    plans, launch = [], device.launch
+    device.launch = lambda plan: plans.append((plan, engine.planner.landed)) or launch(plan)
+    engine = Engine(spec, device, config, drafting=SomeDraft(answers, 3, seed=1))
+    for prompt in prompts:
+        engine.add(Request(np.array(prompt, np.int32), SamplingParams(max_tokens=24, temperature=0.0)))
+    found: dict[int, list[int]] = {}
+    while not engine.idle:
+        for output in engine.step():
+            found.setdefault(output.sequence, []).append(output.token)
+    assert list(found.values()) == list(answers.values())
+    return engine, plans
+
+
+def test_a_row_with_drafts_in_flight_is_in_no_other_plan() -> None:
+    _, plans = plans_of(asked=8, drafting_rows=1)
+    flying: dict[int, int] = {}
+    for plan, landed in plans:
+        assert not {seat for seat, number in flying.items() if number > landed} & set(plan.seat.tolist())
+        flying |= {int(seat): plan.number for seat in plan.seat[plan.drafts > 0]} if len(plan.drafts) else {}
+    assert len(flying) == 1
+
+
+def test_rows_without_drafts_stay_a_step_ahead_of_few_with() -> None:
+    _, plans = plans_of(asked=8, drafting_rows=1)
+    after_drafts = [landed < before.number for (before, _), (_, landed) in pairwise(plans) if len(before.drafts)]
+    assert len(after_drafts) > 2
+    assert all(after_drafts[:-1])
+
+
+def test_a_step_waits_for_its_predecessor_if_most_rows_drafted_in_it() -> None:
+    _, plans = plans_of(asked=4, drafting_rows=4)
+    for (before, _), (_, landed) in pairwise(plans):
+        if len(before.drafts) and (before.drafts > 0).sum() > 1:
+            assert landed == before.number
+
+
+def test_no_draft_is_computed_beyond_the_last_token_wanted() -> None:
+    engine, plans = plans_of(asked=2, drafting_rows=2, depth=0)
+    assert engine.planner.drafting.counts.accepted.total() > 10
+    # The last token is sampled and never computed.
+    assert max(int(plan.end.max()) for plan, _ in plans) == 3 + 24 - 1

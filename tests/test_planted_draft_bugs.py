@@ -16,7 +16,6 @@ from weft.engine import loop, planner
 from weft.engine.seat_sampling import SeatSampling
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
-from weft.speculate import drafting as drafting_module
 from weft.speculate.suffix import SharedTexts
 from weft.text.grammar import Guide
 
@@ -146,13 +145,13 @@ def a_grammar_does_not_see_the_drafts_before_a_sample(patch: Patch) -> None:
 
 @plant(test_suffixes.test_texts_of_another_salt_are_never_drafted)
 def a_suffix_of_another_salt_is_drafted(patch: Patch) -> None:
-    original = SharedTexts.match
+    original = SharedTexts.place
 
-    def anyone(self, salt, recent, most):
-        found = (original(self, each, recent, most) for each in self.salts)
-        return next((match for match in found if match is not None), None)
+    def anyone(self, salt, key):
+        found = (original(self, each, key) for each in self.salts)
+        return next((place for place in found if place is not None), None)
 
-    patch.setattr(drafting_module.SharedTexts, "match", anyone)
+    patch.setattr(SharedTexts, "place", anyone)
 
 
 @pytest.mark.parametrize("bug", PLANTS, ids=lambda p: p.name)

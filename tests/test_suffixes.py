@@ -10,11 +10,16 @@ import pytest
 from weft.speculate import suffix
 from weft.speculate.costs import FORGET_AFTER, LearnedCosts
 from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
-from weft.speculate.suffix import KEY, MOST_OF_ONE, Match, OwnText, Prediction, SharedTexts
+from weft.speculate.suffix import KEY, MOST_OF_ONE, Match, OwnText, Prediction, SharedTexts, key_of
 
 
 def ints(values: list[int]) -> np.ndarray:
     return np.array(values, np.int32)
+
+
+def find(own: OwnText, most: int) -> Match | None:
+    key = own.key()
+    return None if key is None else own.match(key, most)
 
 
 def longest_by_search(text: list[int]) -> int:
@@ -31,12 +36,12 @@ def longest_by_search(text: list[int]) -> int:
 def test_the_continuation_of_the_longest_match_is_drafted() -> None:
     own = OwnText(ints([9, 1, 2, 3, 4, 5, 8, 1, 2, 3, 6, 7]))
     own.extend([9, 1, 2, 3])
-    assert own.match(2) == Match(4, (4, 5))
+    assert find(own, 2) == Match(4, (4, 5))
 
 
 def test_a_loop_is_continued_beyond_its_end() -> None:
     own = OwnText(ints([1, 2, 3, 1, 2, 3, 1, 2, 3]))
-    assert own.match(7).tokens == (1, 2, 3, 1, 2, 3, 1)
+    assert find(own, 7).tokens == (1, 2, 3, 1, 2, 3, 1)
 
 
 def test_random_texts_match_wherever_a_search_of_all_places_does() -> None:
@@ -48,7 +53,7 @@ def test_random_texts_match_wherever_a_search_of_all_places_does() -> None:
         own = OwnText(ints(text[:cut]))
         for end in range(cut, len(text) + 1):
             own.extend(text[cut:end])
-            match, best = own.match(4), longest_by_search(text[:end])
+            match, best = find(own, 4), longest_by_search(text[:end])
             assert (match is not None) == (best >= KEY)
             if match is not None:
                 matched += 1
@@ -62,7 +67,7 @@ def test_a_hash_that_collides_is_not_a_match(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(suffix, "keys_of", lambda tokens: np.full(len(tokens) - 2, 7, np.int64))
     own = OwnText(ints([1, 2, 3, 4, 5, 6]))
     own.extend([7, 8, 9])
-    assert own.match(3) is None
+    assert find(own, 3) is None
 
 
 def test_a_prediction_is_followed_from_its_start_and_found_again_after_a_change() -> None:
@@ -89,8 +94,9 @@ def test_shared_texts_are_bounded_and_the_oldest_go_first() -> None:
     for number in range(50):
         shared.add(b"%d" % (number % 3), ints(list(range(number * 20, number * 20 + 20))))
         assert shared.tokens <= 100
-    assert shared.match(b"0", [10, 11, 12], 1) is None
-    assert shared.match(b"1", [982, 983, 984], 2).tokens == (985, 986)
+    assert shared.place(b"0", key_of(10, 11, 12)) is None
+    place = shared.place(b"1", key_of(982, 983, 984))
+    assert shared.match(place, [982, 983, 984], 2).tokens == (985, 986)
     assert shared.salts == [b"0", b"1", b"2"]
     shared.add(b"long", ints(list(range(2 * MOST_OF_ONE))))
     assert shared.tokens == 0
@@ -161,3 +167,10 @@ def test_costs_of_drafts_are_learned_anew_after_a_while() -> None:
     for _ in range(FORGET_AFTER):
         costs.observe(4, 0, 1.0)
     assert costs.ratio(4, 4) == 1.0
+
+
+def test_an_engine_without_a_cache_keeps_no_text() -> None:
+    for shares, kept in ((True, 7), (False, 0)):
+        drafting = Drafting(4, shares=shares)
+        drafting.ended(b"", ints([1, 2, 3, 4, 5, 6, 7]))
+        assert drafting.shared.tokens == kept

@@ -92,7 +92,7 @@ class Options:
     draft: str = option(
         "auto",
         "speculative decoding; suffix: guess tokens from earlier text and predictions, and verify them in one step; "
-        "auto: off, until a model's measured gain says otherwise",
+        "auto: off",
         metavar="auto|off|suffix",
     )
     paranoid: bool = option(False, "audit every step and fill freed memory with NaN (slow)")
@@ -216,6 +216,8 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
         length, reasons["max_length"] = _auto_length(memory, facts)
     counts: dict[str, Any] = {name: count(name, getattr(options, name), facts.device) for name in AUTO_COUNTS}
     counts["max_tokens_per_step"] = max(counts["max_tokens_per_step"], counts["max_sequences"])
+    if options.draft == "auto":
+        reasons["draft"] = "off: its gain depends on the traffic; pass --draft suffix to guess from earlier text"
     config = EngineConfig(
         memory_bytes=memory,
         **counts,

@@ -59,7 +59,7 @@ class Engine:
         tiered = config.cache and (config.host_bytes or config.disk_bytes)
         self.copier = Copier.attach(self.ledger, device, config) if tiered else None
         if drafting is None and config.draft != "off":
-            drafting = Drafting(config.draft_tokens)
+            drafting = Drafting(config.draft_tokens, shares=config.cache)
         assert drafting is None or drafting.most <= spec.draft_room, "a tail must have room for all drafts of a step"
         self.planner = Planner(self.ledger, config, drafting)
         self._device = device

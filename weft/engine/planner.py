@@ -158,6 +158,9 @@ class Planner:
             elif proposal is not None and proposal.expected > 1 + proposal.rate:
                 held.add(seat)
         room = self.config.max_tokens_per_step - len(seats)
+        if self.prefilling or len(self.queue):
+            # Guesses leave at least half of the budget to prompts.
+            room //= 2
         lengths = self.drafting.choose(list(found.values()), len(seats), room)
         chosen = {seat: p.first(count) for (seat, p), count in zip(found.items(), lengths, strict=True) if count}
         if not chosen and not held:

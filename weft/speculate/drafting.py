@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,9 +130,13 @@ class SequenceDrafts:
         if self._own is None:
             return None
         self._own.extend(answer)
-        own = self._own.match(most)
-        recent = self._own.last(LONGEST_COMPARED)
-        other = shared.match(self.salt, recent, most) if own is None or own.length < LONGEST_COMPARED else None
+        key = self._own.key()
+        if key is None:
+            return None
+        own, place = self._own.match(key, most), shared.place(self.salt, key)
+        if place is None or (own is not None and own.length >= LONGEST_COMPARED):
+            return own
+        other = shared.match(place, self._own.last(LONGEST_COMPARED), most)
         if own is None or (other is not None and other.length > own.length):
             return other
         return own
@@ -151,11 +156,15 @@ class SequenceDrafts:
 
 
 class Drafting:
-    """Decides the drafts of each step, for all rows together. `most` bounds the drafts of a row."""
+    """Decides the drafts of each step, for all rows together. `most` bounds the drafts of a row.
 
-    def __init__(self, most: int, suffixes: bool = True, costs: StepCosts | None = None) -> None:
+    `shares`: finished texts are kept as drafts for later requests with the same salt.
+    """
+
+    def __init__(self, most: int, suffixes: bool = True, costs: StepCosts | None = None, shares: bool = True) -> None:
         self.most = most
         self.suffixes = suffixes
+        self.shares = shares
         self.costs: StepCosts = LearnedCosts() if costs is None else costs
         self.shared = SharedTexts()
         self.counts = DraftCounts()
@@ -171,7 +180,7 @@ class Drafting:
 
     def ended(self, salt: bytes, tokens: NDArray[np.int32]) -> None:
         """Keep the text of a finished sequence for others with its salt."""
-        if self.suffixes:
+        if self.suffixes and self.shares:
             self.shared.add(salt, tokens)
 
     def choose(self, proposals: Sequence[Proposal], rows: int, most: int) -> list[int]:
@@ -179,10 +188,10 @@ class Drafting:
         worth = [(p.rate**place, number) for number, p in enumerate(proposals) for place in range(1, len(p.tokens) + 1)]
         # Within a proposal worth falls, so a sorted prefix takes the first drafts of each.
         worth.sort(key=lambda each: -each[0])
-        best, best_value, gained = 0, float(rows), 0.0
-        for count, (gain, _) in enumerate(worth[:most], 1):
-            gained += gain
-            value = (rows + gained) / self.costs.ratio(rows, count)
+        gained = list(accumulate(gain for gain, _ in worth[:most]))
+        best, best_value = 0, float(rows)
+        for count in _counts_to_weigh(len(gained)):
+            value = (rows + gained[count - 1]) / self.costs.ratio(rows, count)
             if value > best_value:
                 best, best_value = count, value
         lengths = [0] * len(proposals)
@@ -195,3 +204,13 @@ class Drafting:
         for place in range(1, len(proposal.tokens) + 1):
             self.counts.proposed[proposal.drafter, place] += 1
             self.counts.accepted[proposal.drafter, place] += place <= accepted
+
+
+def _counts_to_weigh(most: int) -> list[int]:
+    """Return numbers of drafts from 1 to `most`: all small ones, and not more than a hundred.
+
+    >>> _counts_to_weigh(3), _counts_to_weigh(1000)[-3:], len(_counts_to_weigh(1792))
+    ([1, 2, 3], [976, 992, 1000], 78)
+    """
+    step = 1 + most // 64
+    return [*range(1, min(most, 16) + 1), *range(16 // step * step + step, most, step), *([most] if most > 16 else [])]

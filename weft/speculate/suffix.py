@@ -7,6 +7,8 @@ has a dictionary that each token extends by one entry.
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -59,8 +61,9 @@ class FixedText:
 
     def __init__(self, tokens: NDArray[np.int32]) -> None:
         self.tokens = tokens
-        self._sorted: NDArray[np.int64] | None = None
-        self._ends: NDArray[np.int32] | None = None
+        # Keys in order, and where each run ends. Python's arrays: single values are read faster than from numpy.
+        self._sorted: array[int] | None = None
+        self._ends: array[int] | None = None
 
     def ends(self, key: int) -> list[int]:
         """Return the positions after the latest occurrences of a key, latest first."""
@@ -70,10 +73,13 @@ class FixedText:
             first = max(0, len(self.tokens) - MOST_INDEXED)
             keys = keys_of(self.tokens[first:])
             order = np.argsort(keys, kind="stable")
-            self._sorted, self._ends = keys[order], (order + first + KEY).astype(np.int32)
-        high = int(np.searchsorted(self._sorted, key, "right"))
+            self._sorted = array("q", keys[order].tobytes())
+            self._ends = array("i", (order + first + KEY).astype(np.int32).tobytes())
+        high = bisect_right(self._sorted, key)
+        if not high or self._sorted[high - 1] != key:
+            return []
         low = max(0, high - MOST_COMPARED)
-        return [int(self._ends[i]) for i in range(high - 1, low - 1, -1) if self._sorted[i] == key]
+        return [self._ends[i] for i in range(high - 1, low - 1, -1) if self._sorted[i] == key]
 
 
 class OwnText:
@@ -101,17 +107,22 @@ class OwnText:
             return self._answer[start - size : end - size]
         return [*self._prompt.tokens[start:end].tolist(), *self._answer[: max(0, end - size)]]
 
-    def match(self, most: int) -> Match | None:
+    def key(self) -> int | None:
+        """Return the key of the last tokens, None if there are too few."""
+        if len(self) <= KEY:
+            return None
+        return key_of(*(self._answer[-KEY:] if len(self._answer) >= KEY else self.last(KEY)))
+
+    def match(self, key: int, most: int) -> Match | None:
         """Return the longest earlier occurrence of the last tokens, and up to `most` tokens after it.
 
         Where the continuation reaches the end of the text, it goes on with itself: a loop is repeated.
         """
-        if len(self) <= KEY:
-            return None
         self._index()
-        recent = self.last(LONGEST_COMPARED)
-        key = key_of(*recent[-KEY:])
         ends = [end for end in (*self._latest.get(key, ()), *self._prompt.ends(key)) if end is not None]
+        if not ends:
+            return None
+        recent = self.last(LONGEST_COMPARED)
         before = ((end, self.slice(max(0, end - len(recent)), end)) for end in ends if end < len(self))
         best = longest(recent, before)
         if best is None:
@@ -125,8 +136,10 @@ class OwnText:
 
     def _index(self) -> None:
         """Add the runs that end in the answer, except the last one: it is what is looked for."""
+        size = len(self._prompt.tokens)
         for end in range(max(self._indexed, KEY - 1) + 1, len(self)):
-            key = key_of(*self.slice(end - KEY, end))
+            start = end - KEY - size
+            key = key_of(*(self._answer[start : start + KEY] if start >= 0 else self.slice(end - KEY, end)))
             before = self._latest.get(key)
             self._latest[key] = end, None if before is None else before[0]
         self._indexed = max(self._indexed, len(self) - 1)
@@ -168,13 +181,14 @@ class SharedTexts:
             del self._latest[salt]
         self.tokens -= len(tokens)
 
-    def match(self, salt: bytes, recent: list[int], most: int) -> Match | None:
-        """Return what followed the latest occurrence of the last tokens in a text of this salt."""
+    def place(self, salt: bytes, key: int) -> tuple[int, int] | None:
+        """Return the latest occurrence of a key in the texts of this salt, for `match`."""
         latest = self._latest.get(salt)
-        found = latest.get(key_of(*recent[-KEY:])) if latest is not None and len(recent) >= KEY else None
-        if found is None:
-            return None
-        number, end = found
+        return None if latest is None else latest.get(key)
+
+    def match(self, place: tuple[int, int], recent: list[int], most: int) -> Match | None:
+        """Return what followed the last tokens at this place."""
+        number, end = place
         tokens = self._texts[number][1]
         best = longest(recent, [(end, tokens[max(0, end - len(recent)) : end].tolist())])
         return None if best is None else Match(best[0], tuple(tokens[end : end + most].tolist()))
