@@ -43,6 +43,18 @@ FAMILIES = {
             "layer_types": ["conv", "conv", "full_attention"] * 4,
         },
     ),
+    # The shape of SmolLM2-135M, with the vocabulary of all models here.
+    "smollm2": Family(
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+        },
+    ),
     "granite": Family(
         "GraniteMoeHybridConfig",
         "GraniteMoeHybridForCausalLM",

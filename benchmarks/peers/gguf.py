@@ -50,7 +50,7 @@ def converter(cache: Path) -> Path:
 
 def gguf(checkpoint: Path, precision: str, cache: Path) -> Path:
     """Return the checkpoint as a GGUF file; convert it if the file is missing or older than the checkpoint."""
-    kind = {"float32": "f32", "bfloat16": "bf16"}[precision]
+    kind = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[precision]
     target = cache / "gguf" / f"{checkpoint.name}-{kind}.gguf"
     source = checkpoint / "model.safetensors"
     if target.exists() and target.stat().st_mtime > source.stat().st_mtime:

@@ -17,7 +17,7 @@ import xllamacpp
 
 from benchmarks.peers.work import Job, drive
 
-CACHE_TYPES = {"float32": "GGML_TYPE_F32", "bfloat16": "GGML_TYPE_F16"}
+CACHE_TYPES = {"float32": "GGML_TYPE_F32", "bfloat16": "GGML_TYPE_F16", "float16": "GGML_TYPE_F16"}
 
 
 class LlamaCpp:

@@ -9,6 +9,9 @@
 #pragma once
 
 #include <algorithm>
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #include "vector.h"
 
@@ -120,6 +123,45 @@ void add_floats(Inputs x, const float* weights, long stride, long count, float* 
     found.store(sums);
 }
 
+#if defined(__aarch64__)
+// Four rows or more: inputs are loaded as vectors, and an instruction multiplies one lane of them. Compilers broadcast
+// each input from memory instead, with the units that multiply.
+template <int LANE>
+inline void add_row(float32x4_t* total, const float32x4_t* factor, float32x4_t x) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) total[j] = vfmaq_laneq_f32(total[j], factor[j], x, LANE);
+}
+
+template <int ROWS>
+void add_lanes(const float* x, const float* weights, long stride, long count, float* sums, bool begin) {
+    static_assert(TILE == 16 && ROWS >= 4 && ROWS <= 6);
+    float32x4_t total[ROWS][4];
+#pragma GCC unroll 6
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) total[row][j] = begin ? vdupq_n_f32(0) : vld1q_f32(sums + row * PANEL + 4 * j);
+    for (long i = 0; i < count; i++, weights += stride, x += ROWS) {
+        float32x4_t factor[4] = {vld1q_f32(weights), vld1q_f32(weights + 4), vld1q_f32(weights + 8),
+                                 vld1q_f32(weights + 12)};
+        float32x4_t four = vld1q_f32(x);
+        add_row<0>(total[0], factor, four);
+        add_row<1>(total[1], factor, four);
+        add_row<2>(total[2], factor, four);
+        add_row<3>(total[3], factor, four);
+        if constexpr (ROWS == 5) add_row<0>(total[4], factor, vcombine_f32(vld1_dup_f32(x + 4), vdup_n_f32(0)));
+        if constexpr (ROWS == 6) {
+            float32x4_t two = vcombine_f32(vld1_f32(x + 4), vdup_n_f32(0));
+            add_row<0>(total[4], factor, two);
+            add_row<1>(total[5], factor, two);
+        }
+    }
+#pragma GCC unroll 6
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) vst1q_f32(sums + row * PANEL + 4 * j, total[row][j]);
+}
+#endif
+
 // Calls body.template run<rows>().
 template <int ROWS = MOST_ROWS, class Body>
 inline void with_rows(long rows, const Body& body) {
@@ -155,6 +197,10 @@ struct AddFloats {
     void run() const {
         if constexpr (ROWS <= UNPACKED)
             if (stride) return add_floats<ROWS, OUTPUTS>(UnpackedInputs{x, stride}, weights, apart, count, sums, begin);
+#if defined(__aarch64__)
+        if constexpr (OUTPUTS == TILE && ROWS > UNPACKED)
+            return add_lanes<ROWS>(x, weights, apart, count, sums, begin);
+#endif
         if constexpr (OUTPUTS == TILE || ROWS <= IN_PLACE)
             add_floats<ROWS, OUTPUTS>(PackedInputs<ROWS>{x}, weights, apart, count, sums, begin);
     }
