@@ -20,13 +20,17 @@ NORM_EPSILON = tl.constexpr(1e-6)
 
 
 @triton.jit
+def softplus(x):
+    # Beyond 20 softplus is the identity, and its exponential would overflow.
+    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+
+
+@triton.jit
 def gates(step, strength, heads, real, rates, bias, PROJECTED: tl.constexpr, MOST: tl.constexpr):
     """Return the log decay and write strength of tokens, from projections or as given."""
     step, strength = step.to(tl.float32), strength.to(tl.float32)
     if PROJECTED:
-        step += tl.load(bias + heads, real, 0.0)
-        # Beyond 20 softplus is the identity, and its exponential would overflow.
-        softened = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
+        softened = softplus(step + tl.load(bias + heads, real, 0.0))
         return softened * tl.load(rates + heads, real, 0.0), MOST / (1.0 + tl.exp(-strength))
     return step, strength
 

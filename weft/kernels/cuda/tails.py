@@ -91,9 +91,9 @@ def whole_cells(at, begin, stop, CELL: tl.constexpr):
 
 
 @triton.jit
-def decay_before(decays, at, real, RING: tl.constexpr):
-    """Load the log decay from the start of a row's first cell up to the row."""
-    return tl.load(decays + (at.start - 1) % RING, real & (at.offset > 0), 0.0)
+def decay_before(decays, at, real, RING: tl.constexpr, SIZE: tl.constexpr = 1):
+    """Load the log decay from the start of a row's first cell up to the row, of SIZE that lie together."""
+    return tl.load(decays + (at.start - 1) % RING * SIZE, real & (at.offset > 0), 0.0)
 
 
 @triton.jit
