@@ -41,6 +41,7 @@ DECODES = {
     "causal_conv": ("causal_conv", "short_conv"),
     "ssd": ("ssd",),
     "gated_delta": ("gated_delta",),
+    "channel_delta": ("channel_delta",),
     "together": (),
 }
 # Operations with a C++ kernel for few rows, in any step.

@@ -99,7 +99,8 @@ def decode(inputs: ChannelDeltaInputs, batch: Batch, view: RecurrentView, y: Ten
     values = min(VALUES, padded(value_dim))
     decode_channels[(-(-value_dim // values), heads, rows)](
         named(v=inputs.v, value_stride=inputs.v.stride(0), y=y, **found), *step,
-        **shared, VALUE_DIM=value_dim, VALUES=values, PRECISION=precision(inputs.v.dtype), num_warps=1, **overlap,
+        **shared, VALUE_DIM=value_dim, VALUES=values, PRECISION=precision(inputs.v.dtype),
+        num_warps=1, num_stages=1, **overlap,
     )  # fmt: skip
 
 
