@@ -23,25 +23,25 @@ def make_rig(lengths, **options):
 
 @pytest.mark.parametrize("room", [0, 3])
 def test_packed_rows_of_any_length_equal_the_loop(room):
-    make_rig([33, 24, 8, 7, 1], room=room, seed=room).run([1, 2, 5, 8, 9, 16, 27])
+    make_rig([25, 16, 9, 1], room=room, seed=room).run([1, 3, 8, 9, 17])
 
 
 def test_heads_that_fill_their_tiles_equal_the_loop():
-    make_rig([40, 21], sizes=(1, 16, 32), cell=16).run([1, 16, 17])
+    make_rig([33, 16], sizes=(1, 16, 32), cell=16).run([16, 17])
 
 
 def test_strong_decay_neither_overflows_nor_leaks():
-    make_rig([40, 20], decay=300.0, cell=16).run([1, 3, 17])
+    make_rig([33], sizes=(1, 6, 5), decay=300.0, cell=16).run([1, 3, 17])
 
 
 def test_rejected_drafts_leave_no_trace():
-    rig = make_rig([30, 20], room=5)
+    rig = make_rig([24, 16], sizes=(1, 6, 5), room=5)
     rig.step([(0, 14), (1, 7)])
     rig.run_with_drafts(6)
 
 
 def test_half_precision_is_close_to_the_loop():
-    rig = make_rig([33, 20], dtype=torch.float16, sizes=(2, 16, 16))
+    rig = make_rig([20], dtype=torch.float16, sizes=(1, 16, 16))
     rig.tolerance = 1e-2
     rig.run([1, 5, 9])
 

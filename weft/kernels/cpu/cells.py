@@ -89,7 +89,7 @@ def with_tail(
     return torch.where(like(group.is_tail, columns), earlier, columns)
 
 
-def like(mask: Bool[Tensor, "*leading"], values: Float[Tensor, "*all"]) -> Bool[Tensor, "*all"]:
+def like(mask: Bool[Tensor, "*leading"], values: Tensor) -> Tensor:
     """Return a mask of the leading dimensions with as many dimensions as the values."""
     return mask.view(*mask.shape, *[1] * (values.dim() - mask.dim()))
 
