@@ -131,7 +131,7 @@ def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
 
 @contextmanager
 def unsplit(dtype: torch.dtype) -> Iterator[None]:
-    """Keep the library from splitting a sum. Only cuBLASLt can be told so."""
+    """Keep the library from splitting a sum. Only cuBLASLt has such a setting."""
     settings, name = torch.backends.cuda.matmul, REDUCTIONS[dtype]
     library = torch.backends.cuda.preferred_blas_library()
     before = getattr(settings, name), getattr(settings, f"{name}_split_k")
