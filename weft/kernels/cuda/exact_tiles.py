@@ -60,7 +60,6 @@ def tiled(
 ) -> Float[Tensor, "rows outputs"]:
     """Return the matmul, rounded once. `by` overrides the usual tile."""
     rows, outputs = len(x), len(weight)
-    assert x.stride(1) == weight.stride(1) == 1
     y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     by = by or tile_of(rows, outputs, gpu_of(x.device))
     launch(x, weight, bias, y, by, "tf32")
@@ -78,6 +77,7 @@ def float32_scores(
 
 def launch(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, by: Tile, precision: str) -> None:
     (rows, inputs), outputs = x.shape, len(weight)
+    assert x.stride(1) == weight.stride(1) == 1
     if not rows:
         return
     tiles = -(-rows // by.rows) * -(-outputs // by.outputs)
