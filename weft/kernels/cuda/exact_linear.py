@@ -19,12 +19,12 @@ from torch import Tensor
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cuda.activation import activate, gated_product
 from weft.kernels.cuda.exact_norm import rows_of
-from weft.kernels.cuda.exact_tiles import tiled
 from weft.kernels.cuda.gpus import H200, HOPPER, Gpu, gpu_of
 from weft.kernels.cuda.linear import prepare
 from weft.kernels.cuda.linear_few import MOST_ROWS, Cut, are_few, few_rows, rows_compiled
 from weft.kernels.cuda.linear_few import cut as usual_cut
 from weft.kernels.cuda.linear_some import are_some, can_describe, some_rows
+from weft.kernels.cuda.linear_tiles import tiled
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
 

@@ -1,7 +1,8 @@
 """Matmuls of any number of rows with any weights, in tiles whose sums over the inputs are in order.
 
-The exact package uses them where the library might split a sum, or is not known not to. A tile's shape does not
-change a bit: tensor cores add products to one accumulator in the order of the inputs.
+The library is several times slower if the number of outputs is not a multiple of 8. The exact package also uses
+these tiles where the library might split a sum, or is not known not to. A tile's shape does not change a bit: tensor
+cores add products to one accumulator in the order of the inputs.
 """
 
 from __future__ import annotations
