@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +23,14 @@ from weft.base.copies import CopyPlan
 from weft.base.errors import InvalidOption
 from weft.base.options import Options, SizingFacts, resolve
 from weft.base.sampling import SamplingParams
+from weft.cli.main import main
 from weft.engine.loop import Engine
 from weft.memory.kinds import Kind
 from weft.memory.misses import Reason
 from weft.memory.tiers.disk_file import DiskFile
 from weft.memory.tiers.disk_format import DiskLayout
 from weft.memory.tiers.disk_tier import DiskCopies
+from weft.memory.tiers.tiers import tenant_digest
 from weft.runner.runner import Runner
 
 DISK_BYTES = 16 << 20
@@ -193,4 +196,27 @@ def test_what_cannot_be_loaded_from_disk_is_a_miss_with_that_reason(tmp_path: Pa
     keys = list(engine.ledger.tiers.lower.trie.nodes)
     assert engine.ledger.tiers.explain(keys, 64 * len(keys), match).reason is Reason.IN_DISK
     assert np.all([len(key) == 32 for key in keys])
+    engine.close()
+
+
+def test_the_command_shows_verifies_and_drops_tenants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tier"
+    engine = disk_engine("llama", path)
+    serve(engine, [Ask(tokens(300, 1), salt=b"one"), Ask(tokens(300, 2), salt=b"two")])
+    engine.close()
+    one, two = (tenant_digest(salt).hex() for salt in (b"one", b"two"))
+    assert main(["cache", str(path), "--verify", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(report["tenants"]) == {one, two}
+    assert report["damaged_units"] == 0
+    assert main(["cache", str(path), "--drop", one]) == 0
+    capsys.readouterr()
+    assert main(["cache", str(path), "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["tenants"]) == {two}
+    assert main(["cache", str(path), "--drop", one]) == 2
+    assert "must be a tenant of this file" in capsys.readouterr().err
+    engine = disk_engine("llama", path)
+    answers = serve(engine, [Ask(tokens(300, 1), salt=b"one"), Ask(tokens(300, 2), salt=b"two")])
+    assert answers[0].report.loaded_tokens == 0
+    assert answers[1].report.loaded_tokens > 0
     engine.close()
