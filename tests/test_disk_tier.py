@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -220,3 +222,26 @@ def test_the_command_shows_verifies_and_drops_tenants(tmp_path: Path, capsys: py
     assert answers[0].report.loaded_tokens == 0
     assert answers[1].report.loaded_tokens > 0
     engine.close()
+
+
+def kill_engines(path: Path, rounds: int) -> int:
+    """Kill a process that answers from a file, again and again; return how many tokens it loaded in all."""
+    answers: dict[int, list[int]] = {}
+    random, loaded = Random(7), 0
+    for seed in range(rounds):
+        command = [sys.executable, "-m", "tests.disk_llm", str(path), str(seed)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent) as process:
+            assert process.stdout is not None
+            for _ in range(random.randint(2, 12)):
+                line = process.stdout.readline()
+                assert line, "the engine could not start"
+                number, tokens_, from_disk = json.loads(line)
+                assert answers.setdefault(number, tokens_) == tokens_, "another answer than before"
+                loaded += from_disk
+            process.kill()
+    return loaded
+
+
+@pytest.mark.slow
+def test_twenty_killed_engines_leave_a_file_that_serves(tmp_path: Path) -> None:
+    assert kill_engines(tmp_path / "tier", 20) > 1000
