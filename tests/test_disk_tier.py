@@ -245,3 +245,16 @@ def kill_engines(path: Path, rounds: int) -> int:
 @pytest.mark.slow
 def test_twenty_killed_engines_leave_a_file_that_serves(tmp_path: Path) -> None:
     assert kill_engines(tmp_path / "tier", 20) > 1000
+
+
+def test_what_was_flushed_is_not_found_after_a_restart(tmp_path: Path) -> None:
+    engine = disk_engine("llama", tmp_path / "tier")
+    serve(engine, [Ask(tokens(300, 1))])
+    while not engine.idle:
+        engine.step()
+    engine.flush()
+    assert not engine.idle, "the file still has to forget it"
+    engine.close()
+    engine = disk_engine("llama", tmp_path / "tier")
+    assert serve(engine, [Ask(tokens(300, 1))])[0].report.cached_tokens == 0
+    engine.close()
