@@ -70,11 +70,12 @@ class Saves:
         self._flights: deque[tuple[Saving, CopyBatch]] = deque()
         self._in_flight_bytes = 0
         self._number = 0
+        self._forgetting = False
 
     @property
     def waiting(self) -> bool:
         """Whether there is more to plan."""
-        return bool(self._offered) or any(not saving.planned for saving in self._active)
+        return bool(self._offered) or self._forgetting or any(not saving.planned for saving in self._active)
 
     @property
     def in_flight(self) -> int:
@@ -93,10 +94,20 @@ class Saves:
             self._offered.popleft()
             self.dropped += 1
 
+    def forget(self) -> None:
+        """Let a tier that outlives the process forget what it has just freed, even if nothing is saved any more."""
+        self._forgetting = self.labelled and bool(self.lower.arena.freed)
+
     # planning -------------------------------------------------------------------------------------------------------
 
     def plan(self) -> CopyPlan | None:
         """Return the next copies, or None if there is nothing to save or enough in flight."""
+        if self._forgetting:
+            self._forgetting = False
+            nothing = Saving([], None, NOWHERE)
+            nothing.planned = True
+            self._active.append(nothing)
+            return self._launch(nothing, CopyBatch())
         while self._in_flight_bytes < self.most_bytes:
             saving = self._next()
             if saving is None:
