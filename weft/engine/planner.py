@@ -155,7 +155,7 @@ class Planner:
             proposal = self._propose(seat)
             if proposal is not None and self._last_plan[seat] <= self.landed:
                 found[seat] = proposal
-            elif proposal is not None and proposal.expected > 1 + proposal.rate:
+            elif proposal is not None and sum(proposal.worth[1:]) > 1:
                 held.add(seat)
         room = self.config.max_tokens_per_step - len(seats)
         if self.prefilling or len(self.queue):
