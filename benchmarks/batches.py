@@ -33,7 +33,8 @@ DRIVERS = {"weft": ("with_weft", "Weft"), "llama.cpp": ("with_llama_cpp", "Llama
 # llama.cpp's usual 16 bits are float16; Weft has bfloat16 only.
 RUNS = (("weft", "float32"), ("llama.cpp", "float32"), ("weft", "bfloat16"), ("llama.cpp", "bfloat16"),
         ("llama.cpp", "float16"))  # fmt: skip
-INSTRUCTIONS = set("avx2 fma f16c avx512f avx512_bf16 amx_bf16 asimd asimdhp asimddp bf16 i8mm sve".split())
+INSTRUCTIONS = {"avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16"} | {
+    "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve"}  # fmt: skip
 ROWS = (1, 4, 16)
 PREFILL = 512
 PROMPT, SHORT, LONG = 16, 8, 40
