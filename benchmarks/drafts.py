@@ -10,7 +10,7 @@ drafts give 3.0 tokens a step on average, the free one included. The time of a s
 costs nothing. Three ways are compared: no drafts, 3 drafts in every row, and up to 7 drafts chosen by the engine, whose
 acceptance falls from 0.7 to 0.1. The last line of a size has drafts that are never accepted, chosen by the engine.
 
-With weft-small, answers are real: a text is continued that the prompt contains twice ("edit"), and stories are told
+With weft-small, answers are real: a text is continued that the prompt contains twice ("edit"), and stories are written
 ("prose"), each with and without suffix drafts, greedily.
 """
 

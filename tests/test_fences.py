@@ -168,6 +168,7 @@ NOT_WAITING = {
     ("weft.kernels.cpu.index_building", "open_cells"): "the plan's own arrays, on the host",
     ("weft.runner.step_sampling", "_draws"): "the plan's own arrays, on the host",
     ("weft.runner.exact", "pieces_of"): "the plan's own arrays, on the host",
+    ("weft.runner.exact", "canonical_passes"): "the plan's own arrays, on the host",
     ("weft.kernels.download", "Download.arrays"): "the one download of a step, when it lands",
     ("weft.kernels.host_memory", "CopyFlight.landed"): "only if an engine without work asks it to",
     ("weft.kernels.host_memory", "HostMemory._measure"): "before the first request",

@@ -213,7 +213,7 @@ class Planner:
 
     @property
     def awaits_drafts(self) -> bool:
-        """Return whether so many rows drafted in the step in flight that the next one should wait for it."""
+        """Return whether enough rows drafted in the step in flight that the next one should wait for it."""
         if self.drafting is None or self._drafted_in <= self.landed:
             return False
         drafted = int(self._off_board[[s.seat for s in self.decoding]].sum())
