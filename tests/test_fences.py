@@ -172,6 +172,7 @@ NOT_WAITING = {
     ("weft.kernels.download", "Download.arrays"): "the one download of a step, when it lands",
     ("weft.kernels.host_memory", "CopyFlight.landed"): "only if an engine without work asks it to",
     ("weft.kernels.host_memory", "HostMemory._measure"): "before the first request",
+    ("weft.kernels.host_memory", "unpin"): "after the last one",
     ("weft.runner.cuda.recorded", "RecordedSteps.record_all"): "before the first request",
     ("weft.runner.cuda.gpu_memory", "measure_memory"): "before the first request",
     ("weft.runner.cuda.gpu_memory", "_peak"): "before the first request",

@@ -30,7 +30,7 @@ class DamagedUnit(Exception):
     """The bytes of a unit are not those that its header promises."""
 
 
-class Blocks(Protocol):
+class BlockFile(Protocol):
     """The operations on a file that the disk tier needs. A short read or write raises `OSError`.
 
     Whole blocks at the offset of a block are read and written directly, so their memory must be aligned too.
@@ -155,7 +155,7 @@ def open_existing(path: Path) -> DiskFile:
 class DiskFile:
     """`found` are the headers of all units at the start; `damaged` counts headers and units that were dropped."""
 
-    def __init__(self, blocks: Blocks, layout: DiskLayout, name: str = "the file") -> None:
+    def __init__(self, blocks: BlockFile, layout: DiskLayout, name: str = "the file") -> None:
         self.layout = layout
         self.damaged = 0
         self._blocks = blocks
