@@ -76,7 +76,7 @@ class Tiers:
         self.seconds = dict.fromkeys(Direction, 0.0)
         self.slower = 0
         self.failures = 0
-        # By request: how many loads it has waited for, and the interval of tokens that the last one brought.
+        # By request: how many loads it has waited for, and the interval of tokens that they brought.
         self._tried: dict[int, int] = {}
         self._brought: dict[int, tuple[int, int]] = {}
 
@@ -121,7 +121,9 @@ class Tiers:
             return False
         self.loads.begin(waiter, keys, match.kv_matched // self.upper.cell, source)
         self._tried[waiter] = self._tried.get(waiter, 0) + 1
-        self._brought[waiter] = (match.cached, source.depth * self.upper.cell)
+        # A second load continues where the first one ended early.
+        first = min(match.cached, self._brought.get(waiter, (match.cached, 0))[0])
+        self._brought[waiter] = (first, source.depth * self.upper.cell)
         return True
 
     def _deeper(self, keys: list[Key], limit: int, match: Miss) -> Node | None:
