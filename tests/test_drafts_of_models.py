@@ -5,12 +5,18 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+import torch
 
-from tests.engines import FAMILIES, Answer, Ask, greedy, make_engine, seeded, serve, tokens
+from tests.engines import FAMILIES, TINY, Answer, Ask, dummy_model, greedy, make_engine, seeded, serve, tokens
+from tests.operations import CPU
 from tests.test_drafts import ScriptedDrafting
+from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
+from weft.engine.loop import Engine
 from weft.kernels.native import library
 from weft.kernels.native.replay import Replays
+from weft.memory.spec import MemorySpec
+from weft.runner.runner import Runner
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting
 
@@ -136,3 +142,23 @@ def test_recorded_kernels_verify_drafts_bit_by_bit_as_decodes(family: str, monke
     assert [(a.tokens, a.logprobs) for a in again] == [(a.tokens, a.logprobs) for a in answers]
     assert len(verified) > 10
     assert all(verified)
+
+
+def test_threads_do_not_change_the_order_of_a_sequences_tokens() -> None:
+    """The states are so large that the heads are shared by threads, which take the last pieces first."""
+    if not library.available():
+        pytest.skip("needs a compiler")
+    model = dummy_model(TINY["qwen3_5"].variant(linear_key_head_dim=128, linear_value_head_dim=128))
+    spec = MemorySpec(model.memories(CPU), draft_room=6)
+    config = EngineConfig(memory_bytes=64 << 20, max_sequences=4, max_length=256)
+    before = torch.get_num_threads()
+    try:
+        runner = Runner(model, spec, config.memory_bytes, 4, threads=2)
+        asks = [Ask(tokens(57, 1), seeded(40, 1))]
+        [answer] = serve(Engine(spec, runner, config), asks)
+        drafting = ScriptedDrafting({tuple(asks[0].prompt): answer.tokens}, 6, seed=5)
+        [again] = serve(Engine(spec, runner, config, drafting=drafting), asks)
+    finally:
+        torch.set_num_threads(before)
+    assert (again.tokens, again.logprobs) == (answer.tokens, answer.logprobs)
+    assert drafting.counts.accepted.total() > 10
