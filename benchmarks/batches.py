@@ -63,7 +63,9 @@ def measure(engine: Engine) -> dict[str, list[float]]:
         for repeat in range(REPEATS):
             prompts = [random_tokens(f"{rows} {repeat} {row}", PROMPT) for row in range(rows)]
             again = [[*prompt, 5] for prompt in prompts]
-            short, long = (timed(lambda: engine.crowd(each, count)) for each, count in ((prompts, SHORT), (again, LONG)))
+            short, long = (
+                timed(lambda: engine.crowd(each, count)) for each, count in ((prompts, SHORT), (again, LONG))
+            )
             steps.append(long - short)
         found[f"{rows} rows"] = [1000 / (LONG - SHORT) * best for best in best_of(steps)]
     prefills = [timed(lambda: engine.crowd([random_tokens(f"long {each}", PREFILL)], 1)) for each in range(REPEATS)]
@@ -100,7 +102,9 @@ def run(engine: str, precision: str, arguments: argparse.Namespace) -> dict[str,
 def flags() -> str:
     """Return the processor's instructions that matter for matmuls."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
-    known = next((line.split(":", 1)[1].split() for line in lines if line.lower().startswith(("flags", "features"))), [])
+    known = next(
+        (line.split(":", 1)[1].split() for line in lines if line.lower().startswith(("flags", "features"))), []
+    )
     return " ".join(sorted(set(known) & {"avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "asimdhp",
                                          "asimddp", "bf16", "i8mm", "sve"}))  # fmt: skip
 
@@ -129,7 +133,9 @@ def table(found: dict[tuple[str, str], list[dict[str, list[float]]]]) -> str:
     kinds = list(next(iter(found.values()))[0])
     lines = ["| engine | weights | " + " | ".join(kinds) + " |", "|---|---|" + "---:|" * len(kinds)]
     for (engine, precision), rounds in found.items():
-        cells = [" / ".join(f"{median(each[kind][place] for each in rounds):.1f}" for place in (0, 1)) for kind in kinds]
+        cells = [
+            " / ".join(f"{median(each[kind][place] for each in rounds):.1f}" for place in (0, 1)) for kind in kinds
+        ]
         lines.append(f"| {engine} | {precision} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -100,7 +100,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--single", action="store_true", help="skip the concurrent requests")
     parser.add_argument("--only", type=_choice(ENGINES), default=list(ENGINES), help=_list_of(ENGINES))
-    parser.add_argument("--models", type=_choice(FAMILIES), default=["lfm2", "granite", "qwen35"], help=_list_of(FAMILIES))
+    parser.add_argument(
+        "--models", type=_choice(FAMILIES), default=["lfm2", "granite", "qwen35"], help=_list_of(FAMILIES)
+    )
     parser.add_argument("--precisions", type=_choice(PRECISIONS), help=_list_of(PRECISIONS))
     parser.add_argument("--rounds", type=int, default=2, help="how often each engine runs")
     parser.add_argument(
