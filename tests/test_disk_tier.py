@@ -93,6 +93,18 @@ def test_an_llm_serves_hits_after_a_restart_and_another_model_refuses_its_file(t
         LLM(**tiny_model.OPTIONS | {"dtype": "bfloat16"}, **options)
 
 
+def test_a_file_still_belongs_to_its_model_when_drafts_are_turned_on(tmp_path: Path) -> None:
+    options = {"threads": 1, "device": "cpu", "max_length": 600, "max_sequences": 4, "progress": False}
+    options |= {"disk": str(tmp_path / "tier"), "disk_size": "8MiB", "memory": "16MiB"}
+    prompt, greedy = tokens(200, 1), SamplingParams(max_tokens=4, temperature=0.0)
+    answers = []
+    for draft in ("off", "suffix"):
+        with LLM(**tiny_model.OPTIONS, **options, draft=draft) as llm:
+            answers.append(llm.generate([prompt], greedy)[0])
+    assert [answer.loaded_tokens for answer in answers] == [0, 192]
+    assert answers[0].token_ids == answers[1].token_ids
+
+
 class DiskDevice(RollingDevice):
     """The rolling-hash device with a file in memory below it, whose writes and reads really run in threads."""
 
