@@ -35,7 +35,6 @@ RUNS = (("weft", "float32"), ("llama.cpp", "float32"), ("weft", "bfloat16"), ("l
 ROWS = (1, 4, 16)
 PREFILL = 512
 PROMPT, SHORT, LONG = 16, 8, 40
-REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +54,12 @@ def timed(work: Callable[[], Any]) -> Spent:
     return Spent(time.perf_counter(), time.process_time()) - before
 
 
-def measure(engine: Engine) -> dict[str, list[float]]:
+def measure(engine: Engine, repeats: int) -> dict[str, list[float]]:
     """Return wall and CPU milliseconds of a step by its rows, and of the prefill; the best of the repetitions."""
     found: dict[str, list[float]] = {}
     for rows in ROWS:
         steps = []
-        for repeat in range(REPEATS):
+        for repeat in range(repeats):
             prompts = [random_tokens(f"{rows} {repeat} {row}", PROMPT) for row in range(rows)]
             again = [[*prompt, 5] for prompt in prompts]
             short, long = (
@@ -68,7 +67,7 @@ def measure(engine: Engine) -> dict[str, list[float]]:
             )
             steps.append(long - short)
         found[f"{rows} rows"] = [1000 / (LONG - SHORT) * best for best in best_of(steps)]
-    prefills = [timed(lambda: engine.crowd([random_tokens(f"long {each}", PREFILL)], 1)) for each in range(REPEATS)]
+    prefills = [timed(lambda: engine.crowd([random_tokens(f"long {each}", PREFILL)], 1)) for each in range(repeats)]
     found[f"prefill of {PREFILL}"] = [1000 * best for best in best_of(prefills)]
     return found
 
@@ -83,13 +82,14 @@ def work(job: Path, target: Path) -> None:
     module, name = DRIVERS[asked.engine]
     engine: Engine = getattr(importlib.import_module(f"benchmarks.peers.{module}"), name)(asked)
     engine.crowd([random_tokens(f"warm {row}", PROMPT) for row in range(max(ROWS))], SHORT)
-    target.write_text(json.dumps(measure(engine)))
+    target.write_text(json.dumps(measure(engine, asked.work.crowd_repeats)))
 
 
 def run(engine: str, precision: str, arguments: argparse.Namespace) -> dict[str, list[float]]:
     folder = checkpoint("smollm2", arguments.cache)
     file = str(gguf(folder, precision, arguments.cache)) if engine == "llama.cpp" else None
-    room = Work(requests=max(ROWS), single_prompt=PREFILL, single_answer=LONG, shared=PREFILL, answer=LONG)
+    room = Work(requests=max(ROWS), single_prompt=PREFILL, single_answer=LONG, shared=PREFILL, answer=LONG,
+                crowd_repeats=arguments.repeats)  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         job, target = Path(place) / "job", Path(place) / "result"
         Job(engine, str(folder), file, precision, arguments.threads, room).write(job)
@@ -113,6 +113,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.batches", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3, help="repetitions in a round; the best one counts")
+    parser.add_argument("--runs", nargs="*", type=int, default=range(len(RUNS)), help="numbers of engines and weights")
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--work", nargs=2, type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -122,7 +124,7 @@ def main() -> int:
     print(machine(arguments.threads), flags(), sep="\n", flush=True)
     found: dict[tuple[str, str], list[dict[str, list[float]]]] = {}
     for _ in range(arguments.rounds):
-        for each in RUNS:
+        for each in (RUNS[number] for number in arguments.runs):
             found.setdefault(each, []).append(run(*each, arguments))
             print(*each, found[each][-1], flush=True)
     print(table(found))
