@@ -77,6 +77,21 @@ def test_units_that_were_damaged_on_disk_are_computed_again(tmp_path: Path) -> N
     engine.close()
 
 
+def test_what_was_flushed_does_not_return_with_the_next_process(tmp_path: Path) -> None:
+    prompt = tokens(300, 1)
+    engine = disk_engine("falcon_h1", tmp_path / "tier")
+    serve(engine, [Ask(prompt)])
+    engine.flush()
+    while not engine.idle:
+        engine.step()
+    engine.close()
+    engine = disk_engine("falcon_h1", tmp_path / "tier")
+    assert engine.ledger.tiers is not None
+    assert len(engine.ledger.tiers.lower.trie) == 0
+    assert serve(engine, [Ask(prompt)])[0].report.loaded_tokens == 0
+    engine.close()
+
+
 def test_an_llm_serves_hits_after_a_restart_and_another_model_refuses_its_file(tmp_path: Path) -> None:
     options = {"threads": 1, "device": "cpu", "max_length": 600, "max_sequences": 4, "progress": False}
     options |= {"disk": str(tmp_path / "tier"), "disk_size": "8MiB", "memory": "16MiB"}

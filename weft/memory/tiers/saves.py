@@ -64,6 +64,8 @@ class Saves:
         self.tenants: dict[Key, bytes] = {}
         self.chunk_bytes = chunk_bytes
         self.most_bytes = most_bytes
+        # Whether units that were freed must be cleared below even if nothing is saved.
+        self._clears = False
         self._offered: deque[Key] = deque()
         self._active: deque[Saving] = deque()
         self._under_way: set[Key] = set()
@@ -74,7 +76,7 @@ class Saves:
     @property
     def waiting(self) -> bool:
         """Whether there is more to plan."""
-        return bool(self._offered) or any(not saving.planned for saving in self._active)
+        return self._clears or bool(self._offered) or any(not saving.planned for saving in self._active)
 
     @property
     def in_flight(self) -> int:
@@ -97,6 +99,8 @@ class Saves:
 
     def plan(self) -> CopyPlan | None:
         """Return the next copies, or None if there is nothing to save or enough in flight."""
+        if self._clears:
+            return self._clear()
         while self._in_flight_bytes < self.most_bytes:
             saving = self._next()
             if saving is None:
@@ -107,6 +111,18 @@ class Saves:
             elif batch.cells or batch.point:
                 return self._launch(saving, batch)
         return None
+
+    def clear_freed(self) -> None:
+        """Clear what the lower tier has freed with the next plan: a later process must not find it again."""
+        self._clears = self.labelled and bool(self.lower.arena.freed)
+
+    def _clear(self) -> CopyPlan:
+        """Return a plan that saves nothing."""
+        self._clears = False
+        saving = Saving([], NOWHERE, NOWHERE)
+        saving.planned = True
+        self._active.append(saving)
+        return self._launch(saving, CopyBatch())
 
     def _next(self) -> Saving | None:
         for saving in self._active:

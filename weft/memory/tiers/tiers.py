@@ -184,6 +184,7 @@ class Tiers:
     def clear(self) -> None:
         """Drop everything that no copy uses."""
         self.lower.clear()
+        self.saves.clear_freed()
 
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges for metrics."""
