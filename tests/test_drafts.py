@@ -21,13 +21,10 @@ from tests.rolling import VOCABULARY, RollingDevice, oracle, rolling_spec
 from tests.test_properties import parts, thorough
 from tests.workloads import Workload, check_answers, random_workload, run_workload, tight_memory
 from weft.base.config import EngineConfig
-from weft.base.sampling import SamplingParams
-from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.planner import MOST_HISTORY
-from weft.engine.request import Request
 from weft.engine.request import Request
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
