@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +33,8 @@ DRIVERS = {"weft": ("with_weft", "Weft"), "llama.cpp": ("with_llama_cpp", "Llama
 # llama.cpp's usual 16 bits are float16; Weft has bfloat16 only.
 RUNS = (("weft", "float32"), ("llama.cpp", "float32"), ("weft", "bfloat16"), ("llama.cpp", "bfloat16"),
         ("llama.cpp", "float16"))  # fmt: skip
+INSTRUCTIONS = {"avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16"} | {
+    "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve"}  # fmt: skip
 ROWS = (1, 4, 16)
 PREFILL = 512
 PROMPT, SHORT, LONG = 16, 8, 40
@@ -62,12 +65,10 @@ def measure(engine: Engine, repeats: int) -> dict[str, list[float]]:
         for repeat in range(repeats):
             prompts = [random_tokens(f"{rows} {repeat} {row}", PROMPT) for row in range(rows)]
             again = [[*prompt, 5] for prompt in prompts]
-            short, long = (
-                timed(lambda: engine.crowd(each, count)) for each, count in ((prompts, SHORT), (again, LONG))
-            )
-            steps.append(long - short)
+            short = timed(partial(engine.crowd, prompts, SHORT))
+            steps.append(timed(partial(engine.crowd, again, LONG)) - short)
         found[f"{rows} rows"] = [1000 / (LONG - SHORT) * best for best in best_of(steps)]
-    prefills = [timed(lambda: engine.crowd([random_tokens(f"long {each}", PREFILL)], 1)) for each in range(repeats)]
+    prefills = [timed(partial(engine.crowd, [random_tokens(f"long {each}", PREFILL)], 1)) for each in range(repeats)]
     found[f"prefill of {PREFILL}"] = [1000 * best for best in best_of(prefills)]
     return found
 
@@ -105,8 +106,7 @@ def flags() -> str:
     known = next(
         (line.split(":", 1)[1].split() for line in lines if line.lower().startswith(("flags", "features"))), []
     )
-    return " ".join(sorted(set(known) & {"avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "asimdhp",
-                                         "asimddp", "bf16", "i8mm", "sve"}))  # fmt: skip
+    return " ".join(sorted(INSTRUCTIONS & set(known)))
 
 
 def main() -> int:

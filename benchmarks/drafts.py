@@ -10,7 +10,7 @@ drafts give 3.0 tokens a step on average, the free one included. The time of a s
 costs nothing. Three ways are compared: no drafts, 3 drafts in every row, and up to 7 drafts chosen by the engine, whose
 acceptance falls from 0.7 to 0.1. The last line of a size has drafts that are never accepted, chosen by the engine.
 
-With weft-small, answers are real: a text is continued that the prompt contains twice ("edit"), and stories are told
+With weft-small, answers are real: a text is continued that the prompt contains twice ("edit"), and stories are written
 ("prose"), each with and without suffix drafts, greedily.
 """
 
@@ -75,7 +75,7 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 class ScriptedDrafts(SequenceDrafts):
-    """Any tokens, as many as there are chances. The engine knows the mean chance, or learns it."""
+    """Any tokens, as many as there are chances. The engine learns their acceptance, from that of a grammar on."""
 
     def __init__(self, prompt: np.ndarray, chances: Sequence[float]) -> None:
         super().__init__(prompt, b"", len(chances), suffixes=False)
@@ -85,8 +85,7 @@ class ScriptedDrafts(SequenceDrafts):
         count = min(most, len(self.chances))
         if count < 1:
             return None
-        rate = self._acceptance["scripted"].rate if "scripted" in self._acceptance else self.chances[0]
-        return Proposal("scripted", "scripted", tuple(range(1000, 1000 + count)), rate)
+        return self.spell(range(1000, 1000 + count), most)
 
 
 class ScriptedDrafting(Drafting):
@@ -130,7 +129,7 @@ def measure_rows(llm: LLM, rows: int) -> dict[str, Any]:
         engine = ScriptedEngine(before.ledger.spec, before._device, before.config, drafting=drafting)
         found[name] = tokens_per_second(engine, llm, rows)
         counts = drafting.counts
-        verified = max(1, counts.proposed["scripted", 1])
+        verified = max(1, counts.proposed["grammar", 1])
         found[f"{name} accepted"] = 1 + counts.accepted.total() / verified
     return found
 

@@ -26,6 +26,10 @@ def test_packed_rows_of_any_length_equal_the_loop(room):
     make_rig([25, 16, 9, 1], room=room, seed=room).run([1, 3, 8, 9, 17])
 
 
+def test_token_by_token_a_sequence_equals_the_loop():
+    make_rig([17], sizes=(1, 6, 5)).run([1])
+
+
 def test_heads_that_fill_their_tiles_equal_the_loop():
     make_rig([33, 16], sizes=(1, 16, 32), cell=16).run([16, 17])
 

@@ -12,13 +12,16 @@ import torch.nn.functional as F
 
 from tests.compiled import assert_compiles
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
+from weft.kernels.cuda import linear as linear_module
 from weft.kernels.cuda import linear_some
 from weft.kernels.cuda.gpus import H200, described, gpu_of
 from weft.kernels.cuda.linear import matmul, suits
 from weft.kernels.cuda.linear_few import Cut, counters, cut, few_rows
 from weft.kernels.cuda.linear_one import USUAL_LOADS, blocks, one_row
 from weft.kernels.cuda.linear_some import are_some, can_describe, some_rows
+from weft.kernels.cuda.linear_tiles import tiled
 from weft.kernels.cuda.vectors import LOADS, Vectors
+from weft.kernels.weight import Weight
 
 # A GPU without the shared memory of a Hopper one.
 SMALL = replace(H200, shared_memory=100 << 10)
@@ -319,3 +322,17 @@ def test_a_gpu_that_was_never_measured_is_what_it_says_of_itself():
     )
     assert newer == H200
     assert gpu_of(torch.device("cpu")).multiprocessors == H200.multiprocessors
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows", [33, 70])
+def test_a_number_of_outputs_that_the_library_is_slow_with_is_multiplied_in_tiles(device, rows, monkeypatch):
+    generator = torch.Generator().manual_seed(rows)
+    x, weight = (torch.randn(n, 64, generator=generator).to(device, torch.float16) for n in (rows, 49))
+    called = []
+    monkeypatch.setattr(linear_module, "tiled", lambda *inputs: (called.append(1), tiled(*inputs))[1])
+    found = linear_module.linear(x, Weight(weight))
+    torch.testing.assert_close(found.float(), x.float() @ weight.float().T, atol=0.1, rtol=0.02)
+    assert called
+    assert not linear_module.is_uneven(x, weight[:48])
+    assert not linear_module.is_uneven(x.float(), weight)

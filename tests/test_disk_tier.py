@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +26,14 @@ from weft.base.copies import CopyPlan
 from weft.base.errors import InvalidOption
 from weft.base.options import Options, SizingFacts, resolve
 from weft.base.sampling import SamplingParams
+from weft.cli.main import main
 from weft.engine.loop import Engine
 from weft.memory.kinds import Kind
 from weft.memory.misses import Reason
 from weft.memory.tiers.disk_file import DiskFile
 from weft.memory.tiers.disk_format import DiskLayout
 from weft.memory.tiers.disk_tier import DiskCopies
+from weft.memory.tiers.tiers import tenant_digest
 from weft.runner.runner import Runner
 from weft.server.settings import ServerSettings
 
@@ -76,21 +81,6 @@ def test_units_that_were_damaged_on_disk_are_computed_again(tmp_path: Path) -> N
     assert [a.report.loaded_tokens for a in again] == [0] * 4
     assert engine.ledger.tiers is not None
     assert engine.ledger.tiers.failures == 4
-    engine.close()
-
-
-def test_what_was_flushed_does_not_return_with_the_next_process(tmp_path: Path) -> None:
-    prompt = tokens(300, 1)
-    engine = disk_engine("falcon_h1", tmp_path / "tier")
-    serve(engine, [Ask(prompt)])
-    engine.flush()
-    while not engine.idle:
-        engine.step()
-    engine.close()
-    engine = disk_engine("falcon_h1", tmp_path / "tier")
-    assert engine.ledger.tiers is not None
-    assert len(engine.ledger.tiers.lower.trie) == 0
-    assert serve(engine, [Ask(prompt)])[0].report.loaded_tokens == 0
     engine.close()
 
 
@@ -233,4 +223,63 @@ def test_what_cannot_be_loaded_from_disk_is_a_miss_with_that_reason(tmp_path: Pa
     keys = list(engine.ledger.tiers.lower.trie.nodes)
     assert engine.ledger.tiers.explain(keys, 64 * len(keys), match).reason is Reason.IN_DISK
     assert np.all([len(key) == 32 for key in keys])
+    engine.close()
+
+
+def test_the_command_shows_verifies_and_drops_tenants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tier"
+    engine = disk_engine("llama", path)
+    serve(engine, [Ask(tokens(300, 1), salt=b"one"), Ask(tokens(300, 2), salt=b"two")])
+    engine.close()
+    one, two = (tenant_digest(salt).hex() for salt in (b"one", b"two"))
+    assert main(["cache", str(path), "--verify", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(report["tenants"]) == {one, two}
+    assert report["damaged_units"] == 0
+    assert main(["cache", str(path), "--drop", one]) == 0
+    capsys.readouterr()
+    assert main(["cache", str(path), "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["tenants"]) == {two}
+    assert main(["cache", str(path), "--drop", one]) == 2
+    assert "must be a tenant of this file" in capsys.readouterr().err
+    engine = disk_engine("llama", path)
+    answers = serve(engine, [Ask(tokens(300, 1), salt=b"one"), Ask(tokens(300, 2), salt=b"two")])
+    assert answers[0].report.loaded_tokens == 0
+    assert answers[1].report.loaded_tokens > 0
+    engine.close()
+
+
+def kill_engines(path: Path, rounds: int) -> int:
+    """Kill a process that answers from a file, again and again; return how many tokens it loaded in all."""
+    answers: dict[int, list[int]] = {}
+    random, loaded = Random(7), 0
+    for seed in range(rounds):
+        command = [sys.executable, "-m", "tests.disk_llm", str(path), str(seed)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent) as process:
+            assert process.stdout is not None
+            for _ in range(random.randint(2, 12)):
+                line = process.stdout.readline()
+                assert line, "the engine could not start"
+                number, tokens_, from_disk = json.loads(line)
+                assert answers.setdefault(number, tokens_) == tokens_, "another answer than before"
+                loaded += from_disk
+            process.kill()
+    return loaded
+
+
+@pytest.mark.slow
+def test_twenty_killed_engines_leave_a_file_that_serves(tmp_path: Path) -> None:
+    assert kill_engines(tmp_path / "tier", 20) > 1000
+
+
+def test_what_was_flushed_is_not_found_after_a_restart(tmp_path: Path) -> None:
+    engine = disk_engine("llama", tmp_path / "tier")
+    serve(engine, [Ask(tokens(300, 1))])
+    while not engine.idle:
+        engine.step()
+    engine.flush()
+    assert not engine.idle, "the file still has to forget it"
+    engine.close()
+    engine = disk_engine("llama", tmp_path / "tier")
+    assert serve(engine, [Ask(tokens(300, 1))])[0].report.cached_tokens == 0
     engine.close()

@@ -46,7 +46,7 @@ class Script(SequenceDrafts):
         count = self.random.randint(0, min(most, self.most)) if most > 0 else 0
         tokens = (self.answer[len(answer) :] + [0] * count)[:count]
         tokens = [(t + 1) % VOCABULARY if self.random.random() < self.wrong else t for t in tokens]
-        return Proposal("scripted", "scripted", tuple(tokens), 0.99) if tokens else None
+        return Proposal("scripted", "scripted", tuple(tokens), (0.99,) * len(tokens)) if tokens else None
 
 
 class ScriptedDrafting(Drafting):

@@ -21,9 +21,9 @@ from weft.kernels.choosing import choose
 from weft.kernels.cuda import exact_decode, exact_linear, exact_moe, gated_delta
 from weft.kernels.cuda.exact_decode import RowSharing, sharing_of
 from weft.kernels.cuda.exact_linear import cut, unsplit, way_of
-from weft.kernels.cuda.exact_tiles import Tile, float32_scores, tile_of, tiled
 from weft.kernels.cuda.gpus import H200
 from weft.kernels.cuda.linear_few import Cut, few_rows
+from weft.kernels.cuda.linear_tiles import Tile, float32_scores, tile_of, tiled
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated
 from weft.kernels.plain import moe as plain_moe
 from weft.kernels.recurrent import DeltaInputs

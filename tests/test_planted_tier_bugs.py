@@ -10,7 +10,6 @@ import pytest
 from tests.test_disk_tier import power_loss, run_on_disk
 from tests.tiered import TieredDevice, run_tiered, tiered_workload
 from weft.base.copies import CopyPlan, Direction, Run
-from weft.memory.cache import Cache
 from weft.memory.kinds import Kind
 from weft.memory.tiers import disk_file, loads, saves, units
 from weft.memory.tiers.loads import Loads
@@ -109,17 +108,6 @@ def a_cancelled_load_keeps_its_pins(patch: Patch) -> None:
 @plant
 def a_header_on_disk_is_believed_though_its_unit_was_overwritten(patch: Patch) -> None:
     patch.setattr(disk_file, "checksum", lambda data: 0)
-
-
-@plant
-def cells_on_disk_are_restored_without_the_cell_above(patch: Patch) -> None:
-    original = Cache.publish
-
-    def publish(self, key, parent, page):
-        # As if each cell stood where the first one does.
-        return original(self, key, parent if parent is None or parent.depth > 1 else parent.parent, page)
-
-    patch.setattr(Cache, "publish", publish)
 
 
 @pytest.mark.parametrize("bug", PLANTS, ids=lambda p: p.name)

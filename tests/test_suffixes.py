@@ -113,6 +113,23 @@ def test_a_draft_that_is_refused_at_once_is_not_tried_again_in_every_step() -> N
     assert tried < 12
 
 
+def falling(rate: float) -> tuple[float, ...]:
+    return tuple(rate**place for place in range(1, 5))
+
+
+def test_acceptance_is_learned_by_place() -> None:
+    drafts, shared = SequenceDrafts(ints([1, 2, 3] * 9), b"", 4), SharedTexts()
+    before = drafts.propose([], 4, shared)
+    assert before.worth == pytest.approx(falling(before.worth[0]))
+    for _ in range(30):
+        # The first two are always right, and the third never is.
+        drafts.verified(before, 2)
+    after = drafts.propose([], 4, shared)
+    assert after.worth[1] > 0.9
+    assert after.worth[2] < 0.1
+    assert after.worth[3] < after.worth[2]
+
+
 class LinearCosts:
     """A step takes as long as `1 + each * drafts`."""
 
@@ -137,12 +154,12 @@ class LinearCosts:
 )
 def test_drafts_are_chosen_by_tokens_per_time(each: float, rates: list[float], expected: list[int]) -> None:
     drafting = Drafting(4, costs=LinearCosts(each))
-    proposals = [Proposal("suffix", "suffix", (1, 2, 3, 4), rate) for rate in rates]
+    proposals = [Proposal("suffix", "suffix", (1, 2, 3, 4), falling(rate)) for rate in rates]
     assert drafting.choose(proposals, rows=2, most=100) == expected
 
 
 def test_a_step_has_no_more_drafts_than_room() -> None:
-    proposals = [Proposal("suffix", "suffix", (1, 2, 3, 4), 0.9)] * 3
+    proposals = [Proposal("suffix", "suffix", (1, 2, 3, 4), falling(0.9))] * 3
     assert sum(Drafting(4, costs=LinearCosts(0)).choose(proposals, rows=3, most=5)) == 5
 
 

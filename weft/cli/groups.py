@@ -71,6 +71,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "weft simulate --model nemotron-nano-9b-v2 --memory 40GiB --eviction value --eviction lru",
     ),
     "doctor": ("weft doctor", "weft doctor LiquidAI/LFM2-1.2B --dtype bfloat16"),
+    "cache": (
+        "weft cache tier",
+        "weft cache tier --verify",
+        "weft cache tier --drop all",
+    ),
     "models": ("weft models", "weft models --json"),
     "completion": (
         "source <(weft completion bash)",

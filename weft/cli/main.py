@@ -14,7 +14,7 @@ from weft import __version__
 from weft.base.errors import WeftError
 from weft.base.options import Options
 from weft.base.suggest import did_you_mean
-from weft.cli import completion, doctor, generate, models, serve, simulate
+from weft.cli import cache, completion, doctor, generate, models, serve, simulate
 from weft.cli.aliases import BENCHMARK, SERVER, Alias, translate
 from weft.cli.bench import command as bench
 from weft.cli.bench.options import BenchOptions
@@ -48,6 +48,7 @@ COMMANDS = {
     "simulate": Command(simulate.ABOUT, simulate.SimulateOptions, simulate.run),
     "doctor": Command(doctor.ABOUT, doctor.DoctorOptions, doctor.run, SERVER),
     "models": Command(models.ABOUT, models.ModelsOptions, models.run),
+    "cache": Command(cache.ABOUT, cache.CacheOptions, cache.run),
 }
 
 

@@ -76,8 +76,9 @@ class Copier:
                 wait = False
 
     def close(self) -> None:
-        while self.tiers.in_flight:
-            self.land(wait=True)
+        """Make the copies that are still to be made, and release the tier below."""
+        while self.busy:
+            self.launch(stepping=False)
         self._device.close()
 
     def _land_oldest(self, flights: deque[tuple[CopyPlan, Any]], wait: bool) -> bool:

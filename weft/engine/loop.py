@@ -203,6 +203,8 @@ class Engine:
         began = perf_counter()
         if self.copier is not None:
             self.copier.land()
+            # Before the plan, which may evict what ended in the last step.
+            self.copier.launch(stepping=True)
         step = self.planner.plan()
         self._planning_seconds += perf_counter() - began
         self._fail_hopeless()

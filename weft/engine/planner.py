@@ -157,7 +157,7 @@ class Planner:
             proposal = self._propose(seat)
             if proposal is not None and self._last_plan[seat] <= self.landed:
                 found[seat] = proposal
-            elif proposal is not None and proposal.expected > 1 + proposal.rate:
+            elif proposal is not None and sum(proposal.worth[1:]) > 1:
                 held.add(seat)
         room = self.config.max_tokens_per_step - len(seats)
         if self.prefilling or len(self.queue):
@@ -217,7 +217,7 @@ class Planner:
 
     @property
     def awaits_drafts(self) -> bool:
-        """Return whether so many rows drafted in the step in flight that the next one should wait for it."""
+        """Return whether enough rows drafted in the step in flight that the next one should wait for it."""
         if self.drafting is None or self._drafted_in <= self.landed:
             return False
         drafted = int(self._off_board[[s.seat for s in self.decoding]].sum())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass
 from time import perf_counter
+from weakref import finalize
 
 import torch
 
@@ -50,6 +51,8 @@ class HostMemory:
         self.buffer = pinned(size) if self._streamed else torch.zeros(size, dtype=torch.uint8)
         self._streams: dict[Direction, torch.cuda.Stream] = {}
         if self._streamed:
+            # Before the memory goes back to the system, unless the process ends anyway.
+            finalize(self, unpin, self.buffer.data_ptr()).atexit = False
             self._streams = {each: torch.cuda.Stream(store.buffer.device) for each in Direction}
         self.load_bytes_per_second = self._measure()
 
@@ -97,6 +100,11 @@ class HostMemory:
                 end.synchronize()
                 rates.append(size / (float(start.elapsed_time(end)) / 1000))
         return max(rates)
+
+
+def unpin(address: int) -> None:
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def pinned(size_bytes: int) -> torch.Tensor:

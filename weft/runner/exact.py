@@ -20,7 +20,6 @@ from torch import Tensor
 from weft.base.grid import first_window_cell, floor_to_grid
 from weft.base.plan import Captures, Plan
 from weft.kernels.interface import Batch
-from weft.kernels.native.replay import Replays
 from weft.kernels.rows import ranges
 from weft.kernels.staging import StagedValue
 from weft.memory.kinds import Kind
@@ -161,7 +160,7 @@ class ExactRunner(Runner):
 
     def in_order(self, plan: Plan, batch: Batch) -> Float[Tensor, "rows hidden"]:
         """Return the hidden states of rows of one token, each of which may read what the row before it writes."""
-        found = self.compute.in_order(batch) if isinstance(self.compute, Replays) else None
+        found = self.replay_in_order(batch)
         if found is not None:
             return found
         rows = [self.compute(self.build_batch(rows_of(plan, row, row + 1))).clone() for row in range(plan.rows)]

@@ -113,13 +113,20 @@ class Runner:
         """Return the batch of a plan, its sampling, and the final hidden states of its tokens."""
         where = (self.spec, self.board, self.device, self.operations, staged)
         single = rows_of_one(plan, self.spec.cell) if isinstance(self.compute, Replays) else None
-        if single is not None and isinstance(self.compute, Replays):
+        if single is not None:
             batch, sampling = build_step(single, *where)
-            hidden = self.compute.in_order(batch)
+            hidden = self.replay_in_order(batch)
             if hidden is not None:
                 return batch, sampling, hidden
         batch, sampling = build_step(plan, *where)
         return batch, sampling, self.compute(batch)
+
+    def replay_in_order(self, batch: Batch) -> Float[Tensor, "rows hidden"] | None:
+        """Return the final hidden states of rows of one token, each of which may read what the one before it writes.
+
+        None: only recorded steps of C++ kernels can compute them together, and this one is not recorded.
+        """
+        return self.compute.in_order(batch) if isinstance(self.compute, Replays) else None
 
     def build_batch(self, plan: Plan) -> Batch:
         """Return the batch of a plan, or of a part of one."""

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from weft.speculate.costs import LearnedCosts, StepCosts
 from weft.speculate.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
 
 # Acceptance of a draft that is assumed before any was verified, by drafter and length of the match.
-PRIORS = {"prediction": 0.8, "grammar": 0.99, "suffix": 0.4, "long suffix": 0.8, "scripted": 0.8}
+PRIORS = {"prediction": 0.8, "grammar": 0.99, "suffix": 0.4, "long suffix": 0.8}
 LONG_MATCH = 8
 # Weight of the past in a row's acceptance, and how many verified drafts the prior counts for.
 MEMORY = 0.9
@@ -28,45 +29,51 @@ PRIOR_WEIGHT = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 1, 64
 
 
-@dataclass(slots=True)
 class Acceptance:
-    """Measured acceptance of one kind of drafts of one sequence."""
+    """Measured acceptance of one kind of drafts of one sequence, by their place in the row."""
 
-    accepted: float
-    refused: float
+    def __init__(self, kind: str) -> None:
+        self._prior = PRIORS.get(kind, 0.5)
+        # By place: drafts that were accepted and refused where all before them were accepted. The prior counts for
+        # some, and the past fades.
+        self._accepted: list[float] = []
+        self._refused: list[float] = []
 
-    @classmethod
-    def of(cls, kind: str) -> Acceptance:
-        prior = PRIORS.get(kind, 0.5)
-        return cls(PRIOR_WEIGHT * prior, PRIOR_WEIGHT * (1 - prior))
-
-    @property
-    def rate(self) -> float:
-        return self.accepted / (self.accepted + self.refused)
+    def worth(self, count: int) -> tuple[float, ...]:
+        """Return for each of `count` drafts the probability that it and all before it are accepted."""
+        rates = [
+            accepted / (accepted + refused)
+            for accepted, refused in zip(self._accepted[:count], self._refused[:count], strict=True)
+        ]
+        # Places that were never verified are as good as the last one that was.
+        rates += [rates[-1] if rates else self._prior] * (count - len(rates))
+        return tuple(accumulate(rates, mul))
 
     def note(self, drafts: int, accepted: int) -> None:
         """Record a verified row. Drafts after the first refused one say nothing."""
-        self.accepted = MEMORY * self.accepted + accepted
-        self.refused = MEMORY * self.refused + (accepted < drafts)
+        seen = min(drafts, accepted + 1)
+        missing = seen - len(self._accepted)
+        self._accepted += [PRIOR_WEIGHT * self._prior] * missing
+        self._refused += [PRIOR_WEIGHT * (1 - self._prior)] * missing
+        for place in range(seen):
+            self._accepted[place] = MEMORY * self._accepted[place] + (place < accepted)
+            self._refused[place] = MEMORY * self._refused[place] + (place == accepted)
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Drafts for one row, and the probability that each is accepted if all before it were."""
+    """Drafts for one row. `worth` is the probability that each of them and all before it are accepted."""
 
     drafter: str
     kind: str
     tokens: tuple[int, ...]
-    rate: float
+    worth: tuple[float, ...]
 
     def first(self, count: int) -> Proposal:
         """Return the first drafts of the proposal."""
-        return self if count == len(self.tokens) else replace(self, tokens=self.tokens[:count])
-
-    @property
-    def expected(self) -> float:
-        """Return the expected number of accepted drafts."""
-        return sum(self.rate**place for place in range(1, len(self.tokens) + 1))
+        if count == len(self.tokens):
+            return self
+        return replace(self, tokens=self.tokens[:count], worth=self.worth[:count])
 
 
 @dataclass(slots=True)
@@ -142,12 +149,12 @@ class SequenceDrafts:
         return own
 
     def _proposal(self, drafter: str, kind: str, match: Match) -> Proposal:
-        rate = self._acceptance.setdefault(kind, Acceptance.of(kind)).rate
-        return Proposal(drafter, kind, match.tokens, rate)
+        acceptance = self._acceptance.setdefault(kind, Acceptance(kind))
+        return Proposal(drafter, kind, match.tokens, acceptance.worth(len(match.tokens)))
 
     def verified(self, proposal: Proposal, accepted: int) -> None:
         """Learn from a verified row. After a draft that was refused at once, some steps go without."""
-        self._acceptance.setdefault(proposal.kind, Acceptance.of(proposal.kind)).note(len(proposal.tokens), accepted)
+        self._acceptance.setdefault(proposal.kind, Acceptance(proposal.kind)).note(len(proposal.tokens), accepted)
         if accepted:
             self._pause = FIRST_PAUSE
         elif proposal.drafter == "suffix":
@@ -185,7 +192,7 @@ class Drafting:
 
     def choose(self, proposals: Sequence[Proposal], rows: int, most: int) -> list[int]:
         """Return how many drafts of each proposal to verify in a step of `rows` rows, at most `most` in all."""
-        worth = [(p.rate**place, number) for number, p in enumerate(proposals) for place in range(1, len(p.tokens) + 1)]
+        worth = [(each, number) for number, proposal in enumerate(proposals) for each in proposal.worth]
         # Within a proposal worth falls, so a sorted prefix takes the first drafts of each.
         worth.sort(key=lambda each: -each[0])
         gained = list(accumulate(gain for gain, _ in worth[:most]))

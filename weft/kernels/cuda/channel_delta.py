@@ -16,7 +16,7 @@ from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of
 from weft.kernels.cuda.channel_delta_decode import decode_channels, weigh_channels
 from weft.kernels.cuda.channel_delta_extend import solve_channels, walk_channels
 from weft.kernels.cuda.gated_delta import FEW_ROWS
-from weft.kernels.cuda.launching import Arguments, named, padded, precision
+from weft.kernels.cuda.launching import named, padded, precision
 from weft.kernels.cuda.overlap import early
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import ChannelDeltaInputs, ChannelDeltaShape, channel_delta_state, conv_parts
@@ -92,7 +92,7 @@ def decode(inputs: ChannelDeltaInputs, batch: Batch, view: RecurrentView, y: Ten
         "weights": inputs.v.new_empty(rows, heads, 2, shared["BLOCK"], dtype=torch.float32),
         "factors": inputs.v.new_empty(rows, heads, 2, dtype=torch.float32),
     }
-    step: tuple[Arguments, ...] = (memory_of(view), rows_of(batch))
+    step = (memory_of(view), rows_of(batch))
     weigh_channels[(heads, rows)](
         named(**tokens_of(inputs), **found), *step, **shared, CHUNK=CHUNK, num_warps=4, **overlap
     )

@@ -1,7 +1,7 @@
 """Matmuls whose bits do not depend on the number of rows: every output is one sum over its inputs, in their order.
 
 Tensor cores give such a sum the same bits in every tile, and so does the library wherever it does not split the
-inputs; `python -m benchmarks.exact_sums` shows both on a GPU. So the number of rows may decide who multiplies, but
+inputs; `tests/test_exact_cuda.py` compares them on a GPU. So the number of rows may decide which kernel multiplies, but
 never whether a sum is split. The kernels for one row (`linear_one`) add in another order and are not used.
 """
 
@@ -19,12 +19,12 @@ from torch import Tensor
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cuda.activation import activate, gated_product
 from weft.kernels.cuda.exact_norm import rows_of
-from weft.kernels.cuda.exact_tiles import tiled
 from weft.kernels.cuda.gpus import H200, HOPPER, Gpu, gpu_of
 from weft.kernels.cuda.linear import prepare
 from weft.kernels.cuda.linear_few import MOST_ROWS, Cut, are_few, few_rows, rows_compiled
 from weft.kernels.cuda.linear_few import cut as usual_cut
 from weft.kernels.cuda.linear_some import are_some, can_describe, some_rows
+from weft.kernels.cuda.linear_tiles import tiled
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
 
@@ -90,7 +90,7 @@ def product(x: Float[Tensor, "rows inputs"], weight: Weight) -> Float[Tensor, "r
 
 
 def way_of(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Way:
-    """Return who multiplies; all of them give the same bits.
+    """Return which kernel multiplies; all give the same bits.
 
     >>> way_of(1, 2048, 8192), way_of(32, 4480, 15680), way_of(40, 2048, 8192), way_of(128, 2048, 8192)
     ('few', 'library', 'tiles', 'library')
@@ -131,7 +131,7 @@ def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
 
 @contextmanager
 def unsplit(dtype: torch.dtype) -> Iterator[None]:
-    """Keep the library from splitting a sum. Only cuBLASLt can be told so."""
+    """Keep the library from splitting a sum. Only cuBLASLt has such a setting."""
     settings, name = torch.backends.cuda.matmul, REDUCTIONS[dtype]
     library = torch.backends.cuda.preferred_blas_library()
     before = getattr(settings, name), getattr(settings, f"{name}_split_k")

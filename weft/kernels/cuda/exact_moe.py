@@ -12,8 +12,8 @@ from torch import Tensor
 
 from weft.kernels.cuda.exact_linear import linear
 from weft.kernels.cuda.exact_norm import rows_of
-from weft.kernels.cuda.exact_tiles import float32_scores
 from weft.kernels.cuda.gpus import HOPPER, gpu_of
+from weft.kernels.cuda.linear_tiles import float32_scores
 from weft.kernels.cuda.moe import prepare_experts, route_softmax, route_top
 from weft.kernels.cuda.moe_choices import FEW_PAIRS, TILED_TOKENS, WHOLE_TOKENS, Tiles, tiles
 from weft.kernels.cuda.moe_many import can_group, many_experts

@@ -33,6 +33,13 @@ constexpr int UNPACKED = 3;
 
 // Inputs of a block: its weights, widened, stay in the first-level cache.
 constexpr long INPUTS = 256;
+// Whether all tiles of a panel do, beside the inputs of a block of rows, which are then read once for all tiles. ARM's
+// larger cores have 64 kB of this cache, others often 32.
+#if defined(__aarch64__)
+constexpr bool BLOCK_BY_BLOCK = true;
+#else
+constexpr bool BLOCK_BY_BLOCK = false;
+#endif
 
 using Lane = float __attribute__((vector_size(WIDTH * 4)));
 using Words = uint32_t __attribute__((vector_size(WIDTH * 4)));
@@ -262,14 +269,14 @@ inline void multiply(const Rows& x, long from, long to, const Pair* panel, float
                 store_lane(wide + k * TILE + j, low);
                 store_lane(wide + (TILE == PANEL ? k * TILE + HALF : (INPUTS + k) * TILE) + j, high);
             }
-        for (long tile = 0; tile < PANEL / TILE; tile++)
-            for (long block = from; block < to; block++) {
-                long first = x.first(block);
-                float* here = sums + (first - row) * PANEL + tile * TILE;
-                with_rows(x.first(block + 1) - first, AddFloats<TILE>{x.at(block, i), x.stride,
-                                                                      wide + tile * INPUTS * TILE, TILE, count, here,
-                                                                      i == 0});
-            }
+        constexpr long TILES = PANEL / TILE;
+        for (long piece = 0; piece < TILES * (to - from); piece++) {
+            long tile = BLOCK_BY_BLOCK ? piece % TILES : piece / (to - from);
+            long block = from + (BLOCK_BY_BLOCK ? piece / TILES : piece % (to - from)), first = x.first(block);
+            float* here = sums + (first - row) * PANEL + tile * TILE;
+            with_rows(x.first(block + 1) - first,
+                      AddFloats<TILE>{x.at(block, i), x.stride, wide + tile * INPUTS * TILE, TILE, count, here, i == 0});
+        }
     }
 }
 

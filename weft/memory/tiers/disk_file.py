@@ -30,7 +30,7 @@ class DamagedUnit(Exception):
     """The bytes of a unit are not those that its header promises."""
 
 
-class Blocks(Protocol):
+class BlockFile(Protocol):
     """The operations on a file that the disk tier needs. A short read or write raises `OSError`.
 
     Whole blocks at the offset of a block are read and written directly, so their memory must be aligned too.
@@ -132,10 +132,30 @@ def open_file(path: Path, layout: DiskLayout) -> DiskFile:
         raise
 
 
+def open_existing(path: Path) -> DiskFile:
+    """Open a file of any model, as it is, for inspection."""
+    if not path.is_file():
+        raise InvalidOption("file", f"{path} does not exist; pass the path that --disk named")
+    blocks = FileBlocks(path, 0)
+    try:
+        block = memoryview(mmap.mmap(-1, BLOCK))
+        blocks.read(0, block)
+        layout = read_layout(block)
+        if layout is None:
+            raise InvalidOption("file", f"{path} is no disk tier of this version")
+        return DiskFile(blocks, layout, str(path))
+    except OSError as error:
+        blocks.close()
+        raise InvalidOption("file", f"{path} cannot be read: {error.strerror}") from error
+    except BaseException:
+        blocks.close()
+        raise
+
+
 class DiskFile:
     """`found` are the headers of all units at the start; `damaged` counts headers and units that were dropped."""
 
-    def __init__(self, blocks: Blocks, layout: DiskLayout, name: str = "the file") -> None:
+    def __init__(self, blocks: BlockFile, layout: DiskLayout, name: str = "the file") -> None:
         self.layout = layout
         self.damaged = 0
         self._blocks = blocks
@@ -215,6 +235,14 @@ class DiskFile:
             self.damaged += 1
             raise DamagedUnit(f"a {kind} on disk is not what its header says")
         into[:] = staged[:size]
+
+    def is_whole(self, header: UnitHeader) -> bool:
+        """Return whether a unit can be read."""
+        try:
+            self.read(header.kind, header.unit, header.key, memoryview(bytearray(header.size)))
+        except DamagedUnit:
+            return False
+        return True
 
     def clear(self, units: Iterable[tuple[Kind, int]]) -> None:
         """Forget units. Their bytes stay until others overwrite them."""

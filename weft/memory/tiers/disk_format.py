@@ -135,20 +135,20 @@ class DiskLayout:
 
     def headers(self, region: memoryview, offset: int) -> Iterator[UnitHeader | None]:
         """Yield the headers in a part of the file that begins at `offset`; None for each damaged one."""
-        empty = bytes(ENTRY)
+        empty, padded = bytes(ENTRY), self.padded
+        least, limit = min(padded.values()), self.slabs * self.slab_bytes
         for first in range(0, len(region), ENTRY):
             entry = region[first : first + ENTRY]
             if entry == empty:
                 continue
             header = decode(entry)
-            yield header if header is not None and self._fits(header, offset + first) else None
-
-    def _fits(self, header: UnitHeader, place: int) -> bool:
-        """Return whether a header can be that of a unit whose entry is here."""
-        if header.size != self.unit_bytes.get(header.kind):
-            return False
-        inside = (header.unit + 1) * self.padded[header.kind] <= self.slabs * self.slab_bytes
-        return inside and self.entry_of(header.kind, header.unit) == place
+            if header is None or header.size != self.unit_bytes.get(header.kind):
+                yield None
+                continue
+            # A header stands for the unit that begins where its entry is.
+            begin = header.unit * padded[header.kind]
+            inside = begin + padded[header.kind] <= limit
+            yield header if inside and BLOCK + begin // least * ENTRY == offset + first else None
 
 
 def read_layout(block: bytes | memoryview) -> DiskLayout | None:

@@ -28,7 +28,7 @@ LEAST_UNITS = 4
 
 
 def check_model(spec: MemorySpec) -> None:
-    """Raise if a model's cells cannot be told from the headers of its units."""
+    """Raise if the headers of a model's units do not identify its cells."""
     if not spec.page_bytes:
         raise InvalidOption("disk", "needs a model with full attention; this one has none")
 

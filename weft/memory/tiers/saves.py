@@ -64,19 +64,18 @@ class Saves:
         self.tenants: dict[Key, bytes] = {}
         self.chunk_bytes = chunk_bytes
         self.most_bytes = most_bytes
-        # Whether units that were freed must be cleared below even if nothing is saved.
-        self._clears = False
         self._offered: deque[Key] = deque()
         self._active: deque[Saving] = deque()
         self._under_way: set[Key] = set()
         self._flights: deque[tuple[Saving, CopyBatch]] = deque()
         self._in_flight_bytes = 0
         self._number = 0
+        self._forgetting = False
 
     @property
     def waiting(self) -> bool:
         """Whether there is more to plan."""
-        return self._clears or bool(self._offered) or any(not saving.planned for saving in self._active)
+        return bool(self._offered) or self._forgetting or any(not saving.planned for saving in self._active)
 
     @property
     def in_flight(self) -> int:
@@ -95,12 +94,20 @@ class Saves:
             self._offered.popleft()
             self.dropped += 1
 
+    def forget(self) -> None:
+        """Let a tier that outlives the process forget what it has just freed, even if nothing is saved any more."""
+        self._forgetting = self.labelled and bool(self.lower.arena.freed)
+
     # planning -------------------------------------------------------------------------------------------------------
 
     def plan(self) -> CopyPlan | None:
         """Return the next copies, or None if there is nothing to save or enough in flight."""
-        if self._clears:
-            return self._clear()
+        if self._forgetting:
+            self._forgetting = False
+            nothing = Saving([], None, NOWHERE)
+            nothing.planned = True
+            self._active.append(nothing)
+            return self._launch(nothing, CopyBatch())
         while self._in_flight_bytes < self.most_bytes:
             saving = self._next()
             if saving is None:
@@ -111,18 +118,6 @@ class Saves:
             elif batch.cells or batch.point:
                 return self._launch(saving, batch)
         return None
-
-    def clear_freed(self) -> None:
-        """Clear what the lower tier has freed with the next plan: a later process must not find it again."""
-        self._clears = self.labelled and bool(self.lower.arena.freed)
-
-    def _clear(self) -> CopyPlan:
-        """Return a plan that saves nothing."""
-        self._clears = False
-        saving = Saving([], NOWHERE, NOWHERE)
-        saving.planned = True
-        self._active.append(saving)
-        return self._launch(saving, CopyBatch())
 
     def _next(self) -> Saving | None:
         for saving in self._active:

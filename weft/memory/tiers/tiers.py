@@ -33,6 +33,7 @@ MOST_LOADS = 2
 # First cells whose tenant is remembered until their paths are saved.
 MOST_TENANTS = 1 << 16
 TENANT_BYTES = 16
+KEY_SALT_BYTES = 32
 
 
 def empty_tier(spec: MemorySpec, size_bytes: int, eviction: str) -> Cache:
@@ -48,8 +49,11 @@ def empty_tier(spec: MemorySpec, size_bytes: int, eviction: str) -> Cache:
 
 
 def tenant_digest(salt: bytes) -> bytes:
-    """Return what a header says of the tenant: enough to drop its units, not enough to learn its salt."""
-    return sha256(b"weft tenant " + salt).digest()[:TENANT_BYTES]
+    """Return what a header says of the tenant: enough to drop its units, not enough to learn its salt.
+
+    A salt begins with the 32 bytes of an API key's; a request's own `cache_salt` follows, for the same tenant.
+    """
+    return sha256(b"weft tenant " + salt[:KEY_SALT_BYTES]).digest()[:TENANT_BYTES]
 
 
 class Tiers:
@@ -184,7 +188,7 @@ class Tiers:
     def clear(self) -> None:
         """Drop everything that no copy uses."""
         self.lower.clear()
-        self.saves.clear_freed()
+        self.saves.forget()
 
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges for metrics."""

@@ -1,7 +1,8 @@
 """Matmuls of any number of rows with any weights, in tiles whose sums over the inputs are in order.
 
-The exact package uses them where the library might split a sum, or is not known not to. A tile's shape does not
-change a bit: tensor cores add products to one accumulator in the order of the inputs.
+The library is several times slower if the number of outputs is not a multiple of 8. The exact package also uses
+these tiles where the library might split a sum, or is not known not to. A tile's shape does not change a bit: tensor
+cores add products to one accumulator in the order of the inputs.
 """
 
 from __future__ import annotations
@@ -60,7 +61,6 @@ def tiled(
 ) -> Float[Tensor, "rows outputs"]:
     """Return the matmul, rounded once. `by` overrides the usual tile."""
     rows, outputs = len(x), len(weight)
-    assert x.stride(1) == weight.stride(1) == 1
     y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     by = by or tile_of(rows, outputs, gpu_of(x.device))
     launch(x, weight, bias, y, by, "tf32")
@@ -78,6 +78,7 @@ def float32_scores(
 
 def launch(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, by: Tile, precision: str) -> None:
     (rows, inputs), outputs = x.shape, len(weight)
+    assert x.stride(1) == weight.stride(1) == 1
     if not rows:
         return
     tiles = -(-rows // by.rows) * -(-outputs // by.outputs)
