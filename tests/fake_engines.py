@@ -69,6 +69,9 @@ class InstantEngine:
     def forget(self, number: int) -> None:
         del self._reports[number]
 
+    def close(self) -> None:
+        pass
+
     @property
     def idle(self) -> bool:
         return not self._open and not self._outputs

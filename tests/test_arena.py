@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from time import thread_time
 
 import pytest
 from hypothesis import given, settings
@@ -94,3 +95,35 @@ def test_a_claimed_unit_is_taken_once_and_only_where_it_can_lie() -> None:
         arena.release(Kind.PAGE, page)
     arena.release(Kind.STATE, arena.slab_bytes // 192)
     assert arena.used_slabs == 0
+
+
+def test_claiming_a_full_file_takes_time_in_proportion_to_its_slabs() -> None:
+    """Quadratic work takes a hundred times as long for one file as for a hundred files of a hundredth of its size."""
+
+    def seconds(arenas: int, slabs: int) -> float:
+        began = thread_time()
+        for _ in range(arenas):
+            arena = Arena({Kind.PAGE: 4096}, 4096 * slabs)
+            assert all(arena.claim(Kind.PAGE, unit) for unit in reversed(range(slabs)))
+            assert arena.used_slabs == arena.slabs
+        return thread_time() - began
+
+    assert seconds(1, 20_000) < 10 * seconds(100, 200)
+
+
+def test_a_claimed_slab_is_not_taken_again() -> None:
+    arena = Arena({Kind.PAGE: 64, Kind.STATE: 192}, 192 * 64)
+    assert arena.claim(Kind.STATE, 0)
+    units = []
+    while (unit := arena.take(Kind.PAGE)) is not None:
+        units.append(unit)
+    assert min(units) * 64 >= arena.slab_bytes
+    assert arena.used_slabs == arena.slabs
+    for unit in units:
+        arena.release(Kind.PAGE, unit)
+    arena.release(Kind.STATE, 0)
+    assert arena.used_slabs == 0
+    again = []
+    while (unit := arena.take(Kind.PAGE)) is not None:
+        again.append(unit)
+    assert len(again) == len(set(again)) > len(units)

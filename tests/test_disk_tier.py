@@ -16,6 +16,7 @@ import pytest
 from tests import tiny_model
 from tests.disk_blocks import FlakyBlocks
 from tests.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
+from tests.http_server import serving
 from tests.rolling import RollingDevice
 from tests.tiered import tiered_workload
 from tests.workloads import Run, Workload, check_answers, drive
@@ -34,6 +35,7 @@ from weft.memory.tiers.disk_format import DiskLayout
 from weft.memory.tiers.disk_tier import DiskCopies
 from weft.memory.tiers.tiers import tenant_digest
 from weft.runner.runner import Runner
+from weft.server.settings import ServerSettings
 
 DISK_BYTES = 16 << 20
 
@@ -96,6 +98,29 @@ def test_an_llm_serves_hits_after_a_restart_and_another_model_refuses_its_file(t
     assert (before.loaded_tokens, after.loaded_tokens) == (0, 192)
     with pytest.raises(InvalidOption, match="belongs to another model"):
         LLM(**tiny_model.OPTIONS | {"dtype": "bfloat16"}, **options)
+
+
+def test_a_file_still_belongs_to_its_model_when_drafts_are_turned_on(tmp_path: Path) -> None:
+    options = {"threads": 1, "device": "cpu", "max_length": 600, "max_sequences": 4, "progress": False}
+    options |= {"disk": str(tmp_path / "tier"), "disk_size": "8MiB", "memory": "16MiB"}
+    prompt, greedy = tokens(200, 1), SamplingParams(max_tokens=4, temperature=0.0)
+    answers = []
+    for draft in ("off", "suffix"):
+        with LLM(**tiny_model.OPTIONS, **options, draft=draft) as llm:
+            answers.append(llm.generate([prompt], greedy)[0])
+    assert [answer.loaded_tokens for answer in answers] == [0, 192]
+    assert answers[0].token_ids == answers[1].token_ids
+
+
+def test_a_server_that_stops_closes_its_file_and_the_next_one_answers_from_it(tmp_path: Path) -> None:
+    options = {"max_length": 600, "max_sequences": 4, "memory": "16MiB"}
+    options |= {"disk": str(tmp_path / "tier"), "disk_size": "8MiB"}
+    body = {"prompt": tokens(200, 1), "max_tokens": 1}
+    details = []
+    for _ in range(2):
+        with serving(ServerSettings(model_name="tiny"), **options) as server:
+            details.append(server.post("/v1/completions", body)["usage"]["prompt_tokens_details"])
+    assert [each.get("loaded_tokens") for each in details] == [None, 192]
 
 
 class DiskDevice(RollingDevice):

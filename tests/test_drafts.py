@@ -21,8 +21,10 @@ from tests.rolling import VOCABULARY, RollingDevice, oracle, rolling_spec
 from tests.test_properties import parts, thorough
 from tests.workloads import Workload, check_answers, random_workload, run_workload, tight_memory
 from weft.base.config import EngineConfig
+from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
+from weft.engine.planner import MOST_HISTORY
 from weft.engine.request import Request
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
@@ -154,3 +156,34 @@ def test_no_draft_is_computed_beyond_the_last_token_wanted() -> None:
     assert engine.planner.drafting.counts.accepted.total() > 10
     # The last token is sampled and never computed.
     assert max(int(plan.end.max()) for plan, _ in plans) == 3 + 24 - 1
+
+
+class RecordingDevice(RollingDevice):
+    """Answers anything, and records the drafts and the histories of each step."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.drafts: list[int] = []
+        self.histories: list[int] = []
+
+    def execute(self, plan: Plan) -> Landing:
+        self.drafts.append(int(plan.drafts.sum()))
+        self.histories.append(len(plan.sampling.history_token))
+        return Landing(np.zeros(plan.sample_count, np.int32), None, None)
+
+
+@pytest.mark.parametrize(("length", "most"), [(100, 6), (4000, 3), (9000, 0)])
+def test_rows_with_penalties_draft_as_far_as_their_histories_are_bounded(length: int, most: int) -> None:
+    spec = rolling_spec(room=6, recurrent=False)
+    config = EngineConfig(memory_bytes=1 << 22, max_sequences=1, max_length=length + 20, max_tokens_per_step=length)
+    engine = Engine(
+        spec, RecordingDevice(spec, config.memory_bytes, 1), config, drafting=Drafting(6, costs=FreeDrafts())
+    )
+    guess = np.zeros(10, np.int32)
+    params = SamplingParams(max_tokens=10, repetition_penalty=1.1)
+    engine.add(Request(np.ones(length, np.int32), params, prediction=guess))
+    while not engine.idle:
+        engine.step()
+    device = engine._device
+    assert max(device.drafts) == most
+    assert max(device.histories) <= max(MOST_HISTORY, length + 10)

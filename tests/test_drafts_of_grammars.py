@@ -17,7 +17,8 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting
-from weft.text.grammar import Grammars
+from weft.text import grammar as grammar_module
+from weft.text.grammar import Grammars, Guide
 
 FAMILY = "qwen3_5"
 SCHEMA = {
@@ -84,3 +85,33 @@ def test_looking_ahead_leaves_a_grammar_where_it_is() -> None:
     for token in b"abc7":
         guide.take(token)
     assert guide.forced() == list(b"d")
+
+
+def test_looking_ahead_stops_where_masks_become_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [0.0]
+
+    class SlowLook(Guide):
+        def _look(self) -> np.ndarray:
+            seconds[0] += 0.004
+            return super()._look()
+
+    monkeypatch.setattr(grammar_module, "thread_time", lambda: seconds[0])
+    guide = SlowLook(grammars().compile(Grammar("regex", "[a-z]{40}")).deep_copy(), 256, frozenset(), "regex")
+    began = seconds[0]
+    masks = guide.masks_along(list(b"abcdefghijklmno"))
+    assert len(masks) == 2
+    assert seconds[0] - began <= grammar_module.LOOK_AHEAD_SECONDS
+    # What the planner found, the step gets: the same masks, without looking again.
+    assert all(a is b for a, b in zip(guide.masks_along(list(b"ab")), masks, strict=True))
+    assert seconds[0] - began <= grammar_module.LOOK_AHEAD_SECONDS
+    seconds[0] += 1
+    guide.take(ord("a"))
+    assert len(guide.masks_along(list(b"bcd"))) == 2, "a new position is looked at anew"
+
+
+def test_a_grammar_whose_own_masks_are_slow_is_not_looked_ahead_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    guide = grammars()(Grammar("regex", "[a-z]{40}"), frozenset())
+    monkeypatch.setattr(grammar_module, "thread_time", lambda: float(next(clock)))
+    guide.take(ord("a"))
+    assert guide.masks_along(list(b"bcd")) == []

@@ -25,7 +25,10 @@ class Constraint(Protocol):
         ...
 
     def masks_along(self, tokens: Sequence[int]) -> list[Ints]:
-        """Return the masks after each of further tokens, as far as the answer may go on. The position stays."""
+        """Return the masks after each of further tokens, as far as the answer may go on. The position stays.
+
+        Asked again at the same position for the first of the tokens, it returns the first of the same masks.
+        """
         ...
 
     @property

@@ -29,6 +29,8 @@ MAX_FRESH_STARTS = 3
 LOOK_AHEAD = 8
 # Share of the decoding rows that must have drafted for the next step to wait for their results.
 LAND_FIRST_SHARE = 0.25
+# Tokens of all histories that one row with penalties brings into a step: each of its samples has one of its own.
+MOST_HISTORY = 1 << 14
 
 
 class Planner:
@@ -174,6 +176,8 @@ class Planner:
             return None
         # One token is sampled after the last draft.
         most, constraint = int(self._left[seat]) - 1, sequence.constraint
+        if self.sampling.penalised[seat]:
+            most = min(most, MOST_HISTORY // sequence.length - 1)
         if constraint is None:
             return sequence.drafting.propose(sequence.generated, most, self.drafting.shared)
         proposal = sequence.drafting.spell(constraint.forced(), most)

@@ -48,7 +48,8 @@ class SeatSampling:
         self._logprobs = np.full(seats, -1, np.int32)
         self._digests = np.zeros(seats, np.bool_)
         self._seed = np.zeros(seats, np.uint64)
-        self._penalised = np.zeros(seats, np.bool_)
+        # Seats whose samples need the tokens before them.
+        self.penalised = np.zeros(seats, np.bool_)
         self._biased = np.zeros(seats, np.bool_)
         # By seat: words that must not occur, and the only tokens that may, as bits.
         self._bad_words: dict[int, BadWords] = {}
@@ -68,7 +69,7 @@ class SeatSampling:
         self._digests[seat] = params.logits_digest
         self._seed[seat] = sequence.seed & 0xFFFFFFFFFFFFFFFF
         neutral = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)
-        self._penalised[seat] = not neutral
+        self.penalised[seat] = not neutral
         self._biased[seat] = bool(params.logit_bias or params.bad_words) or params.min_tokens > 0
         self._bad_words.pop(seat, None)
         self._allowed.pop(seat, None)
@@ -142,7 +143,7 @@ class SeatSampling:
     ) -> tuple[Ints, Ints, Ints]:
         """Return the tokens that penalties apply to. A row fed from the board adds its own input on the device."""
         rows, tokens, generated = [], [], []
-        for row in np.flatnonzero(self._penalised[seats]).tolist():
+        for row in np.flatnonzero(self.penalised[seats]).tolist():
             sequence = sequences[row]
             end = int(starts[row]) if boarded[row] else sequence.length
             seen = sequence.tokens(0, end)

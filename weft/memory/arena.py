@@ -8,7 +8,7 @@ kind.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from weft.base.errors import OptionError
 from weft.memory.kinds import Kind
@@ -71,7 +71,9 @@ class Arena:
         self.owners: dict[Kind, dict[int, int]] = {kind: {} for kind in unit_bytes}
         self.freed: list[tuple[str, int]] = []
         self.remembers_freed = remember_freed
+        # Empty slabs, lowest first. May name a slab that was claimed meanwhile.
         self._empty = list(range(self.slabs))
+        self.used_slabs = 0
         self._kind_of: list[Kind | None] = [None] * self.slabs
         self._free_units: list[list[int]] = [[] for _ in range(self.slabs)]
         self._live = [0] * self.slabs
@@ -97,8 +99,6 @@ class Arena:
         if slab >= self.slabs or unit not in units_in_slab(slab, self.slab_bytes, self.unit_bytes[kind]):
             return False
         if self._kind_of[slab] is None:
-            self._empty.remove(slab)
-            heapify(self._empty)
             self._devote(slab, kind)
         if self._kind_of[slab] is not kind or unit in self.owners[kind]:
             return False
@@ -123,6 +123,7 @@ class Arena:
         self._live[slab] -= 1
         if self._live[slab] == 0:
             self._kind_of[slab] = None
+            self.used_slabs -= 1
             heappush(self._empty, slab)
             return
         if not self._free_units[slab]:
@@ -131,10 +132,6 @@ class Arena:
 
     def used(self, kind: Kind) -> int:
         return len(self.owners.get(kind, ()))
-
-    @property
-    def used_slabs(self) -> int:
-        return self.slabs - len(self._empty)
 
     def slabs_for(self, kind: Kind, units: int) -> int:
         """Return the number of slabs that surely hold `units` of a kind."""
@@ -147,14 +144,16 @@ class Arena:
             if self._kind_of[slab] is kind and self._free_units[slab]:
                 return slab
             heappop(candidates)
-        if not self._empty:
-            return None
-        slab = heappop(self._empty)
-        self._devote(slab, kind)
-        return slab
+        while self._empty:
+            slab = heappop(self._empty)
+            if self._kind_of[slab] is None:
+                self._devote(slab, kind)
+                return slab
+        return None
 
     def _devote(self, slab: int, kind: Kind) -> None:
         """Let an empty slab hold units of a kind."""
         self._kind_of[slab] = kind
+        self.used_slabs += 1
         self._free_units[slab] = list(reversed(units_in_slab(slab, self.slab_bytes, self.unit_bytes[kind])))
         heappush(self._with_room[kind], slab)

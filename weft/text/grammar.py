@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from threading import Lock
+from time import thread_time
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,9 @@ MAX_TERMINAL_DEPTH = 32
 MAX_INDENTATION = 32
 # Compiled grammars kept for later requests.
 MAX_COMPILED = 32
+# Processor time that looking ahead of an answer may take in a step. Masks of an ambiguous grammar take longer and
+# longer, and all other answers wait for them.
+LOOK_AHEAD_SECONDS = 0.01
 
 # A lexer state takes one or two kB; a step's budgets are tens of milliseconds at worst, compiling takes seconds.
 _LIMITS = LLParserLimits(
@@ -129,16 +133,22 @@ class Guide:
         self._field = field
         self._stops = _mask_of([token for token in stop_tokens if token < vocab_size], vocab_size)
         self.ended = False
+        # The last look ahead: tokens, and the masks after them as far as it got.
+        self._ahead: tuple[tuple[int, ...], list[NDArray[np.int32]]] = ((), [])
+        self._look_seconds = 0.0
         self.mask = self._look()
 
     def take(self, token: int) -> None:
         """Advance by a token. Raises `RequestError` at a dead end."""
+        began = thread_time()
+        self._ahead = ((), [])
         if _has(self._stops, token):
             self.ended = True
             return
         if not self._matcher.consume_token(token):
             raise InvalidField(self._field, f"has failed on the answer: {_first_words(self._matcher.get_error())}")
         self.mask = self._look()
+        self._look_seconds = thread_time() - began
 
     def forced(self) -> list[int]:
         """Return tokens that spell what must come next; none if there is a choice. The position stays."""
@@ -150,15 +160,26 @@ class Guide:
         return found
 
     def masks_along(self, tokens: Sequence[int]) -> list[NDArray[np.int32]]:
-        """Return the masks after each of further tokens, as far as the answer may go on. The position stays."""
-        if self.ended:
-            return []
+        """Return the masks after each of further tokens, as far as the answer may go on and time allows.
+
+        The position stays. Asked again for the same tokens or the first of them, it returns the same masks.
+        """
+        asked, masks = self._ahead
+        if not tokens or asked[: len(tokens)] != tuple(tokens):
+            asked, masks = self._ahead = tuple(tokens), self._walk(tokens)
+        return masks[: len(tokens)]
+
+    def _walk(self, tokens: Sequence[int]) -> list[NDArray[np.int32]]:
         # A copy: budgets that looking ahead spends, and its errors, are not the answer's.
         ahead = copy(self)
         ahead._matcher = self._matcher.deep_copy()
         masks: list[NDArray[np.int32]] = []
+        end = thread_time() + LOOK_AHEAD_SECONDS
         for token in tokens:
             if ahead.ended or _has(self._stops, token) or not _has(ahead.mask, token):
+                break
+            # The next mask takes about as long as the last one did.
+            if thread_time() + ahead._look_seconds > end:
                 break
             try:
                 ahead.take(token)
