@@ -165,7 +165,7 @@ def test_only_an_error_that_names_its_option_is_rewritten_as_a_flag():
 def test_an_answer_cannot_control_the_terminal(monkeypatch, capsys, terminal):
     """A file or pipe gets the answer as it is."""
     evil, shown = "a\x1b]0;title\x07b\u202e\n", "a]0;titleb\n" if terminal else "a\x1b]0;title\x07b\u202e\n"
-    result = Result(evil, [], "stop", None, None, None, [], 0, None)
+    result = Result(evil, [], "stop", None, None, None, [], 0, 0, None)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     show_stream([Chunk(evil[:2], (), None), Chunk(evil[2:], (), None, "stop", result)])
     show_all([result])

@@ -81,8 +81,8 @@ def test_recorded_steps_verify_drafts_with_the_kernels_of_a_gpu(family, monkeypa
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", for_each(FAMILIES, "tiny {} float32 drafts"))
 @pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("family", for_each(FAMILIES, "tiny {} float32 drafts"))
 def test_drafts_change_no_token_on_a_gpu(family: str, depth: int) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")

@@ -282,3 +282,10 @@ def test_without_a_tokenizer_ids_are_served_and_texts_refused():
         ):
             assert "tokenizer" in answer["error"]["message"]
         assert server.complete([1], 400, structured_outputs={"regex": "a"})["error"]["message"]
+
+
+def test_digests_come_only_if_asked_for(served: Served):
+    found = served.generate("Once upon", logits_digest=True)["meta_info"]["logits_digests"]
+    assert len(found) == 8
+    assert all(len(each) == 16 for each in found)
+    assert "logits_digests" not in served.generate("Once upon")["meta_info"]
