@@ -11,6 +11,7 @@ import select
 import shutil
 import signal
 import sys
+import termios
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -35,6 +36,10 @@ from weft.engine.loop import Engine
 SMALL = [*tiny_model.ARGUMENTS, "--memory", "16MiB", "--threads", "1", "--max-tokens", "8", "--max-length", "512"]
 PASTE = "\x1b[200~{}\x1b[201~"
 CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
+# The editor switches bracketed paste off as it ends.
+EDITOR_ENDED = r"\x1b\[\?2004l"
+# The index in the list of `termios.tcgetattr`.
+LOCAL_MODES = 3
 # Far more than anything takes.
 SECONDS = 120
 
@@ -440,6 +445,10 @@ class OnTerminal:
 def on_terminal(*arguments: str) -> Iterator[OnTerminal]:
     process, terminal = pty.fork()
     if not process:
+        # By default, Ctrl-C also discards what the program has written and the test has not read.
+        modes = termios.tcgetattr(0)
+        modes[LOCAL_MODES] |= termios.NOFLSH
+        termios.tcsetattr(0, termios.TCSANOW, modes)
         environment = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "OMP_NUM_THREADS": "1"}
         os.execve(sys.executable, [sys.executable, "-m", "weft", *arguments], environment)
     try:
@@ -475,9 +484,9 @@ def test_on_a_terminal_an_answer_is_interrupted_and_the_next_question_is_answere
             program.send(PASTE.format(f"question {number}\nline two\nline three"))
             program.until("line three")
             program.send("\r")
-            # Text after the end of the editor is the answer. A terminal holds a fraction of it unread, so it cannot
-            # end before it is interrupted.
-            program.until(r"\x1b\[\?2004l(?s:.{8})")
+            # Visible text after the end of the editor is the answer. A terminal holds a fraction of it unread, so it
+            # cannot end before it is interrupted.
+            program.until(EDITOR_ENDED + r"(?:\x1b\[[0-9;?]*[A-Za-z]|[\r\n])*[^\x1b\r\n]")
             program.send(CTRL_C * 3)
             program.until(r"\(interrupted\)")
             program.until("> ")
