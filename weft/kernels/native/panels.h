@@ -37,9 +37,19 @@ constexpr long INPUTS = 256;
 // larger cores have 64 kB of this cache, others often 32.
 #if defined(__aarch64__)
 constexpr bool BLOCK_BY_BLOCK = true;
+constexpr int PAIRS_IN_PLACE = MOST_ROWS;
 #else
 constexpr bool BLOCK_BY_BLOCK = false;
+constexpr int PAIRS_IN_PLACE = IN_PLACE;
 #endif
+
+// Weights to ask the memory for while others are multiplied, with the cache lines that an input has. Processors fetch
+// ahead by themselves what is read line by line, but not the other half of a panel.
+struct Later {
+    const char* weights = nullptr;
+    int lines = 0;
+};
+constexpr long LINE = 64, AHEAD = 8;
 
 using Lane = float __attribute__((vector_size(WIDTH * 4)));
 using Words = uint32_t __attribute__((vector_size(WIDTH * 4)));
@@ -139,8 +149,20 @@ inline void add_row(float32x4_t* total, const float32x4_t* factor, float32x4_t x
     for (int j = 0; j < 4; j++) total[j] = vfmaq_laneq_f32(total[j], factor[j], x, LANE);
 }
 
-template <int ROWS>
-void add_lanes(const float* x, const float* weights, long stride, long count, float* sums, bool begin) {
+// Four weights of a tile: floats, or one half of as many pairs.
+template <bool HIGH>
+inline float32x4_t load_four(const float* from) {
+    return vld1q_f32(from);
+}
+
+template <bool HIGH>
+inline float32x4_t load_four(const Pair* from) {
+    uint32x4_t both = vld1q_u32(&from->bits);
+    return vreinterpretq_f32_u32(HIGH ? vandq_u32(both, vdupq_n_u32(0xffff0000u)) : vshlq_n_u32(both, 16));
+}
+
+template <int ROWS, bool HIGH, class Weight>
+void add_lanes(const float* x, const Weight* weights, long stride, long count, float* sums, bool begin, Later later) {
     static_assert(TILE == 16 && ROWS >= 4 && ROWS <= 6);
     float32x4_t total[ROWS][4];
 #pragma GCC unroll 6
@@ -148,8 +170,10 @@ void add_lanes(const float* x, const float* weights, long stride, long count, fl
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) total[row][j] = begin ? vdupq_n_f32(0) : vld1q_f32(sums + row * PANEL + 4 * j);
     for (long i = 0; i < count; i++, weights += stride, x += ROWS) {
-        float32x4_t factor[4] = {vld1q_f32(weights), vld1q_f32(weights + 4), vld1q_f32(weights + 8),
-                                 vld1q_f32(weights + 12)};
+        float32x4_t factor[4] = {load_four<HIGH>(weights), load_four<HIGH>(weights + 4), load_four<HIGH>(weights + 8),
+                                 load_four<HIGH>(weights + 12)};
+        for (int line = 0; line < later.lines; line++) __builtin_prefetch(later.weights + line * LINE);
+        later.weights += later.lines * LINE;
         float32x4_t four = vld1q_f32(x);
         add_row<0>(total[0], factor, four);
         add_row<1>(total[1], factor, four);
@@ -188,6 +212,12 @@ struct AddPairs {
     void run() const {
         if constexpr (ROWS <= UNPACKED)
             if (stride) return add_pairs<ROWS>(UnpackedInputs{x, stride}, weights, count, sums, begin);
+#if defined(__aarch64__)
+        if constexpr (ROWS > UNPACKED) {
+            add_lanes<ROWS, false>(x, weights, HALF, count, sums, begin, {});
+            return add_lanes<ROWS, true>(x, weights, HALF, count, sums + HALF, begin, {});
+        }
+#endif
         if constexpr (ROWS <= IN_PLACE) add_pairs<ROWS>(PackedInputs<ROWS>{x}, weights, count, sums, begin);
     }
 };
@@ -200,13 +230,14 @@ struct AddFloats {
     long apart, count;
     float* sums;
     bool begin;
+    Later later;
     template <int ROWS>
     void run() const {
         if constexpr (ROWS <= UNPACKED)
             if (stride) return add_floats<ROWS, OUTPUTS>(UnpackedInputs{x, stride}, weights, apart, count, sums, begin);
 #if defined(__aarch64__)
         if constexpr (OUTPUTS == TILE && ROWS > UNPACKED)
-            return add_lanes<ROWS>(x, weights, apart, count, sums, begin);
+            return add_lanes<ROWS, false>(x, weights, apart, count, sums, begin, later);
 #endif
         if constexpr (OUTPUTS == TILE || ROWS <= IN_PLACE)
             add_floats<ROWS, OUTPUTS>(PackedInputs<ROWS>{x}, weights, apart, count, sums, begin);
@@ -253,7 +284,7 @@ void pack_block(const Value* x, long stride, const Rows& rows, long block, float
 inline void multiply(const Rows& x, long from, long to, const Pair* panel, float* sums) {
     alignas(64) float wide[INPUTS * PANEL];
     long row = x.first(from);
-    bool in_place = to - from == 1 && x.first(to) - row <= IN_PLACE;
+    bool in_place = to - from == 1 && x.first(to) - row <= PAIRS_IN_PLACE;
     for (long i = 0; i < x.inputs; i += INPUTS) {
         long count = std::min(INPUTS, x.inputs - i);
         const Pair* weights = panel + i * HALF;
@@ -274,8 +305,8 @@ inline void multiply(const Rows& x, long from, long to, const Pair* panel, float
             long tile = BLOCK_BY_BLOCK ? piece % TILES : piece / (to - from);
             long block = from + (BLOCK_BY_BLOCK ? piece / TILES : piece % (to - from)), first = x.first(block);
             float* here = sums + (first - row) * PANEL + tile * TILE;
-            with_rows(x.first(block + 1) - first,
-                      AddFloats<TILE>{x.at(block, i), x.stride, wide + tile * INPUTS * TILE, TILE, count, here, i == 0});
+            with_rows(x.first(block + 1) - first, AddFloats<TILE>{x.at(block, i), x.stride, wide + tile * INPUTS * TILE,
+                                                                  TILE, count, here, i == 0, {}});
         }
     }
 }
@@ -289,15 +320,17 @@ inline void multiply(const Rows& x, long from, long to, const float* panel, floa
         const float* weights = panel + i * PANEL;
         if (whole) {
             with_rows(x.first(to) - row,
-                      AddFloats<PANEL>{x.at(from, i), x.stride, weights, PANEL, count, sums, i == 0});
+                      AddFloats<PANEL>{x.at(from, i), x.stride, weights, PANEL, count, sums, i == 0, {}});
             continue;
         }
         for (long tile = 0; tile < PANEL / TILE; tile++)
             for (long block = from; block < to; block++) {
                 long first = x.first(block);
                 float* here = sums + (first - row) * PANEL + tile * TILE;
-                with_rows(x.first(block + 1) - first,
-                          AddFloats<TILE>{x.at(block, i), x.stride, weights + tile * TILE, PANEL, count, here, i == 0});
+                Later next;
+                if (tile == 0 && block == from) next = {(const char*)(weights + AHEAD * PANEL), 2};
+                with_rows(x.first(block + 1) - first, AddFloats<TILE>{x.at(block, i), x.stride, weights + tile * TILE,
+                                                                      PANEL, count, here, i == 0, next});
             }
     }
 }
