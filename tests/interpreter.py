@@ -3,6 +3,9 @@
 Triton's own spends most of its time on three things without an effect: it computes whether every sum and product of
 integers overflows, and drops the answer unless it is debugging; it patches the language again for every function that
 a kernel calls; and it builds a table of types whenever it needs one of them.
+
+It also checks every address. Triton's own reads and writes whatever lies outside of a kernel's tensors; on a GPU such an
+access ends the process, or, inside of an arena, mixes two sequences.
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 def speed_up() -> None:
@@ -21,6 +27,7 @@ def speed_up() -> None:
         builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
         interpreter._get_np_dtype = Types(interpreter)
         Patches(interpreter).install()
+        Bounds(interpreter).install()
 
 
 class Types:
@@ -81,3 +88,90 @@ class Patches:
     def look(self, function: Any) -> set[str]:
         known = (self.interpreter.tl, self.interpreter.tl.core)
         return {each.__name__ for each in function.__globals__.values() if inspect.ismodule(each) and each in known}
+
+
+class OutOfBounds(Exception):
+    """A kernel has accessed memory outside of the tensors that it was given."""
+
+
+class Bounds:
+    """The storages of a launch's tensors; every load, store and atomic operation must stay inside of one of them."""
+
+    def __init__(self, interpreter: Any) -> None:
+        self.interpreter = interpreter
+        self.first = self.end = np.zeros(0, np.uint64)
+
+    def install(self) -> None:
+        executor, builder = self.interpreter.GridExecutor, self.interpreter.InterpreterBuilder
+        copy_arguments = executor._init_args_hst
+
+        def copy_and_note(each: Any, args: Any, kwargs: Any) -> Any:
+            copied, named = copy_arguments(each, args, kwargs)
+            self.note([*copied, *named.values()])
+            return copied, named
+
+        executor._init_args_hst = copy_and_note
+        load, store = builder.create_masked_load, builder.create_masked_store
+        update, exchange = builder.create_atomic_rmw, builder.create_atomic_cas
+
+        def checked_load(each: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+            self.check(pointers, mask)
+            return load(each, pointers, mask, *rest, **named)
+
+        def checked_store(each: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+            self.check(pointers, mask)
+            return store(each, pointers, value, mask, *rest, **named)
+
+        def checked_update(each: Any, operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+            self.check(pointers, mask)
+            return update(each, operation, pointers, value, mask, *rest)
+
+        def checked_exchange(each: Any, pointers: Any, *rest: Any) -> Any:
+            self.check(pointers, np.ones(pointers.data.shape))
+            return exchange(each, pointers, *rest)
+
+        builder.create_masked_load, builder.create_masked_store = checked_load, checked_store
+        builder.create_atomic_rmw, builder.create_atomic_cas = checked_update, checked_exchange
+
+    def note(self, arguments: list[Any]) -> None:
+        """Note the storages of these arguments, in order of their addresses."""
+        storages = {first: first + size for first, size in self.storages(arguments)}
+        self.first = np.array(sorted(storages), np.uint64)
+        self.end = np.array([storages[int(first)] for first in self.first], np.uint64)
+
+    def storages(self, arguments: Any) -> list[tuple[int, int]]:
+        found = []
+        for each in arguments:
+            if isinstance(each, tuple):
+                found += self.storages(each)
+            elif isinstance(each, self.interpreter.TensorDescriptor):
+                found += self.storages([each.base])
+            elif hasattr(each, "data_ptr"):
+                storage = self.interpreter._unwrap_tensor(each).untyped_storage()
+                found.append((storage.data_ptr(), storage.nbytes()))
+        return found
+
+    def check(self, pointers: Any, mask: Any) -> None:
+        # The mask of a descriptor is an array, others are handles of one; a mask may hold numbers.
+        mask = (mask if isinstance(mask, np.ndarray) else mask.data).astype(bool)
+        at = pointers.data if mask.all() else np.broadcast_to(pointers.data, mask.shape)[mask]
+        if not at.size:
+            return
+        size = np.uint64(max(1, pointers.get_element_ty().primitive_bitwidth // 8))
+        low, high = at.min(), at.max() + size
+        place = np.searchsorted(self.first, low, "right") - 1
+        # Most accesses lie in one storage from the lowest to the highest address.
+        if place >= 0 and high <= self.end[place]:
+            return
+        places = np.searchsorted(self.first, at, "right").astype(np.int64) - 1
+        outside = (places < 0) | (at + size > self.end[places])
+        if outside.any():
+            raise OutOfBounds(self.explain(at[outside]))
+
+    def explain(self, outside: NDArray[np.uint64]) -> str:
+        address = int(outside.flat[0])
+        near = [
+            f"{address - int(end)} bytes behind the end" if address >= end else f"{int(first) - address} before"
+            for first, end in zip(self.first, self.end, strict=True)
+        ]
+        return f"{outside.size} elements lie outside of the kernel's tensors: the first is {', '.join(near)}"

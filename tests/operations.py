@@ -66,7 +66,7 @@ def ssd(
 
 
 def gated_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, batch: Batch, view: RecurrentView) -> Tensor:
-    return batch.operations.gated_delta(DeltaInputs(q, k, v, g, beta), batch, view)
+    return batch.operations.gated_delta(DeltaInputs(*of_one_tensor(q, k), v, g, beta), batch, view)
 
 
 def projected_gated_delta(
@@ -81,7 +81,17 @@ def projected_gated_delta(
     view: RecurrentView,
     most: float = 1.0,
 ) -> Tensor:
-    return batch.operations.gated_delta(DeltaInputs(q, k, v, step, strength, rates, bias, most), batch, view)
+    return batch.operations.gated_delta(
+        DeltaInputs(*of_one_tensor(q, k), v, step, strength, rates, bias, most), batch, view
+    )
+
+
+def of_one_tensor(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return queries and keys as parts of one tensor, as projections give them: kernels may address both from one."""
+    if q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr():
+        return q, k
+    both = torch.cat([q, k], 1)
+    return both[:, : q.shape[1]], both[:, q.shape[1] :]
 
 
 def causal_conv(

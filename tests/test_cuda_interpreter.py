@@ -58,3 +58,31 @@ def test_sums_wrap_around_as_they_do_in_tritons_own():
 
 def test_it_is_the_one_that_runs_these_tests():
     assert isinstance(interpreter._get_np_dtype, Types)
+
+
+@triton.jit
+def copy_some(source, target, count, COUNT: tl.constexpr):
+    place = tl.arange(0, COUNT)
+    tl.store(target + place, tl.load(source + place, mask=place < count), mask=place < count)
+
+
+@pytest.mark.parametrize("large", ["source", "target"])
+def test_an_access_outside_of_the_tensors_is_an_error(large):
+    tensors = {name: torch.zeros(8 if name == large else 6) for name in ("source", "target")}
+    copy_some[(1,)](**tensors, count=6, COUNT=8)
+    with pytest.raises(Exception, match="1 elements lie outside .* the first is .*0 bytes behind the end"):
+        copy_some[(1,)](**tensors, count=7, COUNT=8)
+
+
+@triton.jit
+def add_one(values, first):
+    tl.atomic_add(values + first, 1)
+
+
+def test_so_is_one_before_a_tensor_or_by_an_atomic_operation():
+    values = torch.zeros(4, dtype=torch.int32)
+    add_one[(1,)](values, 3)
+    for first in (-1, 4):
+        with pytest.raises(Exception, match="outside"):
+            add_one[(1,)](values, first)
+    assert values.tolist() == [0, 0, 0, 1]
