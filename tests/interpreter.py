@@ -4,8 +4,8 @@ Triton's own spends most of its time on three things without an effect: it compu
 integers overflows, and drops the answer unless it is debugging; it patches the language again for every function that
 a kernel calls; and it builds a table of types whenever it needs one of them.
 
-It also checks every address. Triton's own reads and writes whatever lies outside of a kernel's tensors; on a GPU such an
-access ends the process, or, inside of an arena, mixes two sequences.
+It also checks every address. Triton's own reads and writes whatever lies outside of a kernel's tensors. On a GPU, such
+an access may end the process.
 """
 
 from __future__ import annotations

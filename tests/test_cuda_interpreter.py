@@ -70,7 +70,7 @@ def copy_some(source, target, count, COUNT: tl.constexpr):
 def test_an_access_outside_of_the_tensors_is_an_error(large):
     tensors = {name: torch.zeros(8 if name == large else 6) for name in ("source", "target")}
     copy_some[(1,)](**tensors, count=6, COUNT=8)
-    with pytest.raises(Exception, match="1 elements lie outside .* the first is .*0 bytes behind the end"):
+    with pytest.raises(Exception, match=r"1 elements lie outside .* the first is .*0 bytes behind the end"):
         copy_some[(1,)](**tensors, count=7, COUNT=8)
 
 
