@@ -27,6 +27,7 @@ from weft.kernels.cuda.gated_delta import SOLVE, WALK, GatedDeltaLaunch, launch_
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import DeltaInputs
 from weft.memory.device.store import RecurrentView, Store
+from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch
 
@@ -48,7 +49,10 @@ class Layer:
         memory = gated_delta_memory(KEY_HEADS, DIM, VALUE_HEADS, DIM, 2 * KEYS + VALUES, 4, "bfloat16", by=GPU)
         spec = MemorySpec((memory,))
         slots = 1 + max(*(row.read_slot for row in rows), *(capture.slot for capture in captures), 0)
-        states, tails = Store(spec, slots * spec.state_bytes, "cuda"), Store(spec, len(rows) * spec.tail_bytes, "cuda")
+        units = unit_bytes(spec)
+        states, tails = (
+            Store(spec, count * units[kind], "cuda") for kind, count in ((Kind.STATE, slots), (Kind.TAIL, len(rows)))
+        )
         self.view = RecurrentView(states.views[0].state, tails.views[0].tail)
         self.view.state["delta"].normal_(std=0.1)
         self.view.tail["k"].normal_(std=DIM**-0.5)

@@ -26,6 +26,7 @@ from weft.kernels.cuda.ssd import decode, extend
 from weft.kernels.cuda.ssd_choices import CellsChoice, DecodeChoice
 from weft.kernels.recurrent import UNLIMITED, SsdInputs
 from weft.memory.device.store import RecurrentView, Store
+from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch
 
@@ -75,8 +76,9 @@ class Layer:
         )  # fmt: skip
         spec = MemorySpec((memory,))
         slots = [row.read_slot for row in rows if row.read_slot != NOWHERE] + [capture.slot for capture in captures]
-        states = Store(spec, (1 + max(slots, default=0)) * spec.state_bytes, "cuda")
-        tails = Store(spec, (1 + max(row.tail for row in rows)) * spec.tail_bytes, "cuda")
+        units = unit_bytes(spec)
+        states = Store(spec, (1 + max(slots, default=0)) * units[Kind.STATE], "cuda")
+        tails = Store(spec, (1 + max(row.tail for row in rows)) * units[Kind.TAIL], "cuda")
         self.view = RecurrentView(states.views[0].state, tails.views[0].tail)
         self.fill_memory()
         board = torch.zeros(1, dtype=torch.int64, device="cuda")
