@@ -25,8 +25,8 @@ from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
 from weft.memory.ledger import Ledger
 
-PARTS = 8
-EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "1280"))
+PARTS = 16
+EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "640"))
 
 
 def thorough(examples: int) -> settings:
@@ -165,7 +165,7 @@ class Speculator:
         return token
 
 
-@pytest.mark.parametrize("part", parts(1, 3))
+@pytest.mark.parametrize("part", parts(1, 6))
 def test_rejected_drafts_leave_no_trace(part: int) -> None:
     @thorough(EXAMPLES // 3)
     @given(seed=st.integers(0, 1 << 40))

@@ -19,7 +19,10 @@ TESTS = (
     "tests/test_attention.py::test_blocks_of_queries_change_nothing",
     "tests/test_attention.py::test_a_common_beginning_read_once_equals_reading_it_for_each",
     "tests/test_moe.py",
-    "tests/test_rotary.py",
+    "tests/test_rotary.py::test_layer_types_have_their_own_rotation",
+    "tests/test_rotary.py::test_turning_equals_complex_multiplication",
+    "tests/test_rotary.py::test_dimensions_behind_the_rotary_part_pass",
+    "tests/test_rotary.py::test_amplitude_scales_cosines_and_sines",
     "tests/test_norm.py",
     "tests/test_runner.py::test_landings_bring_narrow_arrays_in_the_order_of_the_plan",
 )
