@@ -69,6 +69,9 @@ class InstantEngine:
     def forget(self, number: int) -> None:
         del self._reports[number]
 
+    def write_behind(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

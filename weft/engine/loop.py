@@ -161,8 +161,13 @@ class Engine:
         busy = planner.running or planner.leaving or len(planner.queue) or self._flights or self._outputs
         return not (busy or (self.copier is not None and self.copier.busy))
 
+    def write_behind(self) -> None:
+        """Begin to save what a tier that outlives the process does not have yet. Call it while there is no work."""
+        if self.copier is not None and self.idle:
+            self.copier.launch(idle=True)
+
     def close(self) -> None:
-        """Land the copies that are under way, and close the tier below."""
+        """Save what outlives the process, land the copies that are under way, and close the tiers below."""
         if self.copier is not None:
             self.copier.close()
 
@@ -204,7 +209,7 @@ class Engine:
         if self.copier is not None:
             self.copier.land()
             # Before the plan, which may evict what ended in the last step.
-            self.copier.launch(stepping=True)
+            self.copier.launch()
         step = self.planner.plan()
         self._planning_seconds += perf_counter() - began
         self._fail_hopeless()
@@ -215,7 +220,7 @@ class Engine:
             self._flights.append((step, self._device.launch(step.plan), launched))
         if self.copier is not None:
             self.copier.clock.launched(alone=step is not None and len(self._flights) == 1)
-            self.copier.launch(stepping=bool(self._flights))
+            self.copier.launch_loads(wait=not self._flights)
         while len(self._flights) > (self.config.depth if step is not None else 0):
             self._settle(*self._flights.popleft())
         if self.config.paranoid:

@@ -58,6 +58,7 @@ class Drivable(Protocol):
     def flush(self) -> int: ...
     def stats(self) -> dict[str, Any]: ...
     def cache_report(self, limit: int) -> dict[str, Any]: ...
+    def write_behind(self) -> None: ...
     def close(self) -> None: ...
 
     @property
@@ -120,6 +121,8 @@ class Service:
         self._preparation = Preparation(self._engine.constrain, inbox.put)
         try:
             while self._running:
+                if self._engine.idle and not self._backlog:
+                    self._engine.write_behind()
                 self._backlog.extend(inbox.take(wait=self._engine.idle and not self._backlog))
                 self._handle_some()
                 self._reply()

@@ -26,6 +26,7 @@ from weft.memory.lease import Grant, Lease
 from weft.memory.misses import Miss, Reason
 from weft.memory.snapshots import Snapshots
 from weft.memory.spec import MemorySpec
+from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.tiers import Tiers
 from weft.memory.trie import cells_without_holders, path
 
@@ -58,8 +59,9 @@ class Ledger:
         self.arena = Arena(unit_bytes(spec), budget_bytes, remember_freed)
         self.cache = Cache(spec, self.arena, eviction, alpha)
         self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache, prompts_only=private_answers)
-        # Host memory below the device's, if there is any.
+        # Tiers below the device's memory, if there are any.
         self.tiers: Tiers | None = None
+        self.tenancy = Tenancy(lambda: [cache.trie for cache in self.caches])
         self.leases: dict[int, Lease] = {}
         # States that become free or evictable as soon as all flights have landed.
         self.states_to_land = 0
@@ -71,6 +73,11 @@ class Ledger:
         self.window_table = np.zeros((seats, cells), np.int32)
         self.read_slot = np.zeros(seats, np.int32)
         self.tail = np.zeros(seats, np.int32)
+
+    @property
+    def caches(self) -> list[Cache]:
+        """The caches of all tiers, the device's first."""
+        return [self.cache, *(link.lower for link in (self.tiers.links if self.tiers is not None else ()))]
 
     # match ----------------------------------------------------------------------------------------------------------
 
