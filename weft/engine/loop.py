@@ -182,6 +182,21 @@ class Engine:
             self.ledger.tiers.clear()
         return len(self.ledger.cache.trie) * self.ledger.spec.cell
 
+    def drop(self, tenant: bytes | None = None, prefix: bytes | None = None) -> dict[str, Any]:
+        """Drop prefixes from all tiers and overwrite them on disk; return the tokens dropped, and those still in use.
+
+        `tenant` is a tenant's digest, `prefix` the beginning of a cell's key; without either, everything is dropped.
+        """
+        if self.planner.drafting is not None:
+            self.planner.drafting.shared.clear()
+        if self.copier is not None:
+            # A copy that lands later would bring back what is dropped here.
+            self.copier.finish()
+        found = self.ledger.drop(tenant, prefix)
+        if self.copier is not None:
+            self.copier.finish()
+        return found
+
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges by name: the planner's and the memory's."""
         planner = self.planner

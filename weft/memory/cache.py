@@ -322,7 +322,15 @@ class Cache:
         A choice includes all cells below a chosen one.
         """
         # Parents are always added before their children.
-        return sum(not self._drop(node) for node in reversed([*filter(chosen, self.trie.nodes.values())]))
+        nodes = [*filter(chosen, self.trie.nodes.values())]
+        tops = {node.parent for node in nodes if node.parent is not None} - set(nodes)
+        left = sum(not self._drop(node) for node in reversed(nodes))
+        for top in tops:
+            # Cells without a point above a dropped one served only as the way to it.
+            above: Node | None = top
+            while above is not None and above.resume is None and not above.hits and self._drop(above):
+                above = above.parent
+        return left
 
     def _drop(self, node: Node) -> bool:
         self.drop_point(node)

@@ -10,6 +10,7 @@ computed, `close` it. Touches no tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +79,10 @@ class Ledger:
     def caches(self) -> list[Cache]:
         """The caches of all tiers, the device's first."""
         return [self.cache, *(link.lower for link in (self.tiers.links if self.tiers is not None else ()))]
+
+    @property
+    def tier_names(self) -> list[str]:
+        return ["device", *(link.name for link in (self.tiers.links if self.tiers is not None else ()))]
 
     # match ----------------------------------------------------------------------------------------------------------
 
@@ -375,6 +380,19 @@ class Ledger:
         if lease.tail is not None:
             self.arena.release(Kind.TAIL, lease.tail)
         self.cache.unpin(lease.node)
+
+    def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
+        """Drop the cells of a tenant, those from a key on, or all, from every tier; return how many tokens, by tier."""
+        dropped: dict[str, int] = {}
+        left = 0
+        for name, cache in zip(self.tier_names, self.caches, strict=True):
+            chosen = self.tenancy.chooser(tenant, prefix)
+            before = len(cache.trie)
+            left += cache.drop(chosen) * self.cell
+            dropped[name] = (before - len(cache.trie)) * self.cell
+        if self.tiers is not None:
+            self.tiers.forget(erase=True)
+        return {"dropped_tokens": dropped, "left_tokens": left}
 
     # capacity -------------------------------------------------------------------------------------------------------
 

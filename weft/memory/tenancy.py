@@ -6,6 +6,7 @@ of its tenant.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 
@@ -55,14 +56,31 @@ class Tenancy:
             node = node.parent
         return self._digest_of.get(node.key, NO_TENANT)
 
-    def chooser(self, digest: bytes) -> Callable[[Node], bool]:
-        """Return whether a cell belongs to a tenant, as a function that is quick for all cells of a trie in turn."""
+    def chooser(self, tenant: bytes | None, prefix: bytes | None) -> Callable[[Node], bool]:
+        """Return whether a cell belongs to a tenant, or lies at or below one whose key has this prefix; or any.
+
+        The function must see all cells of a trie, parents before their children.
+        """
         known: dict[Key, bool] = {}
 
         def chosen(node: Node) -> bool:
-            found = known[node.key] = (
-                self._digest_of.get(node.key, NO_TENANT) == digest if node.parent is None else known[node.parent.key]
-            )
-            return found
+            if tenant is None and prefix is None:
+                return True
+            above = node.parent is not None and known[node.parent.key]
+            own = node.parent is None and tenant is not None and self.of(node) == tenant
+            named = prefix is not None and node.key.startswith(prefix)
+            known[node.key] = above or own or named
+            return known[node.key]
 
         return chosen
+
+    def tokens(self, tries: Iterable[Trie], cell: int) -> dict[bytes, int]:
+        """Return the tokens of each tenant in these tries."""
+        found: Counter[bytes] = Counter()
+        for trie in tries:
+            root_of: dict[Key, bytes] = {}
+            for node in trie.nodes.values():
+                digest = self.of(node) if node.parent is None else root_of[node.parent.key]
+                root_of[node.key] = digest
+                found[digest] += cell
+        return dict(found)

@@ -230,7 +230,12 @@ class Tiers:
         """Drop everything that no copy uses."""
         for link in self.links:
             link.lower.clear()
-            link.saves.forget()
+        self.forget()
+
+    def forget(self, erase: bool = False) -> None:
+        """Let a tier that outlives the process forget what was just dropped; with `erase`, overwrite it."""
+        for link in self.links:
+            link.saves.forget(erase)
 
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges for metrics, by tier."""
