@@ -67,7 +67,7 @@ def both(llm: LLM) -> dict[str, int]:
 
 def plain_rates(llm: LLM) -> dict[str, float]:
     """Return the bytes per second of one large copy in each direction, beside nothing."""
-    device, host = llm.engine._device.store.buffer, llm.engine._device.lower.buffer
+    device, host = llm.engine._device.store.buffer, llm.engine._device.tiers[0].buffer
     size, found = min(PLAIN_BYTES, len(device), len(host)), {}
     for name, to, source in (("load", device, host), ("save", host, device)):
         taken = []

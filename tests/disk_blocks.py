@@ -8,8 +8,8 @@ from random import Random
 from weft.memory.captures import Origin
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
+from weft.memory.tenancy import tenant_digest
 from weft.memory.tiers.disk_format import DiskLayout, UnitHeader
-from weft.memory.tiers.tiers import tenant_digest
 
 SECTOR = 512
 UNIT_BYTES = {Kind.PAGE: 5000, Kind.WINDOW: 3000, Kind.STATE: 20_000}

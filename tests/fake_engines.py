@@ -69,6 +69,9 @@ class InstantEngine:
     def forget(self, number: int) -> None:
         del self._reports[number]
 
+    def write_behind(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -108,6 +111,9 @@ class InstantEngine:
 
     def flush(self) -> int:
         return 0
+
+    def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
+        return {"dropped_tokens": {}, "left_tokens": 0}
 
     def stats(self) -> dict[str, Any]:
         return {"running": len(self._open), "waiting": 0, "steps": self._steps, "frozen": gc.get_freeze_count()}

@@ -18,7 +18,7 @@ TOLERANCE = 2e-3
 def test_a_prefix_that_the_gpu_evicted_is_answered_from_host_memory(family: str, paranoid: bool) -> None:
     llm = tiny(family, "float32")
     runner, spec = llm.engine._device, llm.engine.ledger.spec
-    if runner.lower is None:
+    if not runner.tiers:
         runner.add_host_memory(HOST_BYTES)
     rows = SETTINGS["max_sequences"]
     memory = smallest_memory(family, 420, rows, spec)

@@ -16,9 +16,9 @@ from tests.disk_blocks import LAYOUT, UNIT_BYTES, FlakyBlocks, content, header
 from weft.base.errors import InvalidOption
 from weft.memory.arena import Arena
 from weft.memory.kinds import Kind
+from weft.memory.tenancy import tenant_digest
 from weft.memory.tiers.disk_file import DamagedUnit, DiskFile, open_file
 from weft.memory.tiers.disk_format import BLOCK, ENTRY, DiskLayout, decode
-from weft.memory.tiers.tiers import tenant_digest
 
 
 def read(file: DiskFile, kind: Kind, unit: int, key: bytes) -> bytes:

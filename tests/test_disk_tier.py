@@ -30,10 +30,10 @@ from weft.cli.main import main
 from weft.engine.loop import Engine
 from weft.memory.kinds import Kind
 from weft.memory.misses import Reason
+from weft.memory.tenancy import tenant_digest
 from weft.memory.tiers.disk_file import DiskFile
 from weft.memory.tiers.disk_format import DiskLayout
 from weft.memory.tiers.disk_tier import DiskCopies
-from weft.memory.tiers.tiers import tenant_digest
 from weft.runner.runner import Runner
 from weft.server.settings import ServerSettings
 
@@ -48,6 +48,15 @@ def disk_engine(family: str, path: Path, fingerprint: bytes = b"m" * 32, **setti
     runner = Runner(model_of(family), spec, config.memory_bytes, config.max_sequences, threads=1)
     runner.add_disk(path, DISK_BYTES, fingerprint)
     return Engine(spec, runner, config)
+
+
+def save_all(engine: Engine) -> None:
+    """As a server does while it has no requests."""
+    engine.write_behind()
+    while not engine.idle:
+        while not engine.idle:
+            engine.step()
+        engine.write_behind()
 
 
 @pytest.mark.parametrize("family", ["falcon_h1", "gemma3", "llama"])
@@ -80,7 +89,7 @@ def test_units_that_were_damaged_on_disk_are_computed_again(tmp_path: Path) -> N
     assert [a.tokens for a in again] == first
     assert [a.report.loaded_tokens for a in again] == [0] * 4
     assert engine.ledger.tiers is not None
-    assert engine.ledger.tiers.failures == 4
+    assert engine.ledger.tiers.links[0].failures == 4
     engine.close()
 
 
@@ -171,7 +180,7 @@ def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None]) -> tu
         check_answers(workload, run)
         tiers = run.engine.ledger.tiers
         assert tiers is not None
-        loaded, failed = loaded + tiers.loaded_tokens, failed + tiers.failures
+        loaded, failed = loaded + tiers.links[0].loaded_tokens, failed + tiers.links[0].failures
         device.close()
         trouble(blocks, random)
     return loaded, failed
@@ -203,8 +212,11 @@ def test_every_answer_is_the_oracles_whatever_the_file_has_become() -> None:
 def test_a_disk_is_refused_where_it_cannot_work() -> None:
     facts = SizingFacts(1 << 30, None, lambda size: size, 1)
     assert resolve(Options(disk="tier", disk_size="1GiB"), facts)[0].disk_bytes == 1 << 30
-    with pytest.raises(InvalidOption, match="disk is supported on a CPU only"):
-        resolve(Options(disk="tier", disk_size="1GiB"), replace(facts, device="cuda"))
+    gpu = replace(facts, device="cuda", free_host_bytes=1 << 34)
+    with pytest.raises(InvalidOption, match="disk needs --host-memory on a GPU"):
+        resolve(Options(disk="tier", disk_size="1GiB"), gpu)
+    both, _ = resolve(Options(disk="tier", disk_size="2GiB", host_memory="1GiB"), gpu)
+    assert (both.host_bytes, both.disk_bytes) == (1 << 30, 2 << 30)
     with pytest.raises(InvalidOption, match="disk needs --disk-size"):
         resolve(Options(disk="tier"), facts)
     with pytest.raises(InvalidOption, match="disk_size needs --disk"):
@@ -217,10 +229,11 @@ def test_what_cannot_be_loaded_from_disk_is_a_miss_with_that_reason(tmp_path: Pa
     engine = disk_engine("llama", tmp_path / "tier")
     prompt = tokens(300, 1)
     serve(engine, [Ask(prompt)])
+    save_all(engine)
     engine.ledger.cache.clear()
     assert engine.ledger.tiers is not None
     match = engine.ledger.match([], 0)
-    keys = list(engine.ledger.tiers.lower.trie.nodes)
+    keys = list(engine.ledger.tiers.links[0].lower.trie.nodes)
     assert engine.ledger.tiers.explain(keys, 64 * len(keys), match).reason is Reason.IN_DISK
     assert np.all([len(key) == 32 for key in keys])
     engine.close()
@@ -232,8 +245,6 @@ def test_the_command_shows_verifies_and_drops_tenants(tmp_path: Path, capsys: py
     both = [Ask(tokens(300, 1), salt=b"one"), Ask(tokens(300, 2), salt=b"two")]
     for ask in both:
         serve(engine, [ask])
-        while not engine.idle:
-            engine.step()
     engine.close()
     one, two = (tenant_digest(salt).hex() for salt in (b"one", b"two"))
     assert main(["cache", str(path), "--verify", "--json"]) == 0
@@ -277,8 +288,7 @@ def test_twenty_killed_engines_leave_a_file_that_serves(tmp_path: Path) -> None:
 def test_what_was_flushed_is_not_found_after_a_restart(tmp_path: Path) -> None:
     engine = disk_engine("llama", tmp_path / "tier")
     serve(engine, [Ask(tokens(300, 1))])
-    while not engine.idle:
-        engine.step()
+    save_all(engine)
     engine.flush()
     assert not engine.idle, "the file still has to forget it"
     engine.close()

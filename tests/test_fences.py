@@ -170,7 +170,6 @@ NOT_WAITING = {
     ("weft.runner.exact", "pieces_of"): "the plan's own arrays, on the host",
     ("weft.runner.exact", "canonical_passes"): "the plan's own arrays, on the host",
     ("weft.kernels.download", "Download.arrays"): "the one download of a step, when it lands",
-    ("weft.kernels.host_memory", "CopyFlight.landed"): "only if an engine without work asks it to",
     ("weft.kernels.host_memory", "HostMemory._measure"): "before the first request",
     ("weft.kernels.host_memory", "unpin"): "after the last one",
     ("weft.runner.cuda.recorded", "RecordedSteps.record_all"): "before the first request",

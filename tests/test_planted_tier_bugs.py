@@ -68,9 +68,9 @@ def a_save_does_not_own_the_state_that_it_reads(patch: Patch) -> None:
 
 @plant
 def a_state_comes_with_window_pages_of_another_position(patch: Patch) -> None:
-    def mixed(key, position, origin, upper, lower):
+    def mixed(key, position, origin, upper, lower, hits):
         window = lower.window[1:] + lower.window[:1]
-        return units.PointCopy(key, position, origin, upper, replace(lower, window=window))
+        return units.PointCopy(key, position, origin, upper, replace(lower, window=window), hits)
 
     patch.setattr(loads, "PointCopy", mixed)
 

@@ -93,7 +93,8 @@ def test_a_load_slower_than_computing_is_a_miss_with_that_reason() -> None:
         finish(engine, workload.arrivals[0].prompt)
         finish(engine, workload.arrivals[1].prompt)
     assert engine.ledger.tiers is not None
-    engine.ledger.tiers.rates.load_bytes, engine.ledger.tiers.rates.prefill_tokens = 1.0, 1e9
+    rates = engine.ledger.tiers.links[0].rates
+    rates.load_bytes, rates.prefill_tokens = 1.0, 1e9
     report = finish(engine, workload.arrivals[0].prompt)
     assert report.loaded_tokens == 0
     assert report.miss is not None
@@ -107,7 +108,7 @@ def test_a_load_that_no_request_waits_for_is_cancelled() -> None:
         finish(engine, workload.arrivals[0].prompt)
         finish(engine, workload.arrivals[1].prompt)
     assert engine.ledger.tiers is not None
-    loads = engine.ledger.tiers.loads
+    loads = engine.ledger.tiers.links[0].loads
     loads.chunk_bytes = loads.most_bytes = 1
     before, device.patience = device.copied_units[Direction.LOAD], 0.0
     number = engine.add(Request(np.array(workload.arrivals[0].prompt, np.int32), SamplingParams(max_tokens=3)))

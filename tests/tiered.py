@@ -105,12 +105,12 @@ def run_tiered(workload: Workload, seed: int) -> Run:
     engine = Engine(workload.spec, device, config)
     assert engine.ledger.tiers is not None
     # A few units in each plan, so that loads take several.
-    for copies in (engine.ledger.tiers.saves, engine.ledger.tiers.loads):
+    for copies in (engine.ledger.tiers.links[0].saves, engine.ledger.tiers.links[0].loads):
         copies.chunk_bytes = random.choice([1, 600, 1 << 20])
         copies.most_bytes = random.choice([1, 2000, 1 << 20])
     run = Run(engine, device)
     drive(workload, run)
     check_answers(workload, run)
     engine.ledger.tiers.clear()
-    assert engine.ledger.tiers.lower.arena.used_slabs == 0, "host memory is still owned after it was cleared"
+    assert engine.ledger.tiers.links[0].lower.arena.used_slabs == 0, "host memory is still owned after it was cleared"
     return run

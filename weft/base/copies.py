@@ -57,7 +57,8 @@ class CopyPlan:
 
     Paranoid mode needs that, because a step in flight may still fill a unit with NaN that was freed before it.
     Otherwise a freed unit is not touched by any step in flight. A lower tier that outlives the process also needs
-    `labels`, one for each unit, and `cleared`, its units that were freed since the last save.
+    `labels`, one for each unit, and `cleared`, its units that were freed since the last save. The bytes of `erased`
+    ones are overwritten before anything is written. `level` counts pairs of tiers from the device down.
     """
 
     number: int
@@ -67,16 +68,18 @@ class CopyPlan:
     after_steps: bool = False
     labels: tuple[UnitLabel, ...] = ()
     cleared: tuple[tuple[str, int], ...] = ()
+    erased: tuple[tuple[str, int], ...] = ()
+    level: int = 0
 
     def runs(self) -> Iterator[Run]:
-        """Yield the copies, with neighbours joined.
+        """Yield the copies in the order of memory, with neighbours joined.
 
-        >>> units = (UnitCopy("page", 4, 7), UnitCopy("page", 5, 8), UnitCopy("page", 9, 9))
+        >>> units = (UnitCopy("page", 5, 8), UnitCopy("page", 4, 7), UnitCopy("page", 9, 9))
         >>> [tuple(run) for run in CopyPlan(0, Direction.SAVE, units, 0).runs()]
         [('page', 4, 7, 2), ('page', 9, 9, 1)]
         """
         last: Run | None = None
-        for unit in self.units:
+        for unit in sorted(self.units):
             if last is not None and last.precedes(unit):
                 last = last._replace(length=last.length + 1)
                 continue

@@ -66,7 +66,8 @@ class Options:
     )
     disk: str | None = option(
         None,
-        "file that keeps what a CPU engine's memory evicts, also across restarts; protect it like prompts",
+        "file that keeps what host memory evicts, also across restarts; on a GPU it needs --host-memory; protect it "
+        "like prompts",
         metavar="PATH",
     )
     disk_size: str | int | None = option(None, "size of that file, such as 500GiB; allocated at the first start")
@@ -240,8 +241,8 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
 def _disk_bytes(options: Options, facts: SizingFacts) -> int:
     if options.disk is None:
         return 0
-    if facts.device != "cpu":
-        raise InvalidOption("disk", "is supported on a CPU only; on a GPU, pass --host-memory instead")
+    if facts.device != "cpu" and options.host_memory == "off":
+        raise InvalidOption("disk", "needs --host-memory on a GPU: what the file keeps passes through host memory")
     if not options.cache:
         raise InvalidOption("disk", "needs the cache; do not pass --no-cache with it")
     size = None if options.disk_size is None else memory_bytes(options.disk_size, "disk_size")

@@ -1,6 +1,7 @@
 """Runs the copies between tiers beside the steps: launches what the tiers plan, and lands what the device has copied.
 
-No step waits for a copy. Only an engine with nothing else to do waits, for the oldest one.
+No step waits for a copy. An engine with nothing else to do waits for one about a millisecond at a time, so that it
+still sees new requests.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from weft.base.errors import CopyFailed
 from weft.base.plan import Plan
 from weft.engine.device import CopyingDevice, Device
 from weft.memory.ledger import Ledger
-from weft.memory.tiers.rates import Rates
+from weft.memory.tiers.link import TierLink
 from weft.memory.tiers.tiers import Tiers, empty_tier
 
 log = logging.getLogger("weft")
 
-# Plans of copies launched in one step.
-MOST_PLANS = 16
+# A closing engine saves what was kept for up to this time.
+CLOSING_SECONDS = 20.0
 
 
 class StepClock:
     """Measures the rate of prefill: the time from one landing, or a launch into an idle device, to the next."""
 
-    def __init__(self, rates: Rates) -> None:
-        self._rates = rates
+    def __init__(self, tiers: Tiers) -> None:
+        self._tiers = tiers
         self._since: float | None = None
 
     def launched(self, alone: bool) -> None:
@@ -39,29 +40,35 @@ class StepClock:
     def landed(self, plan: Plan) -> None:
         now = perf_counter()
         if self._since is not None:
-            self._rates.computed(len(plan.tokens) - plan.decode_rows, now - self._since)
+            self._tiers.computed(len(plan.tokens) - plan.decode_rows, now - self._since)
         self._since = now
 
 
 class Copier:
     def __init__(self, tiers: Tiers, device: CopyingDevice) -> None:
         self.tiers = tiers
-        self.clock = StepClock(tiers.rates)
+        self.clock = StepClock(tiers)
         self._device = device
-        self._flights: dict[Direction, deque[tuple[CopyPlan, Any]]] = {each: deque() for each in Direction}
+        self._flights: dict[tuple[int, Direction], deque[tuple[CopyPlan, Any]]] = {
+            (link.level, each): deque() for each in (Direction.LOAD, Direction.SAVE) for link in tiers.links
+        }
 
     @classmethod
     def attach(cls, ledger: Ledger, device: Device, config: EngineConfig) -> Copier:
-        """Give a ledger the tier below the device that the configuration asks for; `device` makes the copies."""
+        """Give a ledger the tiers below the device that the configuration asks for; `device` makes the copies."""
         copying = cast(CopyingDevice, device)
-        rates = Rates(copying.load_bytes_per_second)
+        links: list[TierLink] = []
+        upper = ledger.cache
         if config.host_bytes:
-            lower = empty_tier(ledger.spec, config.host_bytes, config.eviction)
-        else:
+            host = empty_tier(ledger.spec, config.host_bytes, config.eviction)
+            links.append(TierLink(0, "host", upper, host, copying.load_bytes_per_second))
+            upper = host
+        if config.disk_bytes:
             from weft.memory.tiers.disk_tier import disk_cache
 
-            lower = disk_cache(ledger.spec, copying.disk, config.eviction)
-        ledger.tiers = Tiers(ledger.cache, lower, rates, labelled=not config.host_bytes)
+            disk = disk_cache(ledger.spec, copying.disk, config.eviction, ledger.tenancy)
+            links.append(TierLink(len(links), "disk", upper, disk, None, labelled=True))
+        ledger.tiers = Tiers(links, ledger.tenancy)
         return cls(ledger.tiers, copying)
 
     @property
@@ -69,16 +76,43 @@ class Copier:
         return self.tiers.busy
 
     def land(self, wait: bool = False) -> None:
-        """Publish copies that have landed; with `wait`, at least one, a load if there is one."""
-        for direction in (Direction.LOAD, Direction.SAVE):
-            flights = self._flights[direction]
+        """Publish copies that have landed. With `wait`, give the oldest one a little time, a load if there is one."""
+        for flights in self._flights.values():
             while flights and self._land_oldest(flights, wait):
                 wait = False
+            wait = wait and not flights
+
+    def launch(self, idle: bool = False) -> None:
+        """Begin the next copies: loads, and saves of what will be evicted next; if `idle`, of anything worth it."""
+        self.launch_loads()
+        for plan in self.tiers.plan_saves(idle):
+            self._begin(plan)
+
+    def launch_loads(self, wait: bool = False) -> None:
+        """Begin the next loads. With `wait`, because no step is under way, give copies a little time to land."""
+        for plan in self.tiers.plan_loads():
+            self._begin(plan)
+        if wait:
+            self.land(wait=True)
+
+    def _begin(self, plan: CopyPlan) -> None:
+        self._flights[plan.level, plan.direction].append((plan, self._device.copy(plan)))
+
+    def finish(self) -> None:
+        """Make all copies that were begun. Steps wait meanwhile."""
+        while self.busy:
+            self.launch_loads()
+            for plan in self.tiers.plan_begun():
+                self._begin(plan)
+            self.land(wait=True)
 
     def close(self) -> None:
-        """Make the copies that are still to be made, and release the tier below."""
-        while self.busy:
-            self.launch(stepping=False)
+        """Save what outlives the process, newest first and for a limited time, and release the tiers below."""
+        until = perf_counter() + CLOSING_SECONDS
+        while (self.busy or self.tiers.behind) and perf_counter() < until:
+            self.launch(idle=True)
+            self.land(wait=True)
+        self.finish()
         self._device.close()
 
     def _land_oldest(self, flights: deque[tuple[CopyPlan, Any]], wait: bool) -> bool:
@@ -95,13 +129,3 @@ class Copier:
         flights.popleft()
         self.tiers.landed(plan, seconds)
         return True
-
-    def launch(self, stepping: bool) -> None:
-        """Begin the next copies. Without a step to follow, wait for the oldest one: nothing else can happen."""
-        for _ in range(MOST_PLANS):
-            plan = self.tiers.plan()
-            if plan is None:
-                break
-            self._flights[plan.direction].append((plan, self._device.copy(plan)))
-        if not stepping:
-            self.land(wait=True)

@@ -20,20 +20,20 @@ class Device(Protocol):
 
 
 class CopyingDevice(Device, Protocol):
-    """A device with host memory below its own. Copies of one direction land in the order of their launch."""
+    """A device with tiers below its memory. Copies of one level and direction land in the order of their launch."""
 
     @property
     def disk(self) -> DiskFile:
-        """The file of the disk tier, if that is the tier below."""
+        """The file of the disk tier, if there is one."""
         ...
 
     @property
     def load_bytes_per_second(self) -> float | None:
-        """The rate of loads, measured at the start, if it was."""
+        """The rate of loads from host memory, measured at the start, if it was."""
         ...
 
     def close(self) -> None:
-        """Release the tier below."""
+        """Release the tiers below."""
         ...
 
     def copy(self, plan: CopyPlan) -> Any:
@@ -41,7 +41,9 @@ class CopyingDevice(Device, Protocol):
         ...
 
     def copied(self, ticket: Any, wait: bool) -> float | None:
-        """Return the seconds that the copies took, or None if they are under way; with `wait`, wait for them.
+        """Return the seconds that the copies took, or None if they are under way; with `wait`, wait a little for them.
+
+        A wait is about a millisecond at most, so that an engine with nothing else to do still sees new requests.
 
         Raises `CopyFailed` if they could not be made.
         """

@@ -108,7 +108,8 @@ class Report:
     """Facts about a sequence besides its tokens. `prompt_scores` starts after position `prompt_logprobs_start`."""
 
     cached_tokens: int = 0
-    loaded_tokens: int = 0  # of the cached ones, those that were copied from host memory first
+    loaded_tokens: int = 0  # of the cached ones, those that were copied from another tier first
+    disk_tokens: int = 0  # of the loaded ones, those from disk
     miss: Miss | None = None
     preemptions: int = 0
     queued_seconds: float = 0.0  # before it first ran

@@ -161,8 +161,13 @@ class Engine:
         busy = planner.running or planner.leaving or len(planner.queue) or self._flights or self._outputs
         return not (busy or (self.copier is not None and self.copier.busy))
 
+    def write_behind(self) -> None:
+        """Begin to save what a tier that outlives the process does not have yet. Call it while there is no work."""
+        if self.copier is not None and self.idle:
+            self.copier.launch(idle=True)
+
     def close(self) -> None:
-        """Land the copies that are under way, and close the tier below."""
+        """Save what outlives the process, land the copies that are under way, and close the tiers below."""
         if self.copier is not None:
             self.copier.close()
 
@@ -176,6 +181,21 @@ class Engine:
         if self.ledger.tiers is not None:
             self.ledger.tiers.clear()
         return len(self.ledger.cache.trie) * self.ledger.spec.cell
+
+    def drop(self, tenant: bytes | None = None, prefix: bytes | None = None) -> dict[str, Any]:
+        """Drop prefixes from all tiers and overwrite them on disk; return the tokens dropped, and those still in use.
+
+        `tenant` is a tenant's digest, `prefix` the beginning of a cell's key; without either, everything is dropped.
+        """
+        if self.planner.drafting is not None:
+            self.planner.drafting.shared.clear()
+        if self.copier is not None:
+            # A copy that lands later would bring back what is dropped here.
+            self.copier.finish()
+        found = self.ledger.drop(tenant, prefix)
+        if self.copier is not None:
+            self.copier.finish()
+        return found
 
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges by name: the planner's and the memory's."""
@@ -204,7 +224,7 @@ class Engine:
         if self.copier is not None:
             self.copier.land()
             # Before the plan, which may evict what ended in the last step.
-            self.copier.launch(stepping=True)
+            self.copier.launch()
         step = self.planner.plan()
         self._planning_seconds += perf_counter() - began
         self._fail_hopeless()
@@ -215,7 +235,7 @@ class Engine:
             self._flights.append((step, self._device.launch(step.plan), launched))
         if self.copier is not None:
             self.copier.clock.launched(alone=step is not None and len(self._flights) == 1)
-            self.copier.launch(stepping=bool(self._flights))
+            self.copier.launch_loads(wait=not self._flights)
         while len(self._flights) > (self.config.depth if step is not None else 0):
             self._settle(*self._flights.popleft())
         if self.config.paranoid:

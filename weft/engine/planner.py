@@ -21,6 +21,7 @@ from weft.engine.waiting_queue import WaitingQueue
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Miss
+from weft.memory.tenancy import tenant_digest
 from weft.speculate.drafting import Drafting, Proposal
 
 # A lone sequence that finds no memory restarts in an empty arena, at most this often.
@@ -307,9 +308,11 @@ class Planner:
         sequence.seat, sequence.lease = seat, lease
         again = sequence.report.preemptions > 0
         self.ledger.cache.count(lease.miss if again else sequence.note_start(lease.miss), again)
+        self.ledger.tenancy.note(sequence.keys, lambda: tenant_digest(request.salt))
         if self.ledger.tiers is not None:
-            self.ledger.tiers.belongs(sequence.keys, request.salt)
-            sequence.report.loaded_tokens += self.ledger.tiers.leave(sequence.id, lease.miss.cached)
+            loaded = self.ledger.tiers.leave(sequence.id, lease.miss.cached)
+            sequence.report.loaded_tokens += sum(loaded.values())
+            sequence.report.disk_tokens += loaded.get("disk", 0)
         self.by_seat[seat] = sequence
         self.sampling.sit(sequence)
         self._left[seat] = sequence.max_tokens - len(sequence.generated)

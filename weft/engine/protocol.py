@@ -53,11 +53,20 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Drop:
+    """Drop cached prefixes from all tiers: of a tenant, by its digest; those below a key; without either, all."""
+
+    number: int
+    tenant: bytes | None = None
+    prefix: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """Stop stepping. Open requests get no answer: the sender has already failed them."""
 
 
-Command = Submit | Refuse | End | Question | Shutdown
+Command = Submit | Refuse | End | Question | Drop | Shutdown
 
 
 @dataclass(frozen=True, slots=True)

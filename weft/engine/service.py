@@ -23,6 +23,7 @@ from weft.engine.events import FinishReason, Output, Report
 from weft.engine.preparation import Preparation, PreparedRequest
 from weft.engine.protocol import (
     Command,
+    Drop,
     End,
     Event,
     Outputs,
@@ -56,8 +57,10 @@ class Drivable(Protocol):
     def forget(self, number: int) -> None: ...
     def step(self) -> list[Output]: ...
     def flush(self) -> int: ...
+    def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]: ...
     def stats(self) -> dict[str, Any]: ...
     def cache_report(self, limit: int) -> dict[str, Any]: ...
+    def write_behind(self) -> None: ...
     def close(self) -> None: ...
 
     @property
@@ -120,6 +123,8 @@ class Service:
         self._preparation = Preparation(self._engine.constrain, inbox.put)
         try:
             while self._running:
+                if self._engine.idle and not self._backlog:
+                    self._engine.write_behind()
                 self._backlog.extend(inbox.take(wait=self._engine.idle and not self._backlog))
                 self._handle_some()
                 self._reply()
@@ -157,6 +162,9 @@ class Service:
                 self._end(number, stopped)
             case Question():
                 self._replies.answers[command.number] = self._answer(command)
+            case Drop(number, tenant, prefix):
+                self._land_rest()
+                self._replies.answers[number] = self._engine.drop(tenant, prefix)
             case _:
                 self._running = False
 
@@ -216,10 +224,13 @@ class Service:
             return self.stats()
         if ask.topic is Topic.CACHE:
             return self._engine.cache_report(ask.limit)
-        # A flight that went one step too far still holds the memory that it reads.
+        self._land_rest()
+        return self._engine.flush()
+
+    def _land_rest(self) -> None:
+        """Land flights that went one step too far, which still hold the memory that they read."""
         while not self._sequences and not self._engine.idle:
             self._step()
-        return self._engine.flush()
 
     def stats(self) -> dict[str, Any]:
         """Return counters since the start and current gauges, by name: the service's own and the engine's."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, sleep
 from weakref import finalize
 
 import torch
@@ -21,6 +21,8 @@ from weft.memory.spec import ALIGNMENT
 
 # Bytes copied to measure the rate at the start.
 MEASURED_BYTES = 256 << 20
+# Without a timed wait for an event, polls stand for it.
+WAIT_SECONDS, POLL_SECONDS = 1e-3, 5e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +33,15 @@ class CopyFlight:
     seconds: float = 0.0
 
     def landed(self, wait: bool) -> float | None:
-        """Return the seconds that the copies took, or None if they are under way; with `wait`, wait for them."""
+        """Return the seconds that the copies took, or None if under way; with `wait`, wait a little for them."""
         if self.events is None:
             return self.seconds
         start, end = self.events
-        if wait:
-            end.synchronize()
-        elif not end.query():
-            return None
+        until = perf_counter() + (WAIT_SECONDS if wait else 0.0)
+        while not end.query():
+            if perf_counter() >= until:
+                return None
+            sleep(POLL_SECONDS)
         return float(start.elapsed_time(end)) / 1000
 
 

@@ -12,7 +12,7 @@ from weft.base.plan import Plan
 from weft.memory.kinds import Kind
 from weft.memory.lease import Lease
 from weft.memory.ledger import Ledger
-from weft.memory.tiers.audit import audit_host
+from weft.memory.tiers.audit import audit_tiers
 from weft.memory.trie import Node, path
 
 Owners = dict[Kind, Counter[int]]
@@ -31,10 +31,11 @@ def audit(ledger: Ledger) -> None:
     if ledger.snapshots.reserve is not None:
         counted[Kind.STATE][ledger.snapshots.reserve] += 1
     if ledger.tiers is not None:
-        audit_host(ledger.tiers)
-        for kind, unit in (*ledger.tiers.saves.held(lower=False), *ledger.tiers.loads.held(lower=False)):
+        audit_tiers(ledger.tiers)
+        first = ledger.tiers.links[0]
+        for kind, unit in (*first.saves.held(lower=False), *first.loads.held(lower=False)):
             counted[kind][unit] += 1
-        pins.update(node.key for node in ledger.tiers.loads.upper_pins())
+        pins.update(node.key for node in first.loads.upper_pins())
     for kind, owners in ledger.arena.owners.items():
         assert counted[kind] == owners, f"owners of {kind}: counted {dict(counted[kind])}, recorded {owners}"
     for node in ledger.cache.trie.nodes.values():
@@ -47,7 +48,7 @@ def _check_held(ledger: Ledger) -> None:
     """Check that the cells that running sequences protect are those on their paths."""
     ends = [lease.node for lease in ledger.leases.values()]
     if ledger.tiers is not None:
-        ends += ledger.tiers.loads.upper_pins()
+        ends += ledger.tiers.links[0].loads.upper_pins()
     held = {node.key for end in ends for node in path(end)}
     found = {node.key for node in ledger.cache.trie.nodes.values() if node.holders}
     assert found == held, f"{len(found)} cells have holders, {len(held)} lie on the paths of leases"

@@ -6,6 +6,7 @@ The ledger's other half: it knows no leases, only pins and owners. `valuation.py
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from weft.base.grid import floor_to_grid
@@ -57,6 +58,7 @@ class Cache:
         self.valuation = Valuation(spec, arena, self.trie, eviction, alpha)
         self.counts = Counts()
         self.points = 0
+        self.taken_bytes = 0  # in all
         # Prompts since a candidate was hit, or would have been.
         self.unproved = 0
         # The position that each live slot was written for: only rows at that position read the slot.
@@ -241,6 +243,19 @@ class Cache:
         self.counts.candidates_held -= point.origin is Origin.CANDIDATE
         point.origin = origin
 
+    def inherit(self, key: Key, hits: int) -> None:
+        """Let a copied resume point count the hits that it had in the tier that it comes from."""
+        point = self.trie.nodes[key].resume
+        if point is not None and hits > point.hits:
+            point.hits = hits
+            self._classify(point)
+
+    def replace_page(self, node: Node, page: int | None) -> None:
+        """Give a cell another page with the same contents."""
+        if node.page is not None and page is not None:
+            self.arena.release(Kind.PAGE, node.page)
+            node.page = page
+
     def skipped(self, keys: list[Key], position: int) -> None:
         """Record that there was no room for a snapshot: counted, and remembered as a reason."""
         self.counts.captures_skipped += 1
@@ -254,6 +269,10 @@ class Cache:
         """Return a unit, evicting the least valuable entries if necessary."""
         return self._take(kind, None, OPTIONAL_EVICTION * self.arena.unit_bytes[kind] if optional else None)
 
+    def take_below(self, kind: Kind, value: float | None) -> int | None:
+        """Return a unit, evicting only entries that are worth less than `value`; None: any."""
+        return self._take(kind, value, None)
+
     def take_for(self, origin: Origin, tokens: int) -> int | None:
         """Return a slot for a snapshot worth as much as similar ones, if evicting less valuable entries suffices."""
         value, size = self.valuation.of_new(origin, tokens), self.arena.unit_bytes[Kind.STATE]
@@ -264,6 +283,7 @@ class Cache:
 
     def _take(self, kind: Kind, bound: float | None, most_bytes: int | None) -> int | None:
         unit = self.arena.take(kind)
+        self.taken_bytes += self.arena.unit_bytes[kind]
         spent = 0
         while unit is None:
             if most_bytes is not None and spent >= most_bytes:
@@ -281,6 +301,43 @@ class Cache:
         while (victim := self.valuation.pop_least()) is not None:
             self._evict(victim)
         self.ghosts.clear()
+
+    def drop_point(self, node: Node) -> None:
+        """Drop the resume point of a cell. Its units stay with their other owners."""
+        if node.resume is not None:
+            self._evict_point(node.resume)
+
+    def drop_end(self, end: Node, depth: int) -> list[Key]:
+        """Drop the end of a path, from the cell of this depth on, as far as nothing else needs it; return its keys."""
+        dropped: list[Key] = []
+        above: Node | None = end
+        while above is not None and above.depth >= depth and self._drop(above):
+            dropped.append(above.key)
+            above = above.parent
+        return dropped
+
+    def drop(self, chosen: Callable[[Node], bool]) -> int:
+        """Drop the cells for which `chosen` is true; return how many are left, because they are in use.
+
+        A choice includes all cells below a chosen one.
+        """
+        # Parents are always added before their children.
+        nodes = [*filter(chosen, self.trie.nodes.values())]
+        tops = {node.parent for node in nodes if node.parent is not None} - set(nodes)
+        left = sum(not self._drop(node) for node in reversed(nodes))
+        for top in tops:
+            # Cells without a point above a dropped one served only as the way to it.
+            above: Node | None = top
+            while above is not None and above.resume is None and not above.hits and self._drop(above):
+                above = above.parent
+        return left
+
+    def _drop(self, node: Node) -> bool:
+        self.drop_point(node)
+        if node.children or node.pins:
+            return False
+        self._evict(node)
+        return True
 
     def _evict(self, victim: Candidate) -> None:
         if isinstance(victim, ResumePoint):

@@ -10,6 +10,7 @@ computed, `close` it. Touches no tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from weft.memory.lease import Grant, Lease
 from weft.memory.misses import Miss, Reason
 from weft.memory.snapshots import Snapshots
 from weft.memory.spec import MemorySpec
+from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.tiers import Tiers
 from weft.memory.trie import cells_without_holders, path
 
@@ -58,8 +60,9 @@ class Ledger:
         self.arena = Arena(unit_bytes(spec), budget_bytes, remember_freed)
         self.cache = Cache(spec, self.arena, eviction, alpha)
         self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache, prompts_only=private_answers)
-        # Host memory below the device's, if there is any.
+        # Tiers below the device's memory, if there are any.
         self.tiers: Tiers | None = None
+        self.tenancy = Tenancy(lambda: [cache.trie for cache in self.caches])
         self.leases: dict[int, Lease] = {}
         # States that become free or evictable as soon as all flights have landed.
         self.states_to_land = 0
@@ -71,6 +74,15 @@ class Ledger:
         self.window_table = np.zeros((seats, cells), np.int32)
         self.read_slot = np.zeros(seats, np.int32)
         self.tail = np.zeros(seats, np.int32)
+
+    @property
+    def caches(self) -> list[Cache]:
+        """The caches of all tiers, the device's first."""
+        return [self.cache, *(link.lower for link in (self.tiers.links if self.tiers is not None else ()))]
+
+    @property
+    def tier_names(self) -> list[str]:
+        return ["device", *(link.name for link in (self.tiers.links if self.tiers is not None else ()))]
 
     # match ----------------------------------------------------------------------------------------------------------
 
@@ -368,6 +380,19 @@ class Ledger:
         if lease.tail is not None:
             self.arena.release(Kind.TAIL, lease.tail)
         self.cache.unpin(lease.node)
+
+    def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
+        """Drop the cells of a tenant, those from a key on, or all, from every tier; return how many tokens, by tier."""
+        dropped: dict[str, int] = {}
+        left = 0
+        for name, cache in zip(self.tier_names, self.caches, strict=True):
+            chosen = self.tenancy.chooser(tenant, prefix)
+            before = len(cache.trie)
+            left += cache.drop(chosen) * self.cell
+            dropped[name] = (before - len(cache.trie)) * self.cell
+        if self.tiers is not None:
+            self.tiers.forget(erase=True)
+        return {"dropped_tokens": dropped, "left_tokens": left}
 
     # capacity -------------------------------------------------------------------------------------------------------
 

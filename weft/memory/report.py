@@ -112,10 +112,18 @@ def cache_report(ledger: Ledger, limit: int) -> dict[str, Any]:
         "clock": cache.clock,
         "cached_tokens": len(cache.trie) * cell,
         "shared_prefixes": len(shared),
+        "tenants": _tenants(ledger),
         "memory": _memory(ledger),
         "misses": ranked_misses(*(_by_name(each) for each in (cache.counts.misses, cache.counts.tokens_lost))),
         "prefixes": [_prefix(ledger, node, hits[node], sequences[node]) for node in chosen],
     }
+
+
+def _tenants(ledger: Ledger) -> list[dict[str, Any]]:
+    """Return the tokens of each tenant in all tiers, most first. A digest stands for a tenant in headers too."""
+    found = ledger.tenancy.tokens((cache.trie for cache in ledger.caches), ledger.spec.cell)
+    largest = nlargest(MAX_PREFIXES, found.items(), key=lambda each: each[1])
+    return [{"digest": digest.hex(), "tokens": tokens} for digest, tokens in largest]
 
 
 def _by_name(counted: Counter[Reason]) -> dict[str, int]:

@@ -41,6 +41,9 @@ class Valuation:
         self._knows_useless = self.by_value and self.point_bytes > 0
         # Resume points of requests that wait for memory, as of the last plan.
         self._awaited: set[ResumePoint] = set()
+        # Candidates that go next, because a tier below has them or they are not worth a copy, and their bytes.
+        self._staged: deque[tuple[Candidate, int]] = deque()
+        self.staged_bytes = 0
         # Points and their last use, by the age that they reach next.
         self._coming_of_age: list[deque[tuple[int, ResumePoint]]] = [deque() for _ in AGES]
 
@@ -106,7 +109,44 @@ class Valuation:
 
     def pop_least(self, bound: float | None = None) -> Candidate | None:
         """Remove and return the least valuable candidate, if its value is below the bound."""
-        return self.pop_useless() or self._ranking.pop_below(bound)
+        return self.pop_useless() or self._pop_staged(bound) or self._ranking.pop_below(bound)
+
+    def _pop_staged(self, bound: float | None) -> Candidate | None:
+        while self._staged:
+            candidate, size = self._staged[0]
+            if candidate.stamp == 0 and self._evictable(candidate):
+                # Scores below zero are those of states that nothing has wanted: they go first.
+                cheap = self._ranking.pop_below(0.0 if bound is None else min(0.0, bound))
+                if cheap is not None:
+                    return cheap
+                if bound is not None and self.score(candidate) >= bound:
+                    return None
+            self._staged.popleft()
+            self.staged_bytes -= size
+            if candidate.stamp == 0 and self._evictable(candidate):
+                return candidate
+        return None
+
+    def pop_next(self) -> Candidate | None:
+        """Remove and return the candidate that would be evicted next, so that it can be copied before."""
+        return self._ranking.pop()
+
+    def stage(self, candidate: Candidate) -> None:
+        """Let a candidate be evicted next. If it is used before, it is ranked again like any other."""
+        if self._evictable(candidate):
+            candidate.stamp = 0
+            size = self.reach_bytes(candidate)
+            self._staged.append((candidate, size))
+            self.staged_bytes += size
+
+    def reach_bytes(self, candidate: Candidate) -> int:
+        """Return the bytes that become free when a candidate and the pages that only it keeps useful are evicted."""
+        if isinstance(candidate, ResumePoint):
+            return self.point_bytes + _reach(candidate.node)[1] * self.page_bytes
+        cells, above = 1, candidate.parent
+        while above is not None and above.children == 1 and not above.pins and above.resume is None:
+            cells, above = cells + 1, above.parent
+        return cells * self.page_bytes
 
     def pop_useless(self) -> Node | None:
         while self._useless:

@@ -300,6 +300,8 @@ class LLM:
         """Settle flights that went one step too far once no caller waits, so that their memory is free."""
         while not self._running and not self.engine.idle:
             self._step()
+        if not self._running:
+            self.engine.write_behind()
 
     def _step(self) -> list[Output]:
         try:

@@ -49,6 +49,7 @@ class Result:
     prompt_token_ids: list[int]
     cached_tokens: int
     loaded_tokens: int
+    disk_tokens: int
     miss: Miss | None
     preemptions: int = 0
     error: str | None = None
@@ -73,6 +74,7 @@ def result_of(followed: FollowedAnswer) -> Result:
         prompt_token_ids=followed.request.prompt.tolist(),
         cached_tokens=report.cached_tokens,
         loaded_tokens=report.loaded_tokens,
+        disk_tokens=report.disk_tokens,
         miss=report.miss,
         preemptions=report.preemptions,
         error=followed.error,

@@ -65,8 +65,8 @@ class Runner:
 
     score_elements = SCORE_ELEMENTS
     scratch_units = 0
-    # Host memory or a file, which makes its own copies.
-    lower: Any = None
+    # Host memory, then a file, as far as there are any; each makes its own copies.
+    tiers: tuple[Any, ...] = ()
 
     def __init__(
         self,
@@ -170,44 +170,49 @@ class Runner:
         digests = next(arrays).copy().view(np.int64) if flight.digests else None
         return Landing(tokens, sampled, prompt, digests)
 
-    # the tier below -------------------------------------------------------------------------------------------------
+    # the tiers below ------------------------------------------------------------------------------------------------
 
     def add_host_memory(self, size_bytes: int) -> None:
         """Allocate host memory for what the device evicts."""
-        self.lower = HostMemory(self.store, size_bytes)
+        self.tiers = (HostMemory(self.store, size_bytes),)
 
     def add_disk(self, path: Path, size_bytes: int, fingerprint: bytes) -> None:
-        """Open the file for what this memory evicts, on a CPU."""
+        """Open the file for what host memory evicts; on a CPU, the store is host memory."""
         from weft.memory.tiers.disk_file import open_file
         from weft.memory.tiers.disk_format import DiskLayout
         from weft.memory.tiers.disk_tier import DiskCopies, check_model
 
         check_model(self.spec)
-        memory, sizes = self.store.buffer.numpy().data, self.store.unit_bytes
+        above = self.tiers[-1].buffer if self.tiers else self.store.buffer
+        memory, sizes = above.numpy().data, self.store.unit_bytes
         file = open_file(path, DiskLayout.of(fingerprint, sizes, size_bytes))
-        self.lower = DiskCopies(file, lambda kind, unit: memory[unit * sizes[kind] : (unit + 1) * sizes[kind]])
+        copies = DiskCopies(file, lambda kind, unit: memory[unit * sizes[kind] : (unit + 1) * sizes[kind]])
+        self.tiers = (*self.tiers, copies)
 
     @property
     def disk(self) -> DiskFile:
-        file: DiskFile = self.lower.file
+        file: DiskFile = self.tiers[-1].file
         return file
 
     @property
     def load_bytes_per_second(self) -> float | None:
-        rate: float | None = self.lower.load_bytes_per_second
+        rate: float | None = self.tiers[0].load_bytes_per_second
         return rate
 
     def copy(self, plan: CopyPlan) -> Any:
-        return self.lower.copy(plan)
+        tier = self.tiers[plan.level]
+        return tier, tier.copy(plan)
 
     def copied(self, flight: Any, wait: bool) -> float | None:
-        seconds: float | None = self.lower.copied(flight, wait)
+        tier, copies = flight
+        seconds: float | None = tier.copied(copies, wait)
         return seconds
 
     def close(self) -> None:
         """Close the disk tier's file, if there is one."""
-        if self.lower is not None and hasattr(self.lower, "close"):
-            self.lower.close()
+        for tier in self.tiers:
+            if hasattr(tier, "close"):
+                tier.close()
 
     def _score_prompt(
         self, hidden: Float[Tensor, "tokens hidden"], batch: Batch, sampling: StepSampling, top: int

@@ -99,7 +99,7 @@ def create_app(
         return json_response(document(front.model_name))
 
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
-    routes += observing(front)
+    routes += observing(front, keys)
     handlers = dict.fromkeys((WeftError, HTTPException, Exception), _failed)
     inner = Starlette(routes=routes, exception_handlers=handlers)
     app: ASGIApp = Guard(inner, settings, keys)
@@ -124,7 +124,7 @@ def bound(front: Front, endpoint: Endpoint) -> Callable[[Request], Awaitable[Res
     return partial(endpoint, front)
 
 
-def observing(front: Front) -> list[Route]:
+def observing(front: Front, keys: Keys) -> list[Route]:
     """Return the routes of metrics and the cache report, which need the admin key if there are several keys."""
 
     def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -134,8 +134,8 @@ def observing(front: Front) -> list[Route]:
 
         return show
 
-    found = metrics.routes(front.metrics, front.backend) + cache_report.routes(front.backend)
-    return [Route(each.path, guarded(each.endpoint), methods=["GET"]) for each in found]
+    found = metrics.routes(front.metrics, front.backend) + cache_report.routes(front.backend, keys)
+    return [Route(each.path, guarded(each.endpoint), methods=list(each.methods or ())) for each in found]
 
 
 async def _failed(request: Request, error: Exception) -> Response:

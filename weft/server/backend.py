@@ -54,6 +54,10 @@ class Backend(Protocol):
         """Drop everything that no running sequence uses; return how many cached tokens are left."""
         ...
 
+    async def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
+        """Drop prefixes of a tenant, below a key, or all, from all tiers; return the tokens dropped and left."""
+        ...
+
     async def stats(self) -> dict[str, Any]:
         """Return a snapshot for metrics, by name: `Service.stats`, `Engine.stats` and `memory_stats` combined."""
         ...

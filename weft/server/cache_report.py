@@ -1,6 +1,9 @@
-"""`/cache`: the contents of the prefix cache as JSON: totals, and the largest shared prefixes with resume points."""
+"""`/cache`: the contents of the prefix cache as JSON, and dropping parts of it from all tiers."""
 
 from __future__ import annotations
+
+import re
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -8,22 +11,35 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from weft.base.errors import InvalidField
+from weft.memory.tenancy import TENANT_BYTES, tenant_digest
+from weft.server.auth import Keys
 from weft.server.backend import Backend
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 1000
+# A prefix is named by at least this many hexadecimal letters of its key, as the report shows it.
+NAME_LETTERS, KEY_LETTERS = 16, 64
+CHOICES = ("tenant", "digest", "prefix", "all")
 
 
-def routes(backend: Backend) -> list[Route]:
+def routes(backend: Backend, keys: Keys) -> list[Route]:
     """Return the routes, to be mounted behind the keys."""
 
     async def show(request: Request) -> Response:
         report = await backend.cache_report(limit_of(request.query_params.get("limit")))
-        return Response(
-            msgspec.json.encode(report), media_type="application/json", headers={"cache-control": "no-store"}
-        )
+        names = {tenant_digest(tenant.salt).hex(): tenant.name for tenant in keys.tenants}
+        for each in report.get("tenants", ()):
+            each["name"] = names.get(each["digest"])
+        return answer(report)
 
-    return [Route("/cache", show, methods=["GET"])]
+    async def drop(request: Request) -> Response:
+        return answer(await backend.drop(**chosen(dict(request.query_params), keys)))
+
+    return [Route("/cache", show, methods=["GET"]), Route("/cache", drop, methods=["DELETE"])]
+
+
+def answer(value: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"})
 
 
 def limit_of(text: str | None) -> int:
@@ -37,3 +53,33 @@ def limit_of(text: str | None) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) <= MAX_LIMIT):
         raise InvalidField("limit", f"must be an integer from 0 to {MAX_LIMIT}, got {text[:32]!r}")
     return int(text)
+
+
+def chosen(query: dict[str, str], keys: Keys) -> dict[str, bytes | None]:
+    """Return what to drop: a tenant by its digest, prefixes by the beginning of a key, or everything."""
+    if len(query) != 1 or not query.keys() <= set(CHOICES):
+        raise InvalidField("query", f"must be one of {', '.join(CHOICES)}, such as ?tenant=NAME or ?all=true")
+    ((name, text),) = query.items()
+    if name == "all":
+        if text != "true":
+            raise InvalidField("all", f"must be true, got {text[:32]!r}")
+        return {"tenant": None, "prefix": None}
+    if name == "tenant":
+        salts = [tenant.salt for tenant in keys.tenants if tenant.name == text]
+        if not salts:
+            raise InvalidField("tenant", f"must be the name of a key, got {text[:64]!r}; for a removed one pass digest")
+        return {"tenant": tenant_digest(salts[0]), "prefix": None}
+    if name == "digest":
+        return {"tenant": hexadecimal("digest", text, 2 * TENANT_BYTES, 2 * TENANT_BYTES), "prefix": None}
+    return {"tenant": None, "prefix": hexadecimal("prefix", text, NAME_LETTERS, KEY_LETTERS)}
+
+
+def hexadecimal(name: str, text: str, least: int, most: int) -> bytes:
+    """
+    >>> hexadecimal("digest", "00ff", 2, 4)
+    b'\\x00\\xff'
+    """
+    if not least <= len(text) <= most or len(text) % 2 or not re.fullmatch(r"[0-9a-f]+", text):
+        bounds = f"{least}" if least == most else f"{least} to {most}"
+        raise InvalidField(name, f"must be {bounds} hexadecimal digits, as GET /cache shows them, got {text[:80]!r}")
+    return bytes.fromhex(text)

@@ -16,6 +16,7 @@ from weft.base.plan import Scores
 from weft.engine.events import Output, PromptScores, Report
 from weft.engine.protocol import (
     Command,
+    Drop,
     End,
     Event,
     Outputs,
@@ -103,6 +104,8 @@ def encode_command(command: Command) -> bytes:
             return frame(wire.EndMessage(number, stopped))
         case Question(number, topic, limit):
             return frame(wire.QuestionMessage(number, topic, limit))
+        case Drop(number, tenant, prefix):
+            return frame(wire.DropMessage(number, tenant, prefix))
         case _:
             return frame(wire.ShutdownMessage())
 
@@ -154,6 +157,8 @@ def decode_command(body: bytes) -> Command:
             return End(number, stopped)
         case wire.QuestionMessage(number, topic, limit):
             return Question(number, topic, limit)
+        case wire.DropMessage(number, tenant, prefix):
+            return Drop(number, tenant, prefix)
         case wire.ShutdownMessage():
             return Shutdown()
     raise ProtocolError("the model is already loaded")
@@ -226,6 +231,7 @@ def _ending(row: int, output: Output, report: Report) -> wire.EndingBody:
         field,
         report.cached_tokens,
         report.loaded_tokens,
+        report.disk_tokens,
         report.miss,
         report.preemptions,
         report.queued_seconds,
@@ -300,6 +306,7 @@ class EventReader:
         return Report(
             cached_tokens=ending.cached_tokens,
             loaded_tokens=ending.loaded_tokens,
+            disk_tokens=ending.disk_tokens,
             miss=ending.miss,
             preemptions=ending.preemptions,
             queued_seconds=ending.queued_seconds,

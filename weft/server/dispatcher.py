@@ -9,11 +9,12 @@ import asyncio
 import itertools
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from weft.base.errors import EngineStopped, RequestError
-from weft.engine.protocol import Command, End, Event, Outputs, Question, Replies, Stopped, Submit, Topic
+from weft.engine.protocol import Command, Drop, End, Event, Outputs, Question, Replies, Stopped, Submit, Topic
 from weft.engine.request import Request
 from weft.server.backend import ModelInfo
 from weft.server.output_stream import OutputStream
@@ -107,6 +108,9 @@ class Dispatcher(ABC):
     async def flush(self) -> int:
         return int(await self._ask(Topic.FLUSH))
 
+    async def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
+        return dict(await self._answer_to(lambda number: Drop(number, tenant, prefix)))
+
     async def stats(self) -> dict[str, Any]:
         return dict(await self._ask(Topic.STATS))
 
@@ -114,11 +118,14 @@ class Dispatcher(ABC):
         return dict(await self._ask(Topic.CACHE, limit))
 
     async def _ask(self, topic: Topic, limit: int = 0) -> Any:
+        return await self._answer_to(lambda number: Question(number, topic, limit))
+
+    async def _answer_to(self, question: Callable[[int], Command]) -> Any:
         self._check_open()
         number = next(self._numbers)
         answer = self._asking[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(Question(number, topic, limit))
+            self._send(question(number))
             return await answer
         finally:
             self._asking.pop(number, None)

@@ -82,11 +82,17 @@ class QuestionMessage(EngineMessage, tag="ask"):
     limit: Annotated[int, Meta(ge=0, le=1 << 20)]
 
 
+class DropMessage(EngineMessage, tag="drop"):
+    number: Number
+    tenant: Annotated[bytes, Meta(max_length=16)] | None
+    prefix: Annotated[bytes, Meta(max_length=32)] | None
+
+
 class ShutdownMessage(EngineMessage, tag="shutdown"):
     pass
 
 
-FromFront = Begin | SubmitMessage | EndMessage | QuestionMessage | ShutdownMessage
+FromFront = Begin | SubmitMessage | EndMessage | QuestionMessage | DropMessage | ShutdownMessage
 
 # from the engine ------------------------------------------------------------------------------------------------------
 
@@ -156,6 +162,7 @@ class EndingBody(EngineMessage):
     error_field: Text | None
     cached_tokens: Count
     loaded_tokens: Count
+    disk_tokens: Count
     miss: Miss | None
     preemptions: Count
     queued_seconds: Seconds

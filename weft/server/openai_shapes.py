@@ -159,13 +159,17 @@ def usage_of(sequences: Sequence[FollowedAnswer], per_prompt: int, reasoning: in
     firsts = sequences[::per_prompt]
     prompt = sum(len(each.request.prompt) for each in firsts)
     generated = sum(each.generated for each in sequences)
-    cached, loaded = (sum(getattr(each.report, name) for each in firsts) for name in ("cached_tokens", "loaded_tokens"))
+    names = ("cached_tokens", "loaded_tokens", "disk_tokens")
+    cached, loaded, disk = (sum(getattr(each.report, name) for each in firsts) for name in names)
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=generated,
         total_tokens=prompt + generated,
         prompt_tokens_details=PromptDetails(
-            cached_tokens=cached, loaded_tokens=loaded or None, miss=miss_of(firsts[0].report)
+            cached_tokens=cached,
+            loaded_tokens=loaded or None,
+            disk_tokens=disk or None,
+            miss=miss_of(firsts[0].report),
         ),
         completion_tokens_details=completion_details(sequences, reasoning),
     )

@@ -143,10 +143,13 @@ def check_common(body: FormFields, limits: Limits, streamed: bool) -> None:
 
 
 class PromptDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Extensions: `miss` is why not more of the prompt was cached, `loaded_tokens` how much came from host memory."""
+    """Extensions: `miss` is why not more of the prompt was cached, `loaded_tokens` how much came from another tier, and
+    `disk_tokens` how much of that from disk.
+    """
 
     cached_tokens: int | None = None
     loaded_tokens: int | None = None
+    disk_tokens: int | None = None
     miss: dict[str, Any] | None = None
 
 

@@ -30,7 +30,7 @@ from weft.simulate.text import SimulatedRequest
 class Asked:
     """The planner's view of a request, from the simulation's own requests."""
 
-    __slots__ = ("boundaries", "params", "priority", "prompt", "snapshots")
+    __slots__ = ("boundaries", "params", "priority", "prompt", "salt", "snapshots")
 
     PARAMS = SamplingParams(max_tokens=1)
 
@@ -38,6 +38,7 @@ class Asked:
         self.prompt = range(ask.prompt)  # only its length is used
         self.params = self.PARAMS
         self.priority = 0
+        self.salt = b""
         self.snapshots = ask.declared
         self.boundaries = ask.boundaries
 

@@ -1,35 +1,52 @@
-"""Recounts the owners of a tier below the device; for tests and the paranoid mode."""
+"""Recounts the owners of the tiers below the device; for tests and the paranoid mode."""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import zip_longest
 
 from weft.base.grid import first_window_cell
+from weft.memory.cache import Cache
 from weft.memory.kinds import Kind
+from weft.memory.tiers.link import TierLink
 from weft.memory.tiers.tiers import Tiers
 from weft.memory.trie import Node, path
 
 
-def audit_host(tiers: Tiers) -> None:
-    """Check that every unit of host memory has exactly the owners that its trie and the copies in flight imply."""
-    host = tiers.lower
-    counted: dict[Kind, Counter[int]] = {kind: Counter() for kind in host.arena.unit_bytes}
-    for node in host.trie.nodes.values():
-        _count_node(tiers, node, counted)
-    for kind, unit in (*tiers.saves.held(lower=True), *tiers.loads.held(lower=True)):
+def audit_tiers(tiers: Tiers) -> None:
+    """Check that every unit below the device has exactly the owners that its trie and the copies in flight imply."""
+    for link, below in zip_longest(tiers.links, tiers.links[1:]):
+        _audit(link, below)
+
+
+def _audit(link: TierLink, below: TierLink | None) -> None:
+    """Check the lower tier of a link; `below` is the link from there on."""
+    tier, name = link.lower, link.name
+    counted: dict[Kind, Counter[int]] = {kind: Counter() for kind in tier.arena.unit_bytes}
+    for node in tier.trie.nodes.values():
+        _count_node(tier, node, counted)
+    held = [*link.saves.held(lower=True), *link.loads.held(lower=True)]
+    pinned = [*link.saves.lower_pins(), *link.loads.lower_pins()]
+    if below is not None:
+        held += [*below.saves.held(lower=False), *below.loads.held(lower=False)]
+        pinned += below.loads.upper_pins()
+    for kind, unit in held:
         counted[kind][unit] += 1
-    for kind, owners in host.arena.owners.items():
-        assert counted[kind] == owners, f"owners of {kind} in host memory: {dict(counted[kind])}, recorded {owners}"
-    pins = Counter(node.key for node in (*tiers.saves.lower_pins(), *tiers.loads.lower_pins()))
-    held = {each.key for node in (*tiers.saves.lower_pins(), *tiers.loads.lower_pins()) for each in path(node)}
-    for node in host.trie.nodes.values():
-        assert node.pins == pins[node.key], f"a cell in host memory has {node.pins} pins, not {pins[node.key]}"
-        assert (node.holders > 0) == (node.key in held), "a cell in host memory is held without a copy that needs it"
+    for kind, owners in tier.arena.owners.items():
+        assert counted[kind] == owners, f"owners of {kind} in {name}: {dict(counted[kind])}, recorded {owners}"
+    pins = Counter(node.key for node in pinned)
+    on_paths = {each.key for node in pinned for each in path(node)}
+    for node in tier.trie.nodes.values():
+        assert node.pins == pins[node.key], f"a cell in {name} has {node.pins} pins, not {pins[node.key]}"
+        assert (node.holders > 0) == (node.key in on_paths), f"a cell in {name} is held without a copy that needs it"
+    assert link.demotion.under_way_bytes >= 0
+    if not link.busy:
+        assert link.demotion.under_way_bytes == 0, "a candidate for eviction was lost on its way down"
 
 
-def _count_node(tiers: Tiers, node: Node, counted: dict[Kind, Counter[int]]) -> None:
-    host, spec = tiers.lower, tiers.lower.spec
-    assert node.parent is None or host.trie.nodes.get(node.parent.key) is node.parent, "a saved cell lost its parent"
+def _count_node(tier: Cache, node: Node, counted: dict[Kind, Counter[int]]) -> None:
+    spec = tier.spec
+    assert node.parent is None or tier.trie.nodes.get(node.parent.key) is node.parent, "a saved cell lost its parent"
     if node.page is not None:
         counted[Kind.PAGE][node.page] += 1
     point = node.resume
@@ -38,7 +55,7 @@ def _count_node(tiers: Tiers, node: Node, counted: dict[Kind, Counter[int]]) -> 
     position = node.depth * spec.cell
     if point.slot is not None:
         counted[Kind.STATE][point.slot] += 1
-        written = host.written_for[point.slot]
+        written = tier.written_for[point.slot]
         assert written == position, f"the saved checkpoint of position {position} was written for {written}"
     if spec.window:
         needed = node.depth - first_window_cell(position, spec.window, spec.cell)

@@ -200,12 +200,20 @@ class DiskFile:
 
     # units ----------------------------------------------------------------------------------------------------------
 
-    def write(self, units: Sequence[tuple[UnitHeader, memoryview]], cleared: Iterable[tuple[Kind, int]] = ()) -> None:
-        """Write units: payloads, then, when these are durable, headers. `cleared` are units that exist no more.
+    def write(
+        self,
+        units: Sequence[tuple[UnitHeader, memoryview]],
+        cleared: Iterable[tuple[Kind, int]] = (),
+        erased: Sequence[tuple[Kind, int]] = (),
+    ) -> None:
+        """Write units: payloads, then, when these are durable, headers.
 
-        The checksum and the size of a header given here are ignored; those of the payload are written.
+        Before, units are `cleared` that exist no more, and those of them that are `erased` are overwritten. The
+        checksum and the size of a header given here are ignored; those of the payload are written.
         """
         self.clear(cleared)
+        if erased:
+            self.erase(erased)
         headers = []
         for header, payload in units:
             staged = self._stage(header.kind, payload)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
@@ -19,10 +21,12 @@ from weft.memory.captures import Origin
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
+from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.disk_file import DamagedUnit, DiskFile
 from weft.memory.tiers.disk_format import UnitHeader
 
 READERS = 4
+WAIT_SECONDS = 1e-3
 # With fewer units than this for each reader, one reads them all.
 LEAST_UNITS = 4
 
@@ -33,7 +37,7 @@ def check_model(spec: MemorySpec) -> None:
         raise InvalidOption("disk", "needs a model with full attention; this one has none")
 
 
-def disk_cache(spec: MemorySpec, file: DiskFile, eviction: str) -> Cache:
+def disk_cache(spec: MemorySpec, file: DiskFile, eviction: str, tenancy: Tenancy) -> Cache:
     """Return the tier of a file, with all units that were found whole in it."""
     layout = file.layout
     cache = Cache(spec, Arena(layout.padded, layout.slabs * layout.slab_bytes, remember_freed=True), eviction)
@@ -42,6 +46,8 @@ def disk_cache(spec: MemorySpec, file: DiskFile, eviction: str) -> Cache:
         by_kind[header.kind].append(header)
     for header in sorted(by_kind[Kind.PAGE], key=lambda each: each.position):
         _restore_page(cache, header)
+        if header.parent is None:
+            tenancy.note([header.key], partial(_tenant, header))
     windows: dict[Key, list[UnitHeader]] = {}
     for header in by_kind.get(Kind.WINDOW, ()):
         windows.setdefault(header.key, []).append(header)
@@ -54,6 +60,10 @@ def disk_cache(spec: MemorySpec, file: DiskFile, eviction: str) -> Cache:
     for node in list(cache.trie.nodes.values()):
         cache.valuation.offer(node)
     return cache
+
+
+def _tenant(header: UnitHeader) -> bytes:
+    return header.tenant
 
 
 def _restore_page(cache: Cache, header: UnitHeader) -> None:
@@ -120,8 +130,10 @@ class DiskCopies:
         return DiskFlight(tuple(self._readers.submit(self._load, part) for part in parts))
 
     def copied(self, flight: DiskFlight, wait: bool) -> float | None:
-        """Return the seconds that the copies took, or None if they are under way; with `wait`, wait for them."""
-        if not wait and not all(part.done() for part in flight.parts):
+        """Return the seconds that the copies took, or None if under way; with `wait`, wait a little for them."""
+        if wait:
+            wait_for(flight.parts, WAIT_SECONDS)
+        if not all(part.done() for part in flight.parts):
             return None
         failures = [error for part in flight.parts if (error := part.exception()) is not None]
         for error in failures:
@@ -144,7 +156,7 @@ class DiskCopies:
             (header_of(copy, label), self._units(Kind(copy.kind), copy.upper))
             for copy, label in zip(plan.units, plan.labels, strict=True)
         ]
-        self.file.write(units, cleared)
+        self.file.write(units, cleared, [(Kind(kind), unit) for kind, unit in plan.erased])
         return perf_counter() - began
 
     def _load(self, units: list[tuple[UnitCopy, UnitLabel]]) -> float:

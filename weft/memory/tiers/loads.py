@@ -37,6 +37,7 @@ class Load:
         "broken",
         "end",
         "first",
+        "hits",
         "in_flight",
         "keys",
         "next",
@@ -56,6 +57,7 @@ class Load:
         self.tip = tip  # the deepest cell of the path in the upper tier, pinned
         self.point = point  # units of the point in the lower tier, shared
         self.origin = None if source.resume is None else source.resume.origin
+        self.hits = 0 if source.resume is None else source.resume.hits
         self.planned = False
         self.broken = False
         self.in_flight = 0
@@ -65,15 +67,17 @@ class Load:
 class Loads:
     """`chunk_bytes` go into one plan, and up to `most_bytes` are in flight."""
 
-    def __init__(self, upper: Cache, lower: Cache, chunk_bytes: int, most_bytes: int) -> None:
+    def __init__(
+        self, upper: Cache, lower: Cache, chunk_bytes: int, most_bytes: int, damaged: set[Key] | None = None
+    ) -> None:
         self.upper = upper
         self.lower = lower
         self.bytes = 0
         self.cancelled = 0
         # Whether plans say what each unit is.
         self.labelled = False
-        # Keys of cells whose copies in the lower tier turned out to be damaged.
-        self.damaged: set[Key] = set()
+        # Keys of cells whose copies in the lower tier turned out to be damaged, until they are saved again or dropped.
+        self.damaged: set[Key] = set() if damaged is None else damaged
         self.chunk_bytes = chunk_bytes
         self.most_bytes = most_bytes
         self._active: dict[Key, Load] = {}
@@ -187,7 +191,7 @@ class Loads:
             self._cancel_unless(load, batch)
             return
         load.planned = True
-        batch.point = PointCopy(load.source.key, position, load.origin, units, load.point)
+        batch.point = PointCopy(load.source.key, position, load.origin, units, load.point, load.hits)
         batch.size_bytes += self.lower.point_bytes
 
     def _launch(self, load: Load, batch: CopyBatch) -> CopyPlan:
@@ -231,8 +235,8 @@ class Loads:
                 self.upper.arena.release(Kind.PAGE, cell.upper)
         if batch.point is not None:
             release_point(self.upper, batch.point.upper)
+            self.lower.drop_point(load.source)
         self.damaged.update(cell.key for cell in batch.cells)
-        self.damaged.add(load.source.key)
         load.planned = load.broken = True
         if not load.in_flight:
             self._end(load)
@@ -242,6 +246,10 @@ class Loads:
         self.upper.unpin(load.tip)
         release_point(self.lower, load.point)
         self.lower.unpin(load.source)
+        if load.broken and self.damaged:
+            bad = [depth for depth, key in enumerate(load.keys, 1) if key in self.damaged]
+            if bad:
+                self.damaged.difference_update(self.lower.drop_end(load.source, bad[0]))
 
     # audit ----------------------------------------------------------------------------------------------------------
 

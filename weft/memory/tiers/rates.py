@@ -1,4 +1,4 @@
-"""Measured rates, and the decision that they are for: load a prefix from another tier, or compute it again."""
+"""Measured rates, and what they say about loading a prefix from another tier or computing it again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARGIN = 0.9
 
 
 class Rates:
-    """Bytes per second of loads, and prompt tokens per second. None: not measured yet."""
+    """Bytes per second of loads from a tier, and prompt tokens per second. None: not measured yet."""
 
     def __init__(self, load_bytes: float | None = None, prefill_tokens: float | None = None) -> None:
         self.load_bytes = load_bytes
@@ -29,18 +29,22 @@ class Rates:
         if tokens >= LEAST_TOKENS and seconds > 0:
             self.prefill_tokens = _refined(self.prefill_tokens, tokens / seconds)
 
-    def load_pays(self, size_bytes: int, queued_bytes: int, tokens: int) -> bool:
-        """Return whether loading `size_bytes`, behind others in the queue, takes less time than computing `tokens`.
+    def load_seconds(self, size_bytes: int) -> float | None:
+        """Return how long a load takes, or None if no rate is known."""
+        return None if self.load_bytes is None else size_bytes / self.load_bytes
 
-        Until both rates are measured, it does.
+    def compute_seconds(self, tokens: int) -> float | None:
+        """Return how long a prefill takes, or None if no rate is known."""
+        return None if self.prefill_tokens is None else tokens / self.prefill_tokens
 
-        >>> Rates(1e9, 1e4).load_pays(10**6, 0, 100), Rates(1e9, 1e4).load_pays(10**8, 0, 100)
-        (True, False)
-        """
-        if self.load_bytes is None or self.prefill_tokens is None:
-            return True
-        loading = (size_bytes + queued_bytes) / self.load_bytes
-        return loading <= MARGIN * tokens / self.prefill_tokens
+
+def load_pays(load_seconds: float | None, compute_seconds: float | None) -> bool:
+    """Return whether loading takes clearly less time than computing. Until both are known, it does.
+
+    >>> load_pays(0.5, 1.0), load_pays(1.0, 1.0), load_pays(None, 1.0)
+    (True, False, True)
+    """
+    return load_seconds is None or compute_seconds is None or load_seconds <= MARGIN * compute_seconds
 
 
 def _refined(known: float | None, measured: float) -> float:

@@ -1,17 +1,17 @@
-"""Copies what the upper tier keeps to the lower one, so that evicting it there loses nothing.
+"""Copies paths of the upper tier to the lower one: missing cells from the root down, then the resume point.
 
-A path is saved when it becomes a resume point, long before its eviction: pages and checkpoints never change, so a copy
-is right for ever, and eviction never waits for one. Candidates, which nothing has wanted yet, are not saved.
+Pages and checkpoints never change, so a copy is right for ever. `demotion.py` chooses what is copied and when; here it
+is copied, many paths in one plan.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from weft.base.copies import CopyPlan, Direction
 from weft.memory.cache import Cache
-from weft.memory.captures import Origin
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
 from weft.memory.tiers.units import (
@@ -26,8 +26,6 @@ from weft.memory.tiers.units import (
 )
 from weft.memory.trie import Node, path
 
-# Paths that wait to be saved; beyond it, the oldest is dropped.
-MOST_OFFERED = 4096
 # The anchor of a path whose copies have failed: no cell has this key.
 NOWHERE = b""
 
@@ -35,20 +33,29 @@ NOWHERE = b""
 class Saving:
     """One path on its way down. `tip` is its deepest cell that the lower tier has, pinned there.
 
-    `anchor` is the key above the first missing cell: it may itself be on its way, in an earlier copy.
+    `anchor` is the key above the first missing cell: it may itself be on its way, in an earlier copy. In the lower
+    tier, only entries worth less than `value` make room for it. `done` is called when its last copy has landed.
     """
 
-    __slots__ = ("anchor", "failed", "in_flight", "keys", "next", "planned", "root", "tip")
+    __slots__ = ("anchor", "done", "in_flight", "keys", "next", "planned", "tip", "value")
 
-    def __init__(self, keys: list[Key], anchor: Key | None, root: Key) -> None:
+    def __init__(self, keys: list[Key], anchor: Key | None, value: float | None, done: Callable[[], None]) -> None:
         self.keys = keys  # of the missing cells, then of the path's end, once more, for its point
         self.anchor = anchor
-        self.root = root  # of the path's first cell
+        self.value = value
+        self.done = done
         self.next = 0
         self.tip: Node | None = None
         self.in_flight = 0
         self.planned = False
-        self.failed = False
+
+
+@dataclass(slots=True)
+class SaveFlight:
+    """The copies of one plan: parts of several paths."""
+
+    parts: list[tuple[Saving, CopyBatch]] = field(default_factory=list)
+    size_bytes: int = 0
 
 
 class Saves:
@@ -58,116 +65,131 @@ class Saves:
         self.upper = upper
         self.lower = lower
         self.bytes = 0
+        # Paths that were evicted before they were saved, failed, or found no room among more valuable ones.
         self.dropped = 0
-        # Whether plans say what each unit is, and of which tenant, by the key of a path's first cell.
+        # Whether plans say what each unit is, and of which tenant.
         self.labelled = False
-        self.tenants: dict[Key, bytes] = {}
+        self.tenant_of: Callable[[Node], bytes] = lambda node: b""
+        # Called with the key of a path whose copies have ended.
+        self.saved: Callable[[Key], None] = lambda key: None
+        # Keys of cells whose copies in the lower tier are damaged: they are saved again.
+        self.damaged: set[Key] = set()
         self.chunk_bytes = chunk_bytes
         self.most_bytes = most_bytes
-        self._offered: deque[Key] = deque()
-        self._active: deque[Saving] = deque()
+        self.in_flight_bytes = 0
+        self._active: dict[Saving, None] = {}
         self._under_way: set[Key] = set()
-        self._flights: deque[tuple[Saving, CopyBatch]] = deque()
-        self._in_flight_bytes = 0
+        # Paths whose first missing cell is below one that is still under way, by its key.
+        self._anchored: dict[Key, list[Saving]] = {}
+        self._flights: deque[SaveFlight] = deque()
         self._number = 0
+        self._erasing: list[tuple[str, int]] = []
         self._forgetting = False
 
     @property
     def waiting(self) -> bool:
-        """Whether there is more to plan."""
-        return bool(self._offered) or self._forgetting or any(not saving.planned for saving in self._active)
+        """Whether there is more to plan of what was begun."""
+        return self._forgetting or any(not saving.planned for saving in self._active)
 
     @property
     def in_flight(self) -> int:
         return len(self._flights)
 
-    def offer(self, key: Key) -> None:
-        """Save the path to a cell of the upper tier, with its resume point; ignored if it is saved or a candidate."""
-        node = self.upper.trie.nodes.get(key)
-        if node is None or (node.resume is not None and node.resume.origin is Origin.CANDIDATE):
-            return
-        saved = self.lower.trie.nodes.get(key)
-        if saved is not None and (saved.resume is not None or node.resume is None):
-            return
-        self._offered.append(key)
-        if len(self._offered) > MOST_OFFERED:
-            self._offered.popleft()
-            self.dropped += 1
+    def has(self, node: Node) -> bool:
+        """Return whether the lower tier has all of what a cell of the upper one stands for."""
+        saved = self.lower.trie.nodes.get(node.key)
+        return saved is not None and node.key not in self.damaged and (saved.resume is not None or node.resume is None)
 
-    def forget(self) -> None:
-        """Let a tier that outlives the process forget what it has just freed, even if nothing is saved any more."""
-        self._forgetting = self.labelled and bool(self.lower.arena.freed)
+    def forget(self, erase: bool = False) -> None:
+        """Let a tier that outlives the process forget what it has just freed, even if nothing is saved any more.
+
+        With `erase`, the bytes of all units that were freed are overwritten too.
+        """
+        if self.labelled and self.lower.arena.freed:
+            self._forgetting = True
+            if erase:
+                self._erasing += self.lower.arena.freed
 
     # planning -------------------------------------------------------------------------------------------------------
 
-    def plan(self) -> CopyPlan | None:
-        """Return the next copies, or None if there is nothing to save or enough in flight."""
-        if self._forgetting:
-            self._forgetting = False
-            nothing = Saving([], None, NOWHERE)
-            nothing.planned = True
-            self._active.append(nothing)
-            return self._launch(nothing, CopyBatch())
-        while self._in_flight_bytes < self.most_bytes:
-            saving = self._next()
+    def plan(self, more: Callable[[], bool]) -> CopyPlan | None:
+        """Return the next copies, or None if there is nothing to save or enough in flight.
+
+        `more` begins one more path, if there is one that should be saved now.
+        """
+        if self.in_flight_bytes >= self.most_bytes:
+            return None
+        flight = SaveFlight()
+        while flight.size_bytes < self.chunk_bytes:
+            saving = self._unplanned() or (self._unplanned() if more() else None)
             if saving is None:
-                return None
-            batch = self._fill(saving)
-            if saving.planned and not saving.in_flight and not (batch.cells or batch.point):
+                break
+            batch = self._fill(saving, self.chunk_bytes - flight.size_bytes)
+            if batch.cells or batch.point:
+                saving.in_flight += 1
+                flight.parts.append((saving, batch))
+                flight.size_bytes += batch.size_bytes
+            elif saving.planned and not saving.in_flight:
                 self._end(saving)
-            elif batch.cells or batch.point:
-                return self._launch(saving, batch)
-        return None
+        if not flight.parts and not self._forgetting:
+            return None
+        return self._launch(flight)
 
-    def _next(self) -> Saving | None:
-        for saving in self._active:
-            if not saving.planned:
-                return saving
-        while self._offered:
-            node = self.upper.trie.nodes.get(self._offered.popleft())
-            if node is None:
-                self.dropped += 1
-                continue
-            return self._begin(node)
-        return None
+    def _unplanned(self) -> Saving | None:
+        # What is planned was begun before, so only the last one may be unplanned.
+        last = next(reversed(self._active), None)
+        return last if last is not None and not last.planned else None
 
-    def _begin(self, node: Node) -> Saving:
+    def begin(self, node: Node, value: float | None, done: Callable[[], None]) -> None:
+        """Save the path to a cell of the upper tier, with its resume point, if the lower tier has room for `value`."""
         missing: list[Key] = []
         above: Node | None = node
-        while above is not None and above.key not in self.lower.trie.nodes and above.key not in self._under_way:
+        nodes = self.lower.trie.nodes
+        # Without damage, a path is missing from some cell on; with it, everything from the first damaged cell on is.
+        broken = self._first_damaged(node) if self.damaged else 0
+        while above is not None and (above.key not in nodes or above.depth >= broken > 0):
+            if above.key in self._under_way:
+                break
             missing.append(above.key)
             above = above.parent
         missing.reverse()
-        saving = Saving([*missing, node.key], None if above is None else above.key, path(node)[0].key)
+        saving = Saving([*missing, node.key], None if above is None else above.key, value, done)
         self._under_way.update(missing)
-        if saving.anchor is not None and saving.anchor in self.lower.trie.nodes:
-            self._hold(saving, self.lower.trie.nodes[saving.anchor])
-        self._active.append(saving)
-        return saving
+        if saving.anchor is not None:
+            if saving.anchor in nodes and saving.anchor not in self._under_way:
+                self._hold(saving, nodes[saving.anchor])
+            else:
+                self._anchored.setdefault(saving.anchor, []).append(saving)
+        self._active[saving] = None
 
-    def _fill(self, saving: Saving) -> CopyBatch:
-        batch, page_bytes = CopyBatch(), max(1, self.lower.valuation.page_bytes)
-        while batch.size_bytes < self.chunk_bytes and not saving.planned:
-            node = self.upper.trie.nodes.get(saving.keys[saving.next])
+    def _first_damaged(self, node: Node) -> int:
+        """Return the depth of the first damaged cell on a path, or 0."""
+        return next((each.depth for each in path(node) if each.key in self.damaged), 0)
+
+    def _fill(self, saving: Saving, room_bytes: int) -> CopyBatch:
+        batch, page_bytes, nodes = CopyBatch(), max(1, self.lower.valuation.page_bytes), self.upper.trie.nodes
+        last = len(saving.keys) - 1
+        while batch.size_bytes < room_bytes and not saving.planned:
+            node = nodes.get(saving.keys[saving.next])
             if node is None:
-                saving.planned, saving.failed = True, True
-                self.dropped += 1
-            elif saving.next == len(saving.keys) - 1:
                 saving.planned = True
-                self._add_point(batch, node)
-            elif self._add_cell(batch, node):
+                self.dropped += 1
+            elif saving.next == last:
+                saving.planned = True
+                self._add_point(batch, node, saving.value)
+            elif self._add_cell(batch, node, saving.value):
                 saving.next += 1
                 batch.size_bytes += page_bytes
             else:
-                saving.planned, saving.failed = True, True
+                saving.planned = True
                 self.dropped += 1
         return batch
 
-    def _add_cell(self, batch: CopyBatch, node: Node) -> bool:
+    def _add_cell(self, batch: CopyBatch, node: Node, value: float | None) -> bool:
         if node.page is None:
             batch.cells.append(CellCopy(node.key, None, 0, None, None))
             return True
-        page = self.lower.take(Kind.PAGE)
+        page = self.lower.take_below(Kind.PAGE, value)
         if page is None:
             return False
         self.upper.arena.share(Kind.PAGE, node.page)
@@ -175,77 +197,94 @@ class Saves:
         batch.cells.append(CellCopy(node.key, above, node.depth * self.lower.cell, node.page, page))
         return True
 
-    def _add_point(self, batch: CopyBatch, node: Node) -> None:
+    def _add_point(self, batch: CopyBatch, node: Node, value: float | None) -> None:
         point, saved = node.resume, self.lower.trie.nodes.get(node.key)
         if point is None or (saved is not None and saved.resume is not None):
             return
         position = node.depth * self.upper.cell
-        units = take_point(self.lower, position, len(point.window), Cache.take)
+        units = take_point(self.lower, position, len(point.window), lambda cache, kind: cache.take_below(kind, value))
         if units is None:
             self.dropped += 1
             return
         own = PointUnits(point.slot, point.window)
         share_point(self.upper, own)
-        batch.point = PointCopy(node.key, position, point.origin, own, units)
+        batch.point = PointCopy(node.key, position, point.origin, own, units, point.hits)
         batch.size_bytes += self.lower.point_bytes
 
-    def _launch(self, saving: Saving, batch: CopyBatch) -> CopyPlan:
+    def _launch(self, flight: SaveFlight) -> CopyPlan:
         self._number += 1
-        saving.in_flight += 1
-        self._in_flight_bytes += batch.size_bytes
-        self._flights.append((saving, batch))
+        self.in_flight_bytes += flight.size_bytes
+        self._flights.append(flight)
+        units = tuple(unit for _, batch in flight.parts for unit in batch.units())
         if not self.labelled:
-            return CopyPlan(self._number, Direction.SAVE, batch.units(), batch.size_bytes)
+            return CopyPlan(self._number, Direction.SAVE, units, flight.size_bytes)
         cleared = tuple(self.lower.arena.freed)
         self.lower.arena.freed.clear()
-        batch.tenant = self.tenants.get(saving.root, b"")
-        labels = batch.labels(self.lower.cell)
-        return CopyPlan(self._number, Direction.SAVE, batch.units(), batch.size_bytes, labels=labels, cleared=cleared)
+        self._forgetting = False
+        erased, self._erasing = tuple(self._erasing), []
+        for _, batch in flight.parts:
+            first = batch.cells[0].key if batch.cells else batch.point.key if batch.point else NOWHERE
+            node = self.upper.trie.nodes.get(first)
+            batch.tenant = b"" if node is None else self.tenant_of(node)
+        labels = tuple(label for _, batch in flight.parts for label in batch.labels(self.lower.cell))
+        return CopyPlan(
+            self._number, Direction.SAVE, units, flight.size_bytes, labels=labels, cleared=cleared, erased=erased
+        )
 
     # landing --------------------------------------------------------------------------------------------------------
 
     def failed(self) -> None:
         """Give up the oldest flight, whose copies could not be made."""
-        saving, batch = self._flights[0]
-        # Without the cells above it, nothing of this path is entered from here on.
-        self.lower.unpin(saving.tip)
-        saving.tip, saving.anchor = None, NOWHERE
-        saving.planned = saving.failed = True
-        self.dropped += 1
-        if batch.point is not None:
-            release_point(self.upper, batch.point.upper)
-            release_point(self.lower, batch.point.lower)
-            batch.point = None
+        for saving, batch in self._flights[0].parts:
+            # Without the cells above it, nothing of this path is entered from here on.
+            self.lower.unpin(saving.tip)
+            saving.tip, saving.anchor, saving.planned = None, NOWHERE, True
+            self.dropped += 1
+            if batch.point is not None:
+                release_point(self.upper, batch.point.upper)
+                release_point(self.lower, batch.point.lower)
+                batch.point = None
         self.landed()
 
     def landed(self) -> None:
         """Publish the oldest flight in the lower tier, and release what it read."""
-        saving, batch = self._flights.popleft()
-        saving.in_flight -= 1
-        self._in_flight_bytes -= batch.size_bytes
+        flight = self._flights.popleft()
+        self.in_flight_bytes -= flight.size_bytes
+        self.bytes += flight.size_bytes
+        for saving, batch in flight.parts:
+            saving.in_flight -= 1
+            self._land(saving, batch)
+            if saving.planned and not saving.in_flight:
+                self._end(saving)
+
+    def _land(self, saving: Saving, batch: CopyBatch) -> None:
+        tip = saving.tip
         for cell in batch.cells:
-            self._land_cell(saving, cell)
+            if cell.upper is not None:
+                self.upper.arena.release(Kind.PAGE, cell.upper)
+            self._under_way.discard(cell.key)
+            if tip is None and saving.anchor is not None:
+                # The cells above were never saved, so no lookup could reach this one.
+                if cell.lower is not None:
+                    self.lower.arena.release(Kind.PAGE, cell.lower)
+                continue
+            tip = self._publish(cell, tip)
+            for other in self._anchored.pop(cell.key, ()):
+                self._hold(other, tip)
+        if tip is not saving.tip and tip is not None:
+            self._hold(saving, tip)
         if batch.point is not None:
             release_point(self.upper, batch.point.upper)
             hand_over(self.lower, batch.point, batch.point.lower)
-        self.bytes += batch.size_bytes
-        if saving.planned and not saving.in_flight:
-            self._end(saving)
 
-    def _land_cell(self, saving: Saving, cell: CellCopy) -> None:
-        if cell.upper is not None:
-            self.upper.arena.release(Kind.PAGE, cell.upper)
-        self._under_way.discard(cell.key)
-        if saving.tip is None and saving.anchor is not None:
-            # The cells above were never saved, so no lookup could reach this one.
-            if cell.lower is not None:
-                self.lower.arena.release(Kind.PAGE, cell.lower)
-            return
-        node = self.lower.publish(cell.key, saving.tip, cell.lower)
-        self._hold(saving, node)
-        for other in self._active:
-            if other.tip is None and other.anchor == cell.key:
-                self._hold(other, node)
+    def _publish(self, cell: CellCopy, parent: Node | None) -> Node:
+        if cell.key in self.damaged:
+            self.damaged.discard(cell.key)
+            known = self.lower.trie.nodes.get(cell.key)
+            if known is not None:
+                self.lower.replace_page(known, cell.lower)
+                return known
+        return self.lower.publish(cell.key, parent, cell.lower)
 
     def _hold(self, saving: Saving, node: Node) -> None:
         """Pin the deepest saved cell of a path, so that the lower tier does not evict what is about to be extended."""
@@ -254,16 +293,22 @@ class Saves:
         self.lower.unpin(before)
 
     def _end(self, saving: Saving) -> None:
-        self._active.remove(saving)
+        del self._active[saving]
         self._under_way.difference_update(saving.keys[saving.next :])
         self.lower.unpin(saving.tip)
+        others = self._anchored.get(saving.anchor or NOWHERE)
+        if others and saving in others:
+            others.remove(saving)
+        saving.done()
+        self.saved(saving.keys[-1])
 
     # audit ----------------------------------------------------------------------------------------------------------
 
     def held(self, lower: bool) -> Iterator[tuple[Kind, int]]:
         """Yield the units that flights own in one of the tiers, once for each ownership."""
-        for _, batch in self._flights:
-            yield from held_by(batch, lower)
+        for flight in self._flights:
+            for _, batch in flight.parts:
+                yield from held_by(batch, lower)
 
     def lower_pins(self) -> list[Node]:
         return [saving.tip for saving in self._active if saving.tip is not None]

@@ -1,39 +1,35 @@
 """The tiers below the device's memory, seen from the ledger: what to save, what to bring back, and how much of it.
 
 A tier is a `Cache` with an arena of its own, so that one policy values all of them. Each holds whole paths from the
-root: a lookup combines the pages of one tier with the resume point of another.
+root: a lookup combines the pages of one tier with the resume point of another. Neighbouring tiers are joined by links;
+what lies two tiers down is brought up one link after the other.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from hashlib import sha256
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
-from weft.base.copies import CopyPlan, Direction
+from weft.base.copies import CopyPlan
 from weft.base.errors import InvalidOption, OptionError
-from weft.base.grid import floor_to_grid
 from weft.memory.arena import Arena
 from weft.memory.cache import Cache
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.misses import Miss, Reason
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers.loads import Loads
-from weft.memory.tiers.rates import Rates
-from weft.memory.tiers.saves import Saves
-from weft.memory.trie import Node, resume_at_or_above
+from weft.memory.tenancy import Tenancy
+from weft.memory.tiers.link import TierLink
+from weft.memory.tiers.rates import load_pays
+from weft.memory.trie import Node
 
-# Loads go first: a request waits for them. At 50 GB/s these are 10 and 2 milliseconds.
-MOST_LOADING_BYTES = 512 << 20
-MOST_SAVING_BYTES = 128 << 20
-CHUNK_BYTES = 64 << 20
-# A request whose loaded prefix was evicted again before it could start is computed after this many loads.
+# A request whose loaded prefix was evicted again before it could start is computed after this many loads of a link.
 MOST_LOADS = 2
-# First cells whose tenant is remembered until their paths are saved.
-MOST_TENANTS = 1 << 16
-TENANT_BYTES = 16
-KEY_SALT_BYTES = 32
+# Plans of copies in one direction that are begun in one step.
+MOST_PLANS = 8
+IN_TIER = {"host": Reason.IN_HOST, "disk": Reason.IN_DISK}
 
 
 def empty_tier(spec: MemorySpec, size_bytes: int, eviction: str) -> Cache:
@@ -48,170 +44,199 @@ def empty_tier(spec: MemorySpec, size_bytes: int, eviction: str) -> Cache:
         ) from error
 
 
-def tenant_digest(salt: bytes) -> bytes:
-    """Return what a header says of the tenant: enough to drop its units, not enough to learn its salt.
+@dataclass(frozen=True, slots=True)
+class FoundPrefix:
+    """Where more of a prompt lies, and what bringing it costs. Seconds are None until the rates are measured."""
 
-    A salt begins with the 32 bytes of an API key's; a request's own `cache_salt` follows, for the same tenant.
-    """
-    return sha256(b"weft tenant " + salt[:KEY_SALT_BYTES]).digest()[:TENANT_BYTES]
+    level: int
+    node: Node
+    tokens: int  # that a request could resume at
+    load_bytes: int  # over all links
+    load_seconds: float | None  # with what is queued before it
+    compute_seconds: float | None
+
+    @property
+    def pays(self) -> bool:
+        return load_pays(self.load_seconds, self.compute_seconds)
 
 
 class Tiers:
-    """A tier below `upper`, the device's memory. `waiter` is the number of a request in the queue.
+    """The links below the device's memory, nearest first. `waiter` is the number of a request in the queue."""
 
-    `labelled`: the lower tier outlives the process, and its plans say what each unit is.
-    """
-
-    def __init__(
-        self, upper: Cache, lower: Cache, rates: Rates, chunk_bytes: int = CHUNK_BYTES, labelled: bool = False
-    ) -> None:
-        self.upper = upper
-        self.lower = lower
-        self.rates = rates
-        self.name = "disk" if labelled else "host"
-        self.saves = Saves(upper, lower, chunk_bytes, MOST_SAVING_BYTES)
-        self.loads = Loads(upper, lower, chunk_bytes, MOST_LOADING_BYTES)
-        self.saves.labelled = self.loads.labelled = labelled
-        self.loaded_tokens = 0
-        self.seconds = dict.fromkeys(Direction, 0.0)
+    def __init__(self, links: Sequence[TierLink], tenancy: Tenancy) -> None:
+        self.links = tuple(links)
+        self.upper = self.links[0].upper
+        for link in self.links:
+            # What reaches the disk from the device passes through host memory.
+            link.writes_behind = self.links[-1].saves.labelled
+            link.saves.tenant_of = tenancy.of
+        for link, below in pairwise(self.links):
+            if link.writes_behind:
+                link.saves.saved = below.demotion.kept
         self.slower = 0
-        self.failures = 0
-        # By request: how many loads it has waited for, and the interval of tokens that they brought.
-        self._tried: dict[int, int] = {}
-        self._brought: dict[int, tuple[int, int]] = {}
+        # By request and level: how many loads it has waited for, and the interval of tokens that they brought.
+        self._tried: dict[tuple[int, int], int] = {}
+        self._brought: dict[tuple[int, int], tuple[int, int]] = {}
 
     @property
     def in_flight(self) -> int:
         """Number of copies that hold memory until they land."""
-        return self.saves.in_flight + self.loads.in_flight
+        return sum(link.in_flight for link in self.links)
 
     @property
     def busy(self) -> bool:
-        return bool(self.in_flight or self.saves.waiting or self.loads.waiting)
+        return any(link.busy for link in self.links)
 
     # copies ---------------------------------------------------------------------------------------------------------
 
-    def plan(self) -> CopyPlan | None:
-        """Return the next copies. A device that has begun them reports their landing in this order, by direction."""
-        return self.loads.plan() or self.saves.plan()
+    def plan_loads(self) -> Iterator[CopyPlan]:
+        """Yield the next copies for requests that wait."""
+        for link in self.links:
+            for _ in range(MOST_PLANS):
+                plan = link.plan_load()
+                if plan is None:
+                    break
+                yield plan
+
+    def plan_saves(self, idle: bool = False) -> Iterator[CopyPlan]:
+        """Yield the next copies to the tiers below; call it once per step. `idle`: also of what need not be saved yet.
+
+        A device that has begun copies reports their landing in this order, by link and direction.
+        """
+        for link in self.links:
+            if not idle:
+                link.demotion.note_step()
+            for _ in range(MOST_PLANS):
+                plan = link.plan_save(idle)
+                if plan is None:
+                    break
+                yield plan
+
+    def plan_begun(self) -> Iterator[CopyPlan]:
+        """Yield the next copies of paths whose saves were begun, and of no others."""
+        for link in self.links:
+            plan = link.plan_begun()
+            if plan is not None:
+                yield plan
+
+    @property
+    def behind(self) -> bool:
+        """Whether a tier that outlives the process lacks paths that were kept."""
+        return any(link.writes_behind and link.demotion.behind for link in self.links)
 
     def landed(self, plan: CopyPlan, seconds: float) -> None:
         """Publish what a plan has copied."""
-        self.seconds[plan.direction] += seconds
-        if plan.direction is Direction.SAVE:
-            self.saves.landed()
-        else:
-            self.rates.loaded(plan.size_bytes, seconds)
-            self.loads.landed()
+        link = self.links[plan.level]
+        link.landed(plan, seconds)
 
     def failed(self, plan: CopyPlan) -> None:
         """Give up what a plan could not copy."""
-        copies = self.saves if plan.direction is Direction.SAVE else self.loads
-        copies.failed()
-        self.failures += 1
+        self.links[plan.level].failed(plan)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Refine the rate of prefill, which loads compete with."""
+        for link in self.links:
+            link.rates.computed(tokens, seconds)
 
     # requests -------------------------------------------------------------------------------------------------------
 
+    def find(self, keys: list[Key], limit: int, match: Miss) -> list[FoundPrefix]:
+        """Return where more of a prompt lies than `match`, deepest first; of two tiers with as much, the nearer one."""
+        found: list[FoundPrefix] = []
+        best = match.cached
+        for link in self.links:
+            node = link.deepest(keys, limit)
+            if node is not None and node.depth * self.upper.cell > best:
+                best = node.depth * self.upper.cell
+                found.append(self._source(link.level, keys, node, match))
+        return found[::-1]
+
+    def _source(self, level: int, keys: list[Key], node: Node, match: Miss) -> FoundPrefix:
+        size, seconds = 0, 0.0
+        known = True
+        for link in self.links[: level + 1]:
+            here = link.load_bytes(keys, node)
+            taken = link.rates.load_seconds(here + link.loads.queued_bytes)
+            known = known and taken is not None
+            size, seconds = size + here, seconds + (taken or 0.0)
+        tokens = node.depth * self.upper.cell
+        compute = self.links[0].rates.compute_seconds(tokens - match.cached)
+        return FoundPrefix(level, node, tokens, size, seconds if known else None, compute)
+
     def bring(self, waiter: int, keys: list[Key], limit: int, match: Miss) -> bool:
         """Return whether a request should wait, because more of its prefix than `match` is on its way up."""
-        if self.loads.awaited_by(waiter):
+        if any(link.loads.awaited_by(waiter) for link in self.links):
             return True
-        source = self._deeper(keys, limit, match)
-        if source is None or self._tried.get(waiter, 0) >= MOST_LOADS or not self._pays(source, match):
-            return False
-        self.loads.begin(waiter, keys, match.kv_matched // self.upper.cell, source)
-        self._tried[waiter] = self._tried.get(waiter, 0) + 1
+        for source in self.find(keys, limit, match):
+            if self._tried.get((waiter, source.level), 0) < MOST_LOADS and source.pays:
+                self._begin(waiter, keys, source, match)
+                return True
+        return False
+
+    def _begin(self, waiter: int, keys: list[Key], source: FoundPrefix, match: Miss) -> None:
+        link, place = self.links[source.level], (waiter, source.level)
+        above = link.upper.trie.deepest(keys[: source.node.depth])
+        link.loads.begin(waiter, keys, 0 if above is None else above.depth, source.node)
+        self._tried[place] = self._tried.get(place, 0) + 1
         # A second load continues where the first one ended early.
-        first = min(match.cached, self._brought.get(waiter, (match.cached, 0))[0])
-        self._brought[waiter] = (first, source.depth * self.upper.cell)
-        return True
+        cached = self._has(link.upper, keys, match)
+        self._brought[place] = (min(cached, self._brought.get(place, (cached, 0))[0]), source.tokens)
 
-    def _deeper(self, keys: list[Key], limit: int, match: Miss) -> Node | None:
-        """Return the deepest place in the lower tier to resume from, if it is deeper than the device's."""
-        cell = self.upper.cell
-        reusable = keys[: floor_to_grid(limit, cell) // cell]
-        if self.loads.damaged:
-            bad = (depth for depth, key in enumerate(reusable) if key in self.loads.damaged)
-            reusable = reusable[: next(bad, len(reusable))]
-        node = self.lower.trie.deepest(reusable)
-        if self.lower.point_bytes:
-            point = resume_at_or_above(node)
-            node = None if point is None else point.node
-        return node if node is not None and node.depth * cell > match.cached else None
-
-    def _pays(self, source: Node, match: Miss) -> bool:
-        cell = self.upper.cell
-        size = self.loads.size_bytes(match.kv_matched // cell, source.depth)
-        return self.rates.load_pays(size, self.loads.queued_bytes, source.depth * cell - match.cached)
+    def _has(self, tier: Cache, keys: list[Key], match: Miss) -> int:
+        """Return up to where a tier has a prompt already."""
+        return match.cached if tier is self.upper else max(match.cached, tier.match(keys, match.reusable).cached)
 
     def explain(self, keys: list[Key], limit: int, miss: Miss) -> Miss:
-        """Return the miss with its reason, if the lower tier has more than the request starts from."""
-        source = self._deeper(keys, limit, miss)
-        if source is None:
+        """Return the miss with its reason, if a tier below has more than the request starts from."""
+        found = self.find(keys, limit, miss)
+        if not found:
             return miss
-        slower = not self._pays(source, miss)
+        slower = not any(source.pays for source in found)
         self.slower += slower
-        there = Reason.IN_DISK if self.name == "disk" else Reason.IN_HOST
-        return replace(miss, reason=Reason.LOAD_SLOWER if slower else there)
+        return replace(miss, reason=Reason.LOAD_SLOWER if slower else IN_TIER[self.links[found[0].level].name])
 
-    def leave(self, waiter: int, cached: int = 0) -> int:
-        """Forget a request that has started with `cached` tokens, or ended; return how many of them were loaded."""
-        self.loads.leave(waiter)
-        self._tried.pop(waiter, None)
-        first, end = self._brought.pop(waiter, (0, 0))
-        loaded = max(0, min(cached, end) - first)
-        self.loaded_tokens += loaded
+    def leave(self, waiter: int, cached: int = 0) -> dict[str, int]:
+        """Forget a request that has started with `cached` tokens, or ended; return how many came from which tier."""
+        loaded: dict[str, int] = {}
+        # What came from further down was then loaded by the links above it too.
+        counted = cached
+        for link in reversed(self.links):
+            link.loads.leave(waiter)
+            self._tried.pop((waiter, link.level), None)
+            first, end = self._brought.pop((waiter, link.level), (0, 0))
+            tokens = max(0, min(counted, end) - first)
+            if tokens:
+                loaded[link.name] = tokens
+                link.loaded_tokens += tokens
+                counted = min(counted, first)
         return loaded
 
     # what the device keeps ------------------------------------------------------------------------------------------
 
     def opened(self, keys: list[Key], limit: int, node: Node | None) -> None:
-        """Record a lookup: what it started from is worth keeping here too."""
-        self.lower.looked_up(None, keys, self.lower.match(keys, limit))
-        if node is None:
-            return
-        self.saves.offer(node.key)
-        known = self.lower.trie.nodes.get(node.key)
-        if known is not None:
-            self.lower.touch(known)
-
-    def belongs(self, keys: list[Key], salt: bytes) -> None:
-        """Record the tenant of a request, by its first cell, for the headers of a tier that outlives the process."""
-        if not self.saves.labelled or not keys or keys[0] in self.saves.tenants:
-            return
-        if len(self.saves.tenants) >= MOST_TENANTS:
-            self.saves.tenants.pop(next(iter(self.saves.tenants)))
-        self.saves.tenants[keys[0]] = tenant_digest(salt)
+        """Record a lookup: what it started from is worth keeping in the tiers below too."""
+        for link in self.links:
+            link.lower.looked_up(None, keys, link.lower.match(keys, limit))
+            known = None if node is None else link.lower.trie.nodes.get(node.key)
+            if known is not None:
+                link.lower.touch(known)
 
     def kept(self, key: Key) -> None:
-        """Save a path that the device has just kept, with its resume point."""
-        self.saves.offer(key)
+        """Note a path that the device has kept, for a tier that outlives the process."""
+        if self.links[0].writes_behind:
+            self.links[0].demotion.kept(key)
 
     def clear(self) -> None:
         """Drop everything that no copy uses."""
-        self.lower.clear()
-        self.saves.forget()
+        for link in self.links:
+            link.lower.clear()
+        self.forget()
+
+    def forget(self, erase: bool = False) -> None:
+        """Let a tier that outlives the process forget what was just dropped; with `erase`, overwrite it."""
+        for link in self.links:
+            link.saves.forget(erase)
 
     def stats(self) -> dict[str, Any]:
-        """Return counters and gauges for metrics."""
-        arena = self.lower.arena
-        return {
-            self.name: {
-                "limit_bytes": arena.slabs * arena.slab_bytes,
-                "used_bytes": sum(arena.used(kind) * size for kind, size in arena.unit_bytes.items()),
-                "cells": len(self.lower.trie),
-                "resume_points": self.lower.points,
-                "evicted_pages": self.lower.counts.evicted_pages,
-                "evicted_points": self.lower.counts.evicted_points,
-                "saved_bytes": self.saves.bytes,
-                "loaded_bytes": self.loads.bytes,
-                "saved_seconds": self.seconds[Direction.SAVE],
-                "loaded_seconds": self.seconds[Direction.LOAD],
-                "loaded_tokens": self.loaded_tokens,
-                "unsaved": self.saves.dropped,
-                "failures": self.failures,
-                "cancelled_loads": self.loads.cancelled,
-                "load_bytes_per_second": self.rates.load_bytes or 0.0,
-                "prefill_tokens_per_second": self.rates.prefill_tokens or 0.0,
-            }
-        }
+        """Return counters and gauges for metrics, by tier."""
+        return {link.name: link.stats() for link in self.links}

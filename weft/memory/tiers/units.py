@@ -32,6 +32,7 @@ class PointCopy:
     origin: Origin
     upper: PointUnits
     lower: PointUnits
+    hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,4 +134,5 @@ def hand_over(cache: Cache, point: PointCopy, units: PointUnits) -> None:
     if point.key in cache.trie.nodes:
         cache.keep(point.key, units.slot, units.window)
         cache.explain(point.key, point.origin)
+        cache.inherit(point.key, point.hits)
     release_point(cache, units)

@@ -1,0 +1,86 @@
+"""Which tenant a cached prefix belongs to, so that everything of a tenant can be dropped.
+
+Cells are found by salted keys, from which no tenant can be read. So the first cell of every path is noted with a digest
+of its tenant.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+
+from weft.memory.keys import Key
+from weft.memory.trie import Node, Trie
+
+TENANT_BYTES = 16
+KEY_SALT_BYTES = 32
+NO_TENANT = bytes(TENANT_BYTES)
+# Noted cells, beyond which those that are cached nowhere any more are forgotten.
+LEAST_NOTED = 1 << 14
+
+
+def tenant_digest(salt: bytes) -> bytes:
+    """Return what is noted of a tenant: enough to drop its prefixes, not enough to learn its salt.
+
+    A salt begins with the 32 bytes of an API key's; a request's own `cache_salt` follows, for the same tenant.
+    """
+    return sha256(b"weft tenant " + salt[:KEY_SALT_BYTES]).digest()[:TENANT_BYTES]
+
+
+class Tenancy:
+    """`tries` returns the tries of all tiers."""
+
+    def __init__(self, tries: Callable[[], Iterable[Trie]]) -> None:
+        self._tries = tries
+        self._digest_of: dict[Key, bytes] = {}
+        self._most = LEAST_NOTED
+
+    def note(self, keys: Sequence[Key], digest: Callable[[], bytes]) -> None:
+        """Note the tenant of a path, by its first cell."""
+        if keys and keys[0] not in self._digest_of:
+            if len(self._digest_of) >= self._most:
+                self._forget_uncached()
+            self._digest_of[keys[0]] = digest()
+
+    def _forget_uncached(self) -> None:
+        tries = list(self._tries())
+        self._digest_of = {
+            key: digest for key, digest in self._digest_of.items() if any(key in trie.nodes for trie in tries)
+        }
+        self._most = max(LEAST_NOTED, 2 * len(self._digest_of))
+
+    def of(self, node: Node) -> bytes:
+        """Return the digest of the tenant that a cell belongs to."""
+        while node.parent is not None:
+            node = node.parent
+        return self._digest_of.get(node.key, NO_TENANT)
+
+    def chooser(self, tenant: bytes | None, prefix: bytes | None) -> Callable[[Node], bool]:
+        """Return whether a cell belongs to a tenant, or lies at or below one whose key has this prefix; or any.
+
+        The function must see all cells of a trie, parents before their children.
+        """
+        known: dict[Key, bool] = {}
+
+        def chosen(node: Node) -> bool:
+            if tenant is None and prefix is None:
+                return True
+            above = node.parent is not None and known[node.parent.key]
+            own = node.parent is None and tenant is not None and self.of(node) == tenant
+            named = prefix is not None and node.key.startswith(prefix)
+            known[node.key] = above or own or named
+            return known[node.key]
+
+        return chosen
+
+    def tokens(self, tries: Iterable[Trie], cell: int) -> dict[bytes, int]:
+        """Return the tokens of each tenant in these tries."""
+        found: Counter[bytes] = Counter()
+        for trie in tries:
+            root_of: dict[Key, bytes] = {}
+            for node in trie.nodes.values():
+                digest = self.of(node) if node.parent is None else root_of[node.parent.key]
+                root_of[node.key] = digest
+                found[digest] += cell
+        return dict(found)

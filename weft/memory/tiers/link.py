@@ -1,0 +1,136 @@
+"""Two neighbouring tiers and the copies between them: what is saved to the lower one, what is loaded from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from weft.base.copies import CopyPlan, Direction
+from weft.base.grid import floor_to_grid
+from weft.memory.cache import Cache
+from weft.memory.keys import Key
+from weft.memory.tiers.demotion import Demotion
+from weft.memory.tiers.loads import Loads
+from weft.memory.tiers.rates import Rates
+from weft.memory.tiers.saves import Saves
+from weft.memory.trie import Node, resume_at_or_above
+
+# Loads go first: a request waits for them. At 50 GB/s these are 10 and 5 milliseconds.
+MOST_LOADING_BYTES = 512 << 20
+MOST_SAVING_BYTES = 256 << 20
+CHUNK_BYTES = 64 << 20
+
+
+class TierLink:
+    """`level` counts links from the device down: copies of link 0 are between the device and the tier below it.
+
+    `labelled`: the lower tier outlives the process, and plans say what each unit is.
+    """
+
+    def __init__(
+        self, level: int, name: str, upper: Cache, lower: Cache, load_bytes: float | None, labelled: bool = False
+    ) -> None:
+        self.level = level
+        self.name = name
+        self.upper = upper
+        self.lower = lower
+        self.rates = Rates(load_bytes)
+        self.saves = Saves(upper, lower, CHUNK_BYTES, MOST_SAVING_BYTES)
+        self.loads = Loads(upper, lower, CHUNK_BYTES, MOST_LOADING_BYTES, self.saves.damaged)
+        self.demotion = Demotion(upper, self.saves)
+        self.saves.labelled = self.loads.labelled = labelled
+        # Whether what the upper tier keeps is also saved while the engine is idle.
+        self.writes_behind = labelled
+        self.loaded_tokens = 0
+        self.failures = 0
+        self.seconds = dict.fromkeys(Direction, 0.0)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of copies that hold memory until they land."""
+        return self.saves.in_flight + self.loads.in_flight
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.in_flight or self.saves.waiting or self.loads.waiting)
+
+    # copies ---------------------------------------------------------------------------------------------------------
+
+    def plan_load(self) -> CopyPlan | None:
+        """Return the next copies to the upper tier."""
+        plan = self.loads.plan()
+        return None if plan is None else replace(plan, level=self.level)
+
+    def plan_save(self, idle: bool = False) -> CopyPlan | None:
+        """Return the next copies to the lower tier: of what is evicted next, and if `idle`, of what was kept."""
+        more = self.demotion.demote
+        if idle:
+            more = self.demotion.write_behind if self.writes_behind else lambda: False
+        plan = self.saves.plan(more)
+        return None if plan is None else replace(plan, level=self.level)
+
+    def plan_begun(self) -> CopyPlan | None:
+        """Return the next copies of paths whose saves were begun."""
+        plan = self.saves.plan(lambda: False)
+        return None if plan is None else replace(plan, level=self.level)
+
+    def landed(self, plan: CopyPlan, seconds: float) -> None:
+        """Publish what a plan has copied."""
+        self.seconds[plan.direction] += seconds
+        if plan.direction is Direction.SAVE:
+            self.saves.landed()
+        else:
+            self.rates.loaded(plan.size_bytes, seconds)
+            self.loads.landed()
+
+    def failed(self, plan: CopyPlan) -> None:
+        """Give up what a plan could not copy."""
+        copies = self.saves if plan.direction is Direction.SAVE else self.loads
+        copies.failed()
+        self.failures += 1
+
+    # lookups --------------------------------------------------------------------------------------------------------
+
+    def deepest(self, keys: list[Key], limit: int) -> Node | None:
+        """Return the deepest place in the lower tier to resume from."""
+        reusable = keys[: floor_to_grid(limit, self.lower.cell) // self.lower.cell]
+        damaged = self.saves.damaged
+        if damaged:
+            bad = (depth for depth, key in enumerate(reusable) if key in damaged)
+            reusable = reusable[: next(bad, len(reusable))]
+        node = self.lower.trie.deepest(reusable)
+        if self.lower.point_bytes:
+            point = resume_at_or_above(node)
+            return None if point is None else point.node
+        return node
+
+    def load_bytes(self, keys: list[Key], source: Node) -> int:
+        """Return the bytes to load so that the upper tier has the path to `source`."""
+        known = self.upper.trie.nodes.get(source.key)
+        if known is not None and (known.resume is not None or not self.upper.point_bytes):
+            return 0
+        matched = self.upper.trie.deepest(keys[: source.depth])
+        return self.loads.size_bytes(0 if matched is None else matched.depth, source.depth)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters and gauges of the lower tier for metrics."""
+        arena = self.lower.arena
+        return {
+            "limit_bytes": arena.slabs * arena.slab_bytes,
+            "used_bytes": sum(arena.used(kind) * size for kind, size in arena.unit_bytes.items()),
+            "cells": len(self.lower.trie),
+            "resume_points": self.lower.points,
+            "evicted_pages": self.lower.counts.evicted_pages,
+            "evicted_points": self.lower.counts.evicted_points,
+            "saved_bytes": self.saves.bytes,
+            "loaded_bytes": self.loads.bytes,
+            "saved_seconds": self.seconds[Direction.SAVE],
+            "loaded_seconds": self.seconds[Direction.LOAD],
+            "loaded_tokens": self.loaded_tokens,
+            "unsaved": self.saves.dropped,
+            "unworthy": self.demotion.unworthy,
+            "failures": self.failures,
+            "cancelled_loads": self.loads.cancelled,
+            "load_bytes_per_second": self.rates.load_bytes or 0.0,
+            "prefill_tokens_per_second": self.rates.prefill_tokens or 0.0,
+        }
