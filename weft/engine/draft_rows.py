@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.engine.draft_model import DraftModel
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.speculate.drafting import Drafting, Proposal
@@ -27,10 +28,13 @@ Row = tuple[Sequence, int, bool]
 
 
 class DraftRows:
-    """Drafting of the planner's seats. Without `drafting`, no seat ever drafts."""
+    """Drafting of the planner's seats. Without `drafting`, no seat ever drafts. `model` drafts by decoding."""
 
-    def __init__(self, drafting: Drafting | None, sampling: SeatSampling, seats: int) -> None:
+    def __init__(
+        self, drafting: Drafting | None, sampling: SeatSampling, seats: int, model: DraftModel | None = None
+    ) -> None:
         self.drafting = drafting
+        self.model = model
         self.sampling = sampling
         # By seat: the first plan in which it proposes drafts, and whether its last token is known to the host and not
         # on the board.
@@ -44,6 +48,11 @@ class DraftRows:
         self._wakes[seat] = NEVER if sequence.drafting is None else 0
         self.off_board[seat] = False
         self._waiting.discard(seat)
+
+    def stand_up(self, seat: int, returns: bool) -> None:
+        """Release what the draft model holds for a sequence that leaves its seat; `returns`: it was preempted."""
+        if self.model is not None:
+            self.model.leave(seat, returns)
 
     def asleep(self, seats: NDArray[np.int64], number: int) -> NDArray[np.bool_]:
         """Return which of these seats propose nothing after the plan of this number."""
@@ -70,7 +79,7 @@ class DraftRows:
         lengths = self.drafting.choose(proposals, count, room)
         probing = set() if any(lengths) else self._probe(offered, number)
         if probing:
-            lengths = [min(PROBED_DRAFTS, len(p.tokens)) if s in probing else 0 for s, p in offered.items()]
+            lengths = [min(PROBED_DRAFTS, len(p.worth)) if s in probing else 0 for s, p in offered.items()]
         wanted = {seat: p.first(length) for (seat, p), length in zip(offered.items(), lengths, strict=True) if length}
         together = len(wanted) >= LAND_FIRST_SHARE * count
         late = {seat: proposal for seat, proposal in wanted.items() if rows[seat][2]}
@@ -79,7 +88,20 @@ class DraftRows:
         chosen = {seat: proposal for seat, proposal in wanted.items() if seat not in late}
         for seat in offered.keys() - chosen.keys() - held:
             self._sleep(seat, rows[seat][0], number)
-        return chosen, held
+        return self._decode(chosen, rows), held
+
+    def _decode(self, chosen: dict[int, Proposal], rows: Mapping[int, Row]) -> dict[int, Proposal]:
+        """Return the chosen proposals with the tokens of the draft model. Rows that it has none for are left out."""
+        wanted = {seat: (rows[seat][0], len(p.worth)) for seat, p in chosen.items() if not p.tokens}
+        if not wanted or self.model is None:
+            return chosen
+        found = self.model.draft(wanted)
+        for seat, (sequence, _) in wanted.items():
+            tokens, constraint = found.get(seat, ()), sequence.constraint
+            if tokens and constraint is not None:
+                tokens = tokens[: len(constraint.masks_along(tokens))]
+            chosen[seat] = chosen[seat].with_tokens(tokens)
+        return {seat: proposal for seat, proposal in chosen.items() if proposal.tokens}
 
     def _offers(self, rows: Mapping[int, Row]) -> dict[int, Proposal]:
         """Return what each row proposes for the step after its last landing."""
@@ -88,7 +110,7 @@ class DraftRows:
             proposal = self._propose(seat, sequence, left)
             if proposal is not None and in_flight:
                 proposal = proposal.later()
-            if proposal is not None and proposal.tokens:
+            if proposal is not None and proposal.worth:
                 offered[seat] = proposal
         return offered
 
@@ -105,8 +127,10 @@ class DraftRows:
         proposal = sequence.drafting.spell(constraint.forced(), most)
         if proposal is None:
             proposal = sequence.drafting.propose(sequence.generated, most, self.drafting.shared)
-        valid = 0 if proposal is None else len(constraint.masks_along(proposal.tokens))
-        return proposal.first(valid) if proposal is not None and valid else None
+        if proposal is None or not proposal.tokens:
+            return proposal
+        valid = len(constraint.masks_along(proposal.tokens))
+        return proposal.first(valid) if valid else None
 
     def _probe(self, offered: Mapping[int, Proposal], number: int) -> set[int]:
         """Return the seats that probe: those whose turn it is, or if it is time, the most likely."""
@@ -137,6 +161,8 @@ class DraftRows:
 
     def verified(self, seat: int, sequence: Sequence, proposal: Proposal, accepted: int, number: int) -> None:
         """Learn from a row of a landed flight; `number` is the last plan made."""
+        if self.model is not None and proposal.drafter == self.model.name:
+            self.model.settle(seat, accepted)
         if self.drafting is not None and sequence.drafting is not None:
             pause = self.drafting.verified(sequence.drafting, proposal, accepted)
             if not sequence.leaving:

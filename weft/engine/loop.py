@@ -21,6 +21,7 @@ from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import Copier
 from weft.engine.device import Device
+from weft.engine.draft_model import DraftModel
 from weft.engine.events import FinishReason, Output, Report, Top
 from weft.engine.planner import Planner
 from weft.engine.request import Request
@@ -33,7 +34,8 @@ from weft.speculate.drafting import Drafting, SequenceDrafts
 
 
 class Engine:
-    """`constraints` compiles grammars; without it, requests may not have one. `drafting` defaults to the settings'."""
+    """`constraints` compiles grammars; without it, requests may not have one. `drafting` defaults to the settings';
+    `draft_model` decodes drafts."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class Engine:
         config: EngineConfig,
         constraints: Constraints | None = None,
         drafting: Drafting | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.config = config
         self._constraints = constraints
@@ -59,9 +62,10 @@ class Engine:
         tiered = config.cache and (config.host_bytes or config.disk_bytes)
         self.copier = Copier.attach(self.ledger, device, config) if tiered else None
         if drafting is None and config.draft != "off":
-            drafting = Drafting(config.draft_tokens, shares=config.cache)
+            name = None if draft_model is None else draft_model.name
+            drafting = Drafting(config.draft_tokens, shares=config.cache, model=name)
         assert drafting is None or drafting.most <= spec.draft_room, "a tail must have room for all drafts of a step"
-        self.planner = Planner(self.ledger, config, drafting)
+        self.planner = Planner(self.ledger, config, drafting, draft_model)
         self._device = device
         self._sequences: dict[int, Sequence] = {}
         self._flights: deque[tuple[PlannedStep, Any]] = deque()
@@ -174,6 +178,8 @@ class Engine:
         """Drop everything that no running sequence uses; return how many cached tokens are left."""
         if self.planner.drafting is not None:
             self.planner.drafting.shared.clear()
+        if self.planner.drafts.model is not None:
+            self.planner.drafts.model.flush()
         self.ledger.cache.clear()
         if self.ledger.tiers is not None:
             self.ledger.tiers.clear()
@@ -223,6 +229,8 @@ class Engine:
             self._settle(*self._flights.popleft())
         if self.config.paranoid:
             audit(self.ledger)
+            if self.planner.drafts.model is not None:
+                audit(self.planner.drafts.model.ledger)
         outputs, self._outputs = self._outputs, []
         return outputs
 

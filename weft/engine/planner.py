@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
+from weft.engine.draft_model import DraftModel
 from weft.engine.draft_rows import DraftRows
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
@@ -33,7 +34,13 @@ LOOK_AHEAD = 8
 class Planner:
     """Owns the running sequences and their seats. `landed` is the number of the last plan that has landed."""
 
-    def __init__(self, ledger: Ledger, config: EngineConfig, drafting: Drafting | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        config: EngineConfig,
+        drafting: Drafting | None = None,
+        draft_model: DraftModel | None = None,
+    ) -> None:
         self.ledger = ledger
         self.drafting = drafting
         self.config = config
@@ -57,7 +64,7 @@ class Planner:
         self._seen_ahead: tuple[list[int], int] = ([], 0)
         # Whether a row of the current plan did not get all the memory that it asked for.
         self._short = False
-        self.drafts = DraftRows(drafting, self.sampling, config.max_sequences)
+        self.drafts = DraftRows(drafting, self.sampling, config.max_sequences, draft_model)
 
     @property
     def running(self) -> int:
@@ -349,6 +356,7 @@ class Planner:
         sequence.lease.returns = sequence.reason is None
         self.ledger.close(sequence.lease)
         sequence.lease = None
+        self.drafts.stand_up(sequence.seat, sequence.reason is None)
         self.by_seat[sequence.seat] = None
         heappush(self._free_seats, sequence.seat)
         if sequence.reason is None:

@@ -20,7 +20,7 @@ from weft.speculate.costs import LearnedCosts, StepCosts
 from weft.speculate.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
 
 # Acceptance of a draft that is assumed before any was verified, by drafter and length of the match.
-PRIORS = {"prediction": 0.8, "grammar": 0.99, "suffix": 0.4, "long suffix": 0.8}
+PRIORS = {"prediction": 0.8, "grammar": 0.99, "suffix": 0.4, "long suffix": 0.8, "model": 0.6}
 LONG_MATCH = 8
 # Weight of the past in the acceptance of a row and of all rows, and how many verified drafts the prior counts for.
 MEMORY = 0.9
@@ -76,7 +76,10 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Drafts for one row. `worth` is the probability that each of them and all before it are accepted."""
+    """Drafts for one row. `worth` is the probability that each of them and all before it are accepted.
+
+    A draft model decodes only for rows that are chosen: until then its proposals have a worth and no `tokens`.
+    """
 
     drafter: str
     kind: str
@@ -85,9 +88,13 @@ class Proposal:
 
     def first(self, count: int) -> Proposal:
         """Return the first drafts of the proposal."""
-        if count == len(self.tokens):
+        if count == len(self.worth):
             return self
         return replace(self, tokens=self.tokens[:count], worth=self.worth[:count])
+
+    def with_tokens(self, tokens: Sequence[int]) -> Proposal:
+        """Return the proposal with its tokens, which may be fewer than were asked for."""
+        return replace(self, tokens=tuple(tokens), worth=self.worth[: len(tokens)])
 
     def later(self) -> Proposal:
         """Return the drafts after the first, for a row whose next token is in flight: the first guesses that one."""
@@ -122,9 +129,12 @@ class SequenceDrafts:
         prediction: NDArray[np.int32] | None = None,
         suffixes: bool = True,
         overall: dict[str, Acceptance] | None = None,
+        model: str | None = None,
     ) -> None:
         self.most = most
         self.salt = salt
+        # The drafter that decodes where texts have no long match.
+        self._model = model
         self._own = OwnText(prompt) if suffixes else None
         self._prediction = Prediction(prediction) if prediction is not None and len(prediction) else None
         # By kind: of all sequences of the engine, and of this one.
@@ -140,9 +150,12 @@ class SequenceDrafts:
         if self._prediction is not None and (match := self._prediction.match(answer, most)) is not None:
             return self._proposal("prediction", "prediction", match)
         match = self._match(answer, most, shared)
+        is_long = match is not None and match.length >= LONG_MATCH
+        if self._model is not None and not is_long:
+            return Proposal(self._model, self._model, (), self._acceptance_of(self._model).worth(most))
         if match is None or not match.tokens:
             return None
-        return self._proposal("suffix", "long suffix" if match.length >= LONG_MATCH else "suffix", match)
+        return self._proposal("suffix", "long suffix" if is_long else "suffix", match)
 
     def spell(self, forced: Sequence[int], most: int) -> Proposal | None:
         """Return tokens that a grammar forces as drafts. The model may still spell the same text otherwise."""
@@ -193,11 +206,20 @@ class SequenceDrafts:
 class Drafting:
     """Decides the drafts of each step, for all rows together. `most` bounds the drafts of a row.
 
-    `shares`: finished texts are kept as drafts for later requests with the same salt.
+    `shares`: finished texts are kept as drafts for later requests with the same salt. `model` names the drafter that
+    decodes, if there is one.
     """
 
-    def __init__(self, most: int, suffixes: bool = True, costs: StepCosts | None = None, shares: bool = True) -> None:
+    def __init__(
+        self,
+        most: int,
+        suffixes: bool = True,
+        costs: StepCosts | None = None,
+        shares: bool = True,
+        model: str | None = None,
+    ) -> None:
         self.most = most
+        self.model = model
         self.suffixes = suffixes
         self.shares = shares
         self.costs: StepCosts = LearnedCosts() if costs is None else costs
@@ -212,9 +234,9 @@ class Drafting:
     ) -> SequenceDrafts | None:
         """Return the drafting of a new sequence; None if it has none. `most` is the request's own bound."""
         bound = self.most if most is None else min(most, self.most)
-        if bound < 1 or not (self.suffixes or prediction is not None):
+        if bound < 1 or not (self.suffixes or self.model or prediction is not None):
             return None
-        return SequenceDrafts(prompt, salt, bound, prediction, self.suffixes, self.overall)
+        return SequenceDrafts(prompt, salt, bound, prediction, self.suffixes, self.overall, self.model)
 
     def ended(self, salt: bytes, tokens: NDArray[np.int32]) -> None:
         """Keep the text of a finished sequence for others with its salt."""
