@@ -31,7 +31,7 @@ from weft.base.plan import Landing
 from weft.engine.assembly import PlannedStep
 from weft.engine.loop import Engine
 from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
+from weft.speculate.drafting import Acceptance, Drafting, Proposal, SequenceDrafts
 from weft.speculate.suffix import SharedTexts
 
 MODELS = ("nemotron-nano-9b-v2", "qwen3.5-9b")
@@ -77,8 +77,8 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
 class ScriptedDrafts(SequenceDrafts):
     """Any tokens, as many as there are chances. The engine learns their acceptance, from that of a grammar on."""
 
-    def __init__(self, prompt: np.ndarray, chances: Sequence[float]) -> None:
-        super().__init__(prompt, b"", len(chances), suffixes=False)
+    def __init__(self, prompt: np.ndarray, chances: Sequence[float], overall: dict[str, Acceptance]) -> None:
+        super().__init__(prompt, b"", len(chances), suffixes=False, overall=overall)
         self.chances = chances
 
     def propose(self, answer: list[int], most: int, shared: SharedTexts) -> Proposal | None:
@@ -97,7 +97,7 @@ class ScriptedDrafting(Drafting):
         self.fixed = fixed
 
     def begin(self, prompt: Any, salt: bytes, most: int | None, prediction: Any) -> SequenceDrafts:
-        return ScriptedDrafts(prompt, self.chances)
+        return ScriptedDrafts(prompt, self.chances, self.overall)
 
     def choose(self, proposals: Sequence[Proposal], rows: int, most: int) -> list[int]:
         return [len(p.tokens) for p in proposals] if self.fixed else super().choose(proposals, rows, most)

@@ -52,19 +52,6 @@ def table(lines: Sequence[Sequence[int]]) -> np.ndarray:
     return np.array([[*line, *[NOWHERE] * (width - len(line))] for line in lines], np.int32).reshape(len(lines), width)
 
 
-def greedy(count: int) -> Sampling:
-    def full(value: float) -> np.ndarray:
-        return np.full(count, value, np.float32)
-
-    none, numbers = ints([]), np.zeros(0, np.float32)
-    return Sampling(
-        temperature=full(0), top_k=ints([0] * count), top_p=full(1), min_p=full(0), uniform=full(0),
-        top_logprobs=ints([0] * count), repetition_penalty=full(1), presence_penalty=full(0),
-        frequency_penalty=full(0), history_row=none, history_token=none, history_generated=none, bias_row=none,
-        bias_token=none, bias_value=numbers, all_greedy=True, wants_logprobs=False,
-    )  # fmt: skip
-
-
 def make_plan(rows: Sequence[Row], captures: Sequence[Capture] = ()) -> Plan:
     """A plan of `rows`, in this order; each samples a token. Tokens are numbered through unless given."""
     lengths = [row.end - row.start for row in rows]
@@ -84,7 +71,7 @@ def make_plan(rows: Sequence[Row], captures: Sequence[Capture] = ()) -> Plan:
         window_first=ints(row.window_first for row in rows),
         captures=Captures(*(ints(column) for column in (zip(*captures) if captures else ([], [], [])))),
         sampled=ints(range(len(rows))),
-        sampling=greedy(len(rows)),
+        sampling=Sampling.greedy(len(rows)),
         score_index=ints([]),
         score_token=ints([]),
         score_top=0,

@@ -11,8 +11,9 @@ from functools import partial
 
 import pytest
 
-from tests import test_drafts, test_drafts_of_grammars, test_drafts_of_models, test_suffixes
+from tests import test_draft_model, test_drafts, test_drafts_of_grammars, test_drafts_of_models, test_suffixes
 from weft.engine import loop, planner
+from weft.engine.draft_model import DraftModel
 from weft.engine.seat_sampling import SeatSampling
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
@@ -141,6 +142,12 @@ def all_samples_of_a_row_have_the_random_number_of_its_first(patch: Patch) -> No
 def a_grammar_does_not_see_the_drafts_before_a_sample(patch: Patch) -> None:
     original = Guide.masks_along
     patch.setattr(Guide, "masks_along", lambda self, tokens: [self.mask for _ in original(self, tokens)])
+
+
+@plant(test_draft_model.check_perfect_guesses)
+def the_draft_model_keeps_guesses_that_were_refused(patch: Patch) -> None:
+    original = DraftModel.settle
+    patch.setattr(DraftModel, "settle", lambda self, seat, accepted: original(self, seat, accepted + 1))
 
 
 @plant(test_suffixes.test_texts_of_another_salt_are_never_drafted)

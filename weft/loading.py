@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,14 @@ import torch
 from weft import __version__, builtin
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError, OptionError
-from weft.base.options import Options, SizingFacts, count, draft_tokens, resolve
+from weft.base.options import Options, SizingFacts, count, draft_of, draft_tokens, resolve
 from weft.base.sampling import SamplingParams
+from weft.engine.draft_model import DraftModel
 from weft.kernels.choosing import Chosen, begin_compiling, choose
 from weft.kernels.devices import choose_device, device_name, free_bytes
 from weft.kernels.interface import Operations
-from weft.memory.capacity import least_bytes, longest_alone
+from weft.memory.capacity import draft_share, least_bytes, longest_alone
+from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.models.config import Config, read_config, shown, text_part
 from weft.models.model import CausalModel
@@ -40,6 +43,15 @@ _logged: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft model."""
+
+    model: CausalModel
+    spec: MemorySpec
+    chosen: Chosen
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """Everything that a serving process holds of a model."""
 
@@ -52,6 +64,7 @@ class Loaded:
     suggested: SamplingParams  # sampling defaults of the model, for requests that set none
     device: str
     chosen: Chosen  # packages that compute its operations
+    draft: LoadedDraft | None = None
     disk: Path | None = None  # file of the disk tier
     fingerprint: bytes = b""  # of the model, for that file
 
@@ -91,6 +104,25 @@ class Loaded:
         from weft.runner.cuda.runner import CudaRunner
 
         return CudaRunner(*parts, config.max_length, progress=progress, operations=operations)
+
+    def draft_model(self, threads: int = 0) -> DraftModel | None:
+        """Return the draft model with its own memory, if there is one."""
+        if self.draft is None:
+            return None
+        config, spec, model = self.config, self.draft.spec, self.draft.model
+        size, seats, threads = config.draft_bytes, config.max_sequences, threads or available_cores()
+        ledger = Ledger(
+            spec,
+            size,
+            seats,
+            config.max_length,
+            cache=config.cache,
+            eviction=config.eviction,
+            remember_freed=config.paranoid,
+        )
+        runner = Runner(model, spec, size, seats, self.device, threads, self.draft.chosen.operations)
+        vocab_size = min(model.vocab_size, self.model.vocab_size)
+        return DraftModel(ledger, runner, vocab_size, config.max_tokens_per_step, config.paranoid)
 
     def grammars(self, warm: bool = True) -> Grammars | None:
         """Return the engine's support for structured outputs. `warm`: be ready before the first request."""
@@ -133,7 +165,8 @@ def load(options: Options, progress: bool = True) -> Loaded:
     report_choices(device, chosen)
     kind = "plain" if device != "cpu" and room is None else device
     spec = MemorySpec(model.memories(chosen.operations), draft_room=draft_tokens(options, kind))
-    facts = facts_of(spec, config, device, room)
+    draft = load_draft(options, tokenizer, model, progress) if draft_of(options) == "model" else None
+    facts = facts_of(spec, config, device, room, None if draft is None else draft.spec)
     engine_config, reasons = resolve(options, facts)
     if options.exact:
         engine_config = replace(engine_config, form=form_of(options, device, chosen))
@@ -146,12 +179,42 @@ def load(options: Options, progress: bool = True) -> Loaded:
     ends = end_tokens(beside)
     ends |= tokenizer.end_tokens if tokenizer else ends
     suggested = suggested_params(beside)
-    loaded = Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, chosen)
+    loaded = Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, chosen, draft)
     if options.disk is None:
         return loaded
     from weft.models.fingerprint import fingerprint
 
     return replace(loaded, disk=Path(options.disk), fingerprint=fingerprint(model, config, spec))
+
+
+def load_draft(options: Options, tokenizer: Tokenizer | None, target: CausalModel, progress: bool) -> LoadedDraft:
+    """Load a draft model, if it reads the same token ids as the target."""
+    name = options.draft
+    folder = find_checkpoint(builtin.place_of(name), options.weights != "dummy")
+    refuse_block_drafter(name, read_config(folder if folder.is_file() else folder / "config.json"))
+    own = load_tokenizer(folder if folder.is_dir() else folder.parent)
+    dtype, room = choose_dtype(options.dtype, folder), draft_tokens(options, "cpu")
+    if (own and own.digest) != (tokenizer and tokenizer.digest):
+        raise ModelError(f"draft: {name} must have the tokenizer of the model, and its vocabulary differs")
+    model, _ = load_model(folder, dtype, "cpu", progress, options.weights, options.seed, free_bytes())
+    if tokenizer is None and model.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"draft: {name} must have the vocabulary of the model, but has {model.vocab_size} tokens instead of "
+            f"{target.vocab_size}"
+        )
+    chosen = choose("cpu", dtype, model.memories)
+    return LoadedDraft(model, MemorySpec(model.memories(chosen.operations), draft_room=room), chosen)
+
+
+def refuse_block_drafter(name: str, config: Mapping[str, Any]) -> None:
+    """Raise if a checkpoint is a drafter that reads the target's hidden states, and no model of its own."""
+    architectures = str(config.get("architectures", "")).lower()
+    for kind in ("DFlash", "DSpark"):
+        if f"{kind.lower()}_config" in config or kind.lower() in architectures:
+            raise ModelError(
+                f"draft: {name} is a {kind} drafter, which is not supported; pass a model with the same tokenizer, or "
+                "--draft suffix"
+            )
 
 
 def form_of(options: Options, device: str, chosen: Chosen) -> str:
@@ -236,15 +299,22 @@ def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTem
     return found, None if found is None else load_template(folder, found.specials, options.chat_template)
 
 
-def facts_of(spec: MemorySpec, config: dict[str, Any], device: str, room: GpuMemory | None) -> SizingFacts:
+def facts_of(
+    spec: MemorySpec, config: dict[str, Any], device: str, room: GpuMemory | None, draft: MemorySpec | None = None
+) -> SizingFacts:
     # Steps of plain PyTorch on a GPU are not measured, and take more memory for each token.
     kind = "plain" if device != "cpu" and room is None else device
+
+    def share(memory: int) -> int:
+        return 0 if draft is None else draft_share(spec, draft, memory)
+
     return SizingFacts(
         device=kind,
         room="" if room is None else str(room),
         free_bytes=free_bytes(device) if room is None else room.arena,
         model_length=Config(config).integer("max_position_embeddings", default=None),
-        longest=partial(longest_alone, spec),
-        least_bytes=least_bytes(spec),
+        longest=lambda memory: longest_alone(spec, memory - share(memory)),
+        least_bytes=least_bytes(spec) + (0 if draft is None else least_bytes(draft)),
         free_host_bytes=0 if device == "cpu" else free_bytes(),
+        draft_bytes=share,
     )

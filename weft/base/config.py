@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.base.errors import InvalidOption
 
-DRAFTS = ("off", "suffix")
+DRAFTS = ("off", "suffix", "model")
 # Drafts that one row may verify in a step: every tail has room for them.
 MOST_DRAFTS = 15
 
@@ -20,8 +20,9 @@ class EngineConfig:
     `capture_every` is the distance between snapshots in tokens; 0 derives it from the size of a state. `exact`: every
     token is computed in its canonical form (docs/exact.md); `form` is what its bits depend on, such as the device.
     `paranoid` audits every step, checks every plan, and fills freed memory with NaN. `host_bytes` is the size of the
-    host memory that keeps what the device evicts, `disk_bytes` that of a file which does; 0 is none. `draft` is "off"
-    or "suffix", and `draft_tokens` the most drafts that one row verifies in a step.
+    host memory that keeps what the device evicts, `disk_bytes` that of a file which does; 0 is none. `draft` is "off",
+    "suffix" or "model", and `draft_tokens` the most drafts that one row verifies in a step. `draft_bytes` is the memory
+    of a draft model, besides `memory_bytes`.
     """
 
     memory_bytes: int
@@ -40,6 +41,7 @@ class EngineConfig:
     host_bytes: int = 0
     draft: str = "off"
     draft_tokens: int = 0
+    draft_bytes: int = 0
     disk_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -57,7 +59,7 @@ class EngineConfig:
                 f"({self.max_tokens_per_step}) must be at least max_sequences "
                 f"({self.max_sequences}), so that every running sequence can decode in a step",
             )
-        for name in ("capture_every", "host_bytes", "disk_bytes"):
+        for name in ("capture_every", "host_bytes", "disk_bytes", "draft_bytes"):
             if getattr(self, name) < 0:
                 raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")
         if not 0 <= self.draft_tokens <= MOST_DRAFTS:

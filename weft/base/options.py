@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from weft.base.config import DRAFTS, MOST_DRAFTS, EngineConfig
+from weft.base.config import MOST_DRAFTS, EngineConfig
 from weft.base.errors import InvalidOption
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -32,7 +32,9 @@ AUTO_COUNTS = {
 }
 WEIGHTS = ("checkpoint", "dummy")
 ORDERS = ("fcfs", "prefix")
-DRAFT_OPTIONS = ("auto", *DRAFTS)
+DRAFT_OPTIONS = ("auto", "off", "suffix")
+# Drafters that are known by name and not supported.
+REFUSED_DRAFTERS = ("mtp", "dflash", "dspark", "eagle", "medusa")
 # Drafts that a row verifies in a step at most, by device. A tail has room for them, so they take memory.
 DRAFT_TOKENS = {"cpu": MOST_DRAFTS, "cuda": 7, "plain": 7}
 
@@ -92,9 +94,9 @@ class Options:
     )
     draft: str = option(
         "auto",
-        "speculative decoding; suffix: guess tokens from earlier text and predictions, and verify them in one step; "
-        "auto: off",
-        metavar="auto|off|suffix",
+        "speculative decoding: guess tokens and verify them in one step; suffix: from earlier text and predictions; a "
+        "folder or hub id: by a smaller model with the same tokenizer (CPU only); auto: off",
+        metavar="auto|off|suffix|MODEL",
     )
     paranoid: bool = option(False, "audit every step and fill freed memory with NaN (slow)")
     seed: int = option(0, "seed for requests that set none")
@@ -105,11 +107,11 @@ class Options:
             value, choices = getattr(self, each.name), each.metadata["choices"]
             if choices and value not in choices:
                 raise InvalidOption(each.name, f"must be one of {', '.join(choices)}, got {value!r}")
-        if self.draft not in DRAFT_OPTIONS:
+        if not isinstance(self.draft, str) or not self.draft or self.draft.lower() in REFUSED_DRAFTERS:
             raise InvalidOption(
                 "draft",
-                f"must be one of {', '.join(DRAFT_OPTIONS)}, got {self.draft!r}; MTP heads (mtp) and draft models are "
-                "not supported",
+                f"must be one of {', '.join(DRAFT_OPTIONS)}, or the folder or hub id of a draft model, got "
+                f"{self.draft!r}; MTP heads (mtp), DFlash, DSpark, EAGLE and Medusa are not supported",
             )
         for name in AUTO_COUNTS:
             count(name, getattr(self, name), "cpu")
@@ -192,6 +194,7 @@ class SizingFacts:
     device: str = "cpu"
     room: str = ""  # on a GPU: how the free memory was measured
     free_host_bytes: int = 0  # on a GPU: free memory of the machine
+    draft_bytes: Callable[[int], int] = lambda memory: 0  # what a draft model takes of this memory
 
 
 def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping[str, str]]:
@@ -219,8 +222,10 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
     counts["max_tokens_per_step"] = max(counts["max_tokens_per_step"], counts["max_sequences"])
     if options.draft == "auto":
         reasons["draft"] = "off: its gain depends on the traffic; pass --draft suffix to guess from earlier text"
+    drafting = facts.draft_bytes(memory)
     config = EngineConfig(
-        memory_bytes=memory,
+        memory_bytes=memory - drafting,
+        draft_bytes=drafting,
         **counts,
         max_length=length,
         cache=options.cache,
@@ -266,8 +271,14 @@ def _host_bytes(options: Options, facts: SizingFacts, reasons: dict[str, str]) -
 
 
 def draft_of(options: Options) -> str:
-    """Return the drafter of an engine with these options."""
-    return "off" if options.draft == "auto" else options.draft
+    """Return the drafter of an engine with these options.
+
+    >>> [draft_of(Options(draft=draft)) for draft in ("auto", "suffix", "owner/small")]
+    ['off', 'suffix', 'model']
+    """
+    if options.draft == "auto":
+        return "off"
+    return options.draft if options.draft in DRAFT_OPTIONS else "model"
 
 
 def draft_tokens(options: Options, device: str) -> int:
@@ -278,6 +289,8 @@ def draft_tokens(options: Options, device: str) -> int:
     """
     if options.exact and draft_of(options) != "off" and device != "cpu":
         raise InvalidOption("draft", "must be off with exact on a GPU: drafts are not verified in the form of decodes")
+    if draft_of(options) == "model" and device != "cpu":
+        raise InvalidOption("draft", f"is a model ({options.draft}), which needs a CPU; on a GPU pass --draft suffix")
     return 0 if draft_of(options) == "off" else DRAFT_TOKENS[device]
 
 

@@ -65,6 +65,17 @@ class Sampling(Frozen):
     ban_token: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     ban_input: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
 
+    @classmethod
+    def greedy(cls, count: int) -> Sampling:
+        """Return the sampling of `count` samples that take the most likely token."""
+        none, zeros, ones = np.zeros(0, np.int32), np.zeros(count, np.float32), np.ones(count, np.float32)
+        return cls(
+            temperature=zeros, top_k=np.zeros(count, np.int32), top_p=ones, min_p=zeros, uniform=zeros,
+            top_logprobs=np.zeros(count, np.int32), repetition_penalty=ones, presence_penalty=zeros,
+            frequency_penalty=zeros, history_row=none, history_token=none, history_generated=none, bias_row=none,
+            bias_token=none, bias_value=np.zeros(0, np.float32), all_greedy=True, wants_logprobs=False,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Captures(Frozen):

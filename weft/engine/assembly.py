@@ -74,7 +74,7 @@ def assemble(
     drafts = {row: rows.drafts[seat] for row, seat in enumerate(seats.tolist()) if seat in rows.drafts}
     samples, ahead = _samples(sampled, drafts)
     score_index, score_token, score_top, scored = _scores(prefills, decodes)
-    page_table, window_table, window_first = _tables(ledger, seats, start, end)
+    page_table, window_table, window_first = page_tables(ledger, seats, start, end)
     plan = Plan(
         number=number,
         seat=seats.astype(np.int32),
@@ -99,7 +99,7 @@ def assemble(
         score_index=score_index,
         score_token=score_token,
         score_top=score_top,
-        poison=_drain(ledger.arena.freed),
+        poison=drain(ledger.arena.freed),
         drafts=_draft_counts(len(seats), drafts),
     )
     plain = np.ones(len(seats), np.bool_)
@@ -141,7 +141,8 @@ def _by_row(grants: dict[int, Grant], seats: NDArray[np.int64]) -> dict[int, Gra
     return {row_of[seat]: grant for seat, grant in grants.items()}
 
 
-def _drain(freed: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+def drain(freed: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Return the units that were freed since the last plan."""
     drained = tuple(freed)
     freed.clear()
     return drained
@@ -163,9 +164,10 @@ def planned_captures(grants: dict[int, Grant]) -> Captures:
     return Captures(*(np.ascontiguousarray(table[:, i]) for i in range(3)))
 
 
-def _tables(
+def page_tables(
     ledger: Ledger, seats: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
 ) -> tuple[Ints, Ints, Ints]:
+    """Return the pages of rows, their window pages, and the cells where those begin."""
     cell, kinds = ledger.spec.cell, ledger.arena.unit_bytes
     cells = -(-end // cell)
     width = int(cells.max()) if Kind.PAGE in kinds else 0

@@ -21,6 +21,7 @@ from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import Copier
 from weft.engine.device import Device
+from weft.engine.draft_model import DraftModel
 from weft.engine.events import FinishReason, Output, Report, Top
 from weft.engine.planner import Planner
 from weft.engine.request import Request
@@ -33,7 +34,8 @@ from weft.speculate.drafting import Drafting, SequenceDrafts
 
 
 class Engine:
-    """`constraints` compiles grammars; without it, requests may not have one. `drafting` defaults to the settings'."""
+    """`constraints` compiles grammars; without it, requests may not have one. `drafting` defaults to the settings';
+    `draft_model` decodes drafts."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class Engine:
         config: EngineConfig,
         constraints: Constraints | None = None,
         drafting: Drafting | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.config = config
         self._constraints = constraints
@@ -59,13 +62,16 @@ class Engine:
         tiered = config.cache and (config.host_bytes or config.disk_bytes)
         self.copier = Copier.attach(self.ledger, device, config) if tiered else None
         if drafting is None and config.draft != "off":
-            drafting = Drafting(config.draft_tokens, shares=config.cache)
+            name = None if draft_model is None else draft_model.name
+            drafting = Drafting(config.draft_tokens, shares=config.cache, model=name)
         assert drafting is None or drafting.most <= spec.draft_room, "a tail must have room for all drafts of a step"
-        self.planner = Planner(self.ledger, config, drafting)
+        self.planner = Planner(self.ledger, config, drafting, draft_model)
         self._device = device
         self._sequences: dict[int, Sequence] = {}
-        self._flights: deque[tuple[PlannedStep, Any, float]] = deque()  # with the time of the launch
-        self._landed_at = 0.0
+        self._flights: deque[tuple[PlannedStep, Any]] = deque()
+        # When the last flight landed, and the drafts that it carried; when the engine last had nothing to do.
+        self._landed_at = self._resumed_at = 0.0
+        self._landed_drafts = 0
         self._outputs: list[Output] = []
         self._next_id = 0
         self._planning_seconds = 0.0
@@ -177,6 +183,8 @@ class Engine:
         """Drop everything that no running sequence uses; return how many cached tokens are left."""
         if self.planner.drafting is not None:
             self.planner.drafting.shared.clear()
+        if self.planner.drafts.model is not None:
+            self.planner.drafts.model.flush()
         self.ledger.cache.clear()
         if self.ledger.tiers is not None:
             self.ledger.tiers.clear()
@@ -221,6 +229,8 @@ class Engine:
         while self._flights and self.planner.awaits_drafts:
             self._settle(*self._flights.popleft())
         began = perf_counter()
+        if not self.planner.running and not self._flights:
+            self._resumed_at = began
         if self.copier is not None:
             self.copier.land()
             # Before the plan, which may evict what ended in the last step.
@@ -231,8 +241,7 @@ class Engine:
         if step is not None:
             if self.config.paranoid:
                 check_plan(step.plan, self.ledger)
-            launched = perf_counter()
-            self._flights.append((step, self._device.launch(step.plan), launched))
+            self._flights.append((step, self._device.launch(step.plan)))
         if self.copier is not None:
             self.copier.clock.launched(alone=step is not None and len(self._flights) == 1)
             self.copier.launch_loads(wait=not self._flights)
@@ -240,6 +249,8 @@ class Engine:
             self._settle(*self._flights.popleft())
         if self.config.paranoid:
             audit(self.ledger)
+            if self.planner.drafts.model is not None:
+                audit(self.planner.drafts.model.ledger)
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -250,10 +261,10 @@ class Engine:
             self._outputs.append(Output(sequence.id, None, finish=FinishReason.ERROR, error=error))
         self.planner.failed.clear()
 
-    def _settle(self, step: PlannedStep, flight: Any, launched: float) -> None:
+    def _settle(self, step: PlannedStep, flight: Any) -> None:
         landing = self._device.land(flight)
         if self.planner.drafting is not None:
-            self._observe(step, launched)
+            self._observe(step)
         plan, ledger, planner = step.plan, self.ledger, self.planner
         if self.copier is not None:
             self.copier.clock.landed(plan)
@@ -273,14 +284,18 @@ class Engine:
         if planner.leaving:
             planner.release_landed()
 
-    def _observe(self, step: PlannedStep, launched: float) -> None:
-        """Let drafting learn how long a step without prompts took, from its launch or the landing before it."""
-        now, before = perf_counter(), self._landed_at
-        self._landed_at = now
-        drafts, plan = int(step.plan.drafts.sum()), step.plan
+    def _observe(self, step: PlannedStep) -> None:
+        """Let drafting learn how long a step without prompts took: from the landing before it to its own.
+
+        At depth 1, a step with drafts is planned after the landing before it, so this includes what the device waits
+        for the host. The step after it waits too, because of the drafts: it does not count.
+        """
+        now, plan, after_drafts = perf_counter(), step.plan, self._landed_drafts > 0
+        seconds = now - max(self._resumed_at, self._landed_at)
+        self._landed_at, self._landed_drafts = now, int(plan.drafts.sum())
         assert self.planner.drafting is not None
-        if len(plan.tokens) == plan.rows + drafts:
-            self.planner.drafting.costs.observe(len(plan.tokens), drafts, now - max(launched, before))
+        if len(plan.tokens) == plan.rows + self._landed_drafts and (self._landed_drafts or not after_drafts):
+            self.planner.drafting.costs.observe(len(plan.tokens), self._landed_drafts, seconds)
 
     def verify(self, step: PlannedStep, landing: Landing) -> dict[int, int]:
         """Return, by row, how many drafts equal the tokens that the model chose in their place."""
@@ -301,11 +316,10 @@ class Engine:
     def _note_verified(self, step: PlannedStep, verified: dict[int, int]) -> None:
         """Take back what was planned for drafts that turned out wrong, and learn from all of them."""
         for row, accepted in verified.items():
-            sequence, proposal = step.sequences[row], step.drafts[row]
-            self.planner.undo(int(step.plan.seat[row]), len(proposal.tokens) - accepted)
+            sequence, proposal, seat = step.sequences[row], step.drafts[row], int(step.plan.seat[row])
+            self.planner.undo(seat, len(proposal.tokens) - accepted)
             sequence.report.drafts.add(proposal.drafter, len(proposal.tokens), accepted)
-            if self.planner.drafting is not None and sequence.drafting is not None:
-                self.planner.drafting.verified(sequence.drafting, proposal, accepted)
+            self.planner.drafts.verified(seat, sequence, proposal, accepted, self.planner.number)
 
     def take_tokens(self, step: PlannedStep, landing: Landing, verified: dict[int, int]) -> None:
         rows, scores, tell = step.plan.sampled.tolist(), landing.sampled_scores, self._outputs.append

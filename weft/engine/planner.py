@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
+from weft.engine.draft_model import DraftModel
+from weft.engine.draft_rows import DraftRows
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.engine.waiting_queue import WaitingQueue
@@ -28,16 +30,18 @@ from weft.speculate.drafting import Drafting, Proposal
 MAX_FRESH_STARTS = 3
 # Number of waiting requests, from the head of the queue, whose resume points are protected.
 LOOK_AHEAD = 8
-# Share of the decoding rows that must have drafted for the next step to wait for their results.
-LAND_FIRST_SHARE = 0.25
-# Tokens of all histories that one row with penalties brings into a step: each of its samples has one of its own.
-MOST_HISTORY = 1 << 14
 
 
 class Planner:
     """Owns the running sequences and their seats. `landed` is the number of the last plan that has landed."""
 
-    def __init__(self, ledger: Ledger, config: EngineConfig, drafting: Drafting | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        config: EngineConfig,
+        drafting: Drafting | None = None,
+        draft_model: DraftModel | None = None,
+    ) -> None:
         self.ledger = ledger
         self.drafting = drafting
         self.config = config
@@ -61,10 +65,7 @@ class Planner:
         self._seen_ahead: tuple[list[int], int] = ([], 0)
         # Whether a row of the current plan did not get all the memory that it asked for.
         self._short = False
-        # By seat: whether it may draft, and whether its last token is known to the host and not on the board.
-        self._drafts = np.zeros(config.max_sequences, np.bool_)
-        self._off_board = np.zeros(config.max_sequences, np.bool_)
-        self._drafted_in = 0  # the last plan with drafts
+        self.drafts = DraftRows(drafting, self.sampling, config.max_sequences, draft_model)
 
     @property
     def running(self) -> int:
@@ -88,8 +89,9 @@ class Planner:
         step = assemble(self.number, rows, self.by_seat, self.ledger, self.sampling)
         self._last_plan[step.plan.seat] = self.number
         self._left[step.plan.seat[step.plan.sampled]] -= 1
-        if rows.drafts:
-            self._note_drafts(rows)
+        for seat, proposal in rows.drafts.items():
+            self._left[seat] -= len(proposal.tokens)
+        self.drafts.planned(rows.drafts, self.number)
         return step
 
     def _take_snapshots(self, rows: StepBuilder) -> None:
@@ -104,12 +106,12 @@ class Planner:
         if self._decode_seats is None:
             self._decode_seats = np.array([s.seat for s in self.decoding], np.int64)
         seats = self._decode_seats[self._left[self._decode_seats] > 0]
-        dependent = self.sampling.constrained[seats] | self._off_board[seats]
+        dependent = self.sampling.constrained[seats] | self.drafts.off_board[seats]
         if dependent.any():
             # What may follow a token in flight, or where drafts in flight will end, is unknown until it has landed; the
             # other rows need not wait.
             seats = seats[~dependent | (self._last_plan[seats] <= self.landed)]
-        drafts, seats = self._choose_drafts(seats)
+        drafts, seats = self._choose_drafts(seats) if self.drafting is not None else ({}, seats)
         needy = self.ledger.needs_grant(seats)
         plain, granted = seats[~needy], []
         if needy.any() or drafts:
@@ -122,10 +124,8 @@ class Planner:
         rows.decode_starts = self.ledger.planned[rows.decode_seats]
         rows.decode_starts[len(plain) :] -= 1
         self.ledger.advance_each(plain)
-        if self._off_board.any():
-            stale = rows.decode_seats[self._off_board[rows.decode_seats]]
-            rows.inputs = {seat: s.generated[-1] for seat in stale.tolist() if (s := self.by_seat[seat]) is not None}
-            self._off_board[stale] = False
+        stale = self.drafts.take_off_board(rows.decode_seats)
+        rows.inputs = {seat: s.generated[-1] for seat in stale if (s := self.by_seat[seat]) is not None}
 
     def _runs(self, seat: int) -> bool:
         sequence = self.by_seat[seat]
@@ -145,47 +145,21 @@ class Planner:
     # drafts ---------------------------------------------------------------------------------------------------------
 
     def _choose_drafts(self, seats: NDArray[np.int64]) -> tuple[dict[int, Proposal], NDArray[np.int64]]:
-        """Return the drafts of this step by seat, and the seats that decode without.
-
-        A row whose last token is in flight cannot be continued by drafts. If drafts are likely to gain more than the
-        step that it misses, it waits for the landing.
-        """
-        if self.drafting is None:
-            return {}, seats
-        found: dict[int, Proposal] = {}
-        held: set[int] = set()
-        for seat in seats[self._drafts[seats]].tolist():
-            proposal = self._propose(seat)
-            if proposal is not None and self._last_plan[seat] <= self.landed:
-                found[seat] = proposal
-            elif proposal is not None and sum(proposal.worth[1:]) > 1:
-                held.add(seat)
+        """Return the drafts of this step by seat, and the seats that decode without."""
         room = self.config.max_tokens_per_step - len(seats)
         if self.prefilling or len(self.queue):
             # Guesses leave at least half of the budget to prompts.
             room //= 2
-        lengths = self.drafting.choose(list(found.values()), len(seats), room)
-        chosen = {seat: p.first(count) for (seat, p), count in zip(found.items(), lengths, strict=True) if count}
+        asleep = self.drafts.asleep(seats, self.number)
+        rows = {
+            seat: (sequence, int(self._left[seat]), self.in_flight(sequence))
+            for seat in seats[~asleep].tolist()
+            if (sequence := self.by_seat[seat]) is not None
+        }
+        chosen, held = self.drafts.choose(rows, len(seats), room, self.number)
         if not chosen and not held:
             return chosen, seats
         return chosen, np.array([s for s in seats.tolist() if s not in chosen and s not in held], np.int64)
-
-    def _propose(self, seat: int) -> Proposal | None:
-        sequence = self.by_seat[seat]
-        assert self.drafting is not None
-        if sequence is None or sequence.drafting is None:
-            return None
-        # One token is sampled after the last draft.
-        most, constraint = int(self._left[seat]) - 1, sequence.constraint
-        if self.sampling.penalised[seat]:
-            most = min(most, MOST_HISTORY // sequence.length - 1)
-        if constraint is None:
-            return sequence.drafting.propose(sequence.generated, most, self.drafting.shared)
-        proposal = sequence.drafting.spell(constraint.forced(), most)
-        if proposal is None:
-            proposal = sequence.drafting.propose(sequence.generated, most, self.drafting.shared)
-        valid = 0 if proposal is None else len(constraint.masks_along(proposal.tokens))
-        return proposal.first(valid) if proposal is not None and valid else None
 
     def _grant_drafts(self, drafts: dict[int, Proposal], rows: StepBuilder) -> list[int]:
         """Allocate memory for decodes with drafts, oldest first. Return those that have room for one token only."""
@@ -204,13 +178,6 @@ class Planner:
                 single.append(sequence.seat)
         return single
 
-    def _note_drafts(self, rows: StepBuilder) -> None:
-        """Count the samples after drafts as planned. Their tokens do not get to the board."""
-        self._drafted_in = self.number
-        for seat, proposal in rows.drafts.items():
-            self._left[seat] -= len(proposal.tokens)
-            self._off_board[seat] = True
-
     def undo(self, seat: int, samples: int) -> None:
         """Take back samples that were planned after drafts that turned out wrong."""
         self._left[seat] += samples
@@ -219,10 +186,7 @@ class Planner:
     @property
     def awaits_drafts(self) -> bool:
         """Return whether enough rows drafted in the step in flight that the next one should wait for it."""
-        if self.drafting is None or self._drafted_in <= self.landed:
-            return False
-        drafted = int(self._off_board[[s.seat for s in self.decoding]].sum())
-        return drafted >= LAND_FIRST_SHARE * len(self.decoding)
+        return self.drafts.awaits([s.seat for s in self.decoding], self.landed)
 
     # prompts --------------------------------------------------------------------------------------------------------
 
@@ -316,8 +280,7 @@ class Planner:
         self.by_seat[seat] = sequence
         self.sampling.sit(sequence)
         self._left[seat] = sequence.max_tokens - len(sequence.generated)
-        self._drafts[seat] = sequence.drafting is not None
-        self._off_board[seat] = False
+        self.drafts.sit(seat, sequence)
         self.prefilling.append(sequence)
         return True
 
@@ -396,6 +359,7 @@ class Planner:
         sequence.lease.returns = sequence.reason is None
         self.ledger.close(sequence.lease)
         sequence.lease = None
+        self.drafts.stand_up(sequence.seat, sequence.reason is None)
         self.by_seat[sequence.seat] = None
         heappush(self._free_seats, sequence.seat)
         if sequence.reason is None:

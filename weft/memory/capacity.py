@@ -48,6 +48,21 @@ def least_bytes(spec: MemorySpec) -> int:
     return -(-need // PAGE_BYTES) * PAGE_BYTES
 
 
+def draft_share(spec: MemorySpec, draft: MemorySpec, budget_bytes: int) -> int:
+    """Return what a draft model takes of the memory of both, so that both hold about as many tokens.
+
+    Neither has less than it needs for a short sequence, if there is memory for that.
+    """
+    whole, part = _bytes_of(spec), _bytes_of(draft)
+    share = min(max(budget_bytes * part // (whole + part), least_bytes(draft)), budget_bytes - least_bytes(spec))
+    return max(0, -(-share // PAGE_BYTES) * PAGE_BYTES)
+
+
+def _bytes_of(spec: MemorySpec, cells: int = 64) -> int:
+    units = {Kind.PAGE: cells, Kind.WINDOW: min(cells, spec.window_cells + 2), Kind.STATE: 2, Kind.TAIL: 1}
+    return sum(size * units[kind] for kind, size in unit_bytes(spec).items())
+
+
 def check_memory(spec: MemorySpec, budget_bytes: int) -> None:
     """Raise if not even a short sequence could run in this memory."""
     if longest_alone(spec, budget_bytes) == 0:

@@ -153,7 +153,8 @@ def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
 
     loaded = load(options, progress)
     config, model = loaded.config, loaded.model
-    engine = Engine(loaded.spec, loaded.runner(options.threads, progress), config, loaded.grammars())
+    runner, drafter = loaded.runner(options.threads, progress), loaded.draft_model(options.threads)
+    engine = Engine(loaded.spec, runner, config, loaded.grammars(), draft_model=drafter)
     folder = _folder(options)
     info = ModelInfo(
         name=_name(options.model),

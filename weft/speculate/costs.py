@@ -18,6 +18,10 @@ class StepCosts(Protocol):
     def observe(self, tokens: int, drafts: int, seconds: float) -> None:
         """Record a landed step of `tokens` tokens, `drafts` of which were drafts."""
 
+    def known(self, rows: int) -> bool:
+        """Return whether the duration of a step of `rows` rows without drafts is known."""
+        ...
+
     def ratio(self, rows: int, drafts: int) -> float:
         """Return how many times as long a step of `rows` rows takes with this number of drafts as without."""
         ...
@@ -28,7 +32,7 @@ class LearnedCosts:
 
     A step with drafts that is smaller than all seen so far counts as free, so it is tried. Now and then all of them
     are forgotten, because what was slow when it ran for the first time, or on a busy machine, would never be tried
-    again.
+    again. Steps without drafts are never guessed: if drafts came before they were measured, they would look free.
     """
 
     def __init__(self) -> None:
@@ -43,8 +47,14 @@ class LearnedCosts:
         table = self._drafted if drafts else self._plain
         table.setdefault(_size_class(tokens), deque(maxlen=KEPT)).append(seconds)
 
+    def known(self, rows: int) -> bool:
+        sizes = (size for size, found in self._plain.items() if len(found) >= NEEDED)
+        return any(rows <= 2 * size and size <= 2 * rows for size in sizes)
+
     def ratio(self, rows: int, drafts: int) -> float:
         base, drafted = _known(self._plain, rows), _known(self._drafted, rows + drafts)
+        if base is None:
+            base = min((min(found) for found in self._plain.values() if len(found) >= NEEDED), default=None)
         return 1.0 if base is None or drafted is None else max(1.0, drafted / base)
 
 
@@ -60,6 +70,9 @@ class FreeDrafts:
 
     def observe(self, tokens: int, drafts: int, seconds: float) -> None:
         """Learn nothing."""
+
+    def known(self, rows: int) -> bool:
+        return True
 
     def ratio(self, rows: int, drafts: int) -> float:
         return 1.0

@@ -20,49 +20,66 @@ from weft.speculate.costs import LearnedCosts, StepCosts
 from weft.speculate.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
 
 # Acceptance of a draft that is assumed before any was verified, by drafter and length of the match.
-PRIORS = {"prediction": 0.8, "grammar": 0.99, "suffix": 0.4, "long suffix": 0.8}
+PRIORS = {"prediction": 0.8, "grammar": 0.99, "suffix": 0.4, "long suffix": 0.8, "model": 0.6}
 LONG_MATCH = 8
-# Weight of the past in a row's acceptance, and how many verified drafts the prior counts for.
+# Weight of the past in the acceptance of a row and of all rows, and how many verified drafts the prior counts for.
 MEMORY = 0.9
+MEMORY_OF_ALL = 0.99
 PRIOR_WEIGHT = 2.0
-# Steps without a draft after one that was refused at once: doubled each time, up to a bound.
+# Steps in which a row proposes nothing after drafts that were refused at once or did not pay: doubled each time, up to
+# a bound.
 FIRST_PAUSE, LONGEST_PAUSE = 1, 64
+# A step with drafts must promise this many times the tokens per unit of time of one without.
+LEAST_GAIN = 1.02
+# Steps between two probes, which are drafts that do not pay as far as is known: doubled each time, up to a bound.
+FIRST_PROBE, RAREST_PROBE = 64, 256
 
 
 class Acceptance:
-    """Measured acceptance of one kind of drafts of one sequence, by their place in the row."""
+    """Measured acceptance of one kind of drafts, by their place in the row. `prior` is assumed before any was verified.
 
-    def __init__(self, kind: str) -> None:
-        self._prior = PRIORS.get(kind, 0.5)
+    With an `overall` acceptance, of all sequences, that one is the prior.
+    """
+
+    def __init__(self, prior: float, overall: Acceptance | None = None, memory: float = MEMORY) -> None:
+        self._prior = prior
+        self._overall = overall
+        self._memory = memory
         # By place: drafts that were accepted and refused where all before them were accepted. The prior counts for
         # some, and the past fades.
         self._accepted: list[float] = []
         self._refused: list[float] = []
 
+    def rate(self, place: int) -> float:
+        """Return the probability that the draft at a place is accepted if all before it are."""
+        if place < len(self._accepted):
+            return self._accepted[place] / (self._accepted[place] + self._refused[place])
+        if self._overall is not None:
+            return self._overall.rate(place)
+        # Places that were never verified are as good as the last one that was.
+        return self.rate(len(self._accepted) - 1) if self._accepted else self._prior
+
     def worth(self, count: int) -> tuple[float, ...]:
         """Return for each of `count` drafts the probability that it and all before it are accepted."""
-        rates = [
-            accepted / (accepted + refused)
-            for accepted, refused in zip(self._accepted[:count], self._refused[:count], strict=True)
-        ]
-        # Places that were never verified are as good as the last one that was.
-        rates += [rates[-1] if rates else self._prior] * (count - len(rates))
-        return tuple(accumulate(rates, mul))
+        return tuple(accumulate((self.rate(place) for place in range(count)), mul))
 
     def note(self, drafts: int, accepted: int) -> None:
         """Record a verified row. Drafts after the first refused one say nothing."""
         seen = min(drafts, accepted + 1)
-        missing = seen - len(self._accepted)
-        self._accepted += [PRIOR_WEIGHT * self._prior] * missing
-        self._refused += [PRIOR_WEIGHT * (1 - self._prior)] * missing
+        priors = [self.rate(place) for place in range(len(self._accepted), seen)]
+        self._accepted += [PRIOR_WEIGHT * prior for prior in priors]
+        self._refused += [PRIOR_WEIGHT * (1 - prior) for prior in priors]
         for place in range(seen):
-            self._accepted[place] = MEMORY * self._accepted[place] + (place < accepted)
-            self._refused[place] = MEMORY * self._refused[place] + (place == accepted)
+            self._accepted[place] = self._memory * self._accepted[place] + (place < accepted)
+            self._refused[place] = self._memory * self._refused[place] + (place == accepted)
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Drafts for one row. `worth` is the probability that each of them and all before it are accepted."""
+    """Drafts for one row. `worth` is the probability that each of them and all before it are accepted.
+
+    A draft model decodes only for rows that are chosen: until then its proposals have a worth and no `tokens`.
+    """
 
     drafter: str
     kind: str
@@ -71,9 +88,17 @@ class Proposal:
 
     def first(self, count: int) -> Proposal:
         """Return the first drafts of the proposal."""
-        if count == len(self.tokens):
+        if count == len(self.worth):
             return self
         return replace(self, tokens=self.tokens[:count], worth=self.worth[:count])
+
+    def with_tokens(self, tokens: Sequence[int]) -> Proposal:
+        """Return the proposal with its tokens, which may be fewer than were asked for."""
+        return replace(self, tokens=tuple(tokens), worth=self.worth[: len(tokens)])
+
+    def later(self) -> Proposal:
+        """Return the drafts after the first, for a row whose next token is in flight: the first guesses that one."""
+        return replace(self, tokens=self.tokens[1:], worth=self.worth[1:])
 
 
 @dataclass(slots=True)
@@ -103,14 +128,19 @@ class SequenceDrafts:
         most: int,
         prediction: NDArray[np.int32] | None = None,
         suffixes: bool = True,
+        overall: dict[str, Acceptance] | None = None,
+        model: str | None = None,
     ) -> None:
         self.most = most
         self.salt = salt
+        # The drafter that decodes where texts have no long match.
+        self._model = model
         self._own = OwnText(prompt) if suffixes else None
         self._prediction = Prediction(prediction) if prediction is not None and len(prediction) else None
+        # By kind: of all sequences of the engine, and of this one.
+        self._overall = {} if overall is None else overall
         self._acceptance: dict[str, Acceptance] = {}
         self._pause = FIRST_PAUSE
-        self._skip = 0
 
     def propose(self, answer: list[int], most: int, shared: SharedTexts) -> Proposal | None:
         """Return up to `most` drafts to follow the answer, or None if there is no guess."""
@@ -119,13 +149,13 @@ class SequenceDrafts:
             return None
         if self._prediction is not None and (match := self._prediction.match(answer, most)) is not None:
             return self._proposal("prediction", "prediction", match)
-        if self._skip:
-            self._skip -= 1
-            return None
         match = self._match(answer, most, shared)
+        is_long = match is not None and match.length >= LONG_MATCH
+        if self._model is not None and not is_long:
+            return Proposal(self._model, self._model, (), self._acceptance_of(self._model).worth(most))
         if match is None or not match.tokens:
             return None
-        return self._proposal("suffix", "long suffix" if match.length >= LONG_MATCH else "suffix", match)
+        return self._proposal("suffix", "long suffix" if is_long else "suffix", match)
 
     def spell(self, forced: Sequence[int], most: int) -> Proposal | None:
         """Return tokens that a grammar forces as drafts. The model may still spell the same text otherwise."""
@@ -149,41 +179,64 @@ class SequenceDrafts:
         return own
 
     def _proposal(self, drafter: str, kind: str, match: Match) -> Proposal:
-        acceptance = self._acceptance.setdefault(kind, Acceptance(kind))
-        return Proposal(drafter, kind, match.tokens, acceptance.worth(len(match.tokens)))
+        return Proposal(drafter, kind, match.tokens, self._acceptance_of(kind).worth(len(match.tokens)))
 
-    def verified(self, proposal: Proposal, accepted: int) -> None:
-        """Learn from a verified row. After a draft that was refused at once, some steps go without."""
-        self._acceptance.setdefault(proposal.kind, Acceptance(proposal.kind)).note(len(proposal.tokens), accepted)
-        if accepted:
-            self._pause = FIRST_PAUSE
-        elif proposal.drafter == "suffix":
-            self._skip = self._pause
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+    def _acceptance_of(self, kind: str) -> Acceptance:
+        if kind not in self._acceptance:
+            prior = PRIORS.get(kind, 0.5)
+            overall = self._overall.setdefault(kind, Acceptance(prior, memory=MEMORY_OF_ALL))
+            self._acceptance[kind] = Acceptance(prior, overall)
+        return self._acceptance[kind]
+
+    def verified(self, proposal: Proposal, accepted: int) -> int:
+        """Learn from a verified row, and return for how many steps it should propose nothing."""
+        self._acceptance_of(proposal.kind).note(len(proposal.tokens), accepted)
+        self._overall[proposal.kind].note(len(proposal.tokens), accepted)
+        if not accepted:
+            return self.pause()
+        self._pause = FIRST_PAUSE
+        return 0
+
+    def pause(self) -> int:
+        """Return for how many steps to propose nothing, because drafts were refused at once or did not pay."""
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return pause
 
 
 class Drafting:
     """Decides the drafts of each step, for all rows together. `most` bounds the drafts of a row.
 
-    `shares`: finished texts are kept as drafts for later requests with the same salt.
+    `shares`: finished texts are kept as drafts for later requests with the same salt. `model` names the drafter that
+    decodes, if there is one.
     """
 
-    def __init__(self, most: int, suffixes: bool = True, costs: StepCosts | None = None, shares: bool = True) -> None:
+    def __init__(
+        self,
+        most: int,
+        suffixes: bool = True,
+        costs: StepCosts | None = None,
+        shares: bool = True,
+        model: str | None = None,
+    ) -> None:
         self.most = most
+        self.model = model
         self.suffixes = suffixes
         self.shares = shares
         self.costs: StepCosts = LearnedCosts() if costs is None else costs
         self.shared = SharedTexts()
         self.counts = DraftCounts()
+        self.overall: dict[str, Acceptance] = {}
+        self._probe_after = 0
+        self._probe_every = FIRST_PROBE
 
     def begin(
         self, prompt: NDArray[np.int32], salt: bytes, most: int | None, prediction: NDArray[np.int32] | None
     ) -> SequenceDrafts | None:
         """Return the drafting of a new sequence; None if it has none. `most` is the request's own bound."""
         bound = self.most if most is None else min(most, self.most)
-        if bound < 1 or not (self.suffixes or prediction is not None):
+        if bound < 1 or not (self.suffixes or self.model or prediction is not None):
             return None
-        return SequenceDrafts(prompt, salt, bound, prediction, self.suffixes)
+        return SequenceDrafts(prompt, salt, bound, prediction, self.suffixes, self.overall, self.model)
 
     def ended(self, salt: bytes, tokens: NDArray[np.int32]) -> None:
         """Keep the text of a finished sequence for others with its salt."""
@@ -196,7 +249,7 @@ class Drafting:
         # Within a proposal worth falls, so a sorted prefix takes the first drafts of each.
         worth.sort(key=lambda each: -each[0])
         gained = list(accumulate(gain for gain, _ in worth[:most]))
-        best, best_value = 0, float(rows)
+        best, best_value = 0, LEAST_GAIN * rows
         for count in _counts_to_weigh(len(gained)):
             value = (rows + gained[count - 1]) / self.costs.ratio(rows, count)
             if value > best_value:
@@ -206,11 +259,25 @@ class Drafting:
             lengths[number] += 1
         return lengths
 
-    def verified(self, drafts: SequenceDrafts, proposal: Proposal, accepted: int) -> None:
-        drafts.verified(proposal, accepted)
+    def probes(self, step: int, possible: bool) -> bool:
+        """Return whether the step of this number verifies drafts although none of them pays.
+
+        What was refused long ago may be right now, and only a verified draft shows it. So a few rows try, rarely.
+        """
+        if step < self._probe_after or not possible:
+            return False
+        self._probe_after = step + self._probe_every
+        self._probe_every = min(2 * self._probe_every, RAREST_PROBE)
+        return True
+
+    def verified(self, drafts: SequenceDrafts, proposal: Proposal, accepted: int) -> int:
+        """Learn from a verified row, and return for how many steps it should propose nothing."""
+        if accepted:
+            self._probe_every = FIRST_PROBE
         for place in range(1, len(proposal.tokens) + 1):
             self.counts.proposed[proposal.drafter, place] += 1
             self.counts.accepted[proposal.drafter, place] += place <= accepted
+        return drafts.verified(proposal, accepted)
 
 
 def _counts_to_weigh(most: int) -> list[int]:

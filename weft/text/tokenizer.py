@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,12 @@ class Tokenizer:
     def size(self) -> int:
         """One more than the highest token id."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def digest(self) -> str:
+        """A hash of all tokens and their ids. Models with the same one read the same token ids."""
+        found = sorted((number, token) for token, number in self.backend.get_vocab(with_added_tokens=True).items())
+        return sha256(json.dumps(found).encode()).hexdigest()
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Return the token ids of a text; `special` adds what the model expects around a prompt, such as BOS."""

@@ -97,21 +97,15 @@ def padded(plan: Plan, size: Size, seat: int, cell: int, scratch: Mapping[Kind, 
 
 def trial(start: Ints, end: Ints, spec: MemorySpec, scratch: Mapping[Kind, int]) -> Plan:
     """Return a plan whose rows share one unit of each kind: realistic work with meaningless results."""
-    rows, none, numbers = len(start), np.zeros(0, np.int32), np.zeros(0, np.float32)
-    zeros, ones, tokens = np.zeros(rows, np.int32), np.ones(rows, np.float32), int((end - start).sum())
+    rows, none = len(start), np.zeros(0, np.int32)
+    zeros, tokens = np.zeros(rows, np.int32), int((end - start).sum())
     cells = -(-int(end.max()) // spec.cell)
     pages, window_pages = (np.full((rows, cells), scratch.get(k, 0), np.int32) for k in (Kind.PAGE, Kind.WINDOW))
-    sampling = Sampling(
-        temperature=0 * ones, top_k=zeros, top_p=ones, min_p=0 * ones, uniform=0 * ones, top_logprobs=zeros,
-        repetition_penalty=ones, presence_penalty=0 * ones, frequency_penalty=0 * ones, history_row=none,
-        history_token=none, history_generated=none, bias_row=none, bias_token=none, bias_value=numbers,
-        all_greedy=True, wants_logprobs=False,
-    )  # fmt: skip
     return Plan(
         number=0, seat=zeros, start=start, end=end, tokens=np.zeros(tokens, np.int32), from_board=zeros,
         read_slot=zeros, tail=zeros + scratch.get(Kind.TAIL, 0), page_table=pages, window_table=window_pages,
         window_first=zeros, captures=Captures(none, none, none), sampled=np.arange(rows, dtype=np.int32),
-        sampling=sampling, score_index=none, score_token=none, score_top=0,
+        sampling=Sampling.greedy(rows), score_index=none, score_token=none, score_top=0,
     )  # fmt: skip
 
 

@@ -1,0 +1,229 @@
+"""Drafts that do not pay cost next to nothing: counted in steps, proposals and plans, never by a clock."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.rolling import VOCABULARY, RollingDevice, rolling_spec
+from weft.base.config import EngineConfig
+from weft.base.plan import Landing, Plan
+from weft.base.sampling import SamplingParams
+from weft.engine import loop
+from weft.engine.loop import Engine
+from weft.engine.request import Request
+from weft.speculate.costs import NEEDED, FreeDrafts, LearnedCosts
+from weft.speculate.drafting import LONGEST_PAUSE, RAREST_PROBE, Drafting, SequenceDrafts
+from weft.speculate.suffix import Match
+
+SPEC = rolling_spec(cell=4, room=6)
+ROWS = 4
+PROMPT = 3
+ANSWER = [place * 7 % VOCABULARY for place in range(1500)]
+
+
+class Guesses(SequenceDrafts):
+    """Wrong drafts up to a length of the answer, right ones from there on, in every step that asks."""
+
+    def __init__(self, most: int, overall: dict, right_from: int) -> None:
+        super().__init__(np.zeros(0, np.int32), b"", most, overall=overall)
+        self.right_from, self.asked = right_from, 0
+
+    def propose(self, answer, most, shared):
+        self.asked += 1
+        first, count = len(answer), min(most, self.most)
+        tokens = [(ANSWER[i] + (i < self.right_from)) % VOCABULARY for i in range(first, first + count)]
+        return self._proposal("suffix", "suffix", Match(3, tuple(tokens))) if tokens else None
+
+
+class Guessing(Drafting):
+    def __init__(self, right_from: int = 10**9, costs=None) -> None:
+        super().__init__(6, costs=Dear() if costs is None else costs)
+        self.right_from = right_from
+        self.begun: list[Guesses] = []
+
+    def begin(self, prompt, salt, most, prediction):
+        self.begun.append(Guesses(self.most, self.overall, self.right_from))
+        return self.begun[-1]
+
+
+class Dear(FreeDrafts):
+    """Every draft takes a twentieth of a step, as on a device with few rows."""
+
+    def ratio(self, rows: int, drafts: int) -> float:
+        return 1 + 0.05 * drafts
+
+
+class Recorder(RollingDevice):
+    """Answers every prompt with `ANSWER`, and records the plans."""
+
+    def __init__(self, *args: object, **more: object) -> None:
+        super().__init__(*args, **more)
+        self.plans: list[Plan] = []
+
+    def launch(self, plan: Plan) -> dict:
+        self.plans.append(plan)
+        return super().launch(plan)
+
+    def execute(self, plan: Plan) -> Landing:
+        _, ends = self.samples_of(plan)
+        return Landing(np.array([ANSWER[end - PROMPT] for end in ends], np.int32), None, None)
+
+
+def request(count: int) -> Request:
+    return Request(np.ones(PROMPT, np.int32), SamplingParams(max_tokens=count, temperature=0.0))
+
+
+def answer_all(drafting: Drafting | None, depth: int, rounds: int = 1) -> Recorder:
+    """The device after it has answered all prompts, and the answers are checked."""
+    config = EngineConfig(memory_bytes=1 << 22, max_sequences=ROWS, max_length=2048, depth=depth, cache=False)
+    device = Recorder(SPEC, config.memory_bytes, ROWS, lazy=True)
+    engine = Engine(SPEC, device, config, drafting=drafting)
+    for _ in range(rounds):
+        found: dict[int, list[int]] = {}
+        for _ in range(ROWS):
+            engine.add(request(len(ANSWER)))
+        while not engine.idle:
+            for output in engine.step():
+                found.setdefault(output.sequence, []).append(output.token)
+        assert list(found.values()) == [ANSWER] * ROWS
+    return device
+
+
+def drafted(device: Recorder) -> int:
+    return sum(bool(len(plan.drafts)) for plan in device.plans)
+
+
+def same(one: object, other: object) -> bool:
+    """Compare all fields of two plans."""
+    if is_dataclass(one):
+        return all(same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
+    return np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_drafts_that_are_never_right_take_less_than_two_percent_of_the_steps(depth: int) -> None:
+    plain, drafting = answer_all(None, depth), Guessing()
+    device = answer_all(drafting, depth)
+    assert drafting.counts.proposed.total() > 0
+    # In the first answers it learns; nothing is learned twice.
+    assert drafted(device) <= 0.02 * len(plain.plans)
+    assert len(device.plans) <= 1.02 * len(plain.plans)
+    again = Guessing()
+    twice = answer_all(again, depth, rounds=2)
+    assert drafted(twice) - drafted(device) <= len(ANSWER) / RAREST_PROBE + 2
+
+
+def test_rows_whose_drafts_do_not_pay_are_hardly_asked_for_any() -> None:
+    drafting = Guessing()
+    answer_all(drafting, depth=0)
+    assert max(drafts.asked for drafts in drafting.begun) < 2 * len(ANSWER) / LONGEST_PAUSE
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_plans_without_drafts_are_those_of_an_engine_without(depth: int) -> None:
+    class Hopeless(FreeDrafts):
+        def ratio(self, rows: int, drafts: int) -> float:
+            return 100.0
+
+    drafting = Guessing(costs=Hopeless())
+    drafting.probes = lambda step, possible: False
+    plain, other = answer_all(None, depth).plans, answer_all(drafting, depth).plans
+    assert sum(drafts.asked for drafts in drafting.begun) > 0
+    assert len(plain) == len(other)
+    assert all(same(a, b) for a, b in zip(plain, other))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_drafts_that_become_right_are_noticed(depth: int) -> None:
+    drafting = Guessing(right_from=500)
+    device = answer_all(drafting, depth)
+    # A thousand tokens of each row can be right. Rows sleep for up to 64 steps, and a probe comes after up to 256.
+    assert drafting.counts.accepted.total() > 0.55 * ROWS * (len(ANSWER) - 500)
+    assert len(device.plans) < 0.7 * len(ANSWER)
+
+
+def test_a_new_sequence_begins_with_what_others_learned() -> None:
+    drafting = Drafting(4)
+    prompt = np.array([1, 2, 3] * 9, np.int32)
+    first = drafting.begin(prompt, b"", None, None).propose([], 4, drafting.shared)
+    for _ in range(40):
+        drafting.verified(drafting.begin(prompt, b"", None, None), first, 0)
+    later = drafting.begin(prompt, b"", None, None).propose([], 4, drafting.shared)
+    assert later.worth[0] < 0.05 < first.worth[0]
+
+
+def test_nothing_is_drafted_before_a_step_without_drafts_was_measured() -> None:
+    """Otherwise drafts from the first step on would leave nothing to compare with, and always look free."""
+    costs = LearnedCosts()
+    assert not costs.known(ROWS)
+    for _ in range(NEEDED):
+        costs.observe(ROWS, 0, 1.0)
+    assert costs.known(ROWS)
+    assert not costs.known(5 * ROWS)
+    drafting = Guessing(right_from=0, costs=LearnedCosts())
+    device = answer_all(drafting, depth=0)
+    decodes = [plan for plan in device.plans if not (plan.start == 0).any()]
+    assert not any(len(plan.drafts) for plan in decodes[:NEEDED])
+    assert drafted(device) > 0
+
+
+class Clock:
+    """Time that passes only by steps: 5 on the device, 2 on the host between two of them."""
+
+    def __init__(self) -> None:
+        self.now = self.free = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TimedDevice(Recorder):
+    clock: Clock
+
+    def launch(self, plan: Plan) -> dict:
+        self.clock.free = max(self.clock.free, self.clock.now) + 5
+        return super().launch(plan) | {"end": self.clock.free}
+
+    def land(self, flight: dict) -> Landing:
+        self.clock.now = max(self.clock.now, flight["end"])
+        return super().land(flight)
+
+
+class Observed(FreeDrafts):
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float]] = []
+
+    def observe(self, tokens: int, drafts: int, seconds: float) -> None:
+        self.seen.append((drafts, seconds))
+
+
+@pytest.mark.parametrize(("depth", "plain", "with_drafts"), [(0, 7.0, 7.0), (1, 5.0, 7.0)])
+def test_the_cost_of_drafts_includes_that_the_device_waits_for_the_host(
+    depth: int, plain: float, with_drafts: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, costs, random = Clock(), Observed(), Random(1)
+    monkeypatch.setattr(loop, "perf_counter", clock)
+
+    class Sometimes(Guessing):
+        def probes(self, step, possible):
+            return False
+
+        def choose(self, proposals, rows, most):
+            wanted = random.random() < 0.3
+            return [min(2, len(p.tokens)) if wanted else 0 for p in proposals]
+
+    config = EngineConfig(memory_bytes=1 << 18, max_sequences=1, max_length=256, depth=depth)
+    device = TimedDevice(SPEC, config.memory_bytes, 1)
+    device.clock = clock
+    engine = Engine(SPEC, device, config, drafting=Sometimes(costs=costs))
+    engine.add(request(200))
+    while not engine.idle:
+        clock.now += 2
+        engine.step()
+    found = {bool(drafts): {s for d, s in costs.seen if bool(d) == bool(drafts)} for drafts, _ in costs.seen}
+    assert min(found[False]) == plain
+    assert found[True] == {with_drafts}

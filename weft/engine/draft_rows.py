@@ -1,0 +1,177 @@
+"""Which rows of a step have drafts, and which wait for a landing to have some.
+
+A row costs nothing while its drafts do not pay: it sleeps for a number of steps in which it is not asked for drafts,
+and its steps are planned as if there were none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.engine.draft_model import DraftModel
+from weft.engine.seat_sampling import SeatSampling
+from weft.engine.sequence import Sequence
+from weft.speculate.drafting import Drafting, Proposal
+
+# Share of the decoding rows that must have drafted for the next step to wait for their results.
+LAND_FIRST_SHARE = 0.25
+# Tokens of all histories that one row with penalties brings into a step: each of its samples has one of its own.
+MOST_HISTORY = 1 << 14
+NEVER = 1 << 62
+# Rows and drafts of a probe.
+PROBED_ROWS, PROBED_DRAFTS = 4, 2
+# A sequence, the samples that it may still plan, and whether its last token is in flight.
+Row = tuple[Sequence, int, bool]
+
+
+class DraftRows:
+    """Drafting of the planner's seats. Without `drafting`, no seat ever drafts. `model` drafts by decoding."""
+
+    def __init__(
+        self, drafting: Drafting | None, sampling: SeatSampling, seats: int, model: DraftModel | None = None
+    ) -> None:
+        self.drafting = drafting
+        self.model = model
+        self.sampling = sampling
+        # By seat: the first plan in which it proposes drafts, and whether its last token is known to the host and not
+        # on the board.
+        self._wakes = np.full(seats, NEVER, np.int64)
+        self.off_board = np.zeros(seats, np.bool_)
+        self._drafted_in = 0  # the last plan with drafts
+        # Seats that probe next: they waited for a landing to do it, or all drafts of their last row were right.
+        self._waiting: set[int] = set()
+
+    def sit(self, seat: int, sequence: Sequence) -> None:
+        self._wakes[seat] = NEVER if sequence.drafting is None else 0
+        self.off_board[seat] = False
+        self._waiting.discard(seat)
+
+    def stand_up(self, seat: int, returns: bool) -> None:
+        """Release what the draft model holds for a sequence that leaves its seat; `returns`: it was preempted."""
+        if self.model is not None:
+            self.model.leave(seat, returns)
+
+    def asleep(self, seats: NDArray[np.int64], number: int) -> NDArray[np.bool_]:
+        """Return which of these seats propose nothing after the plan of this number."""
+        drafting = self.drafting
+        # Without the duration of such a step without drafts, nothing tells whether they pay.
+        if drafting is None or not drafting.costs.known(len(seats)):
+            return np.ones(len(seats), np.bool_)
+        found: NDArray[np.bool_] = self._wakes[seats] > number
+        return found
+
+    def choose(
+        self, rows: Mapping[int, Row], count: int, room: int, number: int
+    ) -> tuple[dict[int, Proposal], set[int]]:
+        """Return the drafts of a step by seat, and the seats that wait for their landing to draft after it.
+
+        `rows` are the seats that are awake, of `count` that decode. A row whose token is in flight cannot be continued
+        by drafts yet. It waits if enough rows have drafts that the whole step does, or if the drafts are likely to
+        gain more than the step that it misses.
+        """
+        if not rows or self.drafting is None:
+            return {}, set()
+        offered = self._offers(rows)
+        proposals = list(offered.values())
+        lengths = self.drafting.choose(proposals, count, room)
+        probing = set() if any(lengths) else self._probe(offered, number)
+        if probing:
+            lengths = [min(PROBED_DRAFTS, len(p.worth)) if s in probing else 0 for s, p in offered.items()]
+        wanted = {seat: p.first(length) for (seat, p), length in zip(offered.items(), lengths, strict=True) if length}
+        together = len(wanted) >= LAND_FIRST_SHARE * count
+        late = {seat: proposal for seat, proposal in wanted.items() if rows[seat][2]}
+        held = {s for s, p in late.items() if together or s in probing or sum(p.worth) > 1}
+        self._waiting = probing & held
+        chosen = {seat: proposal for seat, proposal in wanted.items() if seat not in late}
+        for seat in offered.keys() - chosen.keys() - held:
+            self._sleep(seat, rows[seat][0], number)
+        return self._decode(chosen, rows), held
+
+    def _decode(self, chosen: dict[int, Proposal], rows: Mapping[int, Row]) -> dict[int, Proposal]:
+        """Return the chosen proposals with the tokens of the draft model. Rows that it has none for are left out."""
+        wanted = {seat: (rows[seat][0], len(p.worth)) for seat, p in chosen.items() if not p.tokens}
+        if not wanted or self.model is None:
+            return chosen
+        found = self.model.draft(wanted)
+        for seat, (sequence, _) in wanted.items():
+            tokens, constraint = found.get(seat, ()), sequence.constraint
+            if tokens and constraint is not None:
+                tokens = tokens[: len(constraint.masks_along(tokens))]
+            chosen[seat] = chosen[seat].with_tokens(tokens)
+        return {seat: proposal for seat, proposal in chosen.items() if proposal.tokens}
+
+    def _offers(self, rows: Mapping[int, Row]) -> dict[int, Proposal]:
+        """Return what each row proposes for the step after its last landing."""
+        offered = {}
+        for seat, (sequence, left, in_flight) in rows.items():
+            proposal = self._propose(seat, sequence, left)
+            if proposal is not None and in_flight:
+                proposal = proposal.later()
+            if proposal is not None and proposal.worth:
+                offered[seat] = proposal
+        return offered
+
+    def _propose(self, seat: int, sequence: Sequence, left: int) -> Proposal | None:
+        assert self.drafting is not None
+        if sequence.drafting is None:
+            return None
+        # One token is sampled after the last draft.
+        most, constraint = left - 1, sequence.constraint
+        if self.sampling.penalised[seat]:
+            most = min(most, MOST_HISTORY // sequence.length - 1)
+        if constraint is None:
+            return sequence.drafting.propose(sequence.generated, most, self.drafting.shared)
+        proposal = sequence.drafting.spell(constraint.forced(), most)
+        if proposal is None:
+            proposal = sequence.drafting.propose(sequence.generated, most, self.drafting.shared)
+        if proposal is None or not proposal.tokens:
+            return proposal
+        valid = len(constraint.masks_along(proposal.tokens))
+        return proposal.first(valid) if valid else None
+
+    def _probe(self, offered: Mapping[int, Proposal], number: int) -> set[int]:
+        """Return the seats that probe: those whose turn it is, or if it is time, the most likely."""
+        assert self.drafting is not None
+        waited = self._waiting & offered.keys()
+        if waited or not self.drafting.probes(number, bool(offered)):
+            return waited
+        best = sorted(offered, key=lambda seat: -sum(offered[seat].worth))
+        return set(best[:PROBED_ROWS])
+
+    def _sleep(self, seat: int, sequence: Sequence, number: int) -> None:
+        if sequence.drafting is not None:
+            self._wakes[seat] = number + 1 + sequence.drafting.pause()
+
+    def planned(self, seats: Iterable[int], number: int) -> None:
+        """Note the seats that have drafts in a plan. Their tokens do not get to the board."""
+        for seat in seats:
+            self._drafted_in = number
+            self.off_board[seat] = True
+
+    def take_off_board(self, seats: NDArray[np.int64]) -> list[int]:
+        """Return those of the seats of a plan whose token the host supplies; their next one is on the board again."""
+        if not self.off_board.any():
+            return []
+        stale: list[int] = seats[self.off_board[seats]].tolist()
+        self.off_board[stale] = False
+        return stale
+
+    def verified(self, seat: int, sequence: Sequence, proposal: Proposal, accepted: int, number: int) -> None:
+        """Learn from a row of a landed flight; `number` is the last plan made."""
+        if self.model is not None and proposal.drafter == self.model.name:
+            self.model.settle(seat, accepted)
+        if self.drafting is not None and sequence.drafting is not None:
+            pause = self.drafting.verified(sequence.drafting, proposal, accepted)
+            if not sequence.leaving:
+                self._wakes[seat] = number + pause
+                if accepted == len(proposal.tokens):
+                    self._waiting.add(seat)
+
+    def awaits(self, decoding: list[int], landed: int) -> bool:
+        """Return whether enough of the decoding seats drafted in the step in flight that the next one waits for it."""
+        if self._drafted_in <= landed:
+            return False
+        return int(self.off_board[decoding].sum()) >= LAND_FIRST_SHARE * len(decoding)
