@@ -36,7 +36,9 @@ MAY_IMPORT = {
         "weft.text",
         "weft.answers",
         "weft.server",
+        "weft.fleet",
     ],
+    "weft.fleet": ["weft.base", "weft.memory.keys", "weft.engine", "weft.server", "weft.fleet"],
     # The one module of the server that knows tensors, inside a function that only the engine's process calls.
     "weft.server.engine_process": ["weft"],
     "weft.cli": ["weft"],
