@@ -28,9 +28,13 @@ MAY_IMPORT = {
     "weft.runner": ["weft.base", "weft.memory", "weft.memory.device", "weft.kernels", "weft.models", "weft.runner"],
     "weft.builtin": ["weft.builtin"],
     "weft.answers": ["weft.base", "weft.engine", "weft.text", "weft.answers"],
+    "weft.fleet": ["weft.base", "weft.memory.keys", "weft.memory.journal", "weft.engine.load", "weft.fleet"],
     "weft.server": [
         "weft.base",
         "weft.builtin",
+        "weft.fleet",
+        "weft.memory.journal",
+        "weft.memory.keys",
         "weft.memory.misses",
         "weft.engine",
         "weft.text",
