@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from time import perf_counter
 from typing import Any, cast
 
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan, Direction
 from weft.base.errors import CopyFailed
-from weft.base.plan import Plan
 from weft.engine.device import CopyingDevice, Device
 from weft.memory.ledger import Ledger
 from weft.memory.tiers.rates import Rates
@@ -25,36 +23,17 @@ log = logging.getLogger("weft")
 MOST_PLANS = 16
 
 
-class StepClock:
-    """Measures the rate of prefill: the time from one landing, or a launch into an idle device, to the next."""
-
-    def __init__(self, rates: Rates) -> None:
-        self._rates = rates
-        self._since: float | None = None
-
-    def launched(self, alone: bool) -> None:
-        if alone:
-            self._since = perf_counter()
-
-    def landed(self, plan: Plan) -> None:
-        now = perf_counter()
-        if self._since is not None:
-            self._rates.computed(len(plan.tokens) - plan.decode_rows, now - self._since)
-        self._since = now
-
-
 class Copier:
     def __init__(self, tiers: Tiers, device: CopyingDevice) -> None:
         self.tiers = tiers
-        self.clock = StepClock(tiers.rates)
         self._device = device
         self._flights: dict[Direction, deque[tuple[CopyPlan, Any]]] = {each: deque() for each in Direction}
 
     @classmethod
-    def attach(cls, ledger: Ledger, device: Device, config: EngineConfig) -> Copier:
+    def attach(cls, ledger: Ledger, device: Device, config: EngineConfig, rates: Rates) -> Copier:
         """Give a ledger the tier below the device that the configuration asks for; `device` makes the copies."""
         copying = cast(CopyingDevice, device)
-        rates = Rates(copying.load_bytes_per_second)
+        rates.load_bytes = copying.load_bytes_per_second
         if config.host_bytes:
             lower = empty_tier(ledger.spec, config.host_bytes, config.eviction)
         else:

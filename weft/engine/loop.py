@@ -22,13 +22,16 @@ from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import Copier
 from weft.engine.device import Device
 from weft.engine.events import FinishReason, Output, Report, Top
+from weft.engine.load import ReplicaLoad, StepClock, load_of
 from weft.engine.planner import Planner
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
+from weft.memory.journal import Journal
 from weft.memory.ledger import Ledger
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
+from weft.memory.tiers.rates import Rates
 from weft.speculate.drafting import Drafting, SequenceDrafts
 
 
@@ -57,7 +60,11 @@ class Engine:
             private_answers=config.exact,
         )
         tiered = config.cache and (config.host_bytes or config.disk_bytes)
-        self.copier = Copier.attach(self.ledger, device, config) if tiered else None
+        self.rates = Rates()
+        self.clock = StepClock(self.rates)
+        self.copier = Copier.attach(self.ledger, device, config, self.rates) if tiered else None
+        # Starts when a router subscribes; until then nothing is recorded.
+        self.journal = Journal(self.ledger)
         if drafting is None and config.draft != "off":
             drafting = Drafting(config.draft_tokens, shares=config.cache)
         assert drafting is None or drafting.most <= spec.draft_room, "a tail must have room for all drafts of a step"
@@ -191,6 +198,10 @@ class Engine:
             own["drafts"] = planner.drafting.counts.stats()
         return own | memory_stats(self.ledger)
 
+    def load(self) -> ReplicaLoad:
+        """Return how busy the engine is, for a router."""
+        return load_of(self.planner, self.clock.prompt_tokens, self.clock.step_seconds, self.rates)
+
     def cache_report(self, limit: int) -> dict[str, Any]:
         return cache_report(self.ledger, limit)
 
@@ -213,8 +224,8 @@ class Engine:
                 check_plan(step.plan, self.ledger)
             launched = perf_counter()
             self._flights.append((step, self._device.launch(step.plan), launched))
+        self.clock.launched(alone=step is not None and len(self._flights) == 1)
         if self.copier is not None:
-            self.copier.clock.launched(alone=step is not None and len(self._flights) == 1)
             self.copier.launch(stepping=bool(self._flights))
         while len(self._flights) > (self.config.depth if step is not None else 0):
             self._settle(*self._flights.popleft())
@@ -235,8 +246,7 @@ class Engine:
         if self.planner.drafting is not None:
             self._observe(step, launched)
         plan, ledger, planner = step.plan, self.ledger, self.planner
-        if self.copier is not None:
-            self.copier.clock.landed(plan)
+        self.clock.landed(plan)
         planner.landed = plan.number
         ledger.settle_each(plan.seat[step.plain_rows], plan.end[step.plain_rows])
         verified = self.verify(step, landing)

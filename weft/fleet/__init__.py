@@ -1,1 +1,1 @@
-"""Several engines behind one front: members, the choice between them, and the wire to those on other machines."""
+"""Several engines behind one front: which replica holds what, and which one gets the next request."""
