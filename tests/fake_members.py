@@ -129,6 +129,9 @@ class CountedChoice(LeastOpen):
         assert number not in self.placed_now
         self.placed_now.append(number)
 
+    def left(self, number: int) -> None:
+        self.placed_now.remove(number)
+
     def ended(self, number: int) -> None:
         if number in self.placed_now:
             self.placed_now.remove(number)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from weft.base.errors import EngineStopped, ModelError, RequestError, WeftError
+from weft.engine.protocol import News
 from weft.engine.request import Request
 from weft.fleet.choosing import Chooser, LeastOpen
 from weft.fleet.member import Member, MemberState
@@ -30,6 +31,8 @@ log = logging.getLogger("weft")
 CHECK_SECONDS = 0.5
 # Time that an ejected member has for a sign of life, and any member for its numbers.
 PROBE_SECONDS = 5.0
+# A request may be what ends engines, so it is not tried on all of them.
+MOST_FAILURES = 2
 NONE_AVAILABLE = "no replica is available"
 ALL_ENDED = "all replicas have ended"
 
@@ -166,24 +169,28 @@ class FleetBackend:
         """Submit a request to the best member that has not had it; raises if none accepts it."""
         available = [member for member in self.members if member.available and member.name not in stream.tried]
         for member in self.chooser.rank(stream.id, stream.request, available):
-            if not member.available:
+            if not member.available or stream.failures >= MOST_FAILURES:
                 continue
             stream.tried.add(member.name)
+            self.chooser.placed(stream.id, stream.request, member)
             try:
                 inner = await member.submit(stream.request)
             except EngineStopped as stopped:
                 self._note_failure(member)
+                stream.failures += 1
                 member.retries += 1
                 error = stopped
+                self.chooser.left(stream.id)
             except RequestError as refused:
                 # Only a full member says nothing about the request itself.
                 if refused.status != 429:
                     raise
                 error = refused
+                self.chooser.left(stream.id)
             else:
                 stream.enter(member, inner)
-                if not stream.is_closed:
-                    self.chooser.placed(stream.id, stream.request, member)
+                if stream.is_closed:
+                    self.chooser.ended(stream.id)
                 return
         raise error
 
@@ -194,8 +201,9 @@ class FleetBackend:
             self._note_failure(member)
         if member is None or not stream.may_move:
             raise error
-        self.chooser.ended(stream.id)
+        self.chooser.left(stream.id)
         stream.leave()
+        stream.failures += 1
         member.retries += 1
         await self._place(stream, error)
 
@@ -297,6 +305,15 @@ class FleetBackend:
 
     async def cache_report(self, limit: int) -> dict[str, Any]:
         return merged_reports(await self._ask(lambda member: member.backend.cache_report(limit)), limit)
+
+    def subscribe(self, hear: Callable[[News], None]) -> None:
+        """Call `hear` with the news of every member; each has its own epoch."""
+        for member in self.members:
+            member.backend.subscribe(hear)
+
+    def unsubscribe(self, hear: Callable[[News], None]) -> None:
+        for member in self.members:
+            member.backend.unsubscribe(hear)
 
     async def _ask(self, question: Callable[[Member], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
         """Return the answers of the members that give one, by name."""

@@ -17,15 +17,19 @@ class Chooser(Protocol):
         ...
 
     def placed(self, number: int, request: Request, member: Member) -> None:
-        """Note that a member has accepted a request."""
+        """Note that a request is about to be sent to a member."""
         ...
 
     def started(self, number: int) -> None:
         """Note the first output of a request."""
         ...
 
+    def left(self, number: int) -> None:
+        """Note that the member did not accept the request, or gave it up; another one may get it."""
+        ...
+
     def ended(self, number: int) -> None:
-        """Note that a member no longer works on a request. Unknown numbers are ignored."""
+        """Forget a request. Unknown numbers are ignored."""
         ...
 
     def added(self, member: Member) -> None:
@@ -52,6 +56,9 @@ class LeastOpen:
         pass
 
     def started(self, number: int) -> None:
+        pass
+
+    def left(self, number: int) -> None:
         pass
 
     def ended(self, number: int) -> None:

@@ -19,7 +19,18 @@ class FleetStream(OutputStream):
     first outputs, and `closed` once, when nothing more will be read from a member.
     """
 
-    __slots__ = ("_abandoned", "_closed", "_ending", "_inner", "_move", "_started", "member", "request", "tried")
+    __slots__ = (
+        "_abandoned",
+        "_closed",
+        "_ending",
+        "_inner",
+        "_move",
+        "_started",
+        "failures",
+        "member",
+        "request",
+        "tried",
+    )
 
     def __init__(
         self,
@@ -33,8 +44,9 @@ class FleetStream(OutputStream):
         super().__init__(number, loop)
         self.request = request
         self.member: Member | None = None
-        # Names of members that had the request.
+        # Names of members that had the request, and how many of them failed with it.
         self.tried: set[str] = set()
+        self.failures = 0
         self._inner: OutputStream | None = None
         self._move = move
         self._started = started
