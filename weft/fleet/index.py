@@ -1,8 +1,8 @@
 """The router's index: which replicas hold which resume points, mirrored from their journals.
 
 One dictionary maps a key to the bits of all replicas that hold it. Each replica has a lane of four bits, one for each
-tier and one for pages. A replica whose stream starts over gets a new lane; the bits of the old one are erased a few keys
-at a time.
+tier and one for pages. A replica whose stream starts over gets a new lane; the bits of the old one are erased a few
+keys at a time.
 """
 
 from __future__ import annotations
