@@ -14,6 +14,7 @@ from typing import Any
 from weft.base.errors import InvalidField, OptionError
 from weft.base.options import Options
 from weft.engine.events import FinishReason, Output, PromptScore, PromptScores, Report
+from weft.engine.load import ReplicaLoad
 from weft.engine.request import Request
 from weft.memory.misses import Miss, Reason
 from weft.server.backend import ModelInfo
@@ -117,6 +118,11 @@ class InstantEngine:
 
     def stats(self) -> dict[str, Any]:
         return {"running": len(self._open), "waiting": 0, "steps": self._steps, "frozen": gc.get_freeze_count()}
+
+    journal = None
+
+    def load(self) -> ReplicaLoad:
+        return ReplicaLoad(running=len(self._open))
 
     def cache_report(self, limit: int) -> dict[str, Any]:
         return {"prefixes": [], "limit": limit}

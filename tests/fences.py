@@ -31,11 +31,23 @@ MAY_IMPORT = {
     "weft.server": [
         "weft.base",
         "weft.builtin",
+        "weft.fleet",
+        "weft.memory.journal",
+        "weft.memory.keys",
         "weft.memory.misses",
         "weft.engine",
         "weft.text",
         "weft.answers",
         "weft.server",
+    ],
+    "weft.fleet": [
+        "weft.base",
+        "weft.memory.keys",
+        "weft.memory.journal",
+        "weft.engine",
+        "weft.text",
+        "weft.server",
+        "weft.fleet",
     ],
     # The one module of the server that knows tensors, inside a function that only the engine's process calls.
     "weft.server.engine_process": ["weft"],

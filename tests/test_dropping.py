@@ -121,7 +121,7 @@ def test_only_the_admin_drops_and_only_what_the_query_names() -> None:
 
 def test_the_tenants_of_cells_that_are_cached_nowhere_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.memory.tenancy.LEAST_NOTED", 4)
-    tenancy = Tenancy(lambda: [])
+    tenancy = Tenancy(list)
     for number in range(100):
         tenancy.note([bytes([number])], lambda: b"t")
     assert sum(tenancy.of(Node(bytes([number]), None, None, 0)) == b"t" for number in range(100)) <= 4

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests import tiny_model
 from tests.operations import CPU
 from weft.base.config import EngineConfig
+from weft.base.cores import available_cores, quota_cores
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -21,7 +22,7 @@ from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.models.weights import load_model
 from weft.runner import batching
-from weft.runner.runner import Runner, _quota_cores, available_cores
+from weft.runner.runner import Runner
 
 MEMORY_BYTES = 16 << 20
 SEATS = 4
@@ -188,8 +189,8 @@ def test_threads_follow_the_cores_that_we_may_use(monkeypatch, tmp_path):
     assert available_cores() >= 1
     for text, cores in (("max 100000", None), ("250000 100000", 2), ("50000 100000", 1)):
         (tmp_path / "cpu.max").write_text(text)
-        assert _quota_cores(tmp_path / "cpu.max") == cores
-    assert _quota_cores(tmp_path / "absent") is None
+        assert quota_cores(tmp_path / "cpu.max") == cores
+    assert quota_cores(tmp_path / "absent") is None
 
 
 class Largest(TorchDispatchMode):

@@ -14,6 +14,7 @@ import torch
 
 from weft import __version__, builtin
 from weft.base.config import EngineConfig
+from weft.base.cores import available_cores
 from weft.base.errors import ModelError, OptionError
 from weft.base.options import Options, SizingFacts, count, draft_of, draft_tokens, resolve
 from weft.base.sampling import SamplingParams
@@ -30,7 +31,7 @@ from weft.models.weights import find_checkpoint, load_model
 from weft.runner.cuda.compiling import compile_once, warm_mixers
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory
 from weft.runner.exact import ExactRunner
-from weft.runner.runner import Runner, available_cores
+from weft.runner.runner import Runner
 from weft.text.grammar import Grammars
 from weft.text.suggestions import suggested_params
 from weft.text.template import ChatTemplate, load_template

@@ -59,7 +59,7 @@ class Options:
     memory: str | int = option(
         "auto",
         "size of KV cache and states, such as 2GiB; auto: half of free memory up to 4GiB; on a GPU: what "
-        "--memory-fraction leaves",
+        "--memory-fraction leaves; auto/2: half of what auto is, for two servers on one machine",
     )
     memory_fraction: float = option(0.9, "share of GPU memory for weights, activations, KV cache and states together")
     host_memory: str | int = option(
@@ -148,10 +148,10 @@ class Options:
 def memory_bytes(value: str | int, name: str = "memory") -> int | None:
     """Parse a size in bytes; None stands for "auto".
 
-    >>> memory_bytes("2GiB"), memory_bytes("1.5 GB"), memory_bytes(4096), memory_bytes("auto")
-    (2147483648, 1500000000, 4096, None)
+    >>> memory_bytes("2GiB"), memory_bytes("1.5 GB"), memory_bytes(4096), memory_bytes("auto"), memory_bytes("auto/2")
+    (2147483648, 1500000000, 4096, None, None)
     """
-    if value == "auto":
+    if auto_share(value) is not None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?I?B?)", str(value).strip().upper())
     unit = UNITS.get(found[2]) if found else None
@@ -159,6 +159,16 @@ def memory_bytes(value: str | int, name: str = "memory") -> int | None:
     if isinstance(value, bool) or not 0 < size < MOST_BYTES:
         raise InvalidOption(name, f'must be a size such as 2GiB or 500MB, or "auto", got {value!r}')
     return int(size)
+
+
+def auto_share(value: str | int) -> int | None:
+    """Return by how much the size that "auto" stands for is divided; None if a size is given.
+
+    >>> auto_share("auto"), auto_share("auto/4"), auto_share("2GiB")
+    (1, 4, None)
+    """
+    found = re.fullmatch(r"auto(?:/([1-9]\d{0,3}))?", str(value))
+    return None if found is None else int(found[1] or 1)
 
 
 def count(name: str, value: int | str, device: str) -> int:
@@ -204,8 +214,10 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
     if memory is None and facts.device == "cuda":
         memory, reasons["memory"] = facts.free_bytes, facts.room
     elif memory is None:
-        memory = min(AUTO_MEMORY_BYTES, facts.free_bytes // 2)
+        share = auto_share(options.memory) or 1
+        memory = min(AUTO_MEMORY_BYTES, facts.free_bytes // 2) // share
         reasons["memory"] = f"{memory >> 20} MiB: half of the {facts.free_bytes >> 20} MiB free, up to 4096 MiB"
+        reasons["memory"] += f", divided by {share}" if share > 1 else ""
     # Round down to whole pages of the machine, so that every item of the store is aligned.
     memory -= memory % PAGE_BYTES
     if memory < facts.least_bytes:
@@ -265,7 +277,7 @@ def _host_bytes(options: Options, facts: SizingFacts, reasons: dict[str, str]) -
         raise InvalidOption("host_memory", "needs the cache; do not pass --no-cache with it")
     size = memory_bytes(options.host_memory, "host_memory")
     if size is None:
-        size = facts.free_host_bytes // 2
+        size = facts.free_host_bytes // 2 // (auto_share(options.host_memory) or 1)
         reasons["host_memory"] = f"{size >> 20} MiB: half of the {facts.free_host_bytes >> 20} MiB free"
     return size - size % PAGE_BYTES
 

@@ -85,7 +85,7 @@ SERVER = (
     switch("--disable-overlap-schedule --no-async-scheduling", "--depth 0"),
     switch("--async-scheduling", "--depth 1"),
     only("--tensor-parallel-size --tp-size --tp -tp", "1", ONE_PROCESS),
-    only("--data-parallel-size --dp-size --dp -dp", "1", ONE_PROCESS),
+    only("--data-parallel-size --dp-size --dp -dp", "1", "use --replicas"),
     only("--pipeline-parallel-size --pp-size --pp -pp", "1", ONE_PROCESS),
     only("--expert-parallel-size --ep-size --ep", "1", ONE_PROCESS),
     only("--kv-cache-dtype", "auto", "the KV cache has the model's data type"),

@@ -23,7 +23,7 @@ GROUPS: Mapping[str, Groups] = {
         "access": "api_key api_key_file admin_key admin_key_file requests_per_minute tokens_per_minute open_health",
         "limits": "max_open_requests max_body max_answers limit",
         "answers": "served_model_name tool_parser reasoning_parser sse_keep_alive",
-        "processes": "in_process drain_seconds restart_engine engine_timeout front_timeout",
+        "processes": "in_process replicas drain_seconds restart_engine engine_timeout front_timeout",
         "log": "log_level log_format log_requests",
     },
     "chat": {

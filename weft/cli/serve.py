@@ -91,6 +91,9 @@ class ServeOptions(Options):
         "seconds that the server's event loop may block before the process exits with code 1; 0: no limit",
     )
     in_process: bool = option(False, "run the engine in a thread of the server process")
+    replicas: int = option(
+        1, "engines on this machine, each with its own GPU, or its share of the cores and of memory (docs/fleet.md)"
+    )
     tool_parser: str = option("auto", "format of the model's tool calls; auto: by its chat template", TOOL_PARSERS)
     reasoning_parser: str = option("auto", "format of the model's reasoning; auto: by its template", REASONING_PARSERS)
     strict_fields: bool = option(
@@ -114,11 +117,13 @@ class ServeOptions(Options):
         for name in ("drain_seconds", "engine_timeout", "front_timeout", "sse_keep_alive"):
             if not 0 <= getattr(self, name) <= 86400:
                 raise InvalidOption(name, f"must be from 0 to 86400, got {getattr(self, name)}")
-        for name in ("max_open_requests", "max_answers"):
+        for name in ("max_open_requests", "max_answers", "replicas"):
             if getattr(self, name) < 1:
                 raise InvalidOption(name, f"must be at least 1, got {getattr(self, name)}")
         if self.admin_key is not None and self.admin_key_file is not None:
             raise InvalidOption("admin_key", "and admin_key_file exclude each other; pass only one of them")
+        if self.in_process and self.replicas > 1:
+            raise InvalidOption("replicas", f"is {self.replicas}, but --in-process allows one engine; omit one of them")
         size_of("max_body", self.max_body)
         if not re.fullmatch("0?[0-7]{3}", self.uds_mode):
             raise InvalidOption("uds_mode", f"must be three octal digits, such as 660, got {self.uds_mode!r}")
@@ -133,7 +138,7 @@ def set_up_logs(options: ServeOptions) -> None:
 
 
 def run(options: ServeOptions) -> int:
-    from weft.server.launch import LaunchSettings, launch
+    from weft.server.launch import LaunchSettings, launch, serving_engines
     from weft.server.tls import TlsFiles
 
     place = LaunchSettings(
@@ -145,13 +150,16 @@ def run(options: ServeOptions) -> int:
         if options.ssl_certfile is not None
         else None,
         in_process=options.in_process,
+        replicas=options.replicas,
         restart_engine=options.restart_engine,
         engine_timeout=options.engine_timeout,
         front_timeout=options.front_timeout,
         log_format="json" if options.log_format == "json" else "text",
     )
     has_files = options.api_key_file is not None or options.admin_key_file is not None
-    return launch(options, settings_of(options), place, (lambda: settings_of(options)) if has_files else None)
+    settings = settings_of(options)
+    served = serving_engines(options, settings, place)
+    return launch(served, settings, place, (lambda: settings_of(options)) if has_files else None)
 
 
 def settings_of(options: ServeOptions) -> ServerSettings:

@@ -14,7 +14,6 @@ from typing import Any, cast
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan, Direction
 from weft.base.errors import CopyFailed
-from weft.base.plan import Plan
 from weft.engine.device import CopyingDevice, Device
 from weft.memory.ledger import Ledger
 from weft.memory.tiers.link import TierLink
@@ -26,28 +25,9 @@ log = logging.getLogger("weft")
 CLOSING_SECONDS = 20.0
 
 
-class StepClock:
-    """Measures the rate of prefill: the time from one landing, or a launch into an idle device, to the next."""
-
-    def __init__(self, tiers: Tiers) -> None:
-        self._tiers = tiers
-        self._since: float | None = None
-
-    def launched(self, alone: bool) -> None:
-        if alone:
-            self._since = perf_counter()
-
-    def landed(self, plan: Plan) -> None:
-        now = perf_counter()
-        if self._since is not None:
-            self._tiers.computed(len(plan.tokens) - plan.decode_rows, now - self._since)
-        self._since = now
-
-
 class Copier:
     def __init__(self, tiers: Tiers, device: CopyingDevice) -> None:
         self.tiers = tiers
-        self.clock = StepClock(tiers)
         self._device = device
         self._flights: dict[tuple[int, Direction], deque[tuple[CopyPlan, Any]]] = {
             (link.level, each): deque() for each in (Direction.LOAD, Direction.SAVE) for link in tiers.links

@@ -23,13 +23,16 @@ from weft.engine.copying import Copier
 from weft.engine.device import Device
 from weft.engine.draft_model import DraftModel
 from weft.engine.events import FinishReason, Output, Report, Top
+from weft.engine.load import ReplicaLoad, StepClock, load_of
 from weft.engine.planner import Planner
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
+from weft.memory.journal import Journal
 from weft.memory.ledger import Ledger
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
+from weft.memory.tiers.rates import Rates
 from weft.speculate.drafting import Drafting, SequenceDrafts
 
 
@@ -60,7 +63,11 @@ class Engine:
             private_answers=config.exact,
         )
         tiered = config.cache and (config.host_bytes or config.disk_bytes)
+        self.rates = Rates()
         self.copier = Copier.attach(self.ledger, device, config) if tiered else None
+        self.clock = StepClock(self.rates, self.ledger.tiers)
+        # Starts when a router subscribes; until then nothing is recorded.
+        self.journal = Journal(self.ledger)
         if drafting is None and config.draft != "off":
             name = None if draft_model is None else draft_model.name
             drafting = Drafting(config.draft_tokens, shares=config.cache, model=name)
@@ -219,6 +226,10 @@ class Engine:
             own["drafts"] = planner.drafting.counts.stats()
         return own | memory_stats(self.ledger)
 
+    def load(self) -> ReplicaLoad:
+        """Return how busy the engine is, for a router."""
+        return load_of(self.planner, self.clock.prompt_tokens, self.clock.step_seconds, self.rates)
+
     def cache_report(self, limit: int) -> dict[str, Any]:
         return cache_report(self.ledger, limit)
 
@@ -242,8 +253,8 @@ class Engine:
             if self.config.paranoid:
                 check_plan(step.plan, self.ledger)
             self._flights.append((step, self._device.launch(step.plan)))
+        self.clock.launched(alone=step is not None and len(self._flights) == 1)
         if self.copier is not None:
-            self.copier.clock.launched(alone=step is not None and len(self._flights) == 1)
             self.copier.launch_loads(wait=not self._flights)
         while len(self._flights) > (self.config.depth if step is not None else 0):
             self._settle(*self._flights.popleft())
@@ -266,8 +277,7 @@ class Engine:
         if self.planner.drafting is not None:
             self._observe(step)
         plan, ledger, planner = step.plan, self.ledger, self.planner
-        if self.copier is not None:
-            self.copier.clock.landed(plan)
+        self.clock.landed(plan)
         planner.landed = plan.number
         ledger.settle_each(plan.seat[step.plain_rows], plan.end[step.plain_rows])
         verified = self.verify(step, landing)

@@ -10,7 +10,9 @@ from enum import StrEnum
 from typing import Any
 
 from weft.engine.events import Output, Report
+from weft.engine.load import ReplicaLoad
 from weft.engine.request import Request
+from weft.memory.journal import CacheChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,14 @@ class Shutdown:
     """Stop stepping. Open requests get no answer: the sender has already failed them."""
 
 
-Command = Submit | Refuse | End | Question | Drop | Shutdown
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Send `News` from now on, beginning with everything that is held, or, if not `wanted`, no longer."""
+
+    wanted: bool = True
+
+
+Command = Submit | Refuse | End | Question | Drop | Subscribe | Shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +115,20 @@ class Stopped:
     message: str
 
 
-Event = Replies | Outputs | Stopped
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """One request will not be answered, because the engine behind the sender has stopped; others may be."""
+
+    number: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What changed in the cache, if anything did, and how busy the engine is."""
+
+    changes: CacheChanges | None
+    load: ReplicaLoad
+
+
+Event = Replies | Outputs | Failed | News | Stopped

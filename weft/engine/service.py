@@ -20,12 +20,14 @@ import numpy as np
 from weft.base.errors import InvalidField, RequestError
 from weft.engine.constraint import Constraint
 from weft.engine.events import FinishReason, Output, Report
+from weft.engine.load import ReplicaLoad
 from weft.engine.preparation import Preparation, PreparedRequest
 from weft.engine.protocol import (
     Command,
     Drop,
     End,
     Event,
+    News,
     Outputs,
     Question,
     Refusal,
@@ -33,14 +35,18 @@ from weft.engine.protocol import (
     Replies,
     Stopped,
     Submit,
+    Subscribe,
     Topic,
 )
 from weft.engine.request import Request, check_token_ids
+from weft.memory.journal import Journal
 
 log = logging.getLogger("weft")
 
 # Hashing the cells of this many tokens takes about ten milliseconds.
 TOKENS_PER_BORDER = 1 << 20
+# Interval between two reports of the load, while nothing changes in the cache.
+NEWS_SECONDS = 0.02
 FAILED = "the engine has failed; see its log"
 # Not delivered: the caller that aborted a request before it entered the queue has gone.
 ENDED = RequestError("the request was aborted before it started")
@@ -61,7 +67,11 @@ class Drivable(Protocol):
     def stats(self) -> dict[str, Any]: ...
     def cache_report(self, limit: int) -> dict[str, Any]: ...
     def write_behind(self) -> None: ...
+    def load(self) -> ReplicaLoad: ...
     def close(self) -> None: ...
+
+    @property
+    def journal(self) -> Journal | None: ...
 
     @property
     def idle(self) -> bool: ...
@@ -117,6 +127,9 @@ class Service:
         self._finished: Counter[FinishReason] = Counter()
         self._requests = self._refused = self._tokens_in = self._tokens_out = 0
         self._step_seconds = 0.0
+        self._subscribed = False
+        self._news_at = 0.0
+        self._reported: ReplicaLoad | None = None
 
     def run(self, inbox: Inbox) -> bool:
         """Run until a shutdown command and return True; return False if a step failed, after which nothing follows."""
@@ -125,7 +138,8 @@ class Service:
             while self._running:
                 if self._engine.idle and not self._backlog:
                     self._engine.write_behind()
-                self._backlog.extend(inbox.take(wait=self._engine.idle and not self._backlog))
+                self._publish()
+                self._backlog.extend(inbox.take(wait=self._engine.idle and not self._backlog and not self._unpublished))
                 self._handle_some()
                 self._reply()
                 if self._running and not self._engine.idle:
@@ -160,6 +174,8 @@ class Service:
                 self._refuse(number, RequestError(message, field=field))
             case End(number, stopped):
                 self._end(number, stopped)
+            case Subscribe(wanted):
+                self._subscribe(wanted)
             case Question():
                 self._replies.answers[command.number] = self._answer(command)
             case Drop(number, tenant, prefix):
@@ -245,6 +261,32 @@ class Service:
             "step_seconds": self._step_seconds,
         }
         return own | self._engine.stats()
+
+    # news -----------------------------------------------------------------------------------------------------------
+
+    def _subscribe(self, wanted: bool) -> None:
+        self._subscribed, self._reported = wanted, None
+        journal = self._engine.journal
+        if journal is not None:
+            journal.restart() if wanted else journal.stop()
+
+    @property
+    def _unpublished(self) -> bool:
+        journal = self._engine.journal
+        return self._subscribed and journal is not None and journal.waiting
+
+    def _publish(self) -> None:
+        """Send what changed in the cache, and the load: at intervals, and before the engine sleeps."""
+        if not self._subscribed:
+            return
+        changes = self._engine.journal.take() if self._unpublished and self._engine.journal is not None else None
+        now = perf_counter()
+        if changes is None and now - self._news_at < NEWS_SECONDS and not self._engine.idle:
+            return
+        load = self._engine.load()
+        if changes is not None or load != self._reported:
+            self._news_at, self._reported = now, load
+            self._deliver(News(changes, load))
 
     # events ---------------------------------------------------------------------------------------------------------
 

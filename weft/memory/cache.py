@@ -65,6 +65,9 @@ class Cache:
         self.written_for: dict[int, int] = {}
         self.point_bytes = self.valuation.point_bytes
         self.cell = spec.cell
+        # Called when a cell or its resume point appears or disappears: key, position, whether it is held, whether a
+        # sequence can start there.
+        self.watch: Callable[[Key, int, bool, bool], None] | None = None
         self._point_of_slot: dict[int, ResumePoint] = {}
 
     @property
@@ -124,6 +127,11 @@ class Cache:
         self.counts.tokens_cached += miss.cached
         self.counts.misses[miss.reason] += 1
         self.counts.tokens_lost[miss.reason] += miss.tokens_lost
+
+    def changed(self, node: Node, held: bool, point: bool) -> None:
+        """Report that a cell or its resume point appeared or disappeared."""
+        if self.watch is not None:
+            self.watch(node.key, node.depth * self.cell, held, point)
 
     # pins -----------------------------------------------------------------------------------------------------------
 
@@ -196,7 +204,9 @@ class Cache:
         node = self.trie.nodes.get(key)
         if node is None:
             self.ghosts.forget_cell(key)
-            return self.trie.insert(key, parent, page, self.clock)
+            node = self.trie.insert(key, parent, page, self.clock)
+            self.changed(node, held=True, point=not self.point_bytes)
+            return node
         node.used = self.clock
         if page is not None and page != node.page:
             self.arena.release(Kind.PAGE, page)
@@ -219,6 +229,7 @@ class Cache:
         self.counts.captures_kept += 1
         self.points += 1
         self.ghosts.forget_state(key)
+        self.changed(node, held=True, point=True)
 
     def explain(self, key: Key, origin: Origin) -> None:
         """Set why the node is a resume point. A candidate may turn out to be more."""
@@ -344,6 +355,7 @@ class Cache:
             self._evict_point(victim)
             return
         self.trie.cut(victim)
+        self.changed(victim, held=False, point=not self.point_bytes)
         if victim.page is not None:
             self.arena.release(Kind.PAGE, victim.page)
         self.counts.evicted_pages += 1
@@ -356,6 +368,7 @@ class Cache:
     def _evict_point(self, point: ResumePoint) -> None:
         point.node.resume = None
         self.points -= 1
+        self.changed(point.node, held=False, point=True)
         if point.slot is not None:
             del self._point_of_slot[point.slot]
             self.release_slot(point.slot)

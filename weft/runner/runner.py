@@ -6,7 +6,6 @@ which the next step reads without the host.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,24 +238,3 @@ def fly(
 def model_dtype(model: CausalModel) -> torch.dtype:
     """Return the dtype of a model's activations, which is its embedding's."""
     return next(model.parameters()).dtype
-
-
-def available_cores() -> int:
-    """Return the cores that this process may use: its affinity, capped by the container's quota and OMP_NUM_THREADS.
-
-    More threads than cores make every step 10 to 20 times slower.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    if wanted.isdigit() and int(wanted) > 0:
-        cores = min(cores, int(wanted))
-    return max(1, min(cores, _quota_cores() or cores))
-
-
-def _quota_cores(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
-    """Return the whole cores of a control group's quota, if it has one."""
-    try:
-        quota, period = path.read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else max(1, int(quota) // int(period))

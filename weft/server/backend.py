@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from weft.engine.protocol import News
 from weft.engine.request import Request
 from weft.server.output_stream import OutputStream
 
@@ -65,6 +67,15 @@ class Backend(Protocol):
     async def cache_report(self, limit: int) -> dict[str, Any]:
         """Return the largest shared prefixes with their resume points, bytes, age and hits."""
         ...
+
+    def subscribe(self, hear: Callable[[News], None]) -> None:
+        """Call `hear` with changes of the cache and the load, beginning with everything that is held.
+
+        Calling it again starts over. The subscription survives restarts of the engine, which start over too.
+        """
+
+    def unsubscribe(self, hear: Callable[[News], None]) -> None:
+        """Call `hear` no longer."""
 
     async def wait_failed(self) -> str:
         """Wait until the engine has ended for good on its own; return why."""

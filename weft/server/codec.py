@@ -19,6 +19,8 @@ from weft.engine.protocol import (
     Drop,
     End,
     Event,
+    Failed,
+    News,
     Outputs,
     Question,
     Refusal,
@@ -27,8 +29,10 @@ from weft.engine.protocol import (
     Shutdown,
     Stopped,
     Submit,
+    Subscribe,
 )
 from weft.engine.request import Request
+from weft.memory.journal import CacheChanges
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo
 
@@ -106,6 +110,8 @@ def encode_command(command: Command) -> bytes:
             return frame(wire.QuestionMessage(number, topic, limit))
         case Drop(number, tenant, prefix):
             return frame(wire.DropMessage(number, tenant, prefix))
+        case Subscribe(wanted):
+            return frame(wire.SubscribeMessage(wanted))
         case _:
             return frame(wire.ShutdownMessage())
 
@@ -159,6 +165,8 @@ def decode_command(body: bytes) -> Command:
             return Question(number, topic, limit)
         case wire.DropMessage(number, tenant, prefix):
             return Drop(number, tenant, prefix)
+        case wire.SubscribeMessage(wanted):
+            return Subscribe(wanted)
         case wire.ShutdownMessage():
             return Shutdown()
     raise ProtocolError("the model is already loaded")
@@ -195,6 +203,10 @@ def encode_event(event: Event) -> bytes:
         case Replies(accepted, refused, answers):
             refusals = [_refusal(each) for each in refused]
             return frame(wire.RepliesMessage(accepted, refusals, answers))
+        case Failed(number, message):
+            return frame(wire.FailedMessage(number, message[:MAX_WORDS]))
+        case News(changes, load):
+            return frame(wire.NewsMessage(None if changes is None else _changes_body(changes), load))
         case Stopped(message):
             return frame(wire.StoppedMessage(message))
 
@@ -210,6 +222,22 @@ def _outputs_message(event: Outputs) -> wire.OutputsMessage:
     numbers = [output.sequence for output in event.outputs]
     digests = {row: output.digest for row, output in enumerate(event.outputs) if output.digest is not None}
     return wire.OutputsMessage(numbers, [output.token for output in event.outputs], scores, endings, digests)
+
+
+def _changes_body(changes: CacheChanges) -> wire.ChangesBody:
+    tokens = np.array(changes.tokens, "<i4").tobytes()
+    parts = (b"".join(changes.keys), tokens, changes.tiers, changes.held)
+    return wire.ChangesBody(changes.epoch, changes.first, changes.fresh, *parts)
+
+
+def _changes(body: wire.ChangesBody) -> CacheChanges:
+    size = wire.KEY_BYTES
+    keys = tuple(body.keys[start : start + size] for start in range(0, len(body.keys), size))
+    try:
+        tokens = tuple(np.frombuffer(body.tokens, "<i4").tolist())
+        return CacheChanges(body.epoch, body.first, body.fresh, keys, tokens, body.tiers, body.held)
+    except ValueError as error:
+        raise ProtocolError(f"changes do not match: {error}") from error
 
 
 def _refusal(refusal: Refusal) -> wire.RefusalBody:
@@ -277,6 +305,10 @@ class EventReader:
                 )
             case wire.StoppedMessage(message=text):
                 return Stopped(text)
+            case wire.FailedMessage(number, text):
+                return Failed(number, text)
+            case wire.NewsMessage(changes, load):
+                return News(None if changes is None else _changes(changes), load)
             case wire.Ready():
                 return ModelInfo(**msgspec.structs.asdict(message))
         assert isinstance(message, wire.Unloadable)

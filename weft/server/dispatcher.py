@@ -14,7 +14,21 @@ from contextlib import suppress
 from typing import Any
 
 from weft.base.errors import EngineStopped, RequestError
-from weft.engine.protocol import Command, Drop, End, Event, Outputs, Question, Replies, Stopped, Submit, Topic
+from weft.engine.protocol import (
+    Command,
+    Drop,
+    End,
+    Event,
+    Failed,
+    News,
+    Outputs,
+    Question,
+    Replies,
+    Stopped,
+    Submit,
+    Subscribe,
+    Topic,
+)
 from weft.engine.request import Request
 from weft.server.backend import ModelInfo
 from weft.server.output_stream import OutputStream
@@ -51,6 +65,7 @@ class Dispatcher(ABC):
         self._streams: dict[int, OutputStream] = {}
         self._submitting: dict[int, asyncio.Future[None]] = {}
         self._asking: dict[int, asyncio.Future[Any]] = {}
+        self._subscribers: list[Callable[[News], None]] = []
         self._numbers = itertools.count()
         self._emptied = asyncio.Event()
         self._failed = asyncio.Event()
@@ -116,6 +131,24 @@ class Dispatcher(ABC):
 
     async def cache_report(self, limit: int) -> dict[str, Any]:
         return dict(await self._ask(Topic.CACHE, limit))
+
+    def subscribe(self, hear: Callable[[News], None]) -> None:
+        if hear not in self._subscribers:
+            self._subscribers.append(hear)
+        self._subscribe_again()
+
+    def unsubscribe(self, hear: Callable[[News], None]) -> None:
+        if hear in self._subscribers:
+            self._subscribers.remove(hear)
+            if not self._subscribers and self._closed is None:
+                with suppress(EngineStopped):
+                    self._send(Subscribe(wanted=False))
+
+    def _subscribe_again(self) -> None:
+        """Ask an engine that has just started, or whose news were lost, for news from the start."""
+        if self._subscribers and self._closed is None:
+            with suppress(EngineStopped):
+                self._send(Subscribe())
 
     async def _ask(self, topic: Topic, limit: int = 0) -> Any:
         return await self._answer_to(lambda number: Question(number, topic, limit))
@@ -189,6 +222,11 @@ class Dispatcher(ABC):
                     stream.push(output)
             case Replies():
                 self._hear(event)
+            case Failed(number, message):
+                self._fail(number, message)
+            case News():
+                for hear in list(self._subscribers):
+                    hear(event)
             case Stopped(message):
                 self._stopped(message)
 
@@ -202,6 +240,15 @@ class Dispatcher(ABC):
             self._forget(refusal.number)
         for number, value in replies.answers.items():
             _resolve(self._asking.get(number), value)
+
+    def _fail(self, number: int, message: str) -> None:
+        """End one request, accepted or not, as if the engine had ended."""
+        stream, waiter = self._streams.get(number), self._submitting.get(number)
+        self._forget(number)
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(EngineStopped(message))
+        elif stream is not None:
+            stream.fail(message)
 
     def _stopped(self, message: str) -> None:
         """Handle the end of the engine."""

@@ -121,6 +121,9 @@ def run_engine(connection: socket.socket, load: Load) -> int:
     inbox = SocketInbox(connection)
     begin = inbox.first()
     set_up_logging(begin.log_level, begin.log_format)
+    if begin.cores and hasattr(os, "sched_setaffinity"):
+        # Before any library starts threads, which inherit it.
+        os.sched_setaffinity(0, begin.cores)
     threading.Thread(target=_end_with_front, args=(connection,), daemon=True).start()
     try:
         engine, info = load(begin.options, begin.progress)

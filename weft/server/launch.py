@@ -16,12 +16,12 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from uvicorn.loops.auto import auto_loop_factory
@@ -31,11 +31,14 @@ from weft.base.errors import ModelError, OptionError
 from weft.base.garbage_collection import freeze_heap
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
+from weft.fleet.backend import FleetBackend
+from weft.fleet.local import divide
+from weft.fleet.routing import RoutedChoice
 from weft.server.access_log import AccessLog
 from weft.server.addresses import TrustedProxies
 from weft.server.app import create_app
 from weft.server.auth import Keys, reread
-from weft.server.backend import ModelInfo
+from weft.server.backend import Backend, ModelInfo
 from weft.server.connections import Connections, bounded_connections, raise_descriptor_limit
 from weft.server.front import pool_for
 from weft.server.http import ServerContext
@@ -56,7 +59,13 @@ ENGINE_DIED = 1
 # Time after the drain for the last bytes to leave.
 GOODBYE_SECONDS = 5
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-Running = ThreadBackend | ProcessBackend
+
+
+class Running(Backend, Protocol):
+    """A backend that also counts its open requests."""
+
+    @property
+    def open(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +78,7 @@ class LaunchSettings:
     uds_mode: int = 0o600
     tls: TlsFiles | None = None
     in_process: bool = False
+    replicas: int = 1  # engine processes on this machine
     restart_engine: bool = False
     engine_timeout: float = 120.0  # seconds without a heartbeat from the engine; 0: no limit
     front_timeout: float = 30.0  # seconds that the front's own loop may block; 0: no limit
@@ -86,9 +96,22 @@ class Texts:
 
 
 Reread = Callable[[], ServerSettings]
+Companion = Callable[[Running], AbstractAsyncContextManager[None]]
 
 
-def launch(options: Options, settings: ServerSettings, place: LaunchSettings, read_again: Reread | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is served: makes the backend, and loads the texts for a backend that has started.
+
+    `companions` run beside the server, from the backend's start until it has drained.
+    """
+
+    backend: Callable[[], Running]
+    texts: Callable[[ModelInfo], Texts]
+    companions: Sequence[Companion] = ()
+
+
+def launch(served: Served, settings: ServerSettings, place: LaunchSettings, read_again: Reread | None = None) -> int:
     """Serve until a signal; return the exit code. `read_again` returns the settings whose keys apply after SIGHUP."""
     if place.uds is None:
         warn_of_strangers(place.host, bool(settings.api_keys))
@@ -97,11 +120,11 @@ def launch(options: Options, settings: ServerSettings, place: LaunchSettings, re
     bound = bind(place.host, place.port) if place.uds is None else unix_listener(place.uds, place.uds_mode)
     # uvicorn's choice: uvloop if it is installed.
     with bound as listener, asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-        return runner.run(serve(options, settings, place, listener, tls, read_again))
+        return runner.run(serve(served, settings, place, listener, tls, read_again))
 
 
 async def serve(
-    options: Options,
+    served: Served,
     settings: ServerSettings,
     place: LaunchSettings,
     listener: socket.socket,
@@ -114,7 +137,7 @@ async def serve(
         orders.on_hangup(partial(reread, keys, read_again))
     if place.tls is not None and tls is not None:
         orders.on_hangup(partial(reread_certificate, place.tls, tls))
-    backend = make_backend(options, settings, place)
+    backend = served.backend()
     starting = asyncio.create_task(backend.start())
     await orders.or_done(starting)
     if not starting.done():
@@ -122,8 +145,9 @@ async def serve(
         await asyncio.gather(starting, return_exceptions=True)
         return 0
     await starting
+    companions = AsyncExitStack()
     try:
-        texts = load_texts(options, backend.info.settings)
+        texts = served.texts(backend.info)
         pool = pool_for(texts.tokenizer, texts.template, settings, place.log_format)
         connections = bounded_connections(settings.limits)
         log.info("accepting up to %d connections", connections.bound)
@@ -139,7 +163,10 @@ async def serve(
             connections=connections,
         )
         await pool.start()
+        for companion in served.companions:
+            await companions.enter_async_context(companion(backend))
     except BaseException:
+        await companions.aclose()
         await backend.stop(0)
         raise
     freeze_heap()
@@ -155,7 +182,13 @@ async def serve(
         return await run_until_signalled(server, backend, orders, listener)
     finally:
         watchdog.stop()
+        await companions.aclose()
         pool.stop()
+
+
+def serving_engines(options: Options, settings: ServerSettings, place: LaunchSettings) -> Served:
+    """Return what `weft serve` serves: engines of this machine, and the texts of their model."""
+    return Served(lambda: make_backend(options, settings, place), lambda info: load_texts(options, info.settings))
 
 
 def make_backend(options: Options, settings: ServerSettings, place: LaunchSettings) -> Running:
@@ -165,14 +198,21 @@ def make_backend(options: Options, settings: ServerSettings, place: LaunchSettin
     progress = place.log_format == "text" and sys.stderr is not None and sys.stderr.isatty()
     if place.in_process:
         return ThreadBackend.from_options(options, progress, max_open=most, patience_seconds=patience)
-    return ProcessBackend(
-        options,
-        progress=progress,
+    alone = place.replicas == 1
+    process = partial(
+        ProcessBackend,
+        progress=progress and alone,
         max_open=most,
         restart=place.restart_engine,
         patience_seconds=patience,
         log_format=place.log_format,
     )
+    if alone:
+        return process(options)
+    replicas = divide(options, place.replicas)
+    members = [process(each.options, cores=each.cores, variables=dict(each.variables)) for each in replicas]
+    named = [(str(number), member) for number, member in enumerate(members)]
+    return FleetBackend(named, chooser=RoutedChoice(), max_open=most)
 
 
 def reread_certificate(files: TlsFiles, context: ssl.SSLContext) -> None:

@@ -15,7 +15,9 @@ from weft.base.grammar import Grammar
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.engine.events import DraftReport, FinishReason
+from weft.engine.load import ReplicaLoad
 from weft.engine.protocol import Topic
+from weft.memory.journal import MOST_IN_BATCH
 from weft.memory.misses import Miss
 from weft.server.logs import LogFormat
 
@@ -48,6 +50,8 @@ class Begin(EngineMessage, tag="begin"):
     progress: bool
     log_level: Annotated[int, Meta(ge=0, le=100)]
     log_format: LogFormat = "text"
+    # CPU cores to stay on; empty: all.
+    cores: Annotated[tuple[int, ...], Meta(max_length=4096)] = ()
 
 
 class RequestBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,11 +92,15 @@ class DropMessage(EngineMessage, tag="drop"):
     prefix: Annotated[bytes, Meta(max_length=32)] | None
 
 
+class SubscribeMessage(EngineMessage, tag="subscribe"):
+    wanted: bool
+
+
 class ShutdownMessage(EngineMessage, tag="shutdown"):
     pass
 
 
-FromFront = Begin | SubmitMessage | EndMessage | QuestionMessage | DropMessage | ShutdownMessage
+FromFront = Begin | SubmitMessage | EndMessage | QuestionMessage | DropMessage | SubscribeMessage | ShutdownMessage
 
 # from the engine ------------------------------------------------------------------------------------------------------
 
@@ -183,4 +191,31 @@ class StoppedMessage(EngineMessage, tag="stopped"):
     message: Text
 
 
-FromEngine = Ready | Unloadable | RepliesMessage | ScoresMessage | OutputsMessage | StoppedMessage
+class FailedMessage(EngineMessage, tag="failed"):
+    number: Number
+    message: Text
+
+
+KEY_BYTES = 32
+
+
+class ChangesBody(EngineMessage):
+    """`CacheChanges`: keys one after the other, positions as little-endian int32, a byte for each tier and flag."""
+
+    epoch: Number
+    first: Number
+    fresh: bool
+    keys: Annotated[bytes, Meta(max_length=KEY_BYTES * MOST_IN_BATCH)]
+    tokens: Annotated[bytes, Meta(max_length=4 * MOST_IN_BATCH)]
+    tiers: Annotated[bytes, Meta(max_length=MOST_IN_BATCH)]
+    held: Annotated[bytes, Meta(max_length=MOST_IN_BATCH)]
+
+
+class NewsMessage(EngineMessage, tag="news"):
+    changes: ChangesBody | None
+    load: ReplicaLoad
+
+
+FromEngine = (
+    Ready | Unloadable | RepliesMessage | ScoresMessage | OutputsMessage | StoppedMessage | FailedMessage | NewsMessage
+)

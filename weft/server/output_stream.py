@@ -16,7 +16,7 @@ class OutputStream:
     arrived before.
     """
 
-    __slots__ = ("_ended", "_error", "_loop", "_outputs", "_waiter", "id", "report")
+    __slots__ = ("_begun", "_ended", "_error", "_loop", "_outputs", "_waiter", "id", "report")
 
     def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
         self.id = number
@@ -24,8 +24,13 @@ class OutputStream:
         self._loop = loop
         self._outputs: list[Output] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._ended = False
+        self._begun = self._ended = False
         self._error: EngineStopped | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether an output has arrived."""
+        return self._begun
 
     def __aiter__(self) -> OutputStream:
         return self
@@ -47,6 +52,7 @@ class OutputStream:
     # for the dispatcher ---------------------------------------------------------------------------------------------
 
     def push(self, output: Output) -> None:
+        self._begun = True
         self._outputs.append(output)
         waiter = self._waiter
         if waiter is not None and not waiter.done():

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import cast
@@ -73,7 +73,8 @@ class ProcessBackend(Dispatcher):
 
     A hanging engine is then killed and restarted too; without `restart` it only counts as unhealthy.
 
-    `program` replaces the engine process; it gets the number of a file descriptor as argument.
+    `program` replaces the engine process; it gets the number of a file descriptor as argument. The process stays on
+    `cores`, if there are any, and has `variables` in its environment.
     """
 
     def __init__(
@@ -86,11 +87,15 @@ class ProcessBackend(Dispatcher):
         patience_seconds: float | None = None,
         program: Sequence[str] = (),
         log_format: LogFormat = "text",
+        cores: Sequence[int] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(max_open, patience_seconds)
         self._options = Options(**{each.name: getattr(options, each.name) for each in fields(Options)})
         self._progress = progress
         self._log_format = log_format
+        self._cores = tuple(cores)
+        self._variables = dict(variables or {})
         self._restart = restart
         self._program = tuple(program) or (sys.executable, "-P", "-m", "weft.server.engine_process")
         self._process: subprocess.Popen[bytes] | None = None
@@ -136,7 +141,7 @@ class ProcessBackend(Dispatcher):
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__,
-                env=environment(),
+                env=environment() | self._variables,
                 # Not in the terminal's group: Ctrl-C is for the front.
                 process_group=0,
             )
@@ -144,7 +149,7 @@ class ProcessBackend(Dispatcher):
             link = self._link = Link(self._heard, self._lost)
             await loop.create_unix_connection(lambda: link, sock=ours)
             level = logging.getLogger("weft").getEffectiveLevel()
-            self._write(frame(wire.Begin(self._options, self._progress, level, self._log_format)))
+            self._write(frame(wire.Begin(self._options, self._progress, level, self._log_format, self._cores)))
             return await self._ready
         except BaseException:
             await self._bury(0)
@@ -226,6 +231,7 @@ class ProcessBackend(Dispatcher):
                 await asyncio.sleep(1.0)
             else:
                 self._closed = None
+                self._subscribe_again()
                 return
         self._stopped(f"{DIED} {MAX_RESTARTS} times")
 

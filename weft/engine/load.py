@@ -1,0 +1,81 @@
+"""How busy an engine is: what it measures of its own steps, and a value that it reports to a router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+from weft.base.plan import Plan
+from weft.engine.planner import Planner
+from weft.memory.tiers.rates import Rates
+from weft.memory.tiers.tiers import Tiers
+
+# Weight of a new step in the mean duration.
+SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """A counter since the engine's start, current gauges, and measured rates. None: not measured yet.
+
+    `prompt_tokens` counts prompt tokens computed. Loading `n` tokens from a lower tier takes `n * token_bytes +
+    point_bytes` divided by the rate of loads.
+    """
+
+    prompt_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    max_sequences: int = 1
+    used_memory: float = 0.0  # share of the memory that holds something, cached or in use
+    step_seconds: float = 0.0  # of the last steps, on average
+    prefill_tokens_per_second: float | None = None
+    load_bytes_per_second: float | None = None
+    token_bytes: float = 0.0
+    point_bytes: int = 0
+
+    def load_seconds(self, tokens: int) -> float:
+        """Return how long loading a resume point and the pages of `tokens` before it takes."""
+        size = tokens * self.token_bytes + self.point_bytes
+        return size / self.load_bytes_per_second if self.load_bytes_per_second else 0.0
+
+
+class StepClock:
+    """Measures steps: the time from one landing, or a launch into an idle device, to the next landing."""
+
+    def __init__(self, rates: Rates, tiers: Tiers | None) -> None:
+        self.prompt_tokens = 0
+        self.step_seconds = 0.0
+        self._rates = rates
+        self._tiers = tiers
+        self._since: float | None = None
+
+    def launched(self, alone: bool) -> None:
+        if alone:
+            self._since = perf_counter()
+
+    def landed(self, plan: Plan) -> None:
+        now, tokens = perf_counter(), len(plan.tokens) - plan.decode_rows
+        if self._since is not None:
+            self._rates.computed(tokens, now - self._since)
+            if self._tiers is not None:
+                self._tiers.computed(tokens, now - self._since)
+            self.step_seconds += SHARE * (now - self._since - self.step_seconds)
+        self._since = now
+        self.prompt_tokens += tokens
+
+
+def load_of(planner: Planner, prompt_tokens: int, step_seconds: float, rates: Rates) -> ReplicaLoad:
+    """Return the load of an engine that has computed this many prompt tokens, with steps of this length."""
+    arena, spec, tiers = planner.ledger.arena, planner.ledger.spec, planner.ledger.tiers
+    return ReplicaLoad(
+        prompt_tokens=prompt_tokens,
+        running=planner.running + len(planner.leaving),
+        waiting=len(planner.queue),
+        max_sequences=planner.config.max_sequences,
+        used_memory=arena.used_slabs / arena.slabs,
+        step_seconds=step_seconds,
+        prefill_tokens_per_second=rates.prefill_tokens,
+        load_bytes_per_second=None if tiers is None else tiers.links[0].rates.load_bytes,
+        token_bytes=spec.page_bytes / spec.cell,
+        point_bytes=planner.ledger.cache.point_bytes,
+    )

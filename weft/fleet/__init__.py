@@ -1,0 +1,1 @@
+"""Several engines behind one front: which replica holds what, and which one gets the next request."""

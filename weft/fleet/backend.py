@@ -1,0 +1,392 @@
+"""A backend made of backends: chooses a member for each request, retries, ejects, readmits, drains.
+
+A request moves to another member only while its caller has got no output. A member that dies fails the requests that it
+has begun, and no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from weft.base.errors import EngineStopped, ModelError, RequestError, WeftError
+from weft.engine.protocol import News
+from weft.engine.request import Request
+from weft.fleet.choosing import Chooser, LeastOpen
+from weft.fleet.member import Member, MemberState
+from weft.fleet.stream import FleetStream
+from weft.fleet.totals import difference, merged_reports, summed, total_info
+from weft.server.backend import Backend, ModelInfo
+from weft.server.dispatcher import MAX_OPEN, NOT_STARTED, SHUTTING_DOWN
+from weft.server.output_stream import OutputStream
+
+log = logging.getLogger("weft")
+
+# Interval between looks at the members' health.
+CHECK_SECONDS = 0.5
+# Time that an ejected member has for a sign of life, and any member for its numbers.
+PROBE_SECONDS = 5.0
+# Time that a new engine has to compute wanted prefixes before it takes requests.
+WARM_SECONDS = 60.0
+# A request may be what ends engines, so it is not tried on all of them.
+MOST_FAILURES = 2
+NONE_AVAILABLE = "no replica is available"
+ALL_ENDED = "all replicas have ended"
+
+
+class FleetBackend:
+    """Implements `Backend` over members that serve the same model.
+
+    `patient`: start with the first member that is ready, and wait for it without limit; otherwise all must start.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[tuple[str, Backend]],
+        *,
+        chooser: Chooser | None = None,
+        max_open: int = MAX_OPEN,
+        patient: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        check_seconds: float | None = CHECK_SECONDS,
+    ) -> None:
+        self.members = [Member(name, backend, clock) for name, backend in members]
+        self.chooser: Chooser = chooser or LeastOpen()
+        self.info: ModelInfo
+        self._clock = clock
+        self._max_open = max_open
+        self._patient = patient
+        self._check_seconds = check_seconds
+        self._closed: str | None = NOT_STARTED
+        self._draining = False
+        self._streams: set[FleetStream] = set()
+        self._numbers = itertools.count()
+        self._emptied = asyncio.Event()
+        self._admitted = asyncio.Event()
+        self._failed = asyncio.Event()
+        self._failure = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # start and stop -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start all members at once; raises what the first failure raises, unless the fleet is patient."""
+        starting = [self._begin(member) for member in self.members if member.starting is None]
+        try:
+            if self._patient:
+                await self._admitted.wait()
+            else:
+                await asyncio.gather(*starting)
+        except BaseException:
+            await self._abandon_start()
+            raise
+        self._closed = None
+        if self._check_seconds is not None:
+            self._spawn(self._watch(self._check_seconds))
+
+    def add(self, name: str, backend: Backend) -> None:
+        """Let another member join when it is ready, before or after the start of the fleet, which must be patient."""
+        member = Member(name, backend, self._clock)
+        self.members.append(member)
+        self._begin(member)
+
+    def remove(self, name: str, drain_seconds: float) -> None:
+        """Give a member no more requests; let it finish those that it has begun, for this long, then forget it."""
+        member = next((each for each in self.members if each.name == name), None)
+        if member is not None and member.state is not MemberState.DRAINING:
+            member.state = MemberState.DRAINING
+            self.chooser.removed(member)
+            member.give_up()
+            self._spawn(self._leave(member, drain_seconds))
+
+    async def _leave(self, member: Member, drain_seconds: float) -> None:
+        for task in (member.starting, member.watching):
+            if task is not None:
+                task.cancel()
+        if member.streams:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(member.emptied.wait(), drain_seconds)
+        self.members.remove(member)
+        await member.backend.stop(0)
+        log.info("replica %s has left", member.name)
+
+    def _begin(self, member: Member) -> asyncio.Task[None]:
+        member.starting = self._spawn(self._start(member))
+        return member.starting
+
+    async def _abandon_start(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(member.backend.stop(0) for member in self.members))
+
+    async def _start(self, member: Member) -> None:
+        await member.backend.start()
+        if not self._patient and (wrong := self._mismatch(member)) is not None:
+            raise ModelError(wrong)
+        if self._closed is None:
+            await self._warm(member)
+        self._admit(member)
+        member.watching = self._spawn(self._await_failure(member))
+        log.info("replica %s is ready (%d of %d)", member.name, len(self._in_state(MemberState.UP)), len(self.members))
+
+    async def _warm(self, member: Member) -> None:
+        """Let a new engine compute the prefixes that are wanted most, for a while, before it takes requests."""
+        if member.state is MemberState.DRAINING or self._mismatch(member) is not None:
+            return
+        member.state, count = MemberState.WARMING, 0
+        with suppress(TimeoutError, WeftError):
+            async with asyncio.timeout(WARM_SECONDS):
+                for request in self.chooser.wanted():
+                    async for _ in await member.backend.submit(request):
+                        pass
+                    count += 1
+        log.info("replica %s has computed %d wanted prefixes", member.name, count)
+
+    def _admit(self, member: Member) -> None:
+        """Let a member take requests, if it serves the same model as the others."""
+        if member.state is MemberState.DRAINING:
+            return
+        if (wrong := self._mismatch(member)) is not None:
+            log.error("%s; it gets no requests", wrong)
+            member.state = MemberState.REFUSED
+            return
+        member.readmit()
+        self.chooser.added(member)
+        self.info = total_info([each.backend.info for each in self._in_state(MemberState.UP)])
+        self._admitted.set()
+
+    def _mismatch(self, member: Member) -> str | None:
+        known = next((each for each in self._in_state(MemberState.UP, MemberState.EJECTED) if each is not member), None)
+        wrong = None if known is None else difference(known.backend.info, member.backend.info)
+        if known is None or wrong is None:
+            return None
+        return f"replica {member.name} serves another model than replica {known.name}: {wrong}"
+
+    async def stop(self, drain_seconds: float) -> None:
+        self._draining = True
+        if self._streams and drain_seconds > 0:
+            self._emptied.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), drain_seconds)
+        self._closed = self._closed or SHUTTING_DOWN
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(member.backend.stop(0) for member in self.members))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._keep(asyncio.ensure_future(work))
+
+    def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    # requests -------------------------------------------------------------------------------------------------------
+
+    @property
+    def healthy(self) -> bool:
+        """Whether at least one member accepts requests."""
+        return self._closed is None and not self._draining and any(member.available for member in self.members)
+
+    @property
+    def open(self) -> int:
+        """Number of open requests."""
+        return len(self._streams)
+
+    async def submit(self, request: Request) -> OutputStream:
+        if self._closed is not None or self._draining:
+            raise EngineStopped(self._closed or SHUTTING_DOWN)
+        if len(self._streams) >= self._max_open:
+            raise RequestError(f"the limit of {self._max_open} open requests is reached; try again later", status=429)
+        loop = asyncio.get_running_loop()
+        stream = FleetStream(next(self._numbers), loop, request, self._move, self._begun, self._forget)
+        self._streams.add(stream)
+        try:
+            await self._place(stream, EngineStopped(NONE_AVAILABLE))
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def _place(self, stream: FleetStream, error: Exception) -> None:
+        """Submit a request to the best member that has not had it; raises if none accepts it."""
+        available = [member for member in self.members if member.available and member.name not in stream.tried]
+        for member in self.chooser.rank(stream.id, stream.request, available):
+            if not member.available or stream.failures >= MOST_FAILURES:
+                continue
+            stream.tried.add(member.name)
+            self.chooser.placed(stream.id, stream.request, member)
+            try:
+                inner = await member.submit(stream.request)
+            except EngineStopped as stopped:
+                self._note_failure(member)
+                stream.failures += 1
+                member.retries += 1
+                error = stopped
+                self.chooser.left(stream.id)
+            except RequestError as refused:
+                # Only a full member says nothing about the request itself.
+                if refused.status != 429:
+                    raise
+                error = refused
+                self.chooser.left(stream.id)
+            else:
+                stream.enter(member, inner)
+                if stream.is_closed:
+                    self.chooser.ended(stream.id)
+                return
+        raise error
+
+    async def _move(self, stream: FleetStream, error: EngineStopped) -> None:
+        """Submit a request to another member, because the one that had it has ended or is silent."""
+        member = stream.member
+        if member is not None:
+            self._note_failure(member)
+        if member is None or not stream.may_move:
+            raise error
+        self.chooser.left(stream.id)
+        stream.leave()
+        stream.failures += 1
+        member.retries += 1
+        await self._place(stream, error)
+
+    def _note_failure(self, member: Member) -> None:
+        member.failures += 1
+        self._eject(member)
+
+    def _eject(self, member: Member) -> None:
+        if member.eject():
+            log.warning("replica %s is ejected until it answers again", member.name)
+            self.chooser.removed(member)
+
+    def _begun(self, stream: FleetStream) -> None:
+        self.chooser.started(stream.id)
+
+    def _forget(self, stream: FleetStream) -> None:
+        self._streams.discard(stream)
+        self.chooser.ended(stream.id)
+        if stream.member is not None and stream.report is not None:
+            stream.member.saved_tokens += stream.report.cached_tokens
+        if not self._streams:
+            self._emptied.set()
+
+    def abort(self, stream: OutputStream) -> None:
+        assert isinstance(stream, FleetStream)
+        stream.ask_to_end(stopped=False)
+
+    def finish(self, stream: OutputStream) -> None:
+        assert isinstance(stream, FleetStream)
+        stream.ask_to_end(stopped=True)
+
+    # health ---------------------------------------------------------------------------------------------------------
+
+    async def _watch(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            self.check()
+
+    def check(self) -> None:
+        """Eject members that have become unhealthy; ask ejected ones for a sign of life once their pause is over."""
+        for member in self.members:
+            if member.state is MemberState.UP and not member.serves:
+                self._eject(member)
+            returns = member.state in (MemberState.EJECTED, MemberState.REFUSED) and member.pause_is_over
+            if returns and member.backend.healthy and member.probing is None:
+                member.probing = self._spawn(self._probe(member))
+
+    async def _probe(self, member: Member) -> None:
+        try:
+            await asyncio.wait_for(member.backend.stats(), PROBE_SECONDS)
+        except (WeftError, TimeoutError):
+            member.postpone()
+        else:
+            if member.backend.info is not member.admitted:
+                await self._warm(member)
+            self._admit(member)
+            log.info("replica %s answers again: it is %s", member.name, member.state)
+            if member.state is MemberState.REFUSED:
+                member.postpone()
+        finally:
+            member.probing = None
+
+    async def _await_failure(self, member: Member) -> None:
+        reason = await member.backend.wait_failed()
+        log.error("replica %s has ended for good: %s", member.name, reason)
+        member.state = MemberState.FAILED
+        member.give_up()
+        self.chooser.removed(member)
+        if not self._patient and all(each.state is MemberState.FAILED for each in self.members):
+            self._closed, self._failure = ALL_ENDED, f"{ALL_ENDED}; the last one: {reason}"
+            self._failed.set()
+
+    async def wait_failed(self) -> str:
+        """Wait until all members have ended for good; return why."""
+        await self._failed.wait()
+        return self._failure
+
+    def _in_state(self, *states: MemberState) -> list[Member]:
+        return [member for member in self.members if member.state in states]
+
+    # reports --------------------------------------------------------------------------------------------------------
+
+    async def flush(self) -> int:
+        return sum((await self._ask(lambda member: member.backend.flush())).values())
+
+    async def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
+        # A new member that is warmed must not bring back what is dropped here.
+        self.chooser.forget_wanted()
+        found = await self._ask(lambda member: member.backend.drop(tenant, prefix))
+        silent = [member.name for member in self.members if member.name not in found]
+        if silent:
+            raise EngineStopped(f"dropped, but not from replicas that do not respond: {', '.join(silent)}; try again")
+        return summed(list(found.values()))
+
+    async def stats(self) -> dict[str, Any]:
+        found = await self._ask(lambda member: member.backend.stats())
+        replicas = {member.name: self._facts(member) for member in self.members}
+        return summed(list(found.values())) | {"replicas": replicas}
+
+    def _facts(self, member: Member) -> dict[str, Any]:
+        return {
+            "state": member.state.value,
+            "up": int(member.available),
+            "open": member.open,
+            "ejections": member.ejections,
+            "failures": member.failures,
+            "retries": member.retries,
+            "saved_tokens": member.saved_tokens,
+        }
+
+    async def cache_report(self, limit: int) -> dict[str, Any]:
+        return merged_reports(await self._ask(lambda member: member.backend.cache_report(limit)), limit)
+
+    def subscribe(self, hear: Callable[[News], None]) -> None:
+        """Call `hear` with the news of every member; each has its own epoch."""
+        for member in self.members:
+            member.backend.subscribe(hear)
+
+    def unsubscribe(self, hear: Callable[[News], None]) -> None:
+        for member in self.members:
+            member.backend.unsubscribe(hear)
+
+    async def _ask(self, question: Callable[[Member], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
+        """Return the answers of the members that give one, by name."""
+        if self._closed is not None:
+            raise EngineStopped(self._closed)
+        asked = [member for member in self.members if member.backend.healthy]
+        answers = await asyncio.gather(
+            *(asyncio.wait_for(question(member), PROBE_SECONDS) for member in asked), return_exceptions=True
+        )
+        pairs = zip(asked, answers, strict=True)
+        found = {member.name: answer for member, answer in pairs if not isinstance(answer, BaseException)}
+        if not found:
+            raise EngineStopped(NONE_AVAILABLE)
+        return found

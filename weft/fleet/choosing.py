@@ -1,0 +1,85 @@
+"""Which member gets a request: the interface of the choice, and the simplest one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from weft.engine.request import Request
+from weft.fleet.member import Member
+
+
+class Chooser(Protocol):
+    """Ranks members for a request, which has a number. Runs in the event loop's thread."""
+
+    def rank(self, number: int, request: Request, members: Sequence[Member]) -> list[Member]:
+        """Return the members that may get the request, the best first."""
+        ...
+
+    def placed(self, number: int, request: Request, member: Member) -> None:
+        """Note that a request is about to be sent to a member."""
+        ...
+
+    def started(self, number: int) -> None:
+        """Note the first output of a request."""
+        ...
+
+    def left(self, number: int) -> None:
+        """Note that the member did not accept the request, or gave it up; another one may get it."""
+        ...
+
+    def ended(self, number: int) -> None:
+        """Forget a request. Unknown numbers are ignored."""
+        ...
+
+    def added(self, member: Member) -> None:
+        """Note that a member takes requests from now on, for the first time or again."""
+        ...
+
+    def removed(self, member: Member) -> None:
+        """Forget a member that takes no more requests. Unknown members are ignored."""
+        ...
+
+    def wanted(self) -> list[Request]:
+        """Return requests that a new member should compute before it serves."""
+        ...
+
+    def forget_wanted(self) -> None:
+        """Forget those requests: clients' prompts are being dropped."""
+        ...
+
+
+class LeastOpen:
+    """Prefers the member with the fewest open requests; of equals, each in turn."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def rank(self, number: int, request: Request, members: Sequence[Member]) -> list[Member]:
+        self._turn += 1
+        first = self._turn % len(members) if members else 0
+        return sorted([*members[first:], *members[:first]], key=lambda member: member.open)
+
+    def placed(self, number: int, request: Request, member: Member) -> None:
+        pass
+
+    def started(self, number: int) -> None:
+        pass
+
+    def left(self, number: int) -> None:
+        pass
+
+    def ended(self, number: int) -> None:
+        pass
+
+    def added(self, member: Member) -> None:
+        pass
+
+    def removed(self, member: Member) -> None:
+        pass
+
+    def wanted(self) -> list[Request]:
+        return []
+
+    def forget_wanted(self) -> None:
+        pass

@@ -1,0 +1,109 @@
+"""The choice of members by the router: feeds it with their news, and turns its choices into members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from weft.base.grid import CELL
+from weft.engine.protocol import News
+from weft.engine.request import Request
+from weft.fleet.member import Member
+from weft.fleet.router import Choice, FleetRouter
+from weft.fleet.warming import WantedPrefixes
+from weft.memory.keys import Key, chain, root_key
+
+
+@dataclass(slots=True)
+class Ranked:
+    """A request between its ranking and its end. `assigned` is its number at the router while a member has it."""
+
+    keys: list[Key]
+    choices: dict[str, Choice]
+    assigned: int | None = None
+
+
+class RoutedChoice:
+    """Implements `Chooser` with a `FleetRouter`."""
+
+    def __init__(self, router: FleetRouter | None = None) -> None:
+        self.router = router or FleetRouter(CELL)
+        self._form: str | None = None
+        self._wanted = WantedPrefixes()
+        self._ranked: dict[int, Ranked] = {}
+        self._listening: dict[str, Callable[[News], None]] = {}
+        # Members that were asked to start over and have not done so yet.
+        self._starting_over: set[str] = set()
+
+    def rank(self, number: int, request: Request, members: Sequence[Member]) -> list[Member]:
+        prompt, params = request.prompt, request.params
+        by_name = {member.name: member for member in members if member.name in self.router.replicas}
+        keys = chain(root_key(request.salt, CELL, self._form), prompt, CELL)
+        limit = None if params.prompt_logprobs is None else params.prompt_logprobs_start
+        without = self.router.replicas.keys() - by_name.keys()
+        choices = self.router.choose(keys, len(prompt), request.priority, limit, without)
+        self._ranked[number] = Ranked(keys, {choice.replica: choice for choice in choices})
+        return [by_name[choice.replica] for choice in choices]
+
+    def placed(self, number: int, request: Request, member: Member) -> None:
+        ranked = self._ranked[number]
+        choice = ranked.choices[member.name]
+        if member.name in self.router.replicas:
+            ranked.assigned = self.router.assign(choice, ranked.keys, len(request.prompt), request.priority)
+        if choice.saved:
+            self._wanted.note(ranked.keys[choice.saved // CELL - 1], request.prompt[: choice.saved], request.salt)
+
+    def started(self, number: int) -> None:
+        ranked = self._ranked.get(number)
+        if ranked is not None and ranked.assigned is not None:
+            self.router.started(ranked.assigned)
+
+    def left(self, number: int) -> None:
+        ranked = self._ranked.get(number)
+        if ranked is not None and ranked.assigned is not None:
+            self.router.ended(ranked.assigned)
+            ranked.assigned = None
+
+    def ended(self, number: int) -> None:
+        self.left(number)
+        self._ranked.pop(number, None)
+
+    def wanted(self) -> list[Request]:
+        return self._wanted.requests()
+
+    def forget_wanted(self) -> None:
+        self._wanted.clear()
+
+    # members --------------------------------------------------------------------------------------------------------
+
+    def added(self, member: Member) -> None:
+        settings = member.backend.info.settings
+        self._form = settings["form"] if settings.get("exact") else None
+        self.removed(member)
+        self.router.add(member.name)
+        self._listening[member.name] = partial(self._hear, member)
+        self._starting_over.add(member.name)
+        member.backend.subscribe(self._listening[member.name])
+
+    def removed(self, member: Member) -> None:
+        hear = self._listening.pop(member.name, None)
+        if hear is not None:
+            member.backend.unsubscribe(hear)
+            self.router.remove(member.name)
+
+    def _hear(self, member: Member, news: News) -> None:
+        name, changes = member.name, news.changes
+        if name not in self._listening:
+            return
+        self.router.report(name, news.load)
+        if changes is None:
+            return
+        if changes.fresh:
+            self._starting_over.discard(name)
+        elif name in self._starting_over:
+            # Of the stream before.
+            return
+        if not self.router.apply(name, changes):
+            self._starting_over.add(name)
+            member.backend.subscribe(self._listening[name])

@@ -1,0 +1,149 @@
+"""What a cache holds, as a stream of changes: which resume points and cells appeared and disappeared, in which tier.
+
+Routers subscribe to it. A change has a salted key and a position, never tokens. Without a subscriber nothing is
+recorded. A stream starts with everything that is held, and starts over when a subscriber is new or has lost a part.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+
+from weft.memory.cache import Cache
+from weft.memory.keys import Key
+from weft.memory.ledger import Ledger
+
+# Changes that wait to be taken; with more, the stream starts over.
+MOST_WAITING = 1 << 16
+# Changes in one batch. Listing this many takes about a millisecond.
+MOST_IN_BATCH = 1 << 12
+
+
+class Tier(IntEnum):
+    """Where a resume point lies. The value is its code in a batch.
+
+    PAGE stands for a cell on the device without its state. A sequence cannot start there, but need not store the cell
+    again. Models without states and windows have none: a sequence can start at the end of every cell.
+    """
+
+    DEVICE = 0
+    HOST = 1
+    DISK = 2
+    PAGE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChanges:
+    """Consecutive changes as columns. The first one has the number `first`; numbers have no gaps within an `epoch`.
+
+    `fresh`: forget all earlier changes; this batch and those after it list everything that is held. `tokens` are the
+    positions of the resume points, `tiers` their tiers, and `held` is 1 for a point that appeared and 0 for one that
+    was dropped. A point that moves to another tier appears there and is dropped here.
+    """
+
+    epoch: int
+    first: int
+    fresh: bool
+    keys: tuple[Key, ...]
+    tokens: tuple[int, ...]
+    tiers: bytes
+    held: bytes
+
+    def __post_init__(self) -> None:
+        if not len(self.keys) == len(self.tokens) == len(self.tiers) == len(self.held):
+            raise ValueError("the columns of a batch must have the same length")
+        if self.tiers and max(self.tiers) > max(Tier):
+            raise ValueError(f"a tier must be at most {max(Tier)}, got {max(self.tiers)}")
+
+    @property
+    def next(self) -> int:
+        """Number of the change after this batch."""
+        return self.first + len(self.keys)
+
+
+class Journal:
+    """Records the changes of a ledger's cache and of the tier below it, for one stream with any number of readers."""
+
+    def __init__(self, ledger: Ledger, epoch: int | None = None, most: int = MOST_WAITING) -> None:
+        self.epoch = secrets.randbits(62) if epoch is None else epoch
+        self.ledger = ledger
+        self._most = most
+        self._number = 0
+        self._fresh = False
+        self._keys: list[Key] = []
+        self._tokens: list[int] = []
+        self._tiers, self._held = bytearray(), bytearray()
+        # Keys that were held when the stream started and are still to be listed, with their tier.
+        self._unlisted: list[tuple[Tier, Cache, list[Key]]] = []
+
+    @property
+    def waiting(self) -> bool:
+        """Whether `take` has something to return."""
+        return self._fresh or bool(self._keys) or bool(self._unlisted)
+
+    def restart(self) -> None:
+        """Start the stream, or start it over for a reader that is new or has lost a part."""
+        self._clear()
+        self._fresh = True
+        for tier, cache in self._caches():
+            cache.watch = partial(self.note, tier)
+            self._unlisted.append((tier, cache, list(cache.trie.nodes)))
+
+    def stop(self) -> None:
+        """Record nothing more: the last reader has left."""
+        self._clear()
+        self._fresh = False
+        for _, cache in self._caches():
+            cache.watch = None
+
+    def take(self, most: int = MOST_IN_BATCH) -> CacheChanges | None:
+        """Return the next changes, or None if there are none. Call it between steps."""
+        if not self.waiting:
+            return None
+        # What happened comes before what is held now: a point that was dropped meanwhile is no longer listed.
+        while self._unlisted and len(self._keys) < most:
+            self._list_some(most - len(self._keys))
+        columns = tuple(self._keys[:most]), tuple(self._tokens[:most]), self._tiers[:most], self._held[:most]
+        for column in (self._keys, self._tokens, self._tiers, self._held):
+            del column[:most]
+        keys, tokens, tiers, held = columns
+        batch = CacheChanges(self.epoch, self._number, self._fresh, keys, tokens, bytes(tiers), bytes(held))
+        self._number, self._fresh = batch.next, False
+        return batch
+
+    def _caches(self) -> list[tuple[Tier, Cache]]:
+        tiers = self.ledger.tiers
+        lower = () if tiers is None else tiers.links
+        return [(Tier.DEVICE, self.ledger.cache), *((Tier[link.name.upper()], link.lower) for link in lower)]
+
+    def _clear(self) -> None:
+        for column in (self._keys, self._tokens, self._tiers, self._held, self._unlisted):
+            column.clear()
+
+    def note(self, tier: Tier, key: Key, tokens: int, held: bool, point: bool) -> None:
+        """Record a change of a cell, or of the resume point at its end."""
+        if len(self._keys) >= self._most:
+            self.restart()
+        elif point or tier is Tier.DEVICE:
+            self._add(tier if point else Tier.PAGE, key, tokens, held)
+
+    def _add(self, tier: Tier, key: Key, tokens: int, held: bool) -> None:
+        self._keys.append(key)
+        self._tokens.append(tokens)
+        self._tiers.append(tier)
+        self._held.append(held)
+
+    def _list_some(self, count: int) -> None:
+        """List up to `count` of the keys that were held when the stream started."""
+        tier, cache, keys = self._unlisted[-1]
+        for key in keys[-count:]:
+            node = cache.trie.nodes.get(key)
+            if node is not None and cache.point_bytes and tier is Tier.DEVICE:
+                self._add(Tier.PAGE, key, node.depth * cache.cell, held=True)
+            if node is not None and (node.resume is not None or not cache.point_bytes):
+                self._add(tier, key, node.depth * cache.cell, held=True)
+        del keys[-count:]
+        if not keys:
+            self._unlisted.pop()
