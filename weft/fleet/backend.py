@@ -349,6 +349,7 @@ class FleetBackend:
         return {
             "state": member.state.value,
             "up": int(member.available),
+            "ejected": int(member.state is MemberState.EJECTED),
             "open": member.open,
             "ejections": member.ejections,
             "failures": member.failures,
