@@ -1,4 +1,4 @@
-"""`weft route` as its users meet it: the same API in front of replicas on other machines, and a file that lists them."""
+"""`weft route` as its users meet it: the same API before replicas on other machines, and a file that lists them."""
 
 from __future__ import annotations
 
