@@ -28,7 +28,7 @@ GROUPS: Mapping[str, Groups] = {
     "serve": {
         **FRONT,
         "processes": "in_process replicas drain_seconds restart_engine engine_timeout front_timeout",
-        "fleet": "fleet_listen fleet_secret",
+        "fleet": "fleet_listen fleet_secret kv_events",
     },
     "route": {
         "replicas": "replica replicas_file fleet_secret replica_timeout",
