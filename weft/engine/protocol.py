@@ -70,7 +70,7 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Send `News` from now on, beginning with everything that is held, or, if not `wanted`, no longer."""
+    """Send `EngineNews` from now on, beginning with everything that is held, or, if not `wanted`, no longer."""
 
     wanted: bool = True
 
@@ -116,7 +116,7 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RequestFailed:
     """One request will not be answered, because the engine behind the sender has stopped; others may be."""
 
     number: int
@@ -124,11 +124,11 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class EngineNews:
     """What changed in the cache, if anything did, and how busy the engine is."""
 
     changes: CacheChanges | None
     load: ReplicaLoad
 
 
-Event = Replies | Outputs | Failed | News | Stopped
+Event = Replies | Outputs | RequestFailed | EngineNews | Stopped

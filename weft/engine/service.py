@@ -26,8 +26,8 @@ from weft.engine.protocol import (
     Command,
     Drop,
     End,
+    EngineNews,
     Event,
-    News,
     Outputs,
     Question,
     Refusal,
@@ -286,7 +286,7 @@ class Service:
         load = self._engine.load()
         if changes is not None or load != self._reported:
             self._news_at, self._reported = now, load
-            self._deliver(News(changes, load))
+            self._deliver(EngineNews(changes, load))
 
     # events ---------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The prefixes that requests hit most, as requests that compute them: what a new member holds before it serves."""
+"""The prefixes that requests hit most, as requests that compute them, for a member that is new and holds nothing."""
 
 from __future__ import annotations
 

@@ -138,13 +138,8 @@ async def serve(
     if place.tls is not None and tls is not None:
         orders.on_hangup(partial(reread_certificate, place.tls, tls))
     backend = served.backend()
-    starting = asyncio.create_task(backend.start())
-    await orders.or_done(starting)
-    if not starting.done():
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
+    if not await started(backend, orders):
         return 0
-    await starting
     companions = AsyncExitStack()
     try:
         texts = served.texts(backend.info)
@@ -184,6 +179,18 @@ async def serve(
         watchdog.stop()
         await companions.aclose()
         pool.stop()
+
+
+async def started(backend: Running, orders: Orders) -> bool:
+    """Start a backend; return False if a signal came first."""
+    starting = asyncio.create_task(backend.start())
+    await orders.or_done(starting)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return False
+    await starting
+    return True
 
 
 def serving_engines(options: Options, settings: ServerSettings, place: LaunchSettings) -> Served:
@@ -359,7 +366,17 @@ def warn_of_strangers(host: str, has_keys: bool) -> None:
         log.warning("NO API KEY IS SET: EVERY CLIENT THAT REACHES IT MAY USE IT. Set --api-key, or --host 127.0.0.1")
 
 
-def load_texts(options: Options, settings: dict[str, Any]) -> Texts:
+class TextOptions(Protocol):
+    """The options that say where texts come from."""
+
+    @property
+    def tokenizer(self) -> str | None: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+
+def load_texts(options: TextOptions, settings: dict[str, Any]) -> Texts:
     """Return tokenizer and template, from the folder in which the engine found the model, or from another one."""
     ends = frozenset(settings["end_tokens"])
     folder = Path(settings["folder"])
