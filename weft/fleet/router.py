@@ -186,13 +186,13 @@ class FleetRouter:
         candidates = [replica for replica in self.replicas.values() if replica.name not in without]
         found = self.index.deepest(reusable, [replica.mirror for replica in candidates])
         claimed = self._deepest_claims(reusable)
-        fleet, choices = self._state(), []
+        fleet, request, choices = self._state(), RequestFacts(prompt, priority), []
         for replica in candidates:
             depths = found.get(replica.mirror.lane, (0,) * len(Tier))
             ready = max(depths[Tier.DEVICE], claimed.get(replica.bit, 0))
             lower = max(depths[Tier.DEVICE : Tier.PAGE])
             held = HeldTokens(ready * self.cell, lower * self.cell, depths[Tier.PAGE] * self.cell)
-            choices.append(self._price(replica, fleet, RequestFacts(prompt, priority), held))
+            choices.append(self._price(replica, fleet, request, held))
         return sorted(choices, key=lambda choice: choice.cost)
 
     def _price(self, replica: ReplicaView, fleet: FleetState, request: RequestFacts, held: HeldTokens) -> Choice:
