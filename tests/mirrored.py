@@ -22,7 +22,7 @@ def truth(ledger: Ledger) -> dict[Key, set[Tier]]:
     found: dict[Key, set[Tier]] = {}
     tiers = [(Tier.DEVICE, ledger.cache)]
     if ledger.tiers is not None:
-        tiers.append((Tier.HOST, ledger.tiers.lower))
+        tiers += [(Tier[link.name.upper()], link.lower) for link in ledger.tiers.links]
     for tier, cache in tiers:
         for key, node in cache.trie.nodes.items():
             if node.resume is not None or not cache.point_bytes:
@@ -94,7 +94,8 @@ class MirroredEngine(Engine):
             keys, limit = keys_of(arrival, self.ledger.cell), len(arrival.prompt) - 1
             found = self.ledger.match(keys, limit).cached
             if self.ledger.tiers is not None:
-                found = max(found, self.ledger.tiers.lower.match(keys, limit).cached)
+                lower = [link.lower.match(keys, limit).cached for link in self.ledger.tiers.links]
+                found = max(found, *lower)
             assert self.router.choose(keys, len(arrival.prompt))[0].saved == found
 
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import msgspec
 
@@ -102,7 +103,7 @@ async def publishing(endpoint: str, backend: Backend) -> AsyncIterator[None]:
         raise OptionError("kv_events needs pyzmq; install it with: pip install 'weft-serve[fleet]'") from None
     if not endpoint.startswith(LOOPBACK):
         log.warning("cache events are published at %s: other machines may subscribe to them", endpoint)
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
+    socket: Any = zmq.Context.instance().socket(zmq.PUB)
     socket.set_hwm(MAX_WAITING)
     socket.linger = 0
     try:
