@@ -27,7 +27,7 @@ from weft.speculate.drafting import Drafting
 ROOM = 4
 MEMORY = 32 << 20
 # Recurrent, windowed and plain memory on both sides; the others are slow tests.
-QUICK = [("qwen3_5", "qwen3_5"), ("falcon_h1", "gemma3"), ("llama", "lfm2")]
+QUICK = [("qwen3_5", "qwen3_5"), ("falcon_h1", "gemma3")]
 ASKS = [
     Ask(tokens(57, 1), greedy(40)),
     Ask(tokens(130, 2), seeded(30, 7, top_k=9), step=1),

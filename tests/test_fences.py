@@ -88,6 +88,7 @@ NO_QUESTIONS = {
     "weft.loading": "the name of a device, which is handed on",
     "weft.models.dummy": "random weights are drawn where they lie",
     "weft.runner.runner": "where a step is uploaded to",
+    "weft.runner.head": "where a step is uploaded to",
 }
 
 
@@ -168,6 +169,9 @@ NOT_WAITING = {
     ("weft.kernels.cpu.index_building", "stage_group"): "the plan's own arrays, on the host",
     ("weft.kernels.cpu.index_building", "open_cells"): "the plan's own arrays, on the host",
     ("weft.runner.step_sampling", "_draws"): "the plan's own arrays, on the host",
+    ("weft.runner.head", "HiddenStates.keep"): "the plan's own arrays, on the host",
+    ("weft.runner.head", "HeadRunner.run_layers"): "the plan's own arrays, on the host",
+    ("weft.runner.head", "HeadRunner._inputs"): "the plan's own arrays, on the host",
     ("weft.runner.exact", "pieces_of"): "the plan's own arrays, on the host",
     ("weft.runner.exact", "canonical_passes"): "the plan's own arrays, on the host",
     ("weft.kernels.download", "Download.arrays"): "the one download of a step, when it lands",

@@ -40,7 +40,7 @@ def letters(count: int, **more: object) -> SamplingParams:
     return SamplingParams(max_tokens=count, temperature=0, allowed_token_ids=LETTERS, ignore_eos=True, **more)
 
 
-@pytest.mark.parametrize("draft", ["mtp", "dflash", "DSpark", ""])
+@pytest.mark.parametrize("draft", ["eagle", "dflash", "DSpark", ""])
 def test_drafters_that_do_not_exist_are_refused_by_name(draft: str) -> None:
     with pytest.raises(OptionError, match="draft"):
         Options(draft=draft)

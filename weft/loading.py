@@ -18,6 +18,7 @@ from weft.base.cores import available_cores
 from weft.base.errors import ModelError, OptionError
 from weft.base.options import Options, SizingFacts, count, draft_of, draft_tokens, resolve
 from weft.base.sampling import SamplingParams
+from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
 from weft.kernels.choosing import Chosen, begin_compiling, choose
 from weft.kernels.devices import choose_device, device_name, free_bytes
@@ -27,10 +28,12 @@ from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.models.config import Config, read_config, shown, text_part
 from weft.models.model import CausalModel
-from weft.models.weights import find_checkpoint, load_model
+from weft.models.mtp import MtpHead
+from weft.models.weights import find_checkpoint, load_head, load_model
 from weft.runner.cuda.compiling import compile_once, warm_mixers
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory
 from weft.runner.exact import ExactRunner
+from weft.runner.head import HeadRunner, HiddenStates
 from weft.runner.runner import Runner
 from weft.text.grammar import Grammars
 from weft.text.suggestions import suggested_params
@@ -40,12 +43,14 @@ from weft.text.tokenizer import Tokenizer, end_tokens, find_text_files, load_tok
 log = logging.getLogger("weft")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Steps whose hidden states may wait for an MTP head.
+HIDDEN_STEPS = 4
 _logged: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A draft model."""
+    """A draft model, or the MTP head of the model itself."""
 
     model: CausalModel
     spec: MemorySpec
@@ -106,12 +111,12 @@ class Loaded:
 
         return CudaRunner(*parts, config.max_length, progress=progress, operations=operations)
 
-    def draft_model(self, threads: int = 0) -> DraftModel | None:
-        """Return the draft model with its own memory, if there is one."""
+    def draft_model(self, runner: Runner, threads: int = 0) -> DraftModel | None:
+        """Return the draft model or MTP head with its own memory, if there is one. `runner` executes the target."""
         if self.draft is None:
             return None
         config, spec, model = self.config, self.draft.spec, self.draft.model
-        size, seats, threads = config.draft_bytes, config.max_sequences, threads or available_cores()
+        size, seats, step = config.draft_bytes, config.max_sequences, config.max_tokens_per_step
         ledger = Ledger(
             spec,
             size,
@@ -121,9 +126,13 @@ class Loaded:
             eviction=config.eviction,
             remember_freed=config.paranoid,
         )
-        runner = Runner(model, spec, size, seats, self.device, threads, self.draft.chosen.operations)
+        parts = (model, spec, size, seats, self.device, threads or available_cores(), self.draft.chosen.operations)
+        if isinstance(model, MtpHead):
+            hidden = HiddenStates(HIDDEN_STEPS * step)
+            runner.keep_hidden = hidden.keep
+            return DraftHead(hidden, ledger, HeadRunner(hidden, *parts), model.vocab_size, step, config.paranoid)
         vocab_size = min(model.vocab_size, self.model.vocab_size)
-        return DraftModel(ledger, runner, vocab_size, config.max_tokens_per_step, config.paranoid)
+        return DraftModel(ledger, Runner(*parts), vocab_size, step, config.paranoid)
 
     def grammars(self, warm: bool = True) -> Grammars | None:
         """Return the engine's support for structured outputs. `warm`: be ready before the first request."""
@@ -166,7 +175,7 @@ def load(options: Options, progress: bool = True) -> Loaded:
     report_choices(device, chosen)
     kind = "plain" if device != "cpu" and room is None else device
     spec = MemorySpec(model.memories(chosen.operations), draft_room=draft_tokens(options, kind))
-    draft = load_draft(options, tokenizer, model, progress) if draft_of(options) == "model" else None
+    draft = load_drafter(options, tokenizer, model, chosen, progress)
     facts = facts_of(spec, config, device, room, None if draft is None else draft.spec)
     engine_config, reasons = resolve(options, facts)
     if options.exact:
@@ -186,6 +195,20 @@ def load(options: Options, progress: bool = True) -> Loaded:
     from weft.models.fingerprint import fingerprint
 
     return replace(loaded, disk=Path(options.disk), fingerprint=fingerprint(model, config, spec))
+
+
+def load_drafter(
+    options: Options, tokenizer: Tokenizer | None, target: CausalModel, chosen: Chosen, progress: bool
+) -> LoadedDraft | None:
+    """Return what decodes the drafts of an engine with these options, if anything does."""
+    if draft_of(options) == "model":
+        return load_draft(options, tokenizer, target, progress)
+    if draft_of(options) != "mtp":
+        return None
+    place, dtype = builtin.place_of(options.model), next(target.parameters()).dtype
+    head = load_head(place, target, dtype, options.weights, options.seed, chosen.operations)
+    spec = MemorySpec(head.memories(chosen.operations), draft_room=draft_tokens(options, "cpu"))
+    return LoadedDraft(head, spec, chosen)
 
 
 def load_draft(options: Options, tokenizer: Tokenizer | None, target: CausalModel, progress: bool) -> LoadedDraft:
@@ -221,7 +244,9 @@ def refuse_block_drafter(name: str, config: Mapping[str, Any]) -> None:
 def form_of(options: Options, device: str, chosen: Chosen) -> str:
     """Return what the bits of an exact engine depend on besides the model: versions, device, operations, threads."""
     threads = f"{options.threads or available_cores()} threads" if device == "cpu" else ""
-    parts = (__version__, torch.__version__, device_name(device), threads, *chosen.summary())
+    # Where the ring of a tail begins again, sums are split.
+    room = f"room for {draft_tokens(options, device)} drafts"
+    parts = (__version__, torch.__version__, device_name(device), threads, room, *chosen.summary())
     return "; ".join(map(str, parts))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.base.errors import InvalidOption
 
-DRAFTS = ("off", "suffix", "model")
+DRAFTS = ("off", "suffix", "mtp", "model")
 # Drafts that one row may verify in a step: every tail has room for them.
 MOST_DRAFTS = 15
 
@@ -21,8 +21,8 @@ class EngineConfig:
     token is computed in its canonical form (docs/exact.md); `form` is what its bits depend on, such as the device.
     `paranoid` audits every step, checks every plan, and fills freed memory with NaN. `host_bytes` is the size of the
     host memory that keeps what the device evicts, `disk_bytes` that of a file which does; 0 is none. `draft` is "off",
-    "suffix" or "model", and `draft_tokens` the most drafts that one row verifies in a step. `draft_bytes` is the memory
-    of a draft model, besides `memory_bytes`.
+    "suffix", "mtp" or "model", and `draft_tokens` the most drafts that one row verifies in a step. `draft_bytes` is the
+    memory of a draft model or an MTP head, besides `memory_bytes`.
     """
 
     memory_bytes: int

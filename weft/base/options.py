@@ -32,9 +32,9 @@ AUTO_COUNTS = {
 }
 WEIGHTS = ("checkpoint", "dummy")
 ORDERS = ("fcfs", "prefix")
-DRAFT_OPTIONS = ("auto", "off", "suffix")
+DRAFT_OPTIONS = ("auto", "off", "suffix", "mtp")
 # Drafters that are known by name and not supported.
-REFUSED_DRAFTERS = ("mtp", "dflash", "dspark", "eagle", "medusa")
+REFUSED_DRAFTERS = ("dflash", "dspark", "eagle", "medusa")
 # Drafts that a row verifies in a step at most, by device. A tail has room for them, so they take memory.
 DRAFT_TOKENS = {"cpu": MOST_DRAFTS, "cuda": 7, "plain": 7}
 
@@ -94,9 +94,10 @@ class Options:
     )
     draft: str = option(
         "auto",
-        "speculative decoding: guess tokens and verify them in one step; suffix: from earlier text and predictions; a "
-        "folder or hub id: by a smaller model with the same tokenizer (CPU only); auto: off",
-        metavar="auto|off|suffix|MODEL",
+        "speculative decoding: guess tokens and verify them in one step; suffix: from earlier text and predictions; "
+        "mtp: by the checkpoint's own head; a folder or hub id: by a smaller model with the same tokenizer (both on a "
+        "CPU only); auto: off",
+        metavar="auto|off|suffix|mtp|MODEL",
     )
     paranoid: bool = option(False, "audit every step and fill freed memory with NaN (slow)")
     seed: int = option(0, "seed for requests that set none")
@@ -111,7 +112,7 @@ class Options:
             raise InvalidOption(
                 "draft",
                 f"must be one of {', '.join(DRAFT_OPTIONS)}, or the folder or hub id of a draft model, got "
-                f"{self.draft!r}; MTP heads (mtp), DFlash, DSpark, EAGLE and Medusa are not supported",
+                f"{self.draft!r}; DFlash, DSpark, EAGLE and Medusa are not supported",
             )
         for name in AUTO_COUNTS:
             count(name, getattr(self, name), "cpu")
@@ -301,8 +302,8 @@ def draft_tokens(options: Options, device: str) -> int:
     """
     if options.exact and draft_of(options) != "off" and device != "cpu":
         raise InvalidOption("draft", "must be off with exact on a GPU: drafts are not verified in the form of decodes")
-    if draft_of(options) == "model" and device != "cpu":
-        raise InvalidOption("draft", f"is a model ({options.draft}), which needs a CPU; on a GPU pass --draft suffix")
+    if draft_of(options) in ("mtp", "model") and device != "cpu":
+        raise InvalidOption("draft", f"is {options.draft}, which needs a CPU; on a GPU pass --draft suffix or off")
     return 0 if draft_of(options) == "off" else DRAFT_TOKENS[device]
 
 

@@ -12,16 +12,18 @@ moves a cursor, as in the target. It is a grant of several flights, which all ha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from weft.base.grid import floor_to_grid
-from weft.base.plan import Captures, Plan, Sampling
+from weft.base.plan import Captures, Ints, Plan, Sampling
 from weft.engine.assembly import drain, page_tables
 from weft.engine.device import Device
 from weft.engine.sequence import Sequence
 from weft.memory.audit import check_plan
+from weft.memory.keys import Key
 from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
 
@@ -31,13 +33,14 @@ class Open:
     """A sequence of the target in the draft model's memory. `certain`: where the guesses of its grant begin."""
 
     sequence: Sequence
+    keys: list[Key]
     lease: Lease
     grant: Grant | None = None
     certain: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowPart:
     """A part of a grant that one flight computes: tokens [start, end) of a seat, the first from the board or not."""
 
     seat: int
@@ -60,7 +63,7 @@ class DraftModel:
         self, ledger: Ledger, device: Device, vocab_size: int, tokens_per_step: int, paranoid: bool = False
     ) -> None:
         self.ledger = ledger
-        self.device = device
+        self.executor = device
         self.vocab_size = vocab_size
         self.tokens_per_step = tokens_per_step
         self.paranoid = paranoid
@@ -72,7 +75,8 @@ class DraftModel:
     def draft(self, rows: Mapping[int, tuple[Sequence, int]]) -> dict[int, tuple[int, ...]]:
         """Return guesses by seat for sequences of which the host knows all tokens, each up to its number.
 
-        A row that is far behind computes known tokens only, and has no guess this time. So has one without memory.
+        A row that is far behind computes known tokens only, and has no guess this time; nor has one without memory. No
+        row that is asked for 0 guesses has any.
         """
         left, parts, wanted = self.tokens_per_step, [], {}
         for seat, (sequence, count) in rows.items():
@@ -89,17 +93,16 @@ class DraftModel:
         self.ledger.snapshot([self._open[part.seat].lease for part in parts])
         found = self._decode([self._current(part) for part in parts], wanted)
         for part in parts:
-            if not part.samples:
-                self.settle(part.seat, 0)
+            self.landed(part)
         return {seat: self._in_vocabulary(tokens) for seat, tokens in found.items()}
 
     def settle(self, seat: int, accepted: int) -> None:
         """Keep the first `accepted` guesses of a seat, and undo the others."""
-        row = self._open[seat]
-        if row.grant is None:
+        row = self._open.get(seat)
+        if row is None or row.grant is None:
             return
         end = min(row.certain + accepted, row.grant.end)
-        row.sequence.name_cells(end // self.ledger.cell)
+        self.name_cells(row, end)
         self.ledger.settle(row.lease, row.grant, end)
         row.grant = None
 
@@ -113,42 +116,73 @@ class DraftModel:
         self.ledger.close(row.lease)
         del self._open[seat]
 
+    def follow(self, by_seat: SequenceOf[Sequence | None]) -> None:
+        """Read what must not wait until a row drafts; nothing of a model that reads only tokens."""
+
     def flush(self) -> None:
         """Drop all cached cells that no running sequence uses."""
         self.ledger.cache.clear()
 
+    # what a model reads ---------------------------------------------------------------------------------------------
+
+    def known(self, sequence: Sequence) -> int:
+        """Return up to which position the inputs of a sequence are known."""
+        return sequence.length
+
+    def readable(self, seat: int, sequence: Sequence, start: int) -> int:
+        """Return up to which position a row can be read now."""
+        return self.known(sequence)
+
+    def inputs(self, sequence: Sequence, start: int, end: int) -> Ints:
+        """Return the tokens that are read at an interval of positions."""
+        return sequence.tokens(start, end)
+
+    def keys(self, sequence: Sequence) -> list[Key]:
+        """Return the keys of a sequence's cells, in a list that `name_cells` extends."""
+        return sequence.keys
+
+    def name_cells(self, row: Open, end: int) -> None:
+        """Extend the keys of a row to the cells before a position."""
+        row.sequence.name_cells(end // self.ledger.cell)
+
     # grants ---------------------------------------------------------------------------------------------------------
 
-    def _grant(self, seat: int, sequence: Sequence, count: int, most: int) -> Part | None:
+    def _grant(self, seat: int, sequence: Sequence, count: int, most: int) -> RowPart | None:
         """Return the known tokens of a row to compute, at most `most`, with memory for its guesses; None without."""
-        row = self._open.get(seat) or self._sit(seat, sequence)
+        row = self._open.get(seat) or self.sit(seat, sequence)
         if row is None:
             return None
         # Guesses that were not verified, because their row had no room in the target's step.
         self.settle(seat, 0)
-        start, known = int(self.ledger.planned[seat]), sequence.length
-        assert start < known, "the target's last token was never a guess"
-        if int(sequence.tokens(start, known).max()) >= self.vocab_size:
+        start = int(self.ledger.planned[seat])
+        last = self.readable(seat, sequence, start)
+        if start >= last or int(self.inputs(sequence, start, last).max()) >= self.vocab_size:
             return None
-        end = min(known, start + most)
-        if end < known and floor_to_grid(end, self.ledger.cell) > start:
+        end = min(last, start + most)
+        if end < last and floor_to_grid(end, self.ledger.cell) > start:
             end = floor_to_grid(end, self.ledger.cell)
-        guesses = count - 1 if end == known else 0
-        grant = self.ledger.advance(row.lease, end + guesses, certain=end)
+        samples = count > 0 and end == self.known(sequence)
+        grant = self.ledger.advance(row.lease, end + count - 1 if samples else end, certain=end)
         if grant is None:
             return None
         row.grant, row.certain = grant, end
-        return Part(seat, grant, start, end, samples=end == known)
+        return RowPart(seat, grant, start, end, samples)
 
-    def _sit(self, seat: int, sequence: Sequence) -> Open | None:
-        request = sequence.request
-        lease = self.ledger.open(seat, sequence.keys, len(request.prompt), sequence.length - 1)
+    def sit(self, seat: int, sequence: Sequence) -> Open | None:
+        """Open a lease for a sequence; None if there is no memory for it."""
+        keys, prompt = self.keys(sequence), len(sequence.request.prompt)
+        lease = self.ledger.open(seat, keys, prompt, self.known(sequence) - 1)
         if lease is None:
             return None
-        self._open[seat] = Open(sequence, lease)
+        self._open[seat] = Open(sequence, keys, lease)
         return self._open[seat]
 
-    def _current(self, part: Part) -> Part:
+    def landed(self, part: RowPart) -> None:
+        """Settle a part of a row that has no guesses; one with guesses is settled when they are verified."""
+        if not part.samples:
+            self.settle(part.seat, 0)
+
+    def _current(self, part: RowPart) -> RowPart:
         """Return a part with its grant after snapshots were added to it."""
         row = self._open[part.seat]
         row.grant = row.lease.pending[-1]
@@ -156,7 +190,7 @@ class DraftModel:
 
     # flights --------------------------------------------------------------------------------------------------------
 
-    def _decode(self, parts: list[Part], wanted: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    def _decode(self, parts: list[RowPart], wanted: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
         """Compute the known tokens of all rows, then guess by guess. All flights are launched before one lands."""
         flights = [self._launch(parts)]
         guessing = {part.seat: part for part in parts if part.samples}
@@ -169,11 +203,11 @@ class DraftModel:
             flights.append(self._launch(parts))
         found: dict[int, list[int]] = {}
         for seats, flight in flights:
-            for seat, token in zip(seats, self.device.land(flight).tokens.tolist(), strict=True):
+            for seat, token in zip(seats, self.executor.land(flight).tokens.tolist(), strict=True):
                 found.setdefault(seat, []).append(token)
         return {seat: tuple(tokens) for seat, tokens in found.items()}
 
-    def _launch(self, parts: list[Part]) -> tuple[list[int], object]:
+    def _launch(self, parts: list[RowPart]) -> tuple[list[int], object]:
         """Launch the plan of some parts, and return the seats that sample, in order, and its flight."""
         self._number += 1
         # Rows of one token come first.
@@ -181,9 +215,9 @@ class DraftModel:
         plan = self._plan(parts)
         if self.paranoid:
             check_plan(plan, self.ledger)
-        return [part.seat for part in parts if part.samples], self.device.launch(plan)
+        return [part.seat for part in parts if part.samples], self.executor.launch(plan)
 
-    def _plan(self, parts: list[Part]) -> Plan:
+    def _plan(self, parts: list[RowPart]) -> Plan:
         seats, start, end = (
             np.array([getattr(part, name) for part in parts], np.int64) for name in ("seat", "start", "end")
         )
@@ -211,12 +245,12 @@ class DraftModel:
             poison=drain(self.ledger.arena.freed),
         )
 
-    def _tokens(self, part: Part) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    def _tokens(self, part: RowPart) -> Ints:
         if part.from_board:
             return np.zeros(1, np.int32)
-        return self._open[part.seat].sequence.tokens(part.start, part.end)
+        return self.inputs(self._open[part.seat].sequence, part.start, part.end)
 
-    def _slot_before(self, part: Part) -> int:
+    def _slot_before(self, part: RowPart) -> int:
         """Return the checkpoint at the grid position at or before the part: the grant's, or one that it writes."""
         here = floor_to_grid(part.start, self.ledger.cell)
         written = (c.slot for c in part.grant.captures if c.own and c.position == here)
@@ -228,7 +262,7 @@ class DraftModel:
         return tokens[: next(unknown, len(tokens))]
 
 
-def _captures(parts: list[Part]) -> Captures:
+def _captures(parts: list[RowPart]) -> Captures:
     found = [
         (row, capture.position, capture.slot)
         for row, part in enumerate(parts)

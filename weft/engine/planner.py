@@ -74,6 +74,8 @@ class Planner:
     def plan(self) -> PlannedStep | None:
         """Return the next step, or None if there is nothing to do now."""
         rows = StepBuilder()
+        if self.drafts.model is not None:
+            self.drafts.model.follow(self.by_seat)
         preemptions = self.preemptions
         self._short = False
         self._plan_decodes(rows)

@@ -32,6 +32,8 @@ from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel, Source, pin, sources
+from weft.models.mtp import MtpHead, check_head
+from weft.models.qwen3_next import Qwen3Next
 from weft.models.registry import family_of
 
 log = logging.getLogger("weft")
@@ -82,6 +84,29 @@ def load_model(
     return model, config
 
 
+def load_head(
+    path: str | Path, base: CausalModel, dtype: torch.dtype, weights: str, seed: int, operations: Operations
+) -> MtpHead:
+    """Load the MTP head of the checkpoint that `base` was loaded from, for a CPU."""
+    folder = find_checkpoint(path, with_weights=weights != "dummy")
+    config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
+    check_head(config)
+    assert isinstance(base, Qwen3Next)
+    head = build(config, dtype, family=MtpHead)
+    assert isinstance(head, MtpHead)
+    if weights == "dummy":
+        fill_randomly(head, seed)
+    elif not catalogue(checkpoint_files(folder), head):
+        raise ModelError(f"draft: {folder} has no MTP head: no tensor is named mtp.*; pass --draft suffix or off")
+    else:
+        fill_from(head, folder, config, progress=False)
+    prepare(head, operations, 0)
+    pin(head)
+    # Not a part of the head: its weights are counted and prepared with the model.
+    object.__setattr__(head, "base", base)
+    return head
+
+
 def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> None:
     """Convert all matmul weights to the fastest layout of these operations, twice if there is ample memory."""
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
@@ -127,9 +152,14 @@ def defaults(dtype: torch.dtype, device: torch.device | str) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def build(config: Mapping[str, Any], dtype: torch.dtype, device: torch.device | str = "cpu") -> CausalModel:
+def build(
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    family: type[CausalModel] | None = None,
+) -> CausalModel:
     """Return the model of a configuration, its parameters not filled yet."""
-    family = family_of(config)
+    family = family or family_of(config)
     try:
         with defaults(dtype, device):
             model = family(config, dtype)

@@ -6,6 +6,7 @@ which the next step reads without the host.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,8 @@ class Runner:
     scratch_units = 0
     # Host memory, then a file, as far as there are any; each makes its own copies.
     tiers: tuple[Any, ...] = ()
+    # Where the final hidden states of all steps are kept for an MTP head.
+    keep_hidden: Callable[[Plan, Tensor], None] | None = None
 
     def __init__(
         self,
@@ -101,6 +104,8 @@ class Runner:
         """Upload, forward, sample."""
         staged = stage_sampling(plan, self.model.vocab_size)
         batch, sampling, hidden = self.run_layers(plan, staged)
+        if self.keep_hidden is not None:
+            self.keep_hidden(plan, hidden)
         prompt_scores = self._score_prompt(hidden, batch, sampling, plan.score_top) if len(plan.score_index) else None
         if not len(plan.sampled):
             return fly(sampling.seat, None, prompt_scores)

@@ -158,7 +158,8 @@ def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
 
     loaded = load(options, progress)
     config, model = loaded.config, loaded.model
-    runner, drafter = loaded.runner(options.threads, progress), loaded.draft_model(options.threads)
+    runner = loaded.runner(options.threads, progress)
+    drafter = loaded.draft_model(runner, options.threads)
     engine = Engine(loaded.spec, runner, config, loaded.grammars(), draft_model=drafter)
     folder = _folder(options)
     info = ModelInfo(

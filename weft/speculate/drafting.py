@@ -20,7 +20,7 @@ from weft.speculate.costs import LearnedCosts, StepCosts
 from weft.speculate.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
 
 # Acceptance of a draft that is assumed before any was verified, by drafter and length of the match.
-PRIORS = {"prediction": 0.8, "grammar": 0.99, "suffix": 0.4, "long suffix": 0.8, "model": 0.6}
+PRIORS = {"prediction": 0.8, "grammar": 0.99, "suffix": 0.4, "long suffix": 0.8, "model": 0.6, "mtp": 0.6}
 LONG_MATCH = 8
 # Weight of the past in the acceptance of a row and of all rows, and how many verified drafts the prior counts for.
 MEMORY = 0.9

@@ -1,0 +1,334 @@
+"""MTP heads against a plain implementation: every draft token of an engine, whatever happened to its row before.
+
+The public implementation ignores `mtp.*`, so the oracle is written here: hidden states from that implementation's
+model, then the head in a few lines of PyTorch, from nothing for every draft.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests import tiny_model
+from tests.engines import Ask, greedy, seeded, serve, smallest_memory, tokens
+from tests.hybrid_models import HYBRIDS
+from tests.operations import CPU
+from tests.oracle import Oracle, scatter
+from weft import LLM
+from weft.base.config import EngineConfig
+from weft.base.errors import ModelError, OptionError
+from weft.base.options import Options, draft_tokens
+from weft.engine.draft_head import DraftHead
+from weft.engine.loop import Engine
+from weft.memory.ledger import Ledger
+from weft.memory.spec import MemorySpec
+from weft.models.weights import load_head, load_model
+from weft.runner.head import HeadRunner, HiddenStates
+from weft.runner.runner import Runner
+from weft.speculate.costs import FreeDrafts
+from weft.speculate.drafting import Drafting, SequenceDrafts
+
+FAMILIES = ("qwen3_5", "qwen3_next", "qwen3_5_moe")
+ROOM = 3
+MEMORY = 32 << 20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A tiny checkpoint of the public implementation with an MTP head added."""
+
+    oracle: Oracle
+    folder: Path
+    head: dict[str, Tensor]
+
+    @torch.no_grad()
+    def drafts(self, text: list[int], count: int) -> list[int]:
+        """Guess the tokens after a text of which the model has computed all but the last."""
+        model = self.oracle.model
+        states = model.model(input_ids=torch.tensor([text[:-1]]), use_cache=False).last_hidden_state[0]
+        found: list[int] = []
+        for _ in range(count):
+            outputs = self.head_states(states, text[1:] + found)
+            found.append(int(model.lm_head(outputs[-1]).argmax()))
+            # The next entry continues from the head's own output.
+            states = torch.cat([states, outputs[-1:]])
+        return found
+
+    def head_states(self, hidden: Tensor, following: list[int]) -> Tensor:
+        config, w = self.oracle.model.config, self.head
+        x = self.oracle.model.model.embed_tokens(torch.tensor(following))
+        joined = [self.norm(x, "pre_fc_norm_embedding"), self.norm(hidden, "pre_fc_norm_hidden")]
+        x = torch.cat(joined, -1) @ w["mtp.fc.weight"].T
+        x = x + self.attend(self.norm(x, "layers.0.input_layernorm"), config)
+        x = x + self.mlp(self.norm(x, "layers.0.post_attention_layernorm"), config)
+        return self.norm(x, "norm")
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], 1 + self.head[f"mtp.{name}.weight"], self.oracle.model.config.rms_norm_eps)
+
+    def attend(self, x: Tensor, config: object) -> Tensor:
+        heads, kv, size, n = config.num_attention_heads, config.num_key_value_heads, config.head_dim, len(x)
+        q, k, v = (x @ self.head[f"mtp.layers.0.self_attn.{name}_proj.weight"].T for name in "qkv")
+        q, gate = q.view(n, heads, 2 * size).chunk(2, -1)
+        q = self.rotate(self.norm(q, "layers.0.self_attn.q_norm"), config)
+        k = self.rotate(self.norm(k.view(n, kv, size), "layers.0.self_attn.k_norm"), config)
+        k, v = (each.view(n, kv, size).repeat_interleave(heads // kv, 1) for each in (k, v))
+        q, k, v = (each.transpose(0, 1) for each in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1)
+        return (mixed * gate.sigmoid()).reshape(n, -1) @ self.head["mtp.layers.0.self_attn.o_proj.weight"].T
+
+    def rotate(self, x: Tensor, config: object) -> Tensor:
+        rope = config.rope_parameters
+        size = int(config.head_dim * rope["partial_rotary_factor"])
+        frequency = rope["rope_theta"] ** (-torch.arange(0, size, 2) / size)
+        angle = torch.arange(len(x))[:, None, None] * frequency
+        one, two = x[..., : size // 2], x[..., size // 2 : size]
+        turned = [one * angle.cos() - two * angle.sin(), two * angle.cos() + one * angle.sin()]
+        return torch.cat([*turned, x[..., size:]], -1)
+
+    def gated(self, x: Tensor, name: str) -> Tensor:
+        gate, up, down = (self.head[f"mtp.layers.0.mlp.{name}{each}_proj.weight"] for each in ("gate", "up", "down"))
+        return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+    def mlp(self, x: Tensor, config: object) -> Tensor:
+        if "mtp.layers.0.mlp.gate.weight" not in self.head:
+            return self.gated(x, "")
+        weight, chosen = (x @ self.head["mtp.layers.0.mlp.gate.weight"].T).softmax(-1).topk(config.num_experts_per_tok)
+        weight = weight / weight.sum(-1, keepdim=True)
+        routed = [
+            sum(w * self.gated(row, f"experts.{e}.") for w, e in zip(ws, es.tolist()))
+            for row, ws, es in zip(x, weight, chosen)
+        ]
+        shared = self.gated(x, "shared_expert.")
+        return torch.stack(routed) + (x @ self.head["mtp.layers.0.mlp.shared_expert_gate.weight"].T).sigmoid() * shared
+
+
+def shapes(config: object) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a published head."""
+    hidden, size = config.hidden_size, config.head_dim
+    inner, keys = config.num_attention_heads * size, config.num_key_value_heads * size
+    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    norms += ("layers.0.input_layernorm", "layers.0.post_attention_layernorm")
+    found: dict[str, tuple[int, ...]] = dict.fromkeys(norms, (hidden,)) | {"fc": (hidden, 2 * hidden)}
+    found |= {f"layers.0.self_attn.{name}_norm": (size,) for name in "qk"}
+    found |= {"layers.0.self_attn.q_proj": (2 * inner, hidden), "layers.0.self_attn.o_proj": (hidden, inner)}
+    found |= {f"layers.0.self_attn.{name}_proj": (keys, hidden) for name in "kv"}
+    experts = getattr(config, "num_experts", 0)
+    parts = (
+        {"": config.intermediate_size} if not experts else {"shared_expert.": config.shared_expert_intermediate_size}
+    )
+    parts |= {f"experts.{number}.": config.moe_intermediate_size for number in range(experts)}
+    for part, width in parts.items():
+        found |= {f"layers.0.mlp.{part}{name}_proj": (width, hidden) for name in ("gate", "up")}
+        found[f"layers.0.mlp.{part}down_proj"] = (hidden, width)
+    if experts:
+        found |= {"layers.0.mlp.gate": (experts, hidden), "layers.0.mlp.shared_expert_gate": (1, hidden)}
+    return {f"mtp.{name}.weight": shape for name, shape in found.items()}
+
+
+@cache
+def checkpoint(family: str) -> Checkpoint:
+    oracle = Oracle(HYBRIDS[family])
+    folder = oracle.save(Path(mkdtemp()))
+    generator = torch.Generator().manual_seed(5)
+    head = {name: torch.zeros(shape) for name, shape in shapes(oracle.model.config).items()}
+    for name, tensor in head.items():
+        scatter(name, tensor, generator, -1, tied=False)
+    save_file(load_file(folder / "model.safetensors") | head, folder / "model.safetensors")
+    return Checkpoint(oracle, folder, head)
+
+
+class Recording(DraftHead):
+    """Records every text with its drafts. If an answer is known, the target is given its tokens, partly garbled."""
+
+    def __init__(self, *args: object, **more: object) -> None:
+        super().__init__(*args, **more)
+        self.seen: list[tuple[list[int], list[int]]] = []
+        self.answers: dict[tuple[int, ...], list[int]] = {}
+        self.random = Random(1)
+
+    def draft(self, rows):
+        found = super().draft(rows)
+        for seat, drafts in found.items():
+            sequence = rows[seat][0]
+            self.seen.append((sequence.tokens(0, sequence.length).tolist(), list(drafts)))
+            answer = self.answers.get(tuple(sequence.request.prompt.tolist()))
+            if answer is not None:
+                known = answer[len(sequence.generated) :][: len(drafts)]
+                found[seat] = tuple(3 if self.random.random() < 0.2 else token for token in known)
+        return found
+
+
+class Eager(SequenceDrafts):
+    """Drafts of a sequence that never pauses, whatever becomes of them."""
+
+    def pause(self) -> int:
+        return 0
+
+
+class Drafts(Drafting):
+    """Drafts all that is offered."""
+
+    def begin(self, prompt, salt, most, prediction):
+        return Eager(prompt, salt, self.most, suffixes=False, model=self.model)
+
+    def choose(self, proposals, rows, most):
+        return [len(proposal.worth) for proposal in proposals]
+
+
+def engine_of(family: str, memory: int = MEMORY, head_memory: int = MEMORY, **settings: object) -> Engine:
+    folder = checkpoint(family).folder
+    model, _ = load_model(folder, torch.float32, progress=False)
+    head = load_head(folder, model, torch.float32, "checkpoint", 0, CPU)
+    options = {"max_sequences": 4, "max_tokens_per_step": 96, "max_length": 400, "paranoid": True} | settings
+    config = EngineConfig(memory_bytes=memory, **options)
+    spec, own = (MemorySpec(each.memories(CPU), draft_room=ROOM) for each in (model, head))
+    runner, hidden = Runner(model, spec, memory, 4, threads=1), HiddenStates(1000)
+    runner.keep_hidden = hidden.keep
+    ledger = Ledger(own, head_memory, 4, 400, remember_freed=True)
+    drafter = Recording(hidden, ledger, HeadRunner(hidden, head, own, head_memory, 4, "cpu", 1), 256, 96, True)
+    drafting = Drafts(ROOM, costs=FreeDrafts(), suffixes=False, model=drafter.name)
+    return Engine(spec, runner, config, drafting=drafting, draft_model=drafter)
+
+
+def check_drafts(engine: Engine, family: str, least: int) -> None:
+    seen = engine.planner.drafts.model.seen
+    assert len(seen) >= least
+    # Each takes a whole run of the public implementation.
+    for text, drafts in seen[:: -(-len(seen) // 12)]:
+        assert drafts == checkpoint(family).drafts(text, len(drafts)), f"after {len(text)} tokens"
+
+
+@pytest.mark.parametrize("family", [*FAMILIES[:2], pytest.param(FAMILIES[2], marks=pytest.mark.slow)])
+def test_drafts_and_answers_are_those_of_a_plain_implementation(family: str) -> None:
+    asks = [Ask(tokens(150, 1), greedy(16)), Ask(tokens(30, 2), seeded(16, 3), step=1), Ask([7], greedy(8), step=2)]
+    engine = engine_of(family)
+    found = serve(engine, asks)
+    check_drafts(engine, family, least=20)
+    logits = checkpoint(family).oracle.logits(asks[0].prompt + found[0].tokens)[149:-1]
+    assert logits.argmax(-1).tolist() == found[0].tokens
+
+
+def test_entries_of_guesses_do_not_stay_even_if_the_guesses_are_right() -> None:
+    """With the head's output in place of the model's own hidden state, later drafts would differ."""
+    ask = Ask(tokens(70, 4), greedy(60))
+    [answer] = serve(engine_of("qwen3_5"), [ask])
+    engine = engine_of("qwen3_5")
+    engine.planner.drafts.model.answers = {tuple(ask.prompt): answer.tokens}
+    assert serve(engine, [ask])[0].tokens == answer.tokens
+    counts = engine.planner.drafting.counts
+    assert counts.accepted.total() > 20
+    assert counts.proposed.total() - counts.accepted.total() > 5
+    check_drafts(engine, "qwen3_5", least=20)
+
+
+def test_after_a_hit_drafts_are_those_of_a_cold_run_and_never_from_another_salt() -> None:
+    engine = engine_of("qwen3_5")
+    head = engine.planner.drafts.model
+    prompt, entries = tokens(150, 1), []
+    for salt, more in ((b"one", []), (b"one", [5, 6]), (b"other", [5, 6])):
+        launch = head.executor.launch
+
+        def counted(plan, launch=launch):
+            entries[-1] += int((plan.end - plan.start)[plan.from_board == 0].sum())
+            return launch(plan)
+
+        head.executor.launch = counted
+        entries.append(0)
+        serve(engine, [Ask(prompt + more, greedy(12), salt=salt)])
+        head.executor.launch = launch
+    check_drafts(engine, "qwen3_5", least=12)
+    assert entries[0] > 150
+    assert entries[1] < 60
+    assert entries[2] > 150
+
+
+def test_a_row_without_hidden_states_of_its_prefix_is_not_drafted() -> None:
+    """The target resumes behind cells that the head has lost."""
+    engine = engine_of("qwen3_5")
+    head = engine.planner.drafts.model
+    serve(engine, [Ask(tokens(150, 1), greedy(4))])
+    head.flush()
+    seen = len(head.seen)
+    report = serve(engine, [Ask([*tokens(150, 1), 9], greedy(30))])[0].report
+    assert report.cached_tokens >= 64
+    assert len(head.seen) == seen
+    assert report.drafts.proposed == 0
+    serve(engine, [Ask(tokens(40, 8), greedy(30))])
+    assert len(head.seen) > seen
+
+
+def test_preemptions_and_little_memory_change_neither_drafts_nor_answers() -> None:
+    asks = [Ask(tokens(20 + 7 * n, n), greedy(150), step=n) for n in range(4)]
+    wanted = serve(engine_of("qwen3_5"), asks)
+    # Enough to begin with all of them, and not to end.
+    spec = engine_of("qwen3_5").ledger.spec
+    memory = 13 * smallest_memory("qwen3_5", 200, 4, spec) // 10
+    engine = engine_of("qwen3_5", memory=memory, head_memory=200_000, depth=1)
+    found = serve(engine, asks)
+    assert [a.tokens for a in found] == [a.tokens for a in wanted]
+    assert engine.planner.preemptions > 0
+    check_drafts(engine, "qwen3_5", least=10)
+
+
+def test_a_seat_that_was_left_keeps_no_hidden_states() -> None:
+    """Otherwise the next sequence there could read those of another one."""
+    engine = engine_of("qwen3_5")
+    serve(engine, [Ask(tokens(30, 1), greedy(5)), Ask(tokens(90, 2), greedy(9), abort_after=3)])
+    assert engine.planner.drafts.model.hidden.seats() == []
+
+
+# loading --------------------------------------------------------------------------------------------------------------
+
+
+def open_llm(**options: object) -> LLM:
+    return LLM(progress=False, memory="32MiB", threads=1, max_length=512, draft="mtp", **options)
+
+
+def test_a_checkpoint_with_a_head_drafts_with_it_and_one_without_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_5").folder
+    with open_llm(model=str(folder), dtype="float32") as llm:
+        assert isinstance(llm.engine.planner.drafts.model, DraftHead)
+        assert llm.engine.config.draft_bytes > 0
+        assert llm.generate([np.arange(3, 40).tolist()], greedy(20), progress=False)[0].token_ids
+    plain = Oracle(HYBRIDS["qwen3_5"]).save(tmp_path)
+    with pytest.raises(ModelError, match="has no MTP head"):
+        open_llm(model=str(plain), dtype="float32")
+    other = Oracle(HYBRIDS["lfm2"]).save(tmp_path / "lfm2")
+    with pytest.raises(ModelError, match="needs a checkpoint of Qwen3-Next"):
+        open_llm(model=str(other), dtype="float32")
+
+
+def test_heads_of_several_layers_are_refused_by_name(tmp_path: Path) -> None:
+    config = json.loads((tiny_model.FOLDER / "config.json").read_text()) | {"mtp_num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="mtp_num_hidden_layers is 2"):
+        open_llm(model=str(tmp_path), weights="dummy")
+
+
+def test_a_head_is_refused_on_a_gpu() -> None:
+    with pytest.raises(OptionError, match="CPU"):
+        draft_tokens(Options(draft="mtp"), "cuda")
+
+
+def test_exact_answers_keep_their_bits_with_a_head() -> None:
+    params = replace(greedy(20), logits_digest=True)
+    folder, prompt = str(checkpoint("qwen3_5").folder), tokens(80, 3)
+    digests = []
+    # With the same room in the tails: where a ring begins again, its sums are split.
+    for draft in ("suffix", "mtp"):
+        options = {"model": folder, "dtype": "float32", "memory": "32MiB", "threads": 1, "max_length": 512}
+        with LLM(progress=False, exact=True, draft=draft, **options) as llm:
+            digests.append(serve(llm.engine, [Ask(prompt, params)])[0].digests)
+    assert digests[0] == digests[1]

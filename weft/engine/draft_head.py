@@ -1,0 +1,106 @@
+"""An MTP head as a draft model: it reads the target's hidden states besides tokens.
+
+The head's entry at position p combines the target's hidden state at p with token p + 1. So a row of `n` known tokens,
+the last of which is not computed yet, has `n - 1` entries, and a cell of entries is named by the tokens one further on.
+Its keys and values have a ledger of their own for that reason: the target's cell [0, 64) is complete and shared before
+token 64 is known, and sequences that share it may differ there.
+
+    hidden states   h0  h1  h2  ...  h[n-2]
+    tokens          x1  x2  x3  ...  x[n-1]   guess 1, guess 2, ...
+
+Entries of guesses are made of the head's own output. They are undone at once, also if the guess is right: then the
+target has computed the hidden state that belongs there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import Any, Protocol
+
+from weft.base.plan import Ints
+from weft.engine.draft_model import DraftModel, Open, RowPart
+from weft.engine.sequence import Sequence
+from weft.memory.keys import Key, chain, root_key
+
+# Positions that wait for the head before it reads them without guessing: it then computes many at once.
+FOLLOWED_AT_ONCE = 64
+
+
+class UnreadStates(Protocol):
+    """Final hidden states of the target by seat, one interval of positions each."""
+
+    def first(self, seat: int) -> int: ...
+
+    def end(self, seat: int) -> int: ...
+
+    def seats(self) -> list[int]:
+        """Return the seats that have some."""
+        ...
+
+    def drop(self, seat: int, before: int) -> None: ...
+
+    def forget(self, seat: int) -> None: ...
+
+
+class DraftHead(DraftModel):
+    """Reads hidden states as they come, so that few are kept. Without those of its next position, a row has no guess.
+
+    They are missing after a hit of the target that is deeper than the head's own.
+    """
+
+    name = "mtp"
+
+    def __init__(self, hidden: UnreadStates, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.hidden = hidden
+        self._lost: set[int] = set()
+
+    def known(self, sequence: Sequence) -> int:
+        return sequence.length - 1
+
+    def inputs(self, sequence: Sequence, start: int, end: int) -> Ints:
+        return sequence.tokens(start + 1, end + 1)
+
+    def keys(self, sequence: Sequence) -> list[Key]:
+        return chain(self._root(sequence), sequence.request.prompt[1:], sequence.cell)
+
+    def _root(self, sequence: Sequence) -> Key:
+        """Return the key of no cell: it names the first token, which all entries depend on."""
+        salt = sequence.request.salt + b" mtp " + sequence.tokens(0, 1).tobytes()
+        return root_key(salt, sequence.cell, sequence.form)
+
+    def name_cells(self, row: Open, end: int) -> None:
+        first, cells = len(row.keys), end // self.ledger.cell
+        if cells > first:
+            parent = row.keys[-1] if row.keys else self._root(row.sequence)
+            tokens = self.inputs(row.sequence, first * self.ledger.cell, cells * self.ledger.cell)
+            row.keys.extend(chain(parent, tokens, self.ledger.cell))
+
+    def follow(self, by_seat: SequenceOf[Sequence | None]) -> None:
+        """Read hidden states that have piled up, without guessing: those of prompts, and of rows that do not draft."""
+        rows = {}
+        for seat in self.hidden.seats():
+            sequence = by_seat[seat]
+            if sequence is None or sequence.drafting is None or seat in self._lost:
+                self.hidden.forget(seat)
+            elif min(self.hidden.end(seat), self.known(sequence)) - self.hidden.first(seat) >= FOLLOWED_AT_ONCE:
+                rows[seat] = sequence, 0
+        if rows:
+            self.draft(rows)
+
+    def readable(self, seat: int, sequence: Sequence, start: int) -> int:
+        if self.hidden.first(seat) > start:
+            self._lost.add(seat)
+        if seat in self._lost:
+            return start
+        self.hidden.drop(seat, start)
+        return min(self.hidden.end(seat), self.known(sequence))
+
+    def landed(self, part: RowPart) -> None:
+        self.settle(part.seat, 0)
+        self.hidden.drop(part.seat, part.end)
+
+    def leave(self, seat: int, returns: bool) -> None:
+        super().leave(seat, returns)
+        self.hidden.forget(seat)
+        self._lost.discard(seat)
