@@ -26,11 +26,11 @@ from weft.base.copies import CopyPlan
 from weft.base.errors import InvalidOption
 from weft.base.options import Options, SizingFacts, resolve
 from weft.base.sampling import SamplingParams
+from weft.base.tenants import tenant_digest
 from weft.cli.main import main
 from weft.engine.loop import Engine
 from weft.memory.kinds import Kind
 from weft.memory.misses import Reason
-from weft.memory.tenancy import tenant_digest
 from weft.memory.tiers.disk_file import DiskFile
 from weft.memory.tiers.disk_format import DiskLayout
 from weft.memory.tiers.disk_tier import DiskCopies

@@ -10,9 +10,12 @@ import pytest
 from tests.engines import Ask, serve, tokens
 from tests.http_server import serving
 from tests.test_chain import chained_engine, save_all
+from tests.test_demotion import ask as ask_for
+from tests.test_demotion import engine_with
 from weft.base.sampling import SamplingParams
+from weft.base.tenants import tenant_digest
 from weft.engine.request import Request
-from weft.memory.tenancy import Tenancy, tenant_digest
+from weft.memory.tenancy import Tenancy
 from weft.memory.trie import Node
 from weft.server.settings import ServerSettings
 
@@ -84,6 +87,21 @@ def test_what_a_running_sequence_uses_is_counted_as_left(tmp_path: Path) -> None
     engine.close()
 
 
+def test_a_copy_that_was_under_way_does_not_bring_back_what_is_dropped() -> None:
+    engine, device = engine_with(memory_bytes=6 << 10)
+    for number in range(6):
+        ask_for(engine, number)
+    device.patience = 0.0
+    assert engine.ledger.tiers is not None
+    engine.ledger.tiers.links[0].demotion.least_bytes = 1 << 20
+    engine.copier.launch()
+    assert engine.ledger.tiers.in_flight
+    engine.drop()
+    while not engine.idle:
+        engine.step()
+    assert not any(len(cache.trie) for cache in engine.ledger.caches)
+
+
 def test_everything_can_be_dropped_over_http() -> None:
     with serving(ServerSettings(model_name="tiny"), max_length=600) as server:
         server.post("/v1/completions", {"prompt": tokens(200, 1), "max_tokens": 1})
@@ -121,7 +139,7 @@ def test_only_the_admin_drops_and_only_what_the_query_names() -> None:
 
 def test_the_tenants_of_cells_that_are_cached_nowhere_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.memory.tenancy.LEAST_NOTED", 4)
-    tenancy = Tenancy(lambda: [])
+    tenancy = Tenancy(list)
     for number in range(100):
         tenancy.note([bytes([number])], lambda: b"t")
     assert sum(tenancy.of(Node(bytes([number]), None, None, 0)) == b"t" for number in range(100)) <= 4
