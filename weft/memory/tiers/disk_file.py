@@ -198,6 +198,11 @@ class DiskFile:
             first += len(region)
         return np.concatenate(parts)
 
+    def reread(self) -> None:
+        """Read the headers again, after units were written without a tier."""
+        self.rows = self._recover()
+        self.__dict__.pop("found", None)
+
     def header(self, row: int) -> UnitHeader | None:
         """Return a header that was found at the start, or None if it is damaged."""
         header = decode(self.rows[row].tobytes())
