@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 from random import Random
 
+from weft.base.tenants import tenant_digest
 from weft.memory.captures import Origin
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
-from weft.memory.tenancy import tenant_digest
 from weft.memory.tiers.disk_format import DiskLayout, UnitHeader
 
 SECTOR = 512

@@ -19,7 +19,10 @@ def main() -> None:
     random = Random(int(sys.argv[2]))
     file = open_file(Path(sys.argv[1]), LAYOUT)
     arena = Arena(LAYOUT.padded, LAYOUT.slabs * LAYOUT.slab_bytes, remember_freed=True)
-    live = [(each.kind, each.unit) for each in file.found if arena.claim(each.kind, each.unit)]
+    live: list[tuple[Kind, int]] = []
+    for kind in LAYOUT.unit_bytes:
+        units = [each.unit for each in file.found if each.kind is kind]
+        live += [(kind, unit) for unit in arena.claim_all(kind, units)]
     while True:
         units = []
         for _ in range(random.randint(1, 4)):

@@ -83,11 +83,10 @@ def test_memory_too_small_for_the_model_is_an_error_with_the_numbers() -> None:
 def test_a_claimed_unit_is_taken_once_and_only_where_it_can_lie() -> None:
     arena = Arena({Kind.PAGE: 64, Kind.STATE: 192}, 10_000)
     per_slab = arena.slab_bytes // 64
-    assert arena.claim(Kind.PAGE, 1)
-    assert not arena.claim(Kind.PAGE, 1)
-    assert not arena.claim(Kind.STATE, 0), "its slab holds pages"
-    assert not arena.claim(Kind.PAGE, arena.slabs * per_slab), "beyond the arena"
-    assert arena.claim(Kind.STATE, arena.slab_bytes // 192)
+    beyond = arena.slabs * per_slab
+    assert arena.claim_all(Kind.PAGE, [1, 1, beyond]) == {1}
+    # The first state would lie in a slab that holds pages.
+    assert arena.claim_all(Kind.STATE, [0, arena.slab_bytes // 192]) == {arena.slab_bytes // 192}
     assert arena.used_slabs == 2
     taken = [arena.take(Kind.PAGE) for _ in range(per_slab - 1)]
     assert 1 not in taken
@@ -104,7 +103,7 @@ def test_claiming_a_full_file_takes_time_in_proportion_to_its_slabs() -> None:
         began = thread_time()
         for _ in range(arenas):
             arena = Arena({Kind.PAGE: 4096}, 4096 * slabs)
-            assert all(arena.claim(Kind.PAGE, unit) for unit in reversed(range(slabs)))
+            assert len(arena.claim_all(Kind.PAGE, range(slabs - 1, -1, -1))) == slabs
             assert arena.used_slabs == arena.slabs
         return thread_time() - began
 
@@ -113,7 +112,7 @@ def test_claiming_a_full_file_takes_time_in_proportion_to_its_slabs() -> None:
 
 def test_a_claimed_slab_is_not_taken_again() -> None:
     arena = Arena({Kind.PAGE: 64, Kind.STATE: 192}, 192 * 64)
-    assert arena.claim(Kind.STATE, 0)
+    assert arena.claim_all(Kind.STATE, [0]) == {0}
     units = []
     while (unit := arena.take(Kind.PAGE)) is not None:
         units.append(unit)

@@ -14,9 +14,9 @@ import pytest
 
 from tests.disk_blocks import LAYOUT, UNIT_BYTES, FlakyBlocks, content, header
 from weft.base.errors import InvalidOption
+from weft.base.tenants import tenant_digest
 from weft.memory.arena import Arena
 from weft.memory.kinds import Kind
-from weft.memory.tenancy import tenant_digest
 from weft.memory.tiers.disk_file import DamagedUnit, DiskFile, open_file
 from weft.memory.tiers.disk_format import BLOCK, ENTRY, DiskLayout, decode
 

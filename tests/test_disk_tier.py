@@ -26,11 +26,13 @@ from weft.base.copies import CopyPlan
 from weft.base.errors import InvalidOption
 from weft.base.options import Options, SizingFacts, resolve
 from weft.base.sampling import SamplingParams
+from weft.base.tenants import tenant_digest
 from weft.cli.main import main
 from weft.engine.loop import Engine
+from weft.engine.request import Request
+from weft.memory.audit import audit
 from weft.memory.kinds import Kind
 from weft.memory.misses import Reason
-from weft.memory.tenancy import tenant_digest
 from weft.memory.tiers.disk_file import DiskFile
 from weft.memory.tiers.disk_format import DiskLayout
 from weft.memory.tiers.disk_tier import DiskCopies
@@ -90,6 +92,11 @@ def test_units_that_were_damaged_on_disk_are_computed_again(tmp_path: Path) -> N
     assert [a.report.loaded_tokens for a in again] == [0] * 4
     assert engine.ledger.tiers is not None
     assert engine.ledger.tiers.links[0].failures == 4
+    engine.close()
+    # They were saved again, so nothing is damaged any more.
+    assert not engine.ledger.tiers.links[0].saves.damaged
+    engine = disk_engine("falcon_h1", path)
+    assert all(serve(engine, [Ask(prompt)])[0].report.loaded_tokens >= 192 for prompt in prompts)
     engine.close()
 
 
@@ -207,6 +214,33 @@ def test_every_answer_is_the_oracles_whatever_the_file_has_become() -> None:
     loaded, failed = (sum(each) for each in zip(*results, strict=True))
     assert loaded > 0
     assert failed > 0
+
+
+def test_a_start_decodes_no_header_and_a_lookup_those_of_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [tokens(300, seed) for seed in range(6)]
+    engine = disk_engine("llama", tmp_path / "tier")
+    for prompt in prompts:
+        serve(engine, [Ask(prompt)])
+    engine.close()
+    decoded: list[int] = []
+    original = DiskFile.header
+    monkeypatch.setattr(DiskFile, "header", lambda self, row: decoded.append(row) or original(self, row))
+    engine = disk_engine("llama", tmp_path / "tier")
+    assert not decoded
+    tiers, rows = engine.ledger.tiers, engine.copier._device.disk.rows
+    assert tiers is not None
+    assert len(rows) >= 24
+    link = tiers.links[0]
+    keys = engine.add(Request(np.array(prompts[0], np.int32), SamplingParams(max_tokens=1)))
+    assert link.deepest(engine._sequences[keys].keys, 300).depth == 4
+    assert len(decoded) == 4
+    audit(engine.ledger)
+    tiers.restore_all()
+    audit(engine.ledger)
+    assert len(decoded) == len(rows) == len(link.lower.trie)
+    engine.close()
 
 
 def test_a_disk_is_refused_where_it_cannot_work() -> None:

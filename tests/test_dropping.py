@@ -10,9 +10,12 @@ import pytest
 from tests.engines import Ask, serve, tokens
 from tests.http_server import serving
 from tests.test_chain import chained_engine, save_all
+from tests.test_demotion import ask as ask_for
+from tests.test_demotion import engine_with
 from weft.base.sampling import SamplingParams
+from weft.base.tenants import tenant_digest
 from weft.engine.request import Request
-from weft.memory.tenancy import Tenancy, tenant_digest
+from weft.memory.tenancy import Tenancy
 from weft.memory.trie import Node
 from weft.server.settings import ServerSettings
 
@@ -82,6 +85,21 @@ def test_what_a_running_sequence_uses_is_counted_as_left(tmp_path: Path) -> None
         engine.step()
     assert engine.drop()["left_tokens"] == 0
     engine.close()
+
+
+def test_a_copy_that_was_under_way_does_not_bring_back_what_is_dropped() -> None:
+    engine, device = engine_with(memory_bytes=6 << 10)
+    for number in range(6):
+        ask_for(engine, number)
+    device.patience = 0.0
+    assert engine.ledger.tiers is not None
+    engine.ledger.tiers.links[0].demotion.least_bytes = 1 << 20
+    engine.copier.launch()
+    assert engine.ledger.tiers.in_flight
+    engine.drop()
+    while not engine.idle:
+        engine.step()
+    assert not any(len(cache.trie) for cache in engine.ledger.caches)
 
 
 def test_everything_can_be_dropped_over_http() -> None:

@@ -122,6 +122,27 @@ def test_a_load_that_no_request_waits_for_is_cancelled() -> None:
     assert engine.ledger.arena.used_slabs == 0
 
 
+def test_a_load_waits_for_memory_that_a_copy_is_about_to_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = two_prompts()
+    engine, _ = engine_and_device(workload)
+    for _ in range(2):
+        finish(engine, workload.arrivals[0].prompt)
+        finish(engine, workload.arrivals[1].prompt)
+    assert engine.ledger.tiers is not None
+    loads = engine.ledger.tiers.links[0].loads
+    number = engine.add(Request(np.array(workload.arrivals[0].prompt, np.int32), SamplingParams(max_tokens=3)))
+    with monkeypatch.context() as patch:
+        patch.setattr(loads, "frees_memory", lambda: True)
+        patch.setattr("weft.memory.tiers.loads.take", lambda cache, kind: None)
+        for _ in range(3):
+            engine.step()
+        assert loads.waiting
+        assert loads.cancelled == 0
+    while not engine.idle:
+        engine.step()
+    assert engine.report(number).loaded_tokens > 0
+
+
 def two_prompts() -> Workload:
     """Two prompts of which the device's memory holds one."""
     workload = tiered_workload(0)

@@ -1,4 +1,4 @@
-"""`weft cache`: shows, verifies and drops what a disk tier's file holds, while no server uses it. No torch."""
+"""`weft cache`: shows, verifies, drops, exports and imports what a disk tier's file holds, while no server uses it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import InvalidOption, OptionError
-from weft.base.options import option
+from weft.base.options import memory_bytes, option
 from weft.cli.options import argument
 
 if TYPE_CHECKING:
     from weft.memory.tiers.disk_file import DiskFile
 
-ABOUT = "show, verify or drop what the file of a disk tier holds"
+ABOUT = "show, verify, drop, export or import what the file of a disk tier holds"
+LEAST_LETTERS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,18 @@ class CacheOptions:
     drop: str | None = option(
         None, "overwrite all units of this tenant, as listed, or of all tenants", metavar="TENANT"
     )
+    prefix: str | None = option(
+        None, "cell whose path --export-to writes: 16 or more letters of its key, as GET /cache shows it", metavar="KEY"
+    )
+    export_to: str | None = option(
+        None, "write a prefix to this new file, to ship it with a deployment", metavar="PATH"
+    )
+    import_from: str | None = option(
+        None,
+        "add the prefix in this file, which is trusted like weights, and make the tier's file if there is none",
+        metavar="PATH",
+    )
+    size: str | int | None = option(None, "size of a tier's file that --import-from makes, as --disk-size will say")
     json: bool = option(False, "print JSON for programs")
 
 
@@ -35,17 +48,61 @@ def run(options: CacheOptions) -> int:
 
     if options.file is None:
         raise OptionError("the file of a disk tier must be given; pass the path that --disk named")
-    file = open_existing(Path(options.file))
+    made = None if options.import_from is None else make_file(Path(options.file), options)
+    file = made or open_existing(Path(options.file))
     try:
-        report = summary(file)
+        report = {} if options.import_from is None else imported(file, Path(options.import_from))
+        report |= summary(file)
         if options.verify:
             report["damaged_units"] = sum(not file.is_whole(header) for header in file.found)
         if options.drop is not None:
             report["dropped_units"] = drop(file, options.drop)
+        if options.export_to is not None:
+            report["exported_units"] = export(file, options)
     finally:
         file.close()
     print(json.dumps(report, indent=1) if options.json else shown(report))
     return 1 if report.get("damaged_units") else 0
+
+
+def make_file(path: Path, options: CacheOptions) -> DiskFile | None:
+    """Make the file of a tier for the model of a prefix file, if there is none yet."""
+    from weft.memory.tiers.disk_file import open_file
+    from weft.memory.tiers.disk_format import DiskLayout
+    from weft.memory.tiers.prefix_file import read_head
+
+    if path.exists() or options.import_from is None:
+        return None
+    size = None if options.size is None else memory_bytes(options.size, "size")
+    if size is None:
+        raise InvalidOption("size", f"must be given, because {path} does not exist yet; pass what --disk-size will say")
+    with readable(Path(options.import_from)).open("rb") as opened:
+        head = read_head(opened, options.import_from)
+    return open_file(path, DiskLayout.of(head.fingerprint, head.unit_bytes, size))
+
+
+def readable(path: Path) -> Path:
+    if not path.is_file():
+        raise InvalidOption("import_from", f"{path} is no file; pass one that --export-to wrote")
+    return path
+
+
+def imported(file: DiskFile, source: Path) -> dict[str, Any]:
+    from weft.memory.tiers.prefix_file import import_prefix
+
+    count = import_prefix(file, readable(source))
+    file.reread()
+    return {"imported_units": count}
+
+
+def export(file: DiskFile, options: CacheOptions) -> int:
+    from weft.memory.tiers.prefix_file import export_prefix
+
+    letters = options.prefix or ""
+    if len(letters) < LEAST_LETTERS or len(letters) % 2 or not set(letters) <= set("0123456789abcdef"):
+        raise InvalidOption("prefix", f"must be {LEAST_LETTERS} to 64 hexadecimal letters of a cell's key")
+    assert options.export_to is not None
+    return export_prefix(file, bytes.fromhex(letters), Path(options.export_to))
 
 
 def summary(file: DiskFile) -> dict[str, Any]:
@@ -85,6 +142,7 @@ def shown(report: dict[str, Any]) -> str:
     if "damaged_units" in report:
         lines[-1] += f", {report['damaged_units']} units"
     lines += [f"tenant   {name}  {each['units']} units" for name, each in report["tenants"].items()]
-    if "dropped_units" in report:
-        lines.append(f"dropped  {report['dropped_units']} units")
+    for done in ("dropped", "imported", "exported"):
+        if f"{done}_units" in report:
+            lines.append(f"{done:<8} {report[f'{done}_units']} units")
     return "\n".join(lines)

@@ -45,9 +45,11 @@ class Copier:
             upper = host
         if config.disk_bytes:
             from weft.memory.tiers.disk_tier import disk_cache
+            from weft.memory.tiers.restoring import Restoring
 
-            disk = disk_cache(ledger.spec, copying.disk, config.eviction, ledger.tenancy)
+            disk = disk_cache(ledger.spec, copying.disk, config.eviction)
             links.append(TierLink(len(links), "disk", upper, disk, None, labelled=True))
+            links[-1].restoring = Restoring(disk, copying.disk, ledger.tenancy)
         ledger.tiers = Tiers(links, ledger.tenancy)
         return cls(ledger.tiers, copying)
 
@@ -64,6 +66,7 @@ class Copier:
 
     def launch(self, idle: bool = False) -> None:
         """Begin the next copies: loads, and saves of what will be evicted next; if `idle`, of anything worth it."""
+        self.tiers.restore_some()
         self.launch_loads()
         for plan in self.tiers.plan_saves(idle):
             self._begin(plan)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
+from weft.base.tenants import tenant_digest
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
 from weft.engine.draft_model import DraftModel
 from weft.engine.draft_rows import DraftRows
@@ -23,7 +24,6 @@ from weft.engine.waiting_queue import WaitingQueue
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Miss
-from weft.memory.tenancy import tenant_digest
 from weft.speculate.drafting import Drafting, Proposal
 
 # A lone sequence that finds no memory restarts in an empty arena, at most this often.

@@ -7,8 +7,10 @@ kind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from heapq import heappop, heappush
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+import numpy as np
 
 from weft.base.errors import OptionError
 from weft.memory.kinds import Kind
@@ -90,22 +92,34 @@ class Arena:
         self.owners[kind][unit] = 1
         return unit
 
-    def claim(self, kind: Kind, unit: int) -> bool:
-        """Take a certain unit, with one owner, and return whether it could be taken.
+    def claim_all(self, kind: Kind, units: Sequence[int]) -> set[int]:
+        """Take certain units of a kind, with one owner each, from empty slabs; return those that could be taken.
 
-        Not if its slab holds another kind, or the unit crosses a slab. For units that a file already holds.
+        For units that a file already holds. A unit cannot be taken if it crosses a slab or lies beyond the last one.
         """
-        slab = unit * self.unit_bytes[kind] // self.slab_bytes
-        if slab >= self.slabs or unit not in units_in_slab(slab, self.slab_bytes, self.unit_bytes[kind]):
-            return False
-        if self._kind_of[slab] is None:
-            self._devote(slab, kind)
-        if self._kind_of[slab] is not kind or unit in self.owners[kind]:
-            return False
-        self._free_units[slab].remove(unit)
-        self._live[slab] += 1
-        self.owners[kind][unit] = 1
-        return True
+        size = self.unit_bytes[kind]
+        found = np.unique(np.asarray(units, np.int64))
+        slab = found * size // self.slab_bytes
+        # A slab offers the units that lie wholly inside it.
+        first, end = -(-slab * self.slab_bytes // size), (slab + 1) * self.slab_bytes // size
+        inside = (slab < self.slabs) & (found >= first) & (found < end)
+        slabs, starts, counts = np.unique(slab[inside], return_index=True, return_counts=True)
+        found, room = found[inside], (end - first)[inside][starts]
+        taken: set[int] = set(found.tolist())
+        for each, start, count, most in zip(*(a.tolist() for a in (slabs, starts, counts, room)), strict=True):
+            if self._kind_of[each] is not None:
+                taken.difference_update(found[start : start + count].tolist())
+                continue
+            self._kind_of[each] = kind
+            self._live[each] = count
+            self.used_slabs += 1
+            if count < most:
+                free = reversed(units_in_slab(each, self.slab_bytes, size))
+                self._free_units[each] = [unit for unit in free if unit not in taken]
+                self._with_room[kind].append(each)
+        heapify(self._with_room[kind])
+        self.owners[kind].update(dict.fromkeys(taken, 1))
+        return taken
 
     def share(self, kind: Kind, unit: int) -> None:
         self.owners[kind][unit] += 1

@@ -383,6 +383,8 @@ class Ledger:
 
     def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
         """Drop the cells of a tenant, those from a key on, or all, from every tier; return how many tokens, by tier."""
+        if self.tiers is not None:
+            self.tiers.restore_all()
         dropped: dict[str, int] = {}
         left = 0
         for name, cache in zip(self.tier_names, self.caches, strict=True):

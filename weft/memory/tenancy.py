@@ -8,24 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import sha256
 
+from weft.base.tenants import TENANT_BYTES
 from weft.memory.keys import Key
 from weft.memory.trie import Node, Trie
 
-TENANT_BYTES = 16
-KEY_SALT_BYTES = 32
 NO_TENANT = bytes(TENANT_BYTES)
 # Noted cells, beyond which those that are cached nowhere any more are forgotten.
 LEAST_NOTED = 1 << 14
-
-
-def tenant_digest(salt: bytes) -> bytes:
-    """Return what is noted of a tenant: enough to drop its prefixes, not enough to learn its salt.
-
-    A salt begins with the 32 bytes of an API key's; a request's own `cache_salt` follows, for the same tenant.
-    """
-    return sha256(b"weft tenant " + salt[:KEY_SALT_BYTES]).digest()[:TENANT_BYTES]
 
 
 class Tenancy:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from weft.base.errors import InvalidField
-from weft.memory.tenancy import TENANT_BYTES, tenant_digest
+from weft.base.tenants import TENANT_BYTES, tenant_digest
 from weft.server.auth import Keys
 from weft.server.backend import Backend
 

@@ -211,6 +211,10 @@ TIER_COUNTERS = {
     "evicted_pages": ("weft_tier_evicted_pages", "Pages evicted from a tier"),
     "evicted_points": ("weft_tier_evicted_points", "Resume points evicted from a tier"),
     "unsaved": ("weft_tier_unsaved", "Paths that were evicted or found no room before they were saved"),
+    "unworthy": (
+        "weft_tier_unworthy",
+        "Resume points that were evicted without a copy, because such are seldom wanted",
+    ),
     "failures": ("weft_tier_failures", "Copies that failed, most often because a unit on disk is damaged"),
     "cancelled_loads": ("weft_tier_cancelled_loads", "Loads that were no longer wanted or found no memory"),
 }

@@ -30,6 +30,8 @@ def _audit(link: TierLink, below: TierLink | None) -> None:
     if below is not None:
         held += [*below.saves.held(lower=False), *below.loads.held(lower=False)]
         pinned += below.loads.upper_pins()
+    if link.restoring is not None:
+        held += link.restoring.held()
     for kind, unit in held:
         counted[kind][unit] += 1
     for kind, owners in tier.arena.owners.items():

@@ -15,12 +15,15 @@ import stat
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from weft.base.errors import InvalidOption
 from weft.memory.kinds import Kind
-from weft.memory.tiers.disk_format import BLOCK, ENTRY, DiskLayout, UnitHeader, checksum, read_layout
+from weft.memory.tiers.disk_format import BLOCK, ENTRY, DiskLayout, EntryRows, UnitHeader, checksum, decode, read_layout
 
 # Bytes of headers read at once.
 REGION_BYTES = 16 << 20
@@ -153,7 +156,7 @@ def open_existing(path: Path) -> DiskFile:
 
 
 class DiskFile:
-    """`found` are the headers of all units at the start; `damaged` counts headers and units that were dropped."""
+    """`rows` are the entries of all units at the start; `damaged` counts headers and units that were dropped."""
 
     def __init__(self, blocks: BlockFile, layout: DiskLayout, name: str = "the file") -> None:
         self.layout = layout
@@ -161,7 +164,7 @@ class DiskFile:
         self._blocks = blocks
         self._staging = threading.local()
         self._check_superblock(name)
-        self.found = self._recover()
+        self.rows = self._recover()
 
     def _check_superblock(self, name: str) -> None:
         block = memoryview(mmap.mmap(-1, BLOCK))
@@ -182,21 +185,35 @@ class DiskFile:
                 "disk_size", f"must be the one that {name} was made with, {theirs.size_bytes} bytes; or delete the file"
             )
 
-    def _recover(self) -> list[UnitHeader]:
-        headers: list[UnitHeader] = []
+    def _recover(self) -> EntryRows:
+        """Read all headers, in one pass."""
+        parts: list[EntryRows] = []
         first, end = BLOCK, self.layout.payload_offset
-        region = memoryview(mmap.mmap(-1, min(REGION_BYTES, end - first)))
         while first < end:
-            part = region[: min(len(region), end - first)]
-            self._blocks.read(first, part)
-            headers += self._whole(part, first)
-            first += len(part)
-        return headers
+            region = memoryview(mmap.mmap(-1, min(REGION_BYTES, end - first)))
+            self._blocks.read(first, region)
+            rows, damaged = self.layout.rows(region[: len(region) // ENTRY * ENTRY], first)
+            parts.append(rows)
+            self.damaged += damaged
+            first += len(region)
+        return np.concatenate(parts)
 
-    def _whole(self, part: memoryview, first: int) -> list[UnitHeader]:
-        found = list(self.layout.headers(part, first))
-        self.damaged += found.count(None)
-        return [header for header in found if header is not None]
+    def reread(self) -> None:
+        """Read the headers again, after units were written without a tier."""
+        self.rows = self._recover()
+        self.__dict__.pop("found", None)
+
+    def header(self, row: int) -> UnitHeader | None:
+        """Return a header that was found at the start, or None if it is damaged."""
+        header = decode(self.rows[row].tobytes())
+        self.damaged += header is None
+        return header
+
+    @cached_property
+    def found(self) -> list[UnitHeader]:
+        """The headers of all units at the start, for tools; a tier enters them one by one."""
+        headers = (self.header(row) for row in range(len(self.rows)))
+        return [header for header in headers if header is not None]
 
     # units ----------------------------------------------------------------------------------------------------------
 
@@ -237,7 +254,7 @@ class DiskFile:
         except OSError as error:
             self.damaged += 1
             raise DamagedUnit(f"cannot read a {kind}: {error}") from error
-        header = next(iter(self.layout.headers(entry, place)), None)
+        header = self.layout.header_at(entry, place)
         size = self.layout.unit_bytes[kind]
         if header is None or header.key != key or header.kind is not kind or header.checksum != checksum(staged[:size]):
             self.damaged += 1

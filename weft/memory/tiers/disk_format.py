@@ -11,9 +11,11 @@ Integers are little-endian. Nothing here does input or output.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from weft.memory.arena import choose_slab_bytes
@@ -33,6 +35,25 @@ _ENTRY = struct.Struct("<4sHBBQQ32s32s16sQQ")
 # magic, version, bytes of an entry, fingerprint, slab bytes, slabs, payload bytes of a page, window page and state
 _SUPER = struct.Struct("<8sII32sQQQQQ")
 _SUM = struct.Struct("<Q")
+# The same entry, for NumPy.
+ENTRY_TYPE = np.dtype(
+    [
+        ("magic", "S4"),
+        ("version", "<u2"),
+        ("kind", "u1"),
+        ("origin", "u1"),
+        ("unit", "<u8"),
+        ("position", "<u8"),
+        ("key", "V32"),
+        ("parent", "V32"),
+        ("tenant", "V16"),
+        ("size", "<u8"),
+        ("checksum", "<u8"),
+        ("padding", "V128"),
+        ("header_checksum", "<u8"),
+    ]
+)
+EntryRows = NDArray[np.void]
 
 
 def checksum(data: bytes | memoryview) -> int:
@@ -133,22 +154,30 @@ class DiskLayout:
         body = _SUPER.pack(SUPER_MAGIC, VERSION, ENTRY, self.fingerprint, self.slab_bytes, self.slabs, *sizes)
         return (body + _SUM.pack(checksum(body))).ljust(BLOCK, b"\0")
 
-    def headers(self, region: memoryview, offset: int) -> Iterator[UnitHeader | None]:
-        """Yield the headers in a part of the file that begins at `offset`; None for each damaged one."""
-        empty, padded = bytes(ENTRY), self.padded
-        least, limit = min(padded.values()), self.slabs * self.slab_bytes
-        for first in range(0, len(region), ENTRY):
-            entry = region[first : first + ENTRY]
-            if entry == empty:
-                continue
-            header = decode(entry)
-            if header is None or header.size != self.unit_bytes.get(header.kind):
-                yield None
-                continue
-            # A header stands for the unit that begins where its entry is.
-            begin = header.unit * padded[header.kind]
-            inside = begin + padded[header.kind] <= limit
-            yield header if inside and BLOCK + begin // least * ENTRY == offset + first else None
+    def rows(self, region: memoryview, offset: int) -> tuple[EntryRows, int]:
+        """Return the entries in a part of the file that begins at `offset`, and how many others are damaged.
+
+        All entries at once, so only what can be compared without the checksum of a header: `decode` comes later.
+        """
+        found = np.frombuffer(region, ENTRY_TYPE)
+        sizes = np.array([self.unit_bytes.get(kind, 0) for kind in KINDS], np.uint64)
+        padded = np.array([_blocks(int(size)) for size in sizes], np.uint64)
+        kind = np.minimum(found["kind"], len(KINDS) - 1)
+        # A header stands for the unit that begins where its entry is. Indices beyond the file would overflow.
+        limit, least = self.slabs * self.slab_bytes, min(self.padded.values())
+        unit = np.minimum(found["unit"], np.uint64(limit))
+        begin = unit * padded[kind]
+        place = np.uint64(offset) + np.arange(len(found), dtype=np.uint64) * np.uint64(ENTRY)
+        good = (found["magic"] == ENTRY_MAGIC) & (found["version"] == VERSION) & (found["kind"] < len(KINDS))
+        good &= (found["size"] == sizes[kind]) & (sizes[kind] > 0) & (begin + padded[kind] <= np.uint64(limit))
+        good &= np.uint64(BLOCK) + begin // np.uint64(least) * np.uint64(ENTRY) == place
+        others = np.frombuffer(region, "<u8").reshape(-1, ENTRY // 8)[~good]
+        return found[good], int(others.any(axis=1).sum())
+
+    def header_at(self, entry: memoryview, offset: int) -> UnitHeader | None:
+        """Return the header of the entry at this offset, or None if there is none or it is damaged."""
+        rows, _ = self.rows(entry, offset)
+        return decode(rows[0].tobytes()) if len(rows) else None
 
 
 def read_layout(block: bytes | memoryview) -> DiskLayout | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.base.copies import CopyPlan, Direction
 from weft.base.grid import floor_to_grid
@@ -14,6 +14,9 @@ from weft.memory.tiers.loads import Loads
 from weft.memory.tiers.rates import Rates
 from weft.memory.tiers.saves import Saves
 from weft.memory.trie import Node, resume_at_or_above
+
+if TYPE_CHECKING:
+    from weft.memory.tiers.restoring import Restoring
 
 # Loads go first: a request waits for them. At 50 GB/s these are 10 and 5 milliseconds.
 MOST_LOADING_BYTES = 512 << 20
@@ -37,10 +40,13 @@ class TierLink:
         self.rates = Rates(load_bytes)
         self.saves = Saves(upper, lower, CHUNK_BYTES, MOST_SAVING_BYTES)
         self.loads = Loads(upper, lower, CHUNK_BYTES, MOST_LOADING_BYTES, self.saves.damaged)
+        self.loads.frees_memory = lambda: self.saves.in_flight > 0
         self.demotion = Demotion(upper, self.saves)
         self.saves.labelled = self.loads.labelled = labelled
         # Whether what the upper tier keeps is also saved while the engine is idle.
         self.writes_behind = labelled
+        # Units of a file that are still to be entered into the lower tier.
+        self.restoring: Restoring | None = None
         self.loaded_tokens = 0
         self.failures = 0
         self.seconds = dict.fromkeys(Direction, 0.0)
@@ -89,10 +95,17 @@ class TierLink:
         copies.failed()
         self.failures += 1
 
+    def restore_some(self, most: int) -> None:
+        """Enter a part of what the lower tier's file holds."""
+        if self.restoring is not None and not self.restoring.enter_some(most):
+            self.restoring = None
+
     # lookups --------------------------------------------------------------------------------------------------------
 
     def deepest(self, keys: list[Key], limit: int) -> Node | None:
         """Return the deepest place in the lower tier to resume from."""
+        if self.restoring is not None:
+            self.restoring.enter_path(keys)
         reusable = keys[: floor_to_grid(limit, self.lower.cell) // self.lower.cell]
         damaged = self.saves.damaged
         if damaged:

@@ -7,7 +7,7 @@ units under copy. A load that no request waits for any more, or that finds no me
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from weft.base.copies import CopyPlan, Direction
 from weft.memory.cache import Cache
@@ -74,6 +74,8 @@ class Loads:
         self.lower = lower
         self.bytes = 0
         self.cancelled = 0
+        # Whether other copies hold memory of the upper tier until they land.
+        self.frees_memory: Callable[[], bool] = lambda: False
         # Whether plans say what each unit is.
         self.labelled = False
         # Keys of cells whose copies in the lower tier turned out to be damaged, until they are saved again or dropped.
@@ -162,7 +164,9 @@ class Loads:
         return batch
 
     def _cancel_unless(self, load: Load, batch: CopyBatch) -> None:
-        """End a load that found no memory. Copies that are already planned still land."""
+        """End a load that found no memory, unless some is about to be free. What is already planned still lands."""
+        if self.frees_memory():
+            return
         self.cancelled += 1
         load.planned = True
         if not load.in_flight and not (batch.cells or batch.point):

@@ -27,6 +27,8 @@ from weft.memory.trie import Node
 
 # A request whose loaded prefix was evicted again before it could start is computed after this many loads of a link.
 MOST_LOADS = 2
+# Units of a file that are entered in one step; what a lookup needs is entered at once.
+RESTORED_PER_STEP = 64
 # Plans of copies in one direction that are begun in one step.
 MOST_PLANS = 8
 IN_TIER = {"host": Reason.IN_HOST, "disk": Reason.IN_DISK}
@@ -111,6 +113,17 @@ class Tiers:
                 if plan is None:
                     break
                 yield plan
+
+    def restore_some(self, most: int = RESTORED_PER_STEP) -> None:
+        """Enter a part of what the file of a tier holds since the last process."""
+        for link in self.links:
+            link.restore_some(most)
+
+    def restore_all(self) -> None:
+        """Enter everything that the file of a tier holds."""
+        for link in self.links:
+            while link.restoring is not None:
+                link.restore_some(1 << 16)
 
     def plan_begun(self) -> Iterator[CopyPlan]:
         """Yield the next copies of paths whose saves were begun, and of no others."""
@@ -228,6 +241,7 @@ class Tiers:
 
     def clear(self) -> None:
         """Drop everything that no copy uses."""
+        self.restore_all()
         for link in self.links:
             link.lower.clear()
         self.forget()

@@ -1,0 +1,169 @@
+"""Enters what a file holds into the cache of its tier: the path of a lookup at once, the rest step by step.
+
+At the start, all units are claimed and indexed by key, with NumPy, so that a server with 500 GiB on disk answers from
+them within a second. Headers are decoded, and their checksums compared, when their units are entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from weft.base.grid import first_window_cell
+from weft.memory.cache import Cache
+from weft.memory.keys import Key
+from weft.memory.kinds import Kind
+from weft.memory.tenancy import Tenancy
+from weft.memory.tiers.disk_file import DiskFile
+from weft.memory.tiers.disk_format import KINDS, UnitHeader
+from weft.memory.trie import Node
+
+
+class Restoring:
+    def __init__(self, cache: Cache, file: DiskFile, tenancy: Tenancy) -> None:
+        self.cache = cache
+        self.file = file
+        self.tenancy = tenancy
+        self._pages: dict[Key, int] = {}
+        self._states: dict[Key, int] = {}
+        self._windows: dict[Key, list[int]] = {}
+        for kind in (Kind.PAGE, Kind.STATE, Kind.WINDOW):
+            if kind in cache.arena.unit_bytes:
+                self._index(kind)
+        pointed = Kind.STATE in cache.arena.unit_bytes or Kind.WINDOW in cache.arena.unit_bytes
+        self._points = list({**dict.fromkeys(self._states), **dict.fromkeys(self._windows)}) if pointed else []
+        # Ends of paths come last, so that each is entered with all of what is above it.
+        self._rest = list(self._pages)
+
+    def _index(self, kind: Kind) -> None:
+        rows = self.file.rows
+        of_kind = np.flatnonzero(rows["kind"] == KINDS.index(kind))
+        units = rows["unit"][of_kind].tolist()
+        taken = self.cache.arena.claim_all(kind, units)
+        keys = rows["key"][of_kind].tolist()
+        index = self._pages if kind is Kind.PAGE else self._states
+        if kind is not Kind.WINDOW and len(taken) == len(units) == len(set(keys)):
+            index.update(zip(keys, of_kind.tolist(), strict=True))
+            return
+        for row, unit, key in zip(of_kind.tolist(), units, keys, strict=True):
+            if unit not in taken:
+                continue
+            if kind is Kind.WINDOW:
+                self._windows.setdefault(key, []).append(row)
+            elif index.setdefault(key, row) != row:
+                self._release(kind, unit)
+
+    def _release(self, kind: Kind, unit: int) -> None:
+        self.cache.arena.release(kind, unit)
+
+    def _unit(self, row: int) -> tuple[Kind, int]:
+        entry = self.file.rows[row]
+        return KINDS[int(entry["kind"])], int(entry["unit"])
+
+    def _drop(self, row: int) -> None:
+        self._release(*self._unit(row))
+
+    # paths ----------------------------------------------------------------------------------------------------------
+
+    def enter_path(self, keys: list[Key]) -> None:
+        """Enter the cells of a prompt, as far as the file has them, with their resume points."""
+        self._enter(keys, None)
+
+    def _enter(self, keys: list[Key], parent: Node | None) -> None:
+        """Enter cells that follow each other below `parent`."""
+        entered: list[Node] = []
+        for key in keys:
+            node = self.cache.trie.nodes.get(key)
+            if node is None:
+                node = self._enter_cell(key, parent)
+                if node is None:
+                    break
+                entered.append(node)
+            if key in self._states or key in self._windows:
+                self._enter_point(node)
+            parent = node
+        for node in entered:
+            self.cache.valuation.offer(node)
+
+    def _enter_cell(self, key: Key, parent: Node | None) -> Node | None:
+        """Enter a cell below `parent`, if the file has it there."""
+        row = self._pages.pop(key, None)
+        if row is None:
+            return None
+        header = self.file.header(row)
+        depth = 1 if parent is None else parent.depth + 1
+        above = None if parent is None else parent.key
+        if header is None or header.key != key or header.parent != above or header.position != depth * self.cache.cell:
+            self._drop(row)
+            return None
+        if parent is None:
+            self.tenancy.note([key], _tenant_of(header))
+        return self.cache.publish(key, parent, header.unit)
+
+    def _enter_point(self, node: Node) -> None:
+        cache, spec, key = self.cache, self.cache.spec, node.key
+        rows = [*([self._states.pop(key)] if key in self._states else []), *self._windows.pop(key, [])]
+        headers = [header for row in rows if (header := self.file.header(row)) is not None]
+        position = node.depth * cache.cell
+        states = [each for each in headers if each.kind is Kind.STATE and each.position == position]
+        window = sorted((each for each in headers if each.kind is Kind.WINDOW), key=lambda each: each.position)
+        first = first_window_cell(position, spec.window, spec.cell) if spec.window else node.depth
+        ends = [cache.cell * (depth + 1) for depth in range(first, node.depth)]
+        needs_state = Kind.STATE in cache.arena.unit_bytes
+        if node.resume is None and len(states) == needs_state and [each.position for each in window] == ends:
+            slot = states[0].unit if states else None
+            if slot is not None:
+                cache.written_for[slot] = position
+            cache.keep(key, slot, tuple(each.unit for each in window))
+            cache.explain(key, headers[0].origin)
+        # The point has its own share of what it keeps; the rest is free again.
+        for row in rows:
+            kind, unit = self._unit(row)
+            if kind is Kind.STATE:
+                cache.release_slot(unit)
+            else:
+                self._release(kind, unit)
+
+    # the rest -------------------------------------------------------------------------------------------------------
+
+    def enter_some(self, most: int) -> bool:
+        """Enter up to about this many units; return whether there are more."""
+        for _ in range(most):
+            if self._points:
+                self._enter_key(self._points.pop())
+            elif self._rest:
+                self._enter_key(self._rest.pop())
+            else:
+                return False
+        return True
+
+    def _enter_key(self, key: Key) -> None:
+        """Enter a cell with all that is missing above it, or drop what is left of it."""
+        missing: list[Key] = []
+        nodes, rows = self.cache.trie.nodes, self.file.rows
+        here: Key | None = key
+        while here is not None and here not in nodes and here in self._pages and len(missing) <= len(rows):
+            missing.append(here)
+            parent = rows[self._pages[here]]["parent"].tobytes()
+            here = parent if any(parent) else None
+        if here is None or here in nodes:
+            # The cell itself may be there already, without its point.
+            self._enter(missing[::-1] or [key], None if here is None or not missing else nodes[here])
+        # If a cell above is missing or damaged, nothing leads here any more.
+        for row in (self._pages.pop(key, None), self._states.pop(key, None), *self._windows.pop(key, [])):
+            if row is not None:
+                self._drop(row)
+
+    def held(self) -> Iterator[tuple[Kind, int]]:
+        """Yield the units that are claimed and not entered yet."""
+        for index in (self._pages, self._states):
+            for row in index.values():
+                yield self._unit(row)
+        for rows in self._windows.values():
+            for row in rows:
+                yield self._unit(row)
+
+
+def _tenant_of(header: UnitHeader) -> Callable[[], bytes]:
+    return lambda: header.tenant
