@@ -1,111 +1,135 @@
-"""Ways to answer a request twice, to lose it or to end another one, planted from outside and caught by random traffic.
-
-`docs/planted-bugs.md` is the table of them.
-"""
+"""Bugs of a fleet, planted from outside and caught by mirrored workloads. `docs/planted-bugs.md` has the table."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import pytest
 
-from tests import test_fleet
-from tests.fake_members import random_traffic
-from weft.fleet import handshake
-from weft.fleet.backend import FleetBackend
-from weft.fleet.member import Member
-from weft.fleet.stream import FleetStream
+from tests.mirrored import run_mirrored
+from tests.tiered import tiered_workload
+from tests.workloads import random_workload
+from weft.engine import sequence
+from weft.fleet.index import PointIndex
+from weft.memory import journal
+from weft.memory.cache import Cache
+from weft.memory.journal import CacheChanges, Journal, Tier
+from weft.memory.keys import root_key
 
+SEEDS = 60
 Patch = pytest.MonkeyPatch
 
 
-def traffic() -> None:
-    asyncio.run(random_traffic(1, 150))
+@dataclass(frozen=True)
+class Plant:
+    name: str
+    sow: Callable[[Patch], None]
+    loss: float
 
 
-def aborts() -> None:
-    test_fleet.test_aborts_and_stops_reach_the_member_that_has_the_request()
+PLANTS: list[Plant] = []
 
 
-def silence() -> None:
-    test_fleet.test_a_silent_member_gives_up_what_it_has_not_begun()
+def plant(loss: float = 0.0) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def add(sow: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        PLANTS.append(Plant(sow.__name__, sow, loss))
+        return sow
+
+    return add
 
 
-def reflection() -> None:
-    from tests import test_fleet_remote
-
-    test_fleet_remote.test_a_mac_is_good_for_one_role_one_channel_and_one_handshake()
-
-
-def a_request_is_sent_on_after_its_first_token(patch: Patch) -> None:
-    patch.setattr(FleetStream, "may_move", property(lambda stream: True))
+@plant()
+def an_evicted_point_is_not_reported(patch: Patch) -> None:
+    original = Cache.changed
+    patch.setattr(Cache, "changed", lambda self, node, held, point: held and original(self, node, held, point))
 
 
-def an_answer_arrives_from_two_members(patch: Patch) -> None:
-    """A request that has begun is given up too, so that the next member answers it from the start."""
-    patch.setattr(FleetStream, "begun", property(lambda stream: False))
+@plant()
+def a_page_without_its_state_counts_as_a_resume_point(patch: Patch) -> None:
+    original = Journal.note
+    patch.setattr(
+        Journal, "note", lambda self, tier, key, tokens, held, point: original(self, tier, key, tokens, held, True)
+    )
 
 
-def an_abort_reaches_another_member(patch: Patch) -> None:
-    original = FleetStream.ask_to_end
+@plant()
+def a_point_in_host_memory_counts_as_one_on_the_device(patch: Patch) -> None:
+    original = Journal.note
 
-    def confused(stream: FleetStream, stopped: bool) -> None:
-        others = [each for member in FLEETS[-1].members for each in member.streams if each is not stream]
-        original(others[0] if others else stream, stopped)
+    def note(self, tier, key, tokens, held, point):
+        original(self, Tier.DEVICE if point else tier, key, tokens, held, point)
 
-    start = FleetBackend.start
-
-    async def noted(fleet: FleetBackend) -> None:
-        FLEETS.append(fleet)
-        await start(fleet)
-
-    patch.setattr(FleetBackend, "start", noted)
-    patch.setattr(FleetStream, "ask_to_end", confused)
+    patch.setattr(Journal, "note", note)
 
 
-FLEETS: list[FleetBackend] = []
+@plant()
+def the_salt_is_not_part_of_the_key(patch: Patch) -> None:
+    patch.setattr(sequence, "root_key", lambda salt, cell, form=None: root_key(b"", cell, form))
 
 
-def a_silent_member_keeps_what_waits_for_it(patch: Patch) -> None:
-    patch.setattr(Member, "give_up", lambda member: None)
+@plant()
+def the_search_takes_keys_for_prefix_closed(patch: Patch) -> None:
+    original = PointIndex.deepest
+
+    def deepest(self, keys, mirrors):
+        known = next((depth for depth, key in enumerate(keys) if not self.masks.get(key, 0) & 1), len(keys))
+        return original(self, keys[:known], mirrors)
+
+    patch.setattr(PointIndex, "deepest", deepest)
 
 
-def an_aborted_request_is_sent_on(patch: Patch) -> None:
-    """The member dies; its request, which its caller has left, is started again and never ended."""
-    patch.setattr(FleetStream, "close", lambda stream: stream.leave())
+@plant(loss=0.2)
+def a_gap_in_the_numbers_is_ignored(patch: Patch) -> None:
+    original = PointIndex.apply
+
+    def apply(self, mirror, changes):
+        known = mirror.next is not None and changes.epoch == mirror.epoch and not changes.fresh
+        return original(self, mirror, replace(changes, first=mirror.next) if known else changes)
+
+    patch.setattr(PointIndex, "apply", apply)
 
 
-def a_proof_can_be_sent_back(patch: Patch) -> None:
-    digest = handshake.hmac.digest
+@plant(loss=0.2)
+def a_stream_that_starts_over_does_not_forget_what_was_there(patch: Patch) -> None:
+    original = PointIndex.apply
 
-    def roleless(secret: bytes, message: bytes, kind: str) -> bytes:
-        return digest(secret, message[64:], kind)
+    def apply(self, mirror, changes):
+        if changes.fresh and mirror.epoch == changes.epoch:
+            mirror.next, changes = changes.first, replace(changes, fresh=False)
+        return original(self, mirror, changes)
 
-    patch.setattr(handshake.hmac, "digest", roleless)
-
-
-PLANTS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
-    (a_request_is_sent_on_after_its_first_token, traffic),
-    (an_answer_arrives_from_two_members, traffic),
-    (an_abort_reaches_another_member, aborts),
-    (a_silent_member_keeps_what_waits_for_it, silence),
-    (an_aborted_request_is_sent_on, traffic),
-    (a_proof_can_be_sent_back, reflection),
-]
+    patch.setattr(PointIndex, "apply", apply)
 
 
-@pytest.mark.parametrize(("sow", "check"), PLANTS, ids=[sow.__name__ for sow, _ in PLANTS])
-def test_a_planted_fleet_bug_is_caught(sow, check, monkeypatch):
-    check()
-    # What a bug leaves hanging must not hang the test.
-    monkeypatch.setattr("tests.test_backends.SECONDS", 1)
-    sow(monkeypatch)
-    with pytest.raises((AssertionError, TimeoutError, pytest.fail.Exception)):
-        check()
+@pytest.mark.parametrize("bug", PLANTS, ids=lambda p: p.name)
+def test_a_planted_fleet_bug_is_caught(bug: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug.sow(monkeypatch)
+    for seed in range(SEEDS):
+        workload = tiered_workload(seed) if seed % 2 else random_workload(seed, cache=True)
+        try:
+            run_mirrored(workload, seed, bug.loss)
+        except AssertionError:
+            return
+    pytest.fail(f"{bug.name} was not noticed in {SEEDS} workloads")
 
 
-def test_every_plant_stands_in_the_table() -> None:
-    table = (Path(__file__).parent.parent / "docs" / "planted-bugs.md").read_text()
-    assert [sow.__name__ for sow, _ in PLANTS if f"`{sow.__name__}`" not in table] == []
+def test_with_one_epoch_for_all_a_restarted_engine_leaves_a_stale_mirror(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the epoch is for: the new engine's numbers happen to continue the old one's."""
+
+    def mirror_after_a_restart() -> set[bytes]:
+        index, ledgers = PointIndex(), [run_mirrored(random_workload(seed, cache=True), seed) for seed in (2, 4)]
+        mirror = index.add()
+        old, new = (Journal(engine.ledger) for engine in ledgers)
+        old.restart()
+        new.restart()
+        first = old.take()
+        assert first is not None
+        index.apply(mirror, first)
+        lost = new.take(len(first.keys))
+        later = CacheChanges(new.epoch, lost.next, False, (b"new",), (4,), bytes([Tier.DEVICE]), b"\1")
+        return set(index.held(mirror)) if index.apply(mirror, later) else set()
+
+    assert mirror_after_a_restart() == set()
+    monkeypatch.setattr(journal.secrets, "randbits", lambda bits: 7)
+    assert len(mirror_after_a_restart()) > 1

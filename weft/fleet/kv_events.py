@@ -111,8 +111,13 @@ async def publishing(endpoint: str, backend: Backend) -> AsyncIterator[None]:
     except zmq.ZMQError as error:
         socket.close()
         raise OptionError(f"cannot bind kv_events {endpoint}: {error}") from None
-    log.info("publishing cache events at %s", socket.last_endpoint.decode())
-    publisher = KvEventPublisher(lambda parts: None if socket.closed else socket.send_multipart(parts, zmq.NOBLOCK))
+    log.info("publishing cache events at %s", socket.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    def send(parts: list[bytes]) -> None:
+        # A publisher never waits: subscribers that are too slow miss messages.
+        socket.send_multipart(parts, zmq.NOBLOCK)
+
+    publisher = KvEventPublisher(send)
     members = [member.backend for member in backend.members] if isinstance(backend, FleetBackend) else [backend]
     hearing = [(member, partial(publisher.hear, rank)) for rank, member in enumerate(members)]
     for member, hear in hearing:
