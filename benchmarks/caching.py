@@ -25,11 +25,11 @@ from typing import Any
 from benchmarks.caching_tables import OTHERS, PARTS, Results, all_tables, geometric_mean, hits, ratios
 from weft.memory.captures import CaptureReasons
 from weft.simulate.costs import cost_model
+from weft.simulate.found import Found
 from weft.simulate.oracle import Survey, survey
 from weft.simulate.plots import bars, lines
 from weft.simulate.sessions import SimulatedSession
 from weft.simulate.setup import SimulationSetup, Traffic, run
-from weft.simulate.simulation import Found
 from weft.simulate.text import Text, simulated_request
 
 MODELS = ("qwen3-next-mini", "nemotron-nano-9b-v2", "lfm2-1.2b")

@@ -27,11 +27,12 @@ from weft.models import configurations
 from weft.models.shapes import shape_of
 from weft.models.weights import find_checkpoint
 from weft.simulate.costs import CostModel, DeviceRates, Work, calibrated, cost_model
+from weft.simulate.found import Found, Refusals
 from weft.simulate.oracle import Oracle, survey
 from weft.simulate.report import not_served
 from weft.simulate.sessions import Arrivals, SimulatedSession
 from weft.simulate.setup import SimulationSetup, Traffic, bootstrap_alpha, run, simulation
-from weft.simulate.simulation import Found, Refusals, Simulation
+from weft.simulate.simulation import Simulation
 from weft.simulate.text import SimulatedRequest, Text, simulated_request, tokens
 from weft.simulate.traces import read_trace
 from weft.simulate.workloads import WORKLOADS, Draw
@@ -227,7 +228,7 @@ def predicted(spec, config: EngineConfig, plan: list[list[SimulatedRequest]], st
         cost_of(spec), config, iter(sessions), stride, tell=lambda s: found.update({s.id: s.miss.cached})
     )
     target.run()
-    audit(target.ledger)
+    audit(target.engines[0].ledger)
     return [found[number] for number in sorted(found)]
 
 
@@ -444,7 +445,8 @@ def test_the_simulators_memory_is_bounded_by_the_live_trie():
     target = simulation(setup("unique", 300, 8 << 30), 8 << 30, 0.0)
     target.oracle = None
     target.run()
-    arena = target.ledger.arena
-    assert len(target.ledger.cache.trie) * target.ledger.spec.page_bytes <= arena.slabs * arena.slab_bytes
-    assert not target.ledger.leases
-    assert not target.planner.running
+    (engine,) = target.engines
+    arena = engine.ledger.arena
+    assert len(engine.ledger.cache.trie) * engine.ledger.spec.page_bytes <= arena.slabs * arena.slab_bytes
+    assert not engine.ledger.leases
+    assert not engine.planner.running

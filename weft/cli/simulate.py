@@ -10,8 +10,8 @@ from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import memory_bytes, option
 
 if TYPE_CHECKING:
+    from weft.simulate.found import Found
     from weft.simulate.setup import SimulationSetup
-    from weft.simulate.simulation import Found
     from weft.simulate.stepping import Simulated
 
 ABOUT = "replay traffic against the planner and memory alone, and report what a cache would save"

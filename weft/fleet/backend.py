@@ -245,7 +245,7 @@ class FleetBackend:
     def check(self) -> None:
         """Eject members that have become unhealthy; ask ejected ones for a sign of life once their pause is over."""
         for member in self.members:
-            if member.state is MemberState.UP and not member.backend.healthy:
+            if member.state is MemberState.UP and not member.serves:
                 self._eject(member)
             returns = member.state in (MemberState.EJECTED, MemberState.REFUSED) and member.pause_is_over
             if returns and member.backend.healthy and member.probing is None:

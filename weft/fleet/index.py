@@ -1,7 +1,8 @@
 """The router's index: which replicas hold which resume points, mirrored from their journals.
 
-One dictionary maps a key to the bits of all replicas that hold it. Each replica has a lane of three bits, one for each
-tier. A replica whose stream starts over gets a new lane; the bits of the old one are erased a few keys at a time.
+One dictionary maps a key to the bits of all replicas that hold it. Each replica has a lane of four bits, one for each
+tier and one for pages. A replica whose stream starts over gets a new lane; the bits of the old one are erased a few
+keys at a time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from weft.memory.keys import Key
 
 LANE_BITS = len(Tier)
 LANE = (1 << LANE_BITS) - 1
+# Resume points in lower tiers matter only beyond the device's.
+POINTS = LANE & ~(1 << Tier.PAGE)
 # Keys looked at, for each change applied, while old bits are erased.
 ERASED_PER_CHANGE = 8
 LEAST_ERASED = 512
@@ -124,7 +127,7 @@ class PointIndex:
         return {key: {tier for tier in Tier if mask >> tier & 1} for key, mask in found if mask}
 
     def deepest(self, keys: Sequence[Key], mirrors: Iterable[Mirror]) -> dict[int, list[int]]:
-        """Return by lane the number of cells up to the deepest resume point in each tier.
+        """Return by lane the number of cells up to the deepest resume point in each tier, and to the last page.
 
         States exist at some positions only, so a missing key says nothing about those before it: search from the end.
         A point in a lower tier counts only if it is deeper than the device's.
@@ -140,7 +143,7 @@ class PointIndex:
                 bit = hits & -hits
                 lane, tier = divmod(bit.bit_length() - 1, LANE_BITS)
                 found.setdefault(lane, [0] * LANE_BITS)[tier] = depth
-                wanted &= ~(LANE << LANE_BITS * lane if tier == Tier.DEVICE else bit)
+                wanted &= ~(POINTS << LANE_BITS * lane if tier == Tier.DEVICE else bit)
                 hits &= wanted
             if not wanted:
                 break

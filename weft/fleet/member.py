@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from weft.base.errors import EngineStopped
 from weft.engine.request import Request
-from weft.server.backend import Backend
+from weft.server.backend import Backend, ModelInfo
 from weft.server.output_stream import OutputStream
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Member:
         self.name = name
         self.backend = backend
         self.state = MemberState.STARTING
+        # What the backend served when it was admitted; a new object means that its engine was started again.
+        self.admitted: ModelInfo | None = None
         self.streams: set[FleetStream] = set()
         # `retries` counts requests that left this member for another one.
         self.ejections = self.failures = self.retries = self.saved_tokens = 0
@@ -57,7 +59,12 @@ class Member:
 
     @property
     def available(self) -> bool:
-        return self.state is MemberState.UP and self.backend.healthy
+        return self.state is MemberState.UP and self.serves
+
+    @property
+    def serves(self) -> bool:
+        """Whether the backend is healthy and has not changed since it was admitted."""
+        return self.backend.healthy and self.backend.info is self.admitted
 
     @property
     def pause_is_over(self) -> bool:
@@ -100,6 +107,7 @@ class Member:
 
     def readmit(self) -> None:
         self.state = MemberState.UP
+        self.admitted = self.backend.info
         self._readmitted_at = self._clock()
 
     def give_up(self) -> None:

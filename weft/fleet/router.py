@@ -16,10 +16,23 @@ from weft.memory.keys import Key
 
 # Assumed until a replica has measured its own.
 PREFILL_TOKENS_PER_SECOND = 10_000.0
-# Work delays the requests that come later, too: a token to compute counts as this many tokens to wait for.
-WORK_WEIGHT = 2.0
-# Weight of a new request in the mean work.
-SHARE = 0.05
+# Weight of a new request in the mean work, and of a new report in a replica's rate of prefill, which varies from step
+# to step with the lengths of the prompts.
+WORK_SHARE = 0.05
+RATE_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingPolicy:
+    """What counts besides the expected time to the first token, in seconds of the request's own computation.
+
+    Computing also delays the requests that come later: as many as wait now, each with the weight `crowd`. Pages that a
+    replica holds beyond its resume point save memory, and a state will be kept where they end: the time to compute
+    them counts with the weight `pages`.
+    """
+
+    crowd: float = 1.0
+    pages: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +70,8 @@ class ReplicaView:
     # Requests without a first token, by number, in the order in which they were sent.
     unstarted: dict[int, Assignment] = field(default_factory=dict)
     open: int = 0
+    # Prompt tokens per second, smoothed; None until it was measured.
+    rate: float | None = None
     # Prompt tokens that it had computed when the last request got its first token.
     computed_before: int = 0
 
@@ -72,9 +87,9 @@ class ReplicaView:
 class FleetRouter:
     """`cell` is the length of a cell. Replicas are known by name; ties go to the one that was added first."""
 
-    def __init__(self, cell: int, work_weight: float = WORK_WEIGHT) -> None:
+    def __init__(self, cell: int, policy: RoutingPolicy | None = None) -> None:
         self.cell = cell
-        self.work_weight = work_weight
+        self.policy = policy or RoutingPolicy()
         self.index = PointIndex()
         self.replicas: dict[str, ReplicaView] = {}
         self._requests: dict[int, Assignment] = {}
@@ -109,6 +124,9 @@ class FleetRouter:
         if load.prompt_tokens < replica.load.prompt_tokens:
             # It has started again.
             replica.computed_before = load.prompt_tokens
+        if load.prefill_tokens_per_second is not None:
+            known = replica.rate or load.prefill_tokens_per_second
+            replica.rate = known + RATE_SHARE * (load.prefill_tokens_per_second - known)
         replica.load = load
 
     # choices --------------------------------------------------------------------------------------------------------
@@ -133,19 +151,22 @@ class FleetRouter:
         for replica in candidates:
             depths = found.get(replica.mirror.lane, (0,) * len(Tier))
             ready = max(depths[Tier.DEVICE], claimed.get(replica.bit, 0)) * self.cell
-            lower = max(depths) * self.cell
-            choices.append(self._price(replica, prompt, priority, ready, lower))
+            lower = max(depths[Tier.DEVICE : Tier.PAGE]) * self.cell
+            paged = max(depths[Tier.PAGE] * self.cell, ready)
+            choices.append(self._price(replica, prompt, priority, ready, lower, paged))
         return sorted(choices, key=lambda choice: choice.cost)
 
-    def _price(self, replica: ReplicaView, prompt: int, priority: int, ready: int, lower: int) -> Choice:
-        """Price a replica with resume points at `ready` on the device and at `lower` in a tier below it."""
-        load, rate = replica.load, replica.load.prefill_tokens_per_second or PREFILL_TOKENS_PER_SECOND
+    def _price(self, replica: ReplicaView, prompt: int, priority: int, ready: int, lower: int, paged: int) -> Choice:
+        """Price a replica with resume points at `ready` on the device and at `lower` below it, and pages to `paged`."""
+        rate = replica.rate or PREFILL_TOKENS_PER_SECOND
         saved, loading = ready, 0.0
-        if lower > ready and load.load_seconds(lower - ready) < (lower - ready) / rate:
-            saved, loading = lower, load.load_seconds(lower - ready)
+        if lower > ready and replica.load.load_seconds(lower - ready) < (lower - ready) / rate:
+            saved, loading = lower, replica.load.load_seconds(lower - ready)
         computing = (prompt - saved) / rate + loading
         seconds = replica.queued(priority, self._mean_work) / rate + computing
-        return Choice(replica.name, saved, saved - ready, seconds, seconds + (self.work_weight - 1) * computing)
+        cost = seconds + self.policy.crowd * len(replica.unstarted) * computing
+        cost -= self.policy.pages * max(0, paged - saved) / rate
+        return Choice(replica.name, saved, saved - ready, seconds, cost)
 
     # requests -------------------------------------------------------------------------------------------------------
 
@@ -163,7 +184,7 @@ class FleetRouter:
         self._requests[self._number] = Assignment(choice.replica, priority, work, claimed)
         replica.unstarted[self._number] = self._requests[self._number]
         replica.open += 1
-        self._mean_work += SHARE * (work - self._mean_work)
+        self._mean_work += WORK_SHARE * (work - self._mean_work)
         return self._number
 
     def started(self, number: int) -> None:

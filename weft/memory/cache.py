@@ -64,8 +64,9 @@ class Cache:
         self.written_for: dict[int, int] = {}
         self.point_bytes = self.valuation.point_bytes
         self.cell = spec.cell
-        # Called with key, position and whether it is held, when a resume point appears or disappears.
-        self.watch: Callable[[Key, int, bool], None] | None = None
+        # Called when a cell or its resume point appears or disappears: key, position, whether it is held, whether a
+        # sequence can start there.
+        self.watch: Callable[[Key, int, bool, bool], None] | None = None
         self._point_of_slot: dict[int, ResumePoint] = {}
 
     @property
@@ -126,17 +127,10 @@ class Cache:
         self.counts.misses[miss.reason] += 1
         self.counts.tokens_lost[miss.reason] += miss.tokens_lost
 
-    def position_of(self, key: Key) -> int | None:
-        """Return the position of a cell from whose end a sequence can start, or None if it cannot."""
-        node = self.trie.nodes.get(key)
-        if node is None or (self.point_bytes and node.resume is None):
-            return None
-        return node.depth * self.cell
-
-    def changed(self, node: Node, held: bool) -> None:
-        """Report that a resume point appeared or disappeared."""
+    def changed(self, node: Node, held: bool, point: bool) -> None:
+        """Report that a cell or its resume point appeared or disappeared."""
         if self.watch is not None:
-            self.watch(node.key, node.depth * self.cell, held)
+            self.watch(node.key, node.depth * self.cell, held, point)
 
     # pins -----------------------------------------------------------------------------------------------------------
 
@@ -210,8 +204,7 @@ class Cache:
         if node is None:
             self.ghosts.forget_cell(key)
             node = self.trie.insert(key, parent, page, self.clock)
-            if not self.point_bytes:
-                self.changed(node, held=True)
+            self.changed(node, held=True, point=not self.point_bytes)
             return node
         node.used = self.clock
         if page is not None and page != node.page:
@@ -235,7 +228,7 @@ class Cache:
         self.counts.captures_kept += 1
         self.points += 1
         self.ghosts.forget_state(key)
-        self.changed(node, held=True)
+        self.changed(node, held=True, point=True)
 
     def explain(self, key: Key, origin: Origin) -> None:
         """Set why the node is a resume point. A candidate may turn out to be more."""
@@ -306,8 +299,7 @@ class Cache:
             self._evict_point(victim)
             return
         self.trie.cut(victim)
-        if not self.point_bytes:
-            self.changed(victim, held=False)
+        self.changed(victim, held=False, point=not self.point_bytes)
         if victim.page is not None:
             self.arena.release(Kind.PAGE, victim.page)
         self.counts.evicted_pages += 1
@@ -320,7 +312,7 @@ class Cache:
     def _evict_point(self, point: ResumePoint) -> None:
         point.node.resume = None
         self.points -= 1
-        self.changed(point.node, held=False)
+        self.changed(point.node, held=False, point=True)
         if point.slot is not None:
             del self._point_of_slot[point.slot]
             self.release_slot(point.slot)

@@ -1,4 +1,4 @@
-"""What a cache holds, as a stream of changes: which resume points appeared and disappeared, in which tier.
+"""What a cache holds, as a stream of changes: which resume points and cells appeared and disappeared, in which tier.
 
 Routers subscribe to it. A change has a salted key and a position, never tokens. Without a subscriber nothing is
 recorded. A stream starts with everything that is held, and starts over when a subscriber is new or has lost a part.
@@ -22,11 +22,16 @@ MOST_IN_BATCH = 1 << 12
 
 
 class Tier(IntEnum):
-    """Where a resume point lies. The value is its code in a batch."""
+    """Where a resume point lies. The value is its code in a batch.
+
+    PAGE stands for a cell on the device without its state. A sequence cannot start there, but need not store the cell
+    again. Models without states and windows have none: a sequence can start at the end of every cell.
+    """
 
     DEVICE = 0
     HOST = 1
     DISK = 2
+    PAGE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class Journal:
 
     def __init__(self, ledger: Ledger, epoch: int | None = None, most: int = MOST_WAITING) -> None:
         self.epoch = secrets.randbits(62) if epoch is None else epoch
-        self._ledger = ledger
+        self.ledger = ledger
         self._most = most
         self._number = 0
         self._fresh = False
@@ -83,7 +88,7 @@ class Journal:
         self._clear()
         self._fresh = True
         for tier, cache in self._caches():
-            cache.watch = partial(self._note, tier)
+            cache.watch = partial(self.note, tier)
             self._unlisted.append((tier, cache, list(cache.trie.nodes)))
 
     def stop(self) -> None:
@@ -109,8 +114,8 @@ class Journal:
         return batch
 
     def _caches(self) -> list[tuple[Tier, Cache]]:
-        tiers = self._ledger.tiers
-        found = [(Tier.DEVICE, self._ledger.cache)]
+        tiers = self.ledger.tiers
+        found = [(Tier.DEVICE, self.ledger.cache)]
         if tiers is not None:
             found.append((Tier.DISK if tiers.name == "disk" else Tier.HOST, tiers.lower))
         return found
@@ -119,11 +124,12 @@ class Journal:
         for column in (self._keys, self._tokens, self._tiers, self._held, self._unlisted):
             column.clear()
 
-    def _note(self, tier: Tier, key: Key, tokens: int, held: bool) -> None:
+    def note(self, tier: Tier, key: Key, tokens: int, held: bool, point: bool) -> None:
+        """Record a change of a cell, or of the resume point at its end."""
         if len(self._keys) >= self._most:
             self.restart()
-        else:
-            self._add(tier, key, tokens, held)
+        elif point or tier is Tier.DEVICE:
+            self._add(tier if point else Tier.PAGE, key, tokens, held)
 
     def _add(self, tier: Tier, key: Key, tokens: int, held: bool) -> None:
         self._keys.append(key)
@@ -135,9 +141,11 @@ class Journal:
         """List up to `count` of the keys that were held when the stream started."""
         tier, cache, keys = self._unlisted[-1]
         for key in keys[-count:]:
-            position = cache.position_of(key)
-            if position is not None:
-                self._add(tier, key, position, held=True)
+            node = cache.trie.nodes.get(key)
+            if node is not None and cache.point_bytes and tier is Tier.DEVICE:
+                self._add(Tier.PAGE, key, node.depth * cache.cell, held=True)
+            if node is not None and (node.resume is not None or not cache.point_bytes):
+                self._add(tier, key, node.depth * cache.cell, held=True)
         del keys[-count:]
         if not keys:
             self._unlisted.pop()

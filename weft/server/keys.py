@@ -107,15 +107,7 @@ def _check_together(keys: Sequence[Key]) -> None:
 
 def read_key_file(option: str, path: str) -> tuple[Key, ...]:
     """Return the keys of a file. Raises if another user could change them; logs a warning if another can read them."""
-    place = Path(path).expanduser()
-    try:
-        _check_path(place)
-        text = _read(place)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise OptionError(f"cannot read {option} {path}: {reason}") from None
-    except OptionError as error:
-        raise OptionError(f"{option} {path} is refused: {error}") from None
+    text = read_guarded(option, path)
     found = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
@@ -127,6 +119,19 @@ def read_key_file(option: str, path: str) -> tuple[Key, ...]:
     if not found:
         raise OptionError(f"{option} {path} has no key")
     return tuple(found)
+
+
+def read_guarded(option: str, path: str) -> str:
+    """Return the text of a small file. Raises if another user could change it, or the way to it."""
+    place = Path(path).expanduser()
+    try:
+        _check_path(place)
+        return _read(place)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(f"cannot read {option} {path}: {reason}") from None
+    except OptionError as error:
+        raise OptionError(f"{option} {path} is refused: {error}") from None
 
 
 def parse_line(line: str) -> Key | None:

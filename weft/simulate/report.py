@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.base.errors import OptionError
 from weft.memory.misses import ranked_misses
-from weft.simulate.simulation import Found
+from weft.simulate.found import Found
 
 GIB = 1 << 30
 

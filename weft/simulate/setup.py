@@ -9,9 +9,10 @@ from itertools import islice
 from weft.base.config import EngineConfig
 from weft.memory.captures import ALL_CAPTURES, CaptureReasons
 from weft.simulate.costs import CostModel
+from weft.simulate.found import Found
 from weft.simulate.oracle import Survey, survey
 from weft.simulate.sessions import SimulatedSession
-from weft.simulate.simulation import Found, Simulation
+from weft.simulate.simulation import Simulation
 from weft.simulate.stepping import Simulated
 from weft.simulate.traces import read_trace
 from weft.simulate.workloads import WORKLOADS, Draw
@@ -41,7 +42,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
-    """Everything that one run depends on. `memory` is in bytes, or a share of the working set if it is a fraction."""
+    """Everything that one run depends on. `memory` is in bytes, or a share of the working set if it is a fraction;
+    the replicas share it."""
 
     traffic: Traffic
     cost: CostModel
@@ -56,6 +58,8 @@ class SimulationSetup:
     oracle: bool = False
     alpha: float | None = None
     cache: bool = True
+    replicas: int = 1
+    router: str = "state"
     surveyed: Survey | None = field(default=None, compare=False)
 
     def memory_bytes(self) -> int:
@@ -98,6 +102,8 @@ def simulation(
         tell,
         setup.captures,
         alpha,
+        setup.replicas,
+        setup.router,
     )
 
 

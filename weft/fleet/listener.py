@@ -1,0 +1,212 @@
+"""The socket on which a replica serves routers: accepts, authenticates within bounds, then speaks the engine protocol.
+
+A peer that has not proved that it knows the secret costs a small buffer for a few seconds, and nothing is decoded for
+it but the handshake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import cast
+
+from weft.base.errors import OptionError
+from weft.fleet.handshake import MAX_BYTES, PLAIN, HandshakeError, ReplicaSide
+from weft.fleet.session import RouterSession
+from weft.server import messages as wire
+from weft.server.backend import Backend
+from weft.server.codec import HEADER_BYTES, Frames, ProtocolError, decode_command, frame
+from weft.server.tls import TlsFiles
+
+log = logging.getLogger("weft")
+
+HANDSHAKE_SECONDS = 5.0
+# Peers that may be in the handshake at once; another one replaces the oldest.
+MAX_STRANGERS = 32
+MAX_ROUTERS = 16
+# A router that does not read is cut off.
+MAX_UNREAD_BYTES = 1 << 26
+BACKLOG = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FleetDoor:
+    """Where and how a replica listens for routers."""
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+    tls: TlsFiles | None = None
+    max_routers: int = MAX_ROUTERS
+    handshake_seconds: float = HANDSHAKE_SECONDS
+
+
+def certificate_name(files: TlsFiles) -> bytes:
+    """Return the digest of a certificate, as the other side of a connection computes it."""
+    try:
+        text = Path(files.certfile).expanduser().read_text()
+        begin = text.index("-----BEGIN CERTIFICATE-----")
+        end = text.index("-----END CERTIFICATE-----") + len("-----END CERTIFICATE-----")
+        return sha256(ssl.PEM_cert_to_DER_cert(text[begin:end])).digest()
+    except (OSError, ValueError) as error:
+        raise OptionError(f"cannot read the certificate {files.certfile}: {error}") from None
+
+
+class FleetListener:
+    """Accepts routers for a backend. Create it in a running event loop, with a bound socket."""
+
+    def __init__(self, listener: socket.socket, backend: Backend, door: FleetDoor) -> None:
+        self.backend = backend
+        self.door = door
+        self.channel = PLAIN if door.tls is None else certificate_name(door.tls)
+        self.routers: set[RouterLink] = set()
+        self._tls = None if door.tls is None else door.tls.context()
+        # Tasks of connections in the handshake, the oldest first.
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        listener.setblocking(False)
+        listener.listen(BACKLOG)
+        self._listener = listener
+        self._accepting = asyncio.ensure_future(self._accept())
+
+    @property
+    def strangers(self) -> int:
+        """Number of connections in the handshake."""
+        return len(self._strangers)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                log.warning("cannot accept a router: %s", error)
+                await asyncio.sleep(0.1)
+                continue
+            if len(self._strangers) >= MAX_STRANGERS:
+                next(iter(self._strangers)).cancel()
+            task = asyncio.ensure_future(self._greet(client))
+            self._strangers[task] = None
+            task.add_done_callback(lambda done: self._strangers.pop(done, None))
+
+    async def _greet(self, client: socket.socket) -> None:
+        """Authenticate a peer; it becomes a router, or the connection is closed."""
+        link = RouterLink(self)
+        try:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            async with asyncio.timeout(self.door.handshake_seconds):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: link, client, ssl=self._tls, ssl_handshake_timeout=None if self._tls is None else 60
+                )
+                await link.known
+        except (OSError, TimeoutError, HandshakeError, ProtocolError) as error:
+            log.warning("refused a router: %s", str(error) or "the handshake took too long")
+            link.abort()
+        except asyncio.CancelledError:
+            link.abort()
+            raise
+        finally:
+            if link.transport is None:
+                client.close()
+
+    async def close(self) -> None:
+        tasks = [self._accepting, *self._strangers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for router in list(self.routers):
+            router.abort()
+        self._listener.close()
+
+
+class RouterLink(asyncio.Protocol):
+    """The replica's end of a connection."""
+
+    def __init__(self, owner: FleetListener) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.known: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._owner = owner
+        self._handshake = ReplicaSide(owner.door.secret, owner.channel)
+        self._frames = Frames(MAX_BYTES)
+        self._received = 0
+        self._session: RouterSession | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.write(self._handshake.hello())
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._session is None:
+                self._authenticate(data)
+            else:
+                for body in self._frames.feed(data):
+                    self._session.receive(decode_command(body))
+        except (HandshakeError, ProtocolError) as error:
+            if self.known.done():
+                log.error("a router violated the protocol: %s", error)
+            else:
+                self.known.set_exception(error)
+            self.abort()
+
+    def _authenticate(self, data: bytes) -> None:
+        self._received += len(data)
+        if self._received > HEADER_BYTES + MAX_BYTES:
+            raise HandshakeError(f"the handshake has more than {MAX_BYTES} bytes")
+        bodies = self._frames.feed(data)
+        if not bodies:
+            return
+        welcome = self._handshake.welcome(bodies[0])
+        if len(self._owner.routers) >= self._owner.door.max_routers:
+            raise HandshakeError(f"the limit of {self._owner.door.max_routers} routers is reached")
+        assert self.transport is not None
+        self._owner.routers.add(self)
+        self._frames = Frames()
+        self._session = RouterSession(self._owner.backend, self._write, self.transport.get_write_buffer_size)
+        info = self._owner.backend.info
+        # Paths of this machine concern no other.
+        public = replace(info, settings={name: info.settings[name] for name in info.settings if name != "folder"})
+        self.transport.write(welcome + frame(wire.Ready(**asdict(public))))
+        self.known.set_result(None)
+        log.info("a router has connected from %s", self.transport.get_extra_info("peername"))
+
+    def _write(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(data)
+        if self.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            log.error("a router does not read its answers: closing its connection")
+            self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._owner.routers.discard(self)
+        if not self.known.done():
+            self.known.set_exception(HandshakeError("the peer closed the connection during the handshake"))
+        # It may be that no task waits for it any more.
+        self.known.cancelled() or self.known.exception()
+        if self._session is not None:
+            if self._session.open:
+                log.warning("a router has gone: aborting its %d requests", self._session.open)
+            self._session.close()
+            self._session = None
+
+
+@asynccontextmanager
+async def listening(listener: socket.socket, door: FleetDoor, backend: Backend) -> AsyncIterator[None]:
+    """Serve routers while the context is open."""
+    found = FleetListener(listener, backend, door)
+    log.info("serving routers at %s:%d%s", *listener.getsockname()[:2], "" if door.tls is None else " with TLS")
+    try:
+        yield
+    finally:
+        with suppress(asyncio.CancelledError):
+            await found.close()

@@ -1,0 +1,195 @@
+"""Serves one router on a replica: the engine protocol on one side, a backend on the other.
+
+Ends with its connection; requests of a router that has vanished are aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from weft.base.errors import EngineStopped, RequestError
+from weft.engine.events import Output, Report
+from weft.engine.protocol import (
+    Command,
+    End,
+    Event,
+    Failed,
+    News,
+    Outputs,
+    Question,
+    Refusal,
+    Refuse,
+    Replies,
+    Submit,
+    Subscribe,
+    Topic,
+)
+from weft.engine.request import Request
+from weft.server.backend import Backend
+from weft.server.codec import ProtocolError, encode_event
+from weft.server.dispatcher import MAX_OPEN
+from weft.server.output_stream import OutputStream
+
+log = logging.getLogger("weft")
+
+# Questions of one router that wait for an answer.
+MAX_QUESTIONS = 64
+# A router with more unread bytes gets no news until it has read them; it then asks to start over.
+MAX_UNREAD_NEWS = 1 << 20
+BUSY = "the replica has too many open requests; try again later"
+
+
+class RouterSession:
+    """`write` sends bytes to the router; `unread` returns how many it has not taken yet."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        write: Callable[[bytes], None],
+        unread: Callable[[], int] = lambda: 0,
+        max_open: int = MAX_OPEN,
+    ) -> None:
+        self._backend = backend
+        self._write = write
+        self._unread = unread
+        self._max_open = max_open
+        self._streams: dict[int, OutputStream | None] = {}
+        # Requests that the router ended before the backend accepted them: whether as if they had stopped.
+        self._ending: dict[int, bool] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._questions = 0
+        self._outputs: list[Output] = []
+        self._reports: dict[int, Report] = {}
+        self._flushing: asyncio.Handle | None = None
+        self._hear = self._send_news
+
+    @property
+    def open(self) -> int:
+        """Number of open requests."""
+        return len(self._streams)
+
+    def receive(self, command: Command) -> None:
+        """Handle a command. Raises `ProtocolError` for one that only a front may send."""
+        match command:
+            case Submit(number, request):
+                self._submit(number, request)
+            case Refuse(number, message, field):
+                self._send(Replies(refused=[Refusal(number, message, 400, field)]))
+            case End(number, stopped):
+                self._end(number, stopped)
+            case Question():
+                self._ask(command)
+            case Subscribe(wanted):
+                (self._backend.subscribe if wanted else self._backend.unsubscribe)(self._hear)
+            case _:
+                raise ProtocolError("a router cannot shut a replica down")
+
+    def close(self) -> None:
+        """Abort all requests: the router has gone."""
+        self._backend.unsubscribe(self._hear)
+        if self._flushing is not None:
+            self._flushing.cancel()
+        for stream in self._streams.values():
+            if stream is not None:
+                self._backend.abort(stream)
+        self._streams.clear()
+        # A submission that is cancelled is aborted by the backend.
+        for task in list(self._tasks):
+            task.cancel()
+
+    # requests -------------------------------------------------------------------------------------------------------
+
+    def _submit(self, number: int, request: Request) -> None:
+        if number in self._streams:
+            log.warning("a router used the request number %d twice; dropping the second request", number)
+        elif len(self._streams) >= self._max_open:
+            self._send(Replies(refused=[Refusal(number, BUSY, 429)]))
+        else:
+            self._streams[number] = None
+            self._spawn(self._serve(number, request))
+
+    async def _serve(self, number: int, request: Request) -> None:
+        try:
+            stream = self._streams[number] = await self._backend.submit(request)
+            self._send(Replies(accepted=[number]))
+            if number in self._ending:
+                self._end(number, self._ending.pop(number))
+            async for outputs in stream:
+                self._take(number, stream, outputs)
+        except RequestError as error:
+            self._send(Replies(refused=[Refusal(number, str(error), error.status, error.field)]))
+        except EngineStopped as error:
+            self._flush()
+            self._send(Failed(number, str(error)))
+        finally:
+            self._streams.pop(number, None)
+            self._ending.pop(number, None)
+
+    def _end(self, number: int, stopped: bool) -> None:
+        if number not in self._streams:
+            return
+        stream = self._streams[number]
+        if stream is None:
+            self._ending[number] = stopped
+        else:
+            (self._backend.finish if stopped else self._backend.abort)(stream)
+
+    def _take(self, number: int, stream: OutputStream, outputs: list[Output]) -> None:
+        for output in outputs:
+            output.sequence = number
+        if outputs[-1].finish is not None:
+            self._reports[number] = stream.report or Report()
+        self._outputs += outputs
+        if self._flushing is None:
+            # All streams that have outputs in this turn of the loop share a frame.
+            self._flushing = asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        if self._outputs:
+            event = Outputs(self._outputs, self._reports)
+            self._outputs, self._reports = [], {}
+            self._send(event)
+
+    # questions and news ---------------------------------------------------------------------------------------------
+
+    def _ask(self, question: Question) -> None:
+        if question.topic is Topic.PULSE:
+            # An unhealthy replica stays silent: the router then takes its requests elsewhere.
+            if self._backend.healthy:
+                self._send(Replies(answers={question.number: None}))
+        elif self._questions < MAX_QUESTIONS:
+            self._questions += 1
+            self._spawn(self._answer(question))
+
+    async def _answer(self, question: Question) -> None:
+        try:
+            backend = self._backend
+            if question.topic is Topic.STATS:
+                answer: Any = await backend.stats()
+            elif question.topic is Topic.CACHE:
+                answer = await backend.cache_report(question.limit)
+            else:
+                answer = await backend.flush()
+        except EngineStopped:
+            return
+        finally:
+            self._questions -= 1
+        self._send(Replies(answers={question.number: answer}))
+
+    def _send_news(self, news: News) -> None:
+        if self._unread() <= MAX_UNREAD_NEWS:
+            self._send(news)
+
+    def _send(self, event: Event) -> None:
+        self._write(encode_event(event))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
