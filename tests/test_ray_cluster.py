@@ -96,15 +96,19 @@ async def open_requests(replica: dict[str, Any]) -> int:
 
 
 class Reader:
-    """A client that reads an answer until it ends or is told to stop: `end` is "done", "error", or None."""
+    """A client that reads an answer until it ends or is told to stop: `end` is "done", "error", or None.
+
+    `chunks` counts what has arrived; `tokens` is the length of the answer, which arrives last.
+    """
 
     def __init__(self, client: httpx.AsyncClient, prompt: str, tokens: int = ENDLESS) -> None:
-        self.tokens = 0
+        self.chunks = self.tokens = 0
         self.end: str | None = None
         self.reading = asyncio.ensure_future(self._read(client, prompt, tokens))
 
     async def _read(self, client: httpx.AsyncClient, prompt: str, tokens: int) -> None:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        body["stream_options"] = {"include_usage": True}
         async with client.stream("POST", "/v1/completions", json=body) as response:
             assert response.status_code == 200, await response.aread()
             async for line in response.aiter_lines():
@@ -112,11 +116,15 @@ class Reader:
                     continue
                 text = line.removeprefix("data: ")
                 if text == "[DONE]":
-                    self.end = "done"
-                elif "error" in json.loads(text):
+                    self.end = self.end or "done"
+                    break
+                event = json.loads(text)
+                if "error" in event:
                     self.end = "error"
+                elif event.get("usage"):
+                    self.tokens = event["usage"]["completion_tokens"]
                 else:
-                    self.tokens += 1
+                    self.chunks += 1
 
     async def stop(self) -> None:
         """Disconnect, as a client does that has gone."""
@@ -156,7 +164,7 @@ async def answers_stream_and_end_with_their_clients(client: httpx.AsyncClient, r
     assert await Reader(client, "one", tokens=8).whole() == (8, "done")
     reader = Reader(client, "two")
     # The answer never ends by itself, so its tokens arrive before its end.
-    await until(lambda: reader.tokens >= 3)
+    await until(lambda: reader.chunks >= 3)
     assert await total_open(replicas) == 1
     await reader.stop()
     await until(lambda: nothing_open(replicas))
@@ -165,15 +173,15 @@ async def answers_stream_and_end_with_their_clients(client: httpx.AsyncClient, r
 async def a_death_fails_only_what_the_replica_had_begun(client: httpx.AsyncClient, replicas: Replicas) -> None:
     readers = [Reader(client, f"{number} is a prompt of its own") for number in range(8)]
     await until(lambda: all_seats_taken(readers, replicas))
-    begun = [reader for reader in readers if reader.tokens]
-    victim, survivor = replicas
+    begun = [reader for reader in readers if reader.chunks]
+    victim = next(iter(replicas))
     assert await open_requests(replicas[victim]) > SEATS, "or none waits there that must be tried elsewhere"
     kill(victim)
     await until(lambda: sum(reader.end == "error" for reader in readers) == SEATS)
     others = [reader for reader in begun if reader.end is None]
     assert len(others) == SEATS, "the other replica's answers go on, and nothing that had not begun has failed"
-    had = sum(reader.tokens for reader in others)
-    await until(lambda: sum(reader.tokens for reader in others) > had + 100)
+    had = sum(reader.chunks for reader in others)
+    await until(lambda: sum(reader.chunks for reader in others) > had + 100)
     # Each client that leaves frees a seat: all that waited begin, whichever replica they waited at.
     await leave_as_they_begin([reader for reader in readers if reader.end is None])
     assert sum(reader.end == "error" for reader in readers) == SEATS
@@ -202,15 +210,15 @@ async def nothing_open(replicas: Replicas) -> bool:
 
 
 async def all_seats_taken(readers: list[Reader], replicas: Replicas) -> bool:
-    begun = sum(bool(reader.tokens) for reader in readers)
+    begun = sum(bool(reader.chunks) for reader in readers)
     return begun == len(replicas) * SEATS and await total_open(replicas) == len(readers)
 
 
 async def leave_as_they_begin(readers: list[Reader]) -> None:
     left = list(readers)
     while left:
-        await until(lambda: any(reader.tokens for reader in left))
-        for reader in [reader for reader in left if reader.tokens]:
+        await until(lambda: any(reader.chunks for reader in left))
+        for reader in [reader for reader in left if reader.chunks]:
             assert reader.end is None
             left.remove(reader)
             await reader.stop()

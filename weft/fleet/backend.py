@@ -65,6 +65,7 @@ class FleetBackend:
         self._streams: set[FleetStream] = set()
         self._numbers = itertools.count()
         self._emptied = asyncio.Event()
+        self._admitted = asyncio.Event()
         self._failed = asyncio.Event()
         self._failure = ""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,31 +74,61 @@ class FleetBackend:
 
     async def start(self) -> None:
         """Start all members at once; raises what the first failure raises, unless the fleet is patient."""
-        starting = [asyncio.ensure_future(self._start(member)) for member in self.members]
+        starting = [self._begin(member) for member in self.members if member.starting is None]
         try:
             if self._patient:
-                await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED)
-                await next(task for task in starting if task.done())
+                await self._admitted.wait()
             else:
                 await asyncio.gather(*starting)
         except BaseException:
-            for task in starting:
-                task.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
-            await asyncio.gather(*(member.backend.stop(0) for member in self.members))
+            await self._abandon_start()
             raise
-        for task in starting:
-            self._keep(task)
         self._closed = None
         if self._check_seconds is not None:
             self._spawn(self._watch(self._check_seconds))
+
+    def add(self, name: str, backend: Backend) -> None:
+        """Let another member join when it is ready, before or after the fleet's own start. The fleet must be patient."""
+        member = Member(name, backend, self._clock)
+        self.members.append(member)
+        self._begin(member)
+
+    def remove(self, name: str, drain_seconds: float) -> None:
+        """Give a member no more requests; let it finish those that it has begun, for this long, then forget it."""
+        member = next((each for each in self.members if each.name == name), None)
+        if member is not None and member.state is not MemberState.DRAINING:
+            member.state = MemberState.DRAINING
+            self.chooser.removed(member)
+            member.give_up()
+            self._spawn(self._leave(member, drain_seconds))
+
+    async def _leave(self, member: Member, drain_seconds: float) -> None:
+        for task in (member.starting, member.watching):
+            if task is not None:
+                task.cancel()
+        if member.streams:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(member.emptied.wait(), drain_seconds)
+        self.members.remove(member)
+        await member.backend.stop(0)
+        log.info("replica %s has left", member.name)
+
+    def _begin(self, member: Member) -> asyncio.Task[None]:
+        member.starting = self._spawn(self._start(member))
+        return member.starting
+
+    async def _abandon_start(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(member.backend.stop(0) for member in self.members))
 
     async def _start(self, member: Member) -> None:
         await member.backend.start()
         if not self._patient and (wrong := self._mismatch(member)) is not None:
             raise ModelError(wrong)
         self._admit(member)
-        self._spawn(self._await_failure(member))
+        member.watching = self._spawn(self._await_failure(member))
         log.info("replica %s is ready (%d of %d)", member.name, len(self._in_state(MemberState.UP)), len(self.members))
 
     def _admit(self, member: Member) -> None:
@@ -109,6 +140,7 @@ class FleetBackend:
         member.readmit()
         self.chooser.added(member)
         self.info = total_info([each.backend.info for each in self._in_state(MemberState.UP)])
+        self._admitted.set()
 
     def _mismatch(self, member: Member) -> str | None:
         known = next((each for each in self._in_state(MemberState.UP, MemberState.EJECTED) if each is not member), None)
@@ -270,7 +302,7 @@ class FleetBackend:
         member.state = MemberState.FAILED
         member.give_up()
         self.chooser.removed(member)
-        if all(each.state is MemberState.FAILED for each in self.members):
+        if not self._patient and all(each.state is MemberState.FAILED for each in self.members):
             self._closed, self._failure = ALL_ENDED, f"{ALL_ENDED}; the last one: {reason}"
             self._failed.set()
 

@@ -46,6 +46,8 @@ class Member:
         # `retries` counts requests that left this member for another one.
         self.ejections = self.failures = self.retries = self.saved_tokens = 0
         self.emptied = asyncio.Event()
+        self.starting: asyncio.Task[None] | None = None
+        self.watching: asyncio.Task[None] | None = None
         self.probing: asyncio.Task[None] | None = None
         self._clock = clock
         self._submitting: set[asyncio.Task[OutputStream]] = set()
