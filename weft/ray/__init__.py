@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.base.errors import OptionError
+from weft.ray.deployments import application
 from weft.ray.settings import read
 
 __all__ = ["app", "build"]
@@ -19,14 +19,7 @@ def build(args: dict[str, Any]) -> Any:
 
     Without arguments, the environment variable WEFT_FLEET names the file.
     """
-    settings = read(args)
-    try:
-        from weft.ray.deployments import application
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "ray":
-            raise
-        raise OptionError("Ray Serve is not installed; install it with: pip install 'weft-serve[ray]'") from None
-    return application(settings)
+    return application(read(args))
 
 
 # Ray Serve calls it as well: the settings are read when the application is deployed, not when it is imported.

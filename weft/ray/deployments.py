@@ -1,4 +1,4 @@
-"""The deployments of a fleet. The only module that imports Ray."""
+"""The deployments of a fleet. The only module that imports Ray, which is optional: inside functions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from ray import serve
-from ray.util import get_node_ip_address
-
+from weft.base.errors import OptionError
 from weft.cli.serve import set_up_logs
 from weft.ray.ingress import IngressApp, Members
 from weft.ray.members import MemberList
@@ -31,6 +29,9 @@ class EngineDeployment:
     """What Ray Serve sees of a replica. Requests do not pass through it."""
 
     async def __init__(self, settings: Mapping[str, Any], members: Any) -> None:  # type: ignore[misc]  # Ray awaits it
+        from ray import serve
+        from ray.util import get_node_ip_address
+
         parsed = parse(settings)
         set_up_logs(parsed.serve_options)
         name = serve.get_replica_context().replica_tag
@@ -60,6 +61,8 @@ class IngressDeployment:
 
 def members_of_this_application() -> Members:
     """Return a function that reads the list of replicas of the application that this process belongs to."""
+    from ray import serve
+
     handle = serve.get_deployment_handle(MEMBERS, serve.get_replica_context().app_name)
 
     async def members() -> list[dict[str, Any]]:
@@ -69,6 +72,11 @@ def members_of_this_application() -> Members:
 
 
 def application(settings: FleetSettings) -> Any:
+    """Return the application, an object of Ray Serve. Raises `OptionError` if Ray is not installed."""
+    try:
+        from ray import serve
+    except ModuleNotFoundError:
+        raise OptionError("Ray Serve is not installed; install it with: pip install 'weft-serve[ray]'") from None
     plain, options = settings.plain(), settings.serve_options
     grace = options.drain_seconds + MARGIN_SECONDS
     most = options.max_open_requests

@@ -103,17 +103,18 @@ class FleetSettings:
         number("cpus", self.cpus, 0, 1024)
         if self.gpus is not None:
             number("gpus", self.gpus, 0, 1)
-        self._check_device(self.serve_options)
+        self._check_gpus(self.serve_options.memory_fraction)
 
-    def _check_device(self, options: ServeOptions) -> None:
-        gpus = self.gpus_per_replica
-        if bool(gpus) != (options.device == "cuda") and options.device != "auto":
-            raise InvalidOption("gpus", f"is {gpus:g} but options.device is {options.device}; change one of them")
-        if 0 < gpus < options.memory_fraction:
+    def _check_gpus(self, memory_fraction: float) -> None:
+        gpus, device = self.gpus_per_replica, self.options.get("device", "auto")
+        if device != "auto" and bool(gpus) != (device == "cuda"):
+            raise InvalidOption("gpus", f"is {gpus:g} but options.device is {device}; change one of them")
+        if 0 < gpus < 1 and gpus < memory_fraction:
             raise InvalidOption(
-                "gpus", f"is {gpus:g} but options.memory_fraction is {options.memory_fraction:g}: replicas that share "
-                "a GPU must not ask for more of its memory than their share; lower memory_fraction"
-            )  # fmt: skip
+                "gpus",
+                f"is {gpus:g} but options.memory_fraction is {memory_fraction:g}: replicas that share a GPU would ask "
+                f"for more memory than it has; set memory_fraction to {gpus:g} or less",
+            )
 
     @property
     def serve_options(self) -> ServeOptions:
@@ -132,7 +133,9 @@ class FleetSettings:
         """
         given = self.serve_options
         values = {name: getattr(given, name) for name in _ENGINE}
-        values["seed"] += int.from_bytes(sha256(replica.encode()).digest()[:4], "big")
+        # Random weights come from the seed, and must be the same.
+        if given.weights != "dummy":
+            values["seed"] += int.from_bytes(sha256(replica.encode()).digest()[:4], "big")
         values["device"] = "cuda" if self.gpus_per_replica else "cpu"
         if values["device"] == "cpu":
             values["threads"] = given.threads or max(1, int(self.cpus))
