@@ -7,15 +7,19 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import numpy as np
 import pytest
 
 from tests.fake_engines import answer, fake_info
 from tests.fake_members import BAD, Clock, FakeMember, ask, random_traffic, turns
 from tests.test_backends import in_loop
 from weft.base.errors import EngineStopped, ModelError, RequestError
+from weft.base.grid import CELL
 from weft.engine.events import FinishReason
 from weft.fleet.backend import FleetBackend
+from weft.fleet.choosing import LeastOpen
 from weft.fleet.member import MemberState
+from weft.fleet.warming import WantedPrefixes
 from weft.server.output_stream import OutputStream
 
 
@@ -275,3 +279,56 @@ async def test_numbers_of_a_fleet_are_sums_and_the_cache_report_says_who_holds_w
         assert set(report["prefixes"][0]["replicas"]) == {"0", "1"}
         assert fleet.backend.info.max_sequences == 2 * fake_info().max_sequences
         assert fleet.backend.info.memory_tokens == fake_info().memory_tokens
+
+
+# members that come and go --------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_removed_member_finishes_what_it_has_begun_and_gets_no_more():
+    async with fleet_of() as fleet:
+        streams = [await fleet.submit([20], 6), await fleet.submit([30], 6)]
+        one = next(stream for stream in streams if stream.member.name == "0")
+        fleet.backend.remove("0", 300)
+        late = await fleet.submit([40], 3)
+        assert late.member.name == "1"
+        assert await fleet.finish(asyncio.ensure_future(collect(one))) == answer(one.request.prompt.tolist(), 6)
+        await turns()
+        assert [member.name for member in fleet.backend.members] == ["1"]
+        assert fleet.members[0]._closed == "the server is shutting down"
+
+
+@in_loop
+async def test_a_new_member_computes_what_is_wanted_before_it_takes_requests():
+    class Wanting(LeastOpen):
+        def wanted(self):
+            return [ask([5], 1), ask([6], 1)]
+
+    async with fleet_of(patient=True, chooser=Wanting()) as fleet:
+        await turns()
+        new = FakeMember()
+        fleet.backend.add("2", new)
+        await turns()
+        assert fleet.backend.members[2].state is MemberState.WARMING
+        streams = [await fleet.submit([20], 3) for _ in range(4)]
+        assert {stream.member.name for stream in streams} <= {"0", "1"}
+        fleet.members.append(new)
+        while fleet.backend.members[2].state is MemberState.WARMING:
+            await fleet.step()
+        assert [request.prompt.tolist() for request in new.accepted] == [[5], [6]]
+        assert (await fleet.submit([20], 3)).member.name == "2"
+
+
+def test_prefixes_that_were_hit_most_are_wanted_first_and_their_number_is_bounded():
+    wanted = WantedPrefixes(limit=3)
+    tokens = np.arange(4 * CELL, dtype=np.int32)
+    for key, cells, hits in ((b"a", 1, 3), (b"b", 4, 1), (b"c", 2, 3), (b"d", 2, 1)):
+        for _ in range(hits):
+            wanted.note(key, tokens[: cells * CELL], key)
+    assert len(wanted) == 3
+    found = wanted.requests(2)
+    assert [request.salt for request in found] == [b"c", b"b"], "the first one was forgotten"
+    assert [len(request.prompt) for request in found] == [2 * CELL + 1, 4 * CELL + 1]
+    assert all(request.params.max_tokens == 1 and request.priority > 1 << 20 for request in found)
+    wanted.note(b"e", np.zeros(1 << 20, np.int32), b"")
+    assert len(wanted) == 3, "it is too long to remember"

@@ -195,7 +195,8 @@ async def test_the_router_mirrors_a_remote_cache_and_sends_prefixes_where_they_a
 async def test_a_gap_in_the_news_starts_the_mirror_over():
     backend, choice = real("thread"), RoutedChoice()
     async with started(backend), door(backend) as found:
-        async with started(FleetBackend([("one", remote(found))], chooser=choice, check_seconds=None)) as fleet:
+        fleet = FleetBackend([("one", remote(found))], chooser=choice, check_seconds=None)
+        async with started(fleet):
             await collect(await fleet.submit(varied_requests()[0]))
             mirror = choice.router.replicas["one"].mirror
             await until(lambda: choice.router.index.held(mirror))

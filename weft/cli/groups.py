@@ -16,15 +16,25 @@ ENGINE: Groups = {
     "scheduling": "max_sequences max_tokens_per_step depth order draft",
     "reproducing and debugging": "seed exact paranoid",
 }
+FRONT: Groups = {
+    "address": "host port uds uds_mode ssl_certfile ssl_keyfile ssl_keyfile_password_file allowed_host "
+    "trusted_proxy cors_origin",
+    "access": "api_key api_key_file admin_key admin_key_file requests_per_minute tokens_per_minute open_health",
+    "limits": "max_open_requests max_body max_answers limit",
+    "answers": "served_model_name tool_parser reasoning_parser sse_keep_alive",
+    "log": "log_level log_format log_requests",
+}
 GROUPS: Mapping[str, Groups] = {
     "serve": {
-        "address": "host port uds uds_mode ssl_certfile ssl_keyfile ssl_keyfile_password_file allowed_host "
-        "trusted_proxy cors_origin",
-        "access": "api_key api_key_file admin_key admin_key_file requests_per_minute tokens_per_minute open_health",
-        "limits": "max_open_requests max_body max_answers limit",
-        "answers": "served_model_name tool_parser reasoning_parser sse_keep_alive",
+        **FRONT,
         "processes": "in_process replicas drain_seconds restart_engine engine_timeout front_timeout",
-        "log": "log_level log_format log_requests",
+        "fleet": "fleet_listen fleet_secret",
+    },
+    "route": {
+        "replicas": "replica replicas_file fleet_secret replica_timeout",
+        "model": "model tokenizer chat_template",
+        **FRONT,
+        "processes": "drain_seconds front_timeout",
     },
     "chat": {
         "server": "url api_key",
@@ -46,11 +56,16 @@ GROUPS: Mapping[str, Groups] = {
     },
 }
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "route": (
+        "weft route tcp://10.0.0.1:8100 tcp://10.0.0.2:8100 --fleet-secret secret",
+        "weft route --replicas-file replicas --fleet-secret secret --model LiquidAI/LFM2-1.2B",
+    ),
     "serve": (
         "weft serve",
         "weft serve LiquidAI/LFM2-1.2B --port 8080 --api-key-file keys",
         "weft serve ./checkpoint --memory 8GiB --max-length 32768 --log-format json",
         "weft serve lfm2-1.2b --weights dummy",
+        "weft serve --replicas 2",
     ),
     "chat": (
         "weft chat",

@@ -14,7 +14,7 @@ from weft import __version__
 from weft.base.errors import WeftError
 from weft.base.options import Options
 from weft.base.suggest import did_you_mean
-from weft.cli import cache, completion, doctor, generate, models, serve, simulate
+from weft.cli import cache, completion, doctor, generate, models, route, serve, simulate
 from weft.cli.aliases import BENCHMARK, SERVER, Alias, translate
 from weft.cli.bench import command as bench
 from weft.cli.bench.options import BenchOptions
@@ -42,6 +42,7 @@ class Command:
 
 COMMANDS = {
     "serve": Command(serve.ABOUT, serve.ServeOptions, serve.run, SERVER, serve.set_up_logs),
+    "route": Command(route.ABOUT, route.RouteOptions, route.run, (), route.set_up_logs),
     "chat": Command(chat.ABOUT, ChatOptions, chat.run),
     "generate": Command(generate.ABOUT, generate.GenerateOptions, generate.run),
     "bench": Command(bench.ABOUT, BenchOptions, bench.run, BENCHMARK),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import InvalidOption, OptionError
@@ -13,7 +16,11 @@ from weft.cli.options import argument
 
 if TYPE_CHECKING:
     from weft.server.keys import Key
+    from weft.server.launch import Companion, LaunchSettings
     from weft.server.settings import Limits, ServerSettings
+    from weft.server.tls import TlsFiles
+
+log = logging.getLogger("weft")
 
 ABOUT = "serve a model over HTTP, with OpenAI's API and SGLang's native API"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -31,10 +38,9 @@ def repeated(about: str, name: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions(Options):
-    """Options of `weft serve`: the server's own, then the engine's."""
+class FrontOptions:
+    """Options of everything that serves the API: `weft serve` and `weft route`."""
 
-    model: str | None = argument("model folder or hub id; default: weft-small, which ships with Weft")
     host: str = option("127.0.0.1", "address to bind; any other than loopback logs a warning")
     port: int = option(8000, "port to bind; 0: any free port")
     uds: str | None = option(None, "path of a Unix socket to bind instead of host and port")
@@ -80,19 +86,9 @@ class ServeOptions(Options):
         },
     )
     drain_seconds: float = option(30.0, "seconds that running requests have to finish after SIGTERM")
-    restart_engine: bool = option(False, "restart the engine if it dies, instead of exiting with code 1")
-    engine_timeout: float = option(
-        120.0,
-        "seconds without a heartbeat from the engine until /health fails (with --restart-engine the engine is killed "
-        "and restarted); must exceed the longest step; 0: never",
-    )
     front_timeout: float = option(
         30.0,
         "seconds that the server's event loop may block before the process exits with code 1; 0: no limit",
-    )
-    in_process: bool = option(False, "run the engine in a thread of the server process")
-    replicas: int = option(
-        1, "engines on this machine, each with its own GPU, or its share of the cores and of memory (docs/fleet.md)"
     )
     tool_parser: str = option("auto", "format of the model's tool calls; auto: by its chat template", TOOL_PARSERS)
     reasoning_parser: str = option("auto", "format of the model's reasoning; auto: by its template", REASONING_PARSERS)
@@ -111,19 +107,16 @@ class ServeOptions(Options):
     log_requests: bool = option(True, "log one line per request: key, route, status, tokens, times; never text")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not 0 <= self.port <= 65535:
             raise InvalidOption("port", f"must be from 0 to 65535, got {self.port}")
-        for name in ("drain_seconds", "engine_timeout", "front_timeout", "sse_keep_alive"):
+        for name in ("drain_seconds", "front_timeout", "sse_keep_alive"):
             if not 0 <= getattr(self, name) <= 86400:
                 raise InvalidOption(name, f"must be from 0 to 86400, got {getattr(self, name)}")
-        for name in ("max_open_requests", "max_answers", "replicas"):
+        for name in ("max_open_requests", "max_answers"):
             if getattr(self, name) < 1:
                 raise InvalidOption(name, f"must be at least 1, got {getattr(self, name)}")
         if self.admin_key is not None and self.admin_key_file is not None:
             raise InvalidOption("admin_key", "and admin_key_file exclude each other; pass only one of them")
-        if self.in_process and self.replicas > 1:
-            raise InvalidOption("replicas", f"is {self.replicas}, but --in-process allows one engine; omit one of them")
         size_of("max_body", self.max_body)
         if not re.fullmatch("0?[0-7]{3}", self.uds_mode):
             raise InvalidOption("uds_mode", f"must be three octal digits, such as 660, got {self.uds_mode!r}")
@@ -131,17 +124,93 @@ class ServeOptions(Options):
             raise InvalidOption("ssl_keyfile", "needs a certificate; pass --ssl-certfile too")
 
 
-def set_up_logs(options: ServeOptions) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(FrontOptions, Options):
+    """Options of `weft serve`: the server's own, then the engine's."""
+
+    model: str | None = argument("model folder or hub id; default: weft-small, which ships with Weft")
+    restart_engine: bool = option(False, "restart the engine if it dies, instead of exiting with code 1")
+    engine_timeout: float = option(
+        120.0,
+        "seconds without a heartbeat from the engine until /health fails (with --restart-engine the engine is killed "
+        "and restarted); must exceed the longest step; 0: never",
+    )
+    in_process: bool = option(False, "run the engine in a thread of the server process")
+    replicas: int = option(
+        1, "engines on this machine, each with its own GPU, or its share of the cores and of memory (docs/fleet.md)"
+    )
+    fleet_listen: str | None = option(
+        None, "address to bind for routers (weft route), such as 10.0.0.1:8100; needs --fleet-secret", metavar="ADDRESS"
+    )
+    fleet_secret: str | None = option(
+        None, "file with the secret that routers and replicas share, readable by its owner only", metavar="FILE"
+    )
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        FrontOptions.__post_init__(self)
+        if not 0 <= self.engine_timeout <= 86400:
+            raise InvalidOption("engine_timeout", f"must be from 0 to 86400, got {self.engine_timeout}")
+        if self.replicas < 1:
+            raise InvalidOption("replicas", f"must be at least 1, got {self.replicas}")
+        if self.in_process and self.replicas > 1:
+            raise InvalidOption("replicas", f"is {self.replicas}, but --in-process allows one engine; omit one of them")
+        self._check_fleet()
+
+    def _check_fleet(self) -> None:
+        if (self.fleet_listen is None) != (self.fleet_secret is None):
+            raise InvalidOption("fleet_listen", "and fleet_secret need each other; pass both")
+        if self.fleet_listen is not None:
+            read_address(self.fleet_listen)
+            if self.replicas > 1:
+                raise InvalidOption(
+                    "fleet_listen",
+                    f"serves one engine, but --replicas is {self.replicas}; start a server for each, and a router",
+                )
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """Parse the address of --fleet-listen.
+
+    >>> read_address("[::1]:8100"), read_address("0.0.0.0:0")
+    (('::1', 8100), ('0.0.0.0', 0))
+    """
+    found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+)):(\d{1,5})", text)
+    if found is None or int(found[3]) > 65535:
+        raise InvalidOption("fleet_listen", f"must be HOST:PORT, such as 127.0.0.1:8100, got {text!r}")
+    return found[1] or found[2], int(found[3])
+
+
+def set_up_logs(options: FrontOptions) -> None:
     from weft.server.logs import set_up_logging
 
     set_up_logging(options.log_level.upper(), options.log_format)
 
 
 def run(options: ServeOptions) -> int:
-    from weft.server.launch import LaunchSettings, launch, serving_engines
+    from weft.server.launch import launch, serving_engines
+
+    place = replace(
+        place_of(options),
+        in_process=options.in_process,
+        replicas=options.replicas,
+        restart_engine=options.restart_engine,
+        engine_timeout=options.engine_timeout,
+    )
+    settings = settings_of(options)
+    served = serving_engines(options, settings, place)
+    with ExitStack() as sockets:
+        if options.fleet_listen is not None:
+            served = replace(served, companions=(fleet_door(options, place.tls, sockets),))
+        return launch(served, settings, place, read_again(options))
+
+
+def place_of(options: FrontOptions) -> LaunchSettings:
+    """Return where and how a front runs."""
+    from weft.server.launch import LaunchSettings
     from weft.server.tls import TlsFiles
 
-    place = LaunchSettings(
+    return LaunchSettings(
         host=options.host,
         port=options.port,
         uds=options.uds,
@@ -149,20 +218,34 @@ def run(options: ServeOptions) -> int:
         tls=TlsFiles(options.ssl_certfile, options.ssl_keyfile, options.ssl_keyfile_password_file)
         if options.ssl_certfile is not None
         else None,
-        in_process=options.in_process,
-        replicas=options.replicas,
-        restart_engine=options.restart_engine,
-        engine_timeout=options.engine_timeout,
         front_timeout=options.front_timeout,
         log_format="json" if options.log_format == "json" else "text",
     )
+
+
+def read_again(options: FrontOptions) -> Callable[[], ServerSettings] | None:
+    """Return what reads the keys again on SIGHUP, if they come from files."""
     has_files = options.api_key_file is not None or options.admin_key_file is not None
-    settings = settings_of(options)
-    served = serving_engines(options, settings, place)
-    return launch(served, settings, place, (lambda: settings_of(options)) if has_files else None)
+    return (lambda: settings_of(options)) if has_files else None
 
 
-def settings_of(options: ServeOptions) -> ServerSettings:
+def fleet_door(options: ServeOptions, tls: TlsFiles | None, sockets: ExitStack) -> Companion:
+    """Bind the socket for routers, and return what serves them."""
+    from weft.fleet.handshake import read_secret
+    from weft.fleet.listener import FleetDoor, listening
+    from weft.server.listener import bind
+
+    assert options.fleet_listen is not None
+    assert options.fleet_secret is not None
+    host, port = read_address(options.fleet_listen)
+    door = FleetDoor(host, port, read_secret("fleet_secret", options.fleet_secret), tls)
+    listener = sockets.enter_context(bind(host, port))
+    if host not in LOOPBACK and tls is None:
+        log.warning("routers reach %s without TLS, so prompts can be read on the way; pass --ssl-certfile", host)
+    return lambda backend: listening(listener, door, backend)
+
+
+def settings_of(options: FrontOptions) -> ServerSettings:
     from weft.server.keys import RateLimits
     from weft.server.settings import ServerSettings
 
@@ -187,7 +270,7 @@ def settings_of(options: ServeOptions) -> ServerSettings:
     )
 
 
-def trusted_hosts(options: ServeOptions, has_keys: bool) -> tuple[str, ...]:
+def trusted_hosts(options: FrontOptions, has_keys: bool) -> tuple[str, ...]:
     """Return the names accepted in the Host header; empty: any."""
     if options.allowed_host:
         return () if "*" in options.allowed_host else (*LOOPBACK, *options.allowed_host)
@@ -196,7 +279,7 @@ def trusted_hosts(options: ServeOptions, has_keys: bool) -> tuple[str, ...]:
     return LOOPBACK if reached_by_browsers and not has_keys else ()
 
 
-def limits_of(options: ServeOptions) -> Limits:
+def limits_of(options: FrontOptions) -> Limits:
     """Return the bounds from their own options, then those set by `--limit`."""
     from weft.server.settings import Limits
 
@@ -228,7 +311,7 @@ def size_of(name: str, value: str | int) -> int:
     return size
 
 
-def read_keys(options: ServeOptions) -> tuple[str | Key, ...]:
+def read_keys(options: FrontOptions) -> tuple[str | Key, ...]:
     """Return the keys of the command line and the key file, or of the environment if there are none."""
     from weft.server.keys import read_key_file
 
@@ -240,7 +323,7 @@ def read_keys(options: ServeOptions) -> tuple[str | Key, ...]:
     return tuple(keys)
 
 
-def read_admin_key(options: ServeOptions) -> str | Key | None:
+def read_admin_key(options: FrontOptions) -> str | Key | None:
     """Return the admin key of the command line or its file, or of the environment if neither is given."""
     from weft.server.keys import read_key_file
 

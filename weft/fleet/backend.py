@@ -31,6 +31,8 @@ log = logging.getLogger("weft")
 CHECK_SECONDS = 0.5
 # Time that an ejected member has for a sign of life, and any member for its numbers.
 PROBE_SECONDS = 5.0
+# Time that a new engine has to compute wanted prefixes before it takes requests.
+WARM_SECONDS = 60.0
 # A request may be what ends engines, so it is not tried on all of them.
 MOST_FAILURES = 2
 NONE_AVAILABLE = "no replica is available"
@@ -88,7 +90,7 @@ class FleetBackend:
             self._spawn(self._watch(self._check_seconds))
 
     def add(self, name: str, backend: Backend) -> None:
-        """Let another member join when it is ready, before or after the fleet's own start. The fleet must be patient."""
+        """Let another member join when it is ready, before or after the start of the fleet, which must be patient."""
         member = Member(name, backend, self._clock)
         self.members.append(member)
         self._begin(member)
@@ -127,12 +129,29 @@ class FleetBackend:
         await member.backend.start()
         if not self._patient and (wrong := self._mismatch(member)) is not None:
             raise ModelError(wrong)
+        if self._closed is None:
+            await self._warm(member)
         self._admit(member)
         member.watching = self._spawn(self._await_failure(member))
         log.info("replica %s is ready (%d of %d)", member.name, len(self._in_state(MemberState.UP)), len(self.members))
 
+    async def _warm(self, member: Member) -> None:
+        """Let a new engine compute the prefixes that are wanted most, for a while, before it takes requests."""
+        if member.state is MemberState.DRAINING or self._mismatch(member) is not None:
+            return
+        member.state, count = MemberState.WARMING, 0
+        with suppress(TimeoutError, WeftError):
+            async with asyncio.timeout(WARM_SECONDS):
+                for request in self.chooser.wanted():
+                    async for _ in await member.backend.submit(request):
+                        pass
+                    count += 1
+        log.info("replica %s has computed %d wanted prefixes", member.name, count)
+
     def _admit(self, member: Member) -> None:
         """Let a member take requests, if it serves the same model as the others."""
+        if member.state is MemberState.DRAINING:
+            return
         if (wrong := self._mismatch(member)) is not None:
             log.error("%s; it gets no requests", wrong)
             member.state = MemberState.REFUSED
@@ -289,6 +308,8 @@ class FleetBackend:
         except (WeftError, TimeoutError):
             member.postpone()
         else:
+            if member.backend.info is not member.admitted:
+                await self._warm(member)
             self._admit(member)
             log.info("replica %s answers again: it is %s", member.name, member.state)
             if member.state is MemberState.REFUSED:
@@ -328,6 +349,7 @@ class FleetBackend:
         return {
             "state": member.state.value,
             "up": int(member.available),
+            "ejected": int(member.state is MemberState.EJECTED),
             "open": member.open,
             "ejections": member.ejections,
             "failures": member.failures,

@@ -40,6 +40,10 @@ class Chooser(Protocol):
         """Forget a member that takes no more requests. Unknown members are ignored."""
         ...
 
+    def wanted(self) -> list[Request]:
+        """Return requests that a new member should compute before it serves."""
+        ...
+
 
 class LeastOpen:
     """Prefers the member with the fewest open requests; of equals, each in turn."""
@@ -69,3 +73,6 @@ class LeastOpen:
 
     def removed(self, member: Member) -> None:
         pass
+
+    def wanted(self) -> list[Request]:
+        return []

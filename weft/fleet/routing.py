@@ -11,6 +11,7 @@ from weft.engine.protocol import News
 from weft.engine.request import Request
 from weft.fleet.member import Member
 from weft.fleet.router import Choice, FleetRouter
+from weft.fleet.warming import WantedPrefixes
 from weft.memory.keys import Key, chain, root_key
 
 
@@ -29,6 +30,7 @@ class RoutedChoice:
     def __init__(self, router: FleetRouter | None = None) -> None:
         self.router = router or FleetRouter(CELL)
         self._form: str | None = None
+        self._wanted = WantedPrefixes()
         self._ranked: dict[int, Ranked] = {}
         self._listening: dict[str, Callable[[News], None]] = {}
         # Members that were asked to start over and have not done so yet.
@@ -49,6 +51,8 @@ class RoutedChoice:
         choice = ranked.choices[member.name]
         if member.name in self.router.replicas:
             ranked.assigned = self.router.assign(choice, ranked.keys, len(request.prompt), request.priority)
+        if choice.saved:
+            self._wanted.note(ranked.keys[choice.saved // CELL - 1], request.prompt[: choice.saved], request.salt)
 
     def started(self, number: int) -> None:
         ranked = self._ranked.get(number)
@@ -64,6 +68,9 @@ class RoutedChoice:
     def ended(self, number: int) -> None:
         self.left(number)
         self._ranked.pop(number, None)
+
+    def wanted(self) -> list[Request]:
+        return self._wanted.requests()
 
     # members --------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,8 @@ from weft.server import messages as wire
 from weft.server.backend import ModelInfo
 from weft.server.codec import Frames, ProtocolError, decode_begin, decode_command, encode_event, frame
 from weft.server.logs import set_up_logging
+from weft.text.identity import text_digest
+from weft.text.tokenizer import find_text_files
 
 if TYPE_CHECKING:
     from weft.engine.loop import Engine
@@ -167,7 +169,12 @@ def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
         memory_bytes=config.memory_bytes,
         memory_tokens=longest_alone(loaded.spec, config.memory_bytes),
         max_sequences=config.max_sequences,
-        settings=asdict(config) | {"folder": str(folder), "end_tokens": sorted(loaded.end_tokens)},
+        settings=asdict(config)
+        | {
+            "folder": str(folder),
+            "end_tokens": sorted(loaded.end_tokens),
+            "digest": text_digest(folder, _text_folder(options, folder)),
+        },
     )
     return engine, info
 
@@ -176,6 +183,12 @@ def _folder(options: Options) -> Path:
     from weft.models.weights import find_checkpoint
 
     return find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
+
+
+def _text_folder(options: Options, folder: Path) -> Path:
+    if options.tokenizer is not None:
+        return find_text_files(builtin.place_of(options.tokenizer))
+    return folder if folder.is_dir() else folder.parent
 
 
 def _name(model: str | None) -> str:

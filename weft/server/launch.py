@@ -359,7 +359,17 @@ def warn_of_strangers(host: str, has_keys: bool) -> None:
         log.warning("NO API KEY IS SET: EVERY CLIENT THAT REACHES IT MAY USE IT. Set --api-key, or --host 127.0.0.1")
 
 
-def load_texts(options: Options, settings: dict[str, Any]) -> Texts:
+class TextOptions(Protocol):
+    """The options that say where texts come from."""
+
+    @property
+    def tokenizer(self) -> str | None: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+
+def load_texts(options: TextOptions, settings: dict[str, Any]) -> Texts:
     """Return tokenizer and template, from the folder in which the engine found the model, or from another one."""
     ends = frozenset(settings["end_tokens"])
     folder = Path(settings["folder"])

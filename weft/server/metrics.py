@@ -180,6 +180,19 @@ GROUPED = {
     "weft_evictions": ("Evicted units", "kind", {"page": "evicted_pages", "resume_point": "evicted_points"}),
 }
 
+# Of each replica of a fleet: name in its facts: name of the metric, help
+REPLICA_GAUGES = {
+    "up": ("weft_replica_up", "1 while a replica takes requests"),
+    "ejected": ("weft_replica_ejected", "1 while a replica is ejected because it failed or does not answer"),
+    "open": ("weft_replica_requests_open", "Open requests of a replica"),
+}
+REPLICA_COUNTERS = {
+    "ejections": ("weft_replica_ejections", "How often a replica was ejected"),
+    "failures": ("weft_replica_failures", "Requests that a replica failed"),
+    "retries": ("weft_replica_retries", "Requests that left a replica for another one before their first token"),
+    "saved_tokens": ("weft_replica_saved_tokens", "Prompt tokens that a replica reused"),
+}
+
 # Of each memory tier below the device's: name in its stats: name of the metric, help
 TIER_GAUGES = {
     "limit_bytes": ("weft_tier_limit_bytes", "Size of a memory tier below the device's"),
@@ -246,6 +259,7 @@ class EngineCollector:
         yield from self._memory(stats)
         if "tiers" in stats:
             yield from self._tiers(stats)
+        yield from _replicas(stats.get("replicas", {}))
 
     def _labelled(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
         for key, (name, help) in BY_REASON.items():
@@ -288,6 +302,16 @@ class EngineCollector:
         yield sizes
         limit = stats.get("slabs", 0) * stats.get("slab_bytes", 0)
         yield GaugeMetricFamily("weft_memory_limit_bytes", "Memory for pages, window pages, states and tails", limit)
+
+
+def _replicas(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    """Yield the facts of each replica. Its name comes from the operator, so the number of labels is bounded."""
+    for kind, table in ((GaugeMetricFamily, REPLICA_GAUGES), (CounterMetricFamily, REPLICA_COUNTERS)):
+        for key, (name, help) in table.items() if facts else ():
+            family = kind(name, help, labels=["replica"])
+            for replica, values in facts.items():
+                family.add_metric([replica], values[key])
+            yield family
 
 
 def _drafts(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
