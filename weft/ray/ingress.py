@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from weft import builtin
+from weft.cli.route import texts_of
 from weft.cli.serve import settings_of
 from weft.fleet.backend import FleetBackend
 from weft.fleet.remote import RemoteBackend, ReplicaAddress
@@ -22,9 +22,7 @@ from weft.ray.members import READ_SECONDS, Announcement, Follower
 from weft.ray.settings import FleetSettings, log_format, parse
 from weft.server.app import create_app
 from weft.server.front import pool_for
-from weft.server.launch import load_texts
 from weft.server.text_pool import TextPool
-from weft.text.tokenizer import find_text_files
 
 log = logging.getLogger("weft")
 
@@ -58,9 +56,7 @@ class FleetFront:
         self._following = asyncio.ensure_future(self._follow())
         try:
             await self.fleet.start()
-            # The replica's folder is on its own machine.
-            folder = await asyncio.to_thread(find_text_files, builtin.place_of(self._options.model))
-            texts = load_texts(self._options, self.fleet.info.settings | {"folder": str(folder)})
+            texts = await asyncio.to_thread(texts_of, self._options, self.fleet.info)
             self._pool = pool_for(texts.tokenizer, texts.template, self._server, log_format(self._options))
             self.app = create_app(
                 self.fleet,

@@ -27,13 +27,14 @@ ELSEWHERE = dict.fromkeys(
     ("host", "port", "uds", "uds_mode", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password_file"),
     "belongs to Ray Serve's proxies; set http_options of the Serve cluster",
 ) | {
+    "trusted_proxy": "has no effect: Ray Serve's proxies say who the client is",
     "replicas": "must be at the top level of the settings",
     "restart_engine": "is not needed: Ray Serve restarts a replica whose engine has ended",
     "front_timeout": "is not needed: Ray Serve restarts an ingress that does not respond",
     "disk": "is not supported on Ray, where a new replica has no place of its own; use host_memory",
     "disk_size": "is not supported on Ray, where a new replica has no place of its own; use host_memory",
     "fleet_listen": "is not needed: replicas and ingress find each other through Ray",
-    "fleet_secret_file": "is not needed: every replica makes its own secret",
+    "fleet_secret": "is not needed: every replica makes its own secret",
 }
 _ENGINE = tuple(each.name for each in fields(Options))
 
