@@ -11,7 +11,7 @@ import pytest
 
 from tests import tiny_model
 from tests.test_backends import in_loop
-from weft.base.errors import OptionError
+from weft.base.errors import EngineStopped, OptionError
 from weft.fleet.member import MemberState
 from weft.ray import build
 from weft.ray.ingress import IngressApp
@@ -139,7 +139,7 @@ def test_the_wanted_number_of_replicas_is_the_sum_of_their_loads():
 
 
 @in_loop
-async def test_tokens_wait_until_the_first_output():
+async def test_a_replica_reports_waiting_tokens_until_the_first_output_and_fails_its_check_at_its_end():
     replica = engine_replica("a", MemberList())
     await replica.backend.start()
     try:
@@ -149,8 +149,11 @@ async def test_tokens_wait_until_the_first_output():
         assert meter.waiting_tokens == len(request.prompt)
         await anext(stream)
         assert meter.waiting_tokens == 0
+        replica.check()
     finally:
         await replica.backend.stop(0)
+    with pytest.raises(EngineStopped):
+        replica.check()
 
 
 def tiny_request():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -29,7 +30,7 @@ SETTINGS = {
         "max_sequences": SEATS,
         "threads": 1,
         "drain_seconds": 5,
-        "log_level": "info",
+        "log_level": "warning",
     },
     "autoscaling": {
         "min": 2,
@@ -45,11 +46,13 @@ SETTINGS = {
 
 
 @pytest.fixture
-def url(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Deploy the fleet on a cluster of this process, and end every process of it afterwards."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'weft-serve[ray]'")
-    # Ray reads them when it is imported, and its processes inherit them. It keeps a token in the home folder.
-    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+    # Ray reads them when it is imported, and its processes inherit them.
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    # Without one, Ray writes a token into the home folder.
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -58,7 +61,6 @@ def url(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatc
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    # A socket's path is short, and pytest's folders are deep.
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
