@@ -84,6 +84,7 @@ HARDWARE = ("weft.kernels", "weft.memory.device", "weft.runner.cuda")
 # What else reads a name that looks like a question to a device, and why it is none.
 NO_QUESTIONS = {
     "weft.base.options": "the name of a device, by which defaults are looked up",
+    "weft.fleet.local": "the name of a device, by which replicas share a machine",
     "weft.loading": "the name of a device, which is handed on",
     "weft.models.dummy": "random weights are drawn where they lie",
     "weft.runner.runner": "where a step is uploaded to",
@@ -141,7 +142,7 @@ def test_the_project_in_training_is_not_imported():
 def test_planted_bugs_patch_public_names_only():
     """A private name may go in any refactoring; what a planted bug replaces is a seam."""
     planted = {name: source for name, source in EVERYTHING.items() if name.startswith("tests.test_planted")}
-    assert len(planted) == 6
+    assert len(planted) == 8
     assert fences.private_patches(planted) == []
     assert fences.private_patches({"tests.x": "patch.setattr(Ledger, '_keep', print)"}) == ["tests.x patches _keep"]
 

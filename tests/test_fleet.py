@@ -186,10 +186,11 @@ async def test_the_fleets_own_queue_is_bounded():
 async def test_aborts_and_stops_reach_the_member_that_has_the_request():
     async with fleet_of() as fleet:
         one, other = await fleet.submit([1], 50), await fleet.submit([2], 50)
+        holder = fleet.holder(other)
         fleet.backend.abort(one)
         fleet.backend.finish(other)
         await fleet.step()
-        assert [len(member.aborted) for member in (fleet.holder(other), fleet.other(fleet.holder(other)))] == [0, 1]
+        assert [len(member.aborted) for member in (holder, fleet.other(holder))] == [0, 1]
         assert [batch[-1].finish async for batch in one] == [FinishReason.ABORT]
         assert [batch[-1].finish async for batch in other] == [FinishReason.STOP]
         assert fleet.backend.open == 0

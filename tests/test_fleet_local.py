@@ -42,6 +42,8 @@ def test_cores_threads_and_memory_are_divided_on_a_cpu():
     assert [each.options.disk for each in found] == ["cells.0", "cells.1"]
     assert {each.options.memory for each in found} == {"auto/2"}
     assert len({each.options.seed for each in found}) == 2, "or they would draw the same random numbers"
+    dummies = divide(Options(device="cpu", weights="dummy"), 2, **machine)
+    assert {each.options.seed for each in dummies} == {0}, "or their weights would differ"
     assert {each.options.memory for each in divide(Options(device="cpu", memory="1GiB"), 2, **machine)} == {"1GiB"}
     with pytest.raises(InvalidOption, match="replicas is 6 but 5 cores are usable"):
         divide(Options(device="cpu"), 6, **machine)

@@ -16,7 +16,7 @@ from tests.held_steps import SECONDS
 from tests.test_backends import LONG, alone, ask, collect, in_loop, instant, real, started, tokens_of, varied_requests
 from weft.base.errors import EngineStopped, OptionError, RequestError
 from weft.engine.events import FinishReason
-from weft.engine.protocol import News, Question, Shutdown, Topic
+from weft.engine.protocol import EngineNews, Question, Shutdown, Topic
 from weft.fleet import listener as listener_module
 from weft.fleet.backend import FleetBackend
 from weft.fleet.handshake import (
@@ -144,7 +144,7 @@ async def test_a_replica_whose_engine_dies_fails_single_requests_which_the_fleet
     async with started(dying), started(other), door(dying) as one, door(other) as two:
         members = [("one", remote(one)), ("two", remote(two))]
         async with started(FleetBackend(members, patient=True, check_seconds=None)) as fleet:
-            await until(lambda: all(member.available for member in fleet.members))
+            await until(lambda: all(member.takes_requests for member in fleet.members))
             streams = [await fleet.submit(ask([20], LONG)) for _ in range(2)]
             for stream in streams:
                 await anext(stream)
@@ -178,7 +178,7 @@ async def test_the_router_mirrors_a_remote_cache_and_sends_prefixes_where_they_a
     async with started(one), started(two), door(one) as first, door(two) as second:
         members = [("one", remote(first)), ("two", remote(second))]
         async with started(FleetBackend(members, patient=True, chooser=choice, check_seconds=None)) as fleet:
-            await until(lambda: all(member.available for member in fleet.members))
+            await until(lambda: all(member.takes_requests for member in fleet.members))
             request = varied_requests()[0]
             stream = await fleet.submit(request)
             holder = stream.member
@@ -202,10 +202,10 @@ async def test_a_gap_in_the_news_starts_the_mirror_over():
             await until(lambda: choice.router.index.held(mirror))
             # One batch is lost, as if the router had read too slowly.
             session = next(iter(found.routers))._session
-            lost: list[News] = []
+            lost: list[EngineNews] = []
             hear, fresh = session._hear, []
 
-            def losing(news: News) -> None:
+            def losing(news: EngineNews) -> None:
                 if news.changes is not None and not lost:
                     lost.append(news)
                 else:

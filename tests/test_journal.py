@@ -133,7 +133,7 @@ def test_events_carry_keys_and_positions_but_no_tokens():
     [((b"a",), (), b"\0", b"\1"), ((b"a",), (64,), b"", b"\1"), ((b"a",), (64,), b"\4", b"\1")],
 )
 def test_a_malformed_batch_is_refused(columns):
-    with pytest.raises(ValueError, match="columns|tier"):
+    with pytest.raises(ValueError, match=r"columns|tier"):
         CacheChanges(1, 0, True, *columns)
 
 

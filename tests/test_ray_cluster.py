@@ -188,11 +188,12 @@ async def a_death_fails_only_what_the_replica_had_begun(client: httpx.AsyncClien
     await leave_as_they_begin([reader for reader in readers if reader.end is None])
     assert sum(reader.end == "error" for reader in readers) == SEATS
     await until(lambda: are_announced(2, {victim}))
+    await until(lambda: are_up(client, 2))
 
 
 async def more_requests_bring_a_replica_and_none_take_it_away(client: httpx.AsyncClient) -> None:
     readers = [Reader(client, f"{number} of many") for number in range(8)]
-    await until(lambda: are_running(3))
+    await until(lambda: are_up(client, 3))
     # The third replica has free seats, the others have none.
     assert await Reader(client, "a late one", tokens=8).whole() == (8, "done")
     await leave_as_they_begin(readers)
@@ -228,6 +229,12 @@ async def leave_as_they_begin(readers: list[Reader]) -> None:
 
 async def are_announced(count: int, without: set[str]) -> bool:
     return len((await announced()).keys() - without) >= count
+
+
+async def are_up(client: httpx.AsyncClient, count: int) -> bool:
+    """Return whether the ingress sends requests to this many replicas."""
+    text = (await client.get("/metrics")).text
+    return sum(line.startswith("weft_replica_up{") and line.endswith(" 1.0") for line in text.splitlines()) == count
 
 
 async def are_running(count: int) -> bool:

@@ -16,7 +16,7 @@ from weft.base.config import EngineConfig
 from weft.base.errors import OptionError
 from weft.base.sampling import SamplingParams
 from weft.cli.main import main
-from weft.cli.simulate import EVICTIONS, KINDS, REASONS, read_memory
+from weft.cli.simulate import EVICTIONS, KINDS, REASONS, ROUTERS, read_memory
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.audit import audit
@@ -26,6 +26,7 @@ from weft.memory.keys import chain, root_key
 from weft.models import configurations
 from weft.models.shapes import shape_of
 from weft.models.weights import find_checkpoint
+from weft.simulate import routing
 from weft.simulate.costs import CostModel, DeviceRates, Work, calibrated, cost_model
 from weft.simulate.found import Found, Refusals
 from weft.simulate.oracle import Oracle, survey
@@ -317,6 +318,7 @@ def test_the_command_knows_what_the_parts_know():
     assert set(KINDS) == set(WORKLOADS)
     assert EVICTIONS == POLICIES
     assert set(REASONS) == set(CaptureReasons.__slots__)
+    assert set(ROUTERS) == set(routing.ROUTERS)
 
 
 def test_the_command_tells_a_table_reasons_json_and_a_plot(tmp_path, capsys):

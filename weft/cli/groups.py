@@ -28,7 +28,7 @@ GROUPS: Mapping[str, Groups] = {
     "serve": {
         **FRONT,
         "processes": "in_process replicas drain_seconds restart_engine engine_timeout front_timeout",
-        "fleet": "fleet_listen fleet_secret",
+        "fleet": "fleet_listen fleet_secret kv_events",
     },
     "route": {
         "replicas": "replica replicas_file fleet_secret replica_timeout",
@@ -51,6 +51,7 @@ GROUPS: Mapping[str, Groups] = {
     "simulate": {
         "traffic": "workload trace requests rate trace_speed seed",
         "model and memory": "model memory calibrate max_sequences max_tokens_per_step max_length stride",
+        "fleet": "replicas router",
         "cache": "cache eviction without capture_every alpha oracle",
         "report": "explain json plot progress",
     },
@@ -84,6 +85,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "simulate": (
         "weft simulate --workload coding --memory 10% --explain",
         "weft simulate --model nemotron-nano-9b-v2 --memory 40GiB --eviction value --eviction lru",
+        "weft simulate --workload tools --replicas 4 --router state --router round-robin",
     ),
     "doctor": ("weft doctor", "weft doctor LiquidAI/LFM2-1.2B --dtype bfloat16"),
     "cache": (

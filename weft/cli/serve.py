@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import InvalidOption, OptionError
@@ -145,6 +146,12 @@ class ServeOptions(FrontOptions, Options):
     fleet_secret: str | None = option(
         None, "file with the secret that routers and replicas share, readable by its owner only", metavar="FILE"
     )
+    kv_events: str | None = option(
+        None,
+        "publish changes of the cache over ZeroMQ, in the shape of vLLM's KV events, such as tcp://127.0.0.1:5557; "
+        "needs pyzmq",
+        metavar="ENDPOINT",
+    )
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
@@ -200,8 +207,14 @@ def run(options: ServeOptions) -> int:
     settings = settings_of(options)
     served = serving_engines(options, settings, place)
     with ExitStack() as sockets:
+        companions: list[Companion] = []
         if options.fleet_listen is not None:
-            served = replace(served, companions=(fleet_door(options, place.tls, sockets),))
+            companions.append(fleet_door(options, place.tls, sockets))
+        if options.kv_events is not None:
+            from weft.fleet.kv_events import publishing
+
+            companions.append(partial(publishing, options.kv_events))
+        served = replace(served, companions=companions)
         return launch(served, settings, place, read_again(options))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, fields
+from itertools import product
 from typing import TYPE_CHECKING
 
 from weft.base.errors import InvalidOption, OptionError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from weft.simulate.stepping import Simulated
 
 ABOUT = "replay traffic against the planner and memory alone, and report what a cache would save"
-# The same names as in weft.simulate.workloads, weft.memory.eviction and weft.memory.captures; a test compares.
+# The same names as in weft.simulate.workloads and .routing, weft.memory.eviction and .captures; a test compares.
 KINDS = (
     "lmsys",
     "sharegpt",
@@ -30,6 +31,7 @@ KINDS = (
     "scan",
 )
 EVICTIONS = ("value", "lru", "flops")
+ROUTERS = ("round-robin", "hash", "prefix", "state")
 REASONS = ("junction", "popular", "boundaries", "regular", "answers", "candidates")
 
 
@@ -51,6 +53,14 @@ class SimulateOptions:
     without: tuple[str, ...] = option((), f"do not keep states for this reason: {', '.join(REASONS)}; may be repeated")
     capture_every: int = option(0, "distance in tokens between the states to keep; 0: derived from the size of a state")
     alpha: float = option(-1.0, "weight of work against recency for flops; negative: tuned on the first requests")
+    replicas: int = option(1, "engines behind a router; each has an equal part of --memory")
+    router: tuple[str, ...] = option(
+        (),
+        "which replica gets a request: state (default; the shortest expected time to the first token, by the resume "
+        "points that each holds), prefix (the same, by pages without states), hash (of the first cells) or "
+        "round-robin; "
+        "may be repeated",
+    )
     cache: bool = option(True, "reuse the cached prefixes of earlier requests")
     max_sequences: int = option(64, "sequences that run at once; others wait")
     max_tokens_per_step: int = option(8192, "tokens computed in one step; longer prompts are split into chunks")
@@ -68,14 +78,16 @@ class SimulateOptions:
             value, choices = getattr(self, each.name), each.metadata["choices"]
             if choices and value not in choices:
                 raise InvalidOption(each.name, f"must be one of {', '.join(choices)}, got {value!r}")
-        for name, known in (("eviction", EVICTIONS), ("without", REASONS)):
+        for name, known in (("eviction", EVICTIONS), ("without", REASONS), ("router", ROUTERS)):
             for value in getattr(self, name):
                 if value not in known:
                     raise InvalidOption(name, f"must be one of {', '.join(known)}, got {value!r}")
         least = {"requests": 0, "rate": 0, "capture_every": 0, "max_sequences": 1, "max_tokens_per_step": 1}
-        for name, low in (least | {"max_length": 1, "stride": 1}).items():
+        for name, low in (least | {"max_length": 1, "stride": 1, "replicas": 1}).items():
             if not getattr(self, name) >= low:
                 raise InvalidOption(name, f"must be at least {low}, got {getattr(self, name)}")
+        if self.router and self.replicas == 1:
+            raise InvalidOption("router", f"{self.router[0]} needs several replicas; set --replicas to at least 2")
         if not self.trace_speed > 0:
             raise InvalidOption("trace_speed", f"must be positive, got {self.trace_speed}")
         if self.trace is None and not self.requests:
@@ -110,8 +122,10 @@ def run(options: SimulateOptions) -> int:
     from weft.simulate.report import explained, table, write
 
     rows: dict[str, Found] = {}
-    for eviction in options.eviction or ("value",):
-        rows[eviction] = _simulate(setup_of(options, eviction), options.progress)
+    routers = options.router or ("state",)
+    for eviction, router in product(options.eviction or ("value",), routers):
+        name = eviction if options.replicas == 1 else router if len(options.eviction) < 2 else f"{router}, {eviction}"
+        rows[name] = _simulate(setup_of(options, eviction, router), options.progress)
     print(table(rows))
     if options.explain:
         for name, found in rows.items():
@@ -124,7 +138,7 @@ def run(options: SimulateOptions) -> int:
     return 0 if all(found.requests for found in rows.values()) else 1
 
 
-def setup_of(options: SimulateOptions, eviction: str) -> SimulationSetup:
+def setup_of(options: SimulateOptions, eviction: str, router: str = "state") -> SimulationSetup:
     from weft.memory.captures import CaptureReasons
     from weft.simulate.costs import calibrated, cost_model
     from weft.simulate.setup import SimulationSetup, Traffic
@@ -149,6 +163,8 @@ def setup_of(options: SimulateOptions, eviction: str) -> SimulationSetup:
         options.oracle,
         None if options.alpha < 0 else options.alpha,
         options.cache,
+        options.replicas,
+        router,
     )
 
 

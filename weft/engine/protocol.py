@@ -61,7 +61,7 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Send `News` from now on, beginning with everything that is held, or, if not `wanted`, no longer."""
+    """Send `EngineNews` from now on, beginning with everything that is held, or, if not `wanted`, no longer."""
 
     wanted: bool = True
 
@@ -107,7 +107,7 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RequestFailed:
     """One request will not be answered, because the engine behind the sender has stopped; others may be."""
 
     number: int
@@ -115,11 +115,11 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class EngineNews:
     """What changed in the cache, if anything did, and how busy the engine is."""
 
     changes: CacheChanges | None
     load: ReplicaLoad
 
 
-Event = Replies | Outputs | Failed | News | Stopped
+Event = Replies | Outputs | RequestFailed | EngineNews | Stopped

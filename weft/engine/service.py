@@ -25,8 +25,8 @@ from weft.engine.preparation import Preparation, PreparedRequest
 from weft.engine.protocol import (
     Command,
     End,
+    EngineNews,
     Event,
-    News,
     Outputs,
     Question,
     Refusal,
@@ -275,7 +275,7 @@ class Service:
         load = self._engine.load()
         if changes is not None or load != self._reported:
             self._news_at, self._reported = now, load
-            self._deliver(News(changes, load))
+            self._deliver(EngineNews(changes, load))
 
     # events ---------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from weft.base.errors import EngineStopped, ModelError, RequestError, WeftError
-from weft.engine.protocol import News
+from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
 from weft.fleet.choosing import Chooser, LeastOpen
 from weft.fleet.member import Member, MemberState
@@ -194,7 +194,7 @@ class FleetBackend:
     @property
     def healthy(self) -> bool:
         """Whether at least one member accepts requests."""
-        return self._closed is None and not self._draining and any(member.available for member in self.members)
+        return self._closed is None and not self._draining and any(member.takes_requests for member in self.members)
 
     @property
     def open(self) -> int:
@@ -218,9 +218,9 @@ class FleetBackend:
 
     async def _place(self, stream: FleetStream, error: Exception) -> None:
         """Submit a request to the best member that has not had it; raises if none accepts it."""
-        available = [member for member in self.members if member.available and member.name not in stream.tried]
+        available = [member for member in self.members if member.takes_requests and member.name not in stream.tried]
         for member in self.chooser.rank(stream.id, stream.request, available):
-            if not member.available or stream.failures >= MOST_FAILURES:
+            if not member.takes_requests or stream.failures >= MOST_FAILURES:
                 continue
             stream.tried.add(member.name)
             self.chooser.placed(stream.id, stream.request, member)
@@ -348,7 +348,7 @@ class FleetBackend:
     def _facts(self, member: Member) -> dict[str, Any]:
         return {
             "state": member.state.value,
-            "up": int(member.available),
+            "up": int(member.takes_requests),
             "ejected": int(member.state is MemberState.EJECTED),
             "open": member.open,
             "ejections": member.ejections,
@@ -360,12 +360,12 @@ class FleetBackend:
     async def cache_report(self, limit: int) -> dict[str, Any]:
         return merged_reports(await self._ask(lambda member: member.backend.cache_report(limit)), limit)
 
-    def subscribe(self, hear: Callable[[News], None]) -> None:
+    def subscribe(self, hear: Callable[[EngineNews], None]) -> None:
         """Call `hear` with the news of every member; each has its own epoch."""
         for member in self.members:
             member.backend.subscribe(hear)
 
-    def unsubscribe(self, hear: Callable[[News], None]) -> None:
+    def unsubscribe(self, hear: Callable[[EngineNews], None]) -> None:
         for member in self.members:
             member.backend.unsubscribe(hear)
 

@@ -59,9 +59,10 @@ def divide(
 def _own(options: Options, place: int, count: int) -> Options:
     """Return the options of one replica: its share of sizes that are derived from the machine, its own file and seed.
 
-    With one seed, replicas would draw the same numbers for different answers to one prompt.
+    With one seed, replicas would draw the same numbers for different answers to one prompt. Dummy weights are drawn
+    from the seed too, and must be the same.
     """
-    changes: dict[str, object] = {"seed": options.seed + place}
+    changes: dict[str, object] = {"seed": options.seed + (place if options.weights == "checkpoint" else 0)}
     for name in ("memory", "host_memory"):
         if getattr(options, name) == "auto":
             changes[name] = f"auto/{count}"

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from weft.base.errors import EngineStopped
 from weft.engine.request import Request
 from weft.server.backend import Backend, ModelInfo
 from weft.server.output_stream import OutputStream
-
-if TYPE_CHECKING:
-    from weft.fleet.stream import FleetStream
 
 # Pause before an ejected member may return: doubled with every ejection that soon follows a return.
 FIRST_PAUSE_SECONDS = 1.0
@@ -21,6 +18,13 @@ LONGEST_PAUSE_SECONDS = 60.0
 # A member that has been up for this long starts again with the first pause.
 STEADY_SECONDS = 120.0
 LEFT = "the replica was given up before it answered"
+
+
+class MovableStream(Protocol):
+    """A request that another member can get as long as it has not begun."""
+
+    def abandon(self) -> None:
+        """Give up the member, unless it has begun."""
 
 
 class MemberState(StrEnum):
@@ -42,7 +46,7 @@ class Member:
         self.state = MemberState.STARTING
         # What the backend served when it was admitted; a new object means that its engine was started again.
         self.admitted: ModelInfo | None = None
-        self.streams: set[FleetStream] = set()
+        self.streams: set[MovableStream] = set()
         # `retries` counts requests that left this member for another one.
         self.ejections = self.failures = self.retries = self.saved_tokens = 0
         self.emptied = asyncio.Event()
@@ -60,7 +64,7 @@ class Member:
         return len(self.streams) + len(self._submitting)
 
     @property
-    def available(self) -> bool:
+    def takes_requests(self) -> bool:
         return self.state is MemberState.UP and self.serves
 
     @property
@@ -119,11 +123,11 @@ class Member:
         for stream in list(self.streams):
             stream.abandon()
 
-    def enter(self, stream: FleetStream) -> None:
+    def enter(self, stream: MovableStream) -> None:
         self.streams.add(stream)
         self.emptied.clear()
 
-    def leave(self, stream: FleetStream) -> None:
+    def leave(self, stream: MovableStream) -> None:
         self.streams.discard(stream)
         if not self.streams:
             self.emptied.set()

@@ -20,19 +20,24 @@ PREFILL_TOKENS_PER_SECOND = 10_000.0
 # to step with the lengths of the prompts.
 WORK_SHARE = 0.05
 RATE_SHARE = 0.02
+# What is left of the recent work with each further request.
+RECENT_SHARE = 0.995
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingPolicy:
-    """What counts besides the expected time to the first token, in seconds of the request's own computation.
+    """Weights of what counts besides a request's own time to the first token, as multiples of times to compute.
 
-    Computing also delays the requests that come later: as many as wait now, each with the weight `crowd`. Pages that a
-    replica holds beyond its resume point save memory, and a state will be kept where they end: the time to compute
-    them counts with the weight `pages`.
+    `work`: computing tokens that another replica has cached delays all later requests of a busy fleet. `pages`: cells
+    that a replica holds beyond its resume point need no further memory, and a state will be kept where they end.
+    `crowd`: work also delays the requests that wait at the same replica, each this much. `fill`: a replica that got
+    more new tokens than another lately would evict sooner.
     """
 
+    work: float = 20.0
+    pages: float = 15.0
     crowd: float = 1.0
-    pages: float = 0.5
+    fill: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,8 @@ class ReplicaView:
     # Requests without a first token, by number, in the order in which they were sent.
     unstarted: dict[int, Assignment] = field(default_factory=dict)
     open: int = 0
+    # Tokens to compute of the requests that it got lately.
+    recent: float = 0.0
     # Prompt tokens per second, smoothed; None until it was measured.
     rate: float | None = None
     # Prompt tokens that it had computed when the last request got its first token.
@@ -82,6 +89,31 @@ class ReplicaView:
         # Requests that wait there without our doing were sent by another router.
         others = max(0, self.load.waiting - len(self.unstarted))
         return max(0, ahead - progress) + others * mean_work
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """The mean rate of prefill, how busy the fleet is (1: a request waits or is computed at each replica), and the
+    fewest new tokens that a replica got lately."""
+
+    rate: float
+    busy: float
+    least_recent: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    prompt: int
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTokens:
+    """How much of a prompt a replica holds: to its resume point on the device, to one in any tier, and its pages."""
+
+    ready: int
+    lower: int
+    paged: int
 
 
 class FleetRouter:
@@ -105,7 +137,9 @@ class FleetRouter:
         assert name not in self.replicas, f"replica {name} was added twice"
         used = {replica.bit for replica in self.replicas.values()}
         bit = next(1 << place for place in range(len(used) + 1) if 1 << place not in used)
-        self.replicas[name] = ReplicaView(name, bit, self.index.add())
+        # It gets its share of new requests, not all of them until it has caught up.
+        recent = min((replica.recent for replica in self.replicas.values()), default=0.0)
+        self.replicas[name] = ReplicaView(name, bit, self.index.add(), recent=recent)
 
     def remove(self, name: str) -> None:
         """Forget a replica that has gone, and what was assigned to it."""
@@ -129,6 +163,11 @@ class FleetRouter:
             replica.rate = known + RATE_SHARE * (load.prefill_tokens_per_second - known)
         replica.load = load
 
+    @property
+    def pending(self) -> int:
+        """Number of requests that have not ended, and of cells that they are expected to compute."""
+        return len(self._requests) + len(self._claims)
+
     # choices --------------------------------------------------------------------------------------------------------
 
     def choose(
@@ -147,26 +186,42 @@ class FleetRouter:
         candidates = [replica for replica in self.replicas.values() if replica.name not in without]
         found = self.index.deepest(reusable, [replica.mirror for replica in candidates])
         claimed = self._deepest_claims(reusable)
-        choices = []
+        fleet, request, choices = self._state(), RequestFacts(prompt, priority), []
         for replica in candidates:
             depths = found.get(replica.mirror.lane, (0,) * len(Tier))
-            ready = max(depths[Tier.DEVICE], claimed.get(replica.bit, 0)) * self.cell
-            lower = max(depths[Tier.DEVICE : Tier.PAGE]) * self.cell
-            paged = max(depths[Tier.PAGE] * self.cell, ready)
-            choices.append(self._price(replica, prompt, priority, ready, lower, paged))
+            ready = max(depths[Tier.DEVICE], claimed.get(replica.bit, 0))
+            lower = max(depths[Tier.DEVICE : Tier.PAGE])
+            held = HeldTokens(ready * self.cell, lower * self.cell, depths[Tier.PAGE] * self.cell)
+            choices.append(self._price(replica, fleet, request, held))
         return sorted(choices, key=lambda choice: choice.cost)
 
-    def _price(self, replica: ReplicaView, prompt: int, priority: int, ready: int, lower: int, paged: int) -> Choice:
-        """Price a replica with resume points at `ready` on the device and at `lower` below it, and pages to `paged`."""
-        rate = replica.rate or PREFILL_TOKENS_PER_SECOND
-        saved, loading = ready, 0.0
-        if lower > ready and replica.load.load_seconds(lower - ready) < (lower - ready) / rate:
-            saved, loading = lower, replica.load.load_seconds(lower - ready)
-        computing = (prompt - saved) / rate + loading
-        seconds = replica.queued(priority, self._mean_work) / rate + computing
-        cost = seconds + self.policy.crowd * len(replica.unstarted) * computing
-        cost -= self.policy.pages * max(0, paged - saved) / rate
-        return Choice(replica.name, saved, saved - ready, seconds, cost)
+    def _price(self, replica: ReplicaView, fleet: FleetState, request: RequestFacts, held: HeldTokens) -> Choice:
+        rate, policy = replica.rate or fleet.rate, self.policy
+        saved, loading = held.ready, 0.0
+        if held.lower > held.ready:
+            loading = replica.load.load_seconds(held.lower - held.ready)
+            if loading < (held.lower - held.ready) / rate:
+                saved = held.lower
+            else:
+                loading = 0.0
+        left, waiting = request.prompt - saved, replica.queued(request.priority, self._mean_work)
+        computing = left / rate + loading
+        seconds = waiting / rate + computing
+        # The rest is the same for replicas that hold the same, however their rates were measured.
+        shared = policy.work * left - policy.pages * max(0, held.paged - saved)
+        extra = fleet.busy * shared + policy.crowd * len(replica.unstarted) * left
+        extra += policy.fill * (replica.recent - fleet.least_recent)
+        return Choice(replica.name, saved, saved - held.ready, seconds, seconds + extra / fleet.rate)
+
+    def _state(self) -> FleetState:
+        replicas = self.replicas.values()
+        rates = [replica.rate for replica in replicas if replica.rate is not None]
+        unstarted = sum(len(replica.unstarted) for replica in replicas)
+        return FleetState(
+            sum(rates) / len(rates) if rates else PREFILL_TOKENS_PER_SECOND,
+            min(1.0, unstarted / max(1, len(replicas))),
+            min((replica.recent for replica in replicas), default=0.0),
+        )
 
     # requests -------------------------------------------------------------------------------------------------------
 
@@ -184,6 +239,9 @@ class FleetRouter:
         self._requests[self._number] = Assignment(choice.replica, priority, work, claimed)
         replica.unstarted[self._number] = self._requests[self._number]
         replica.open += 1
+        for each in self.replicas.values():
+            each.recent *= RECENT_SHARE
+        replica.recent += work
         self._mean_work += WORK_SHARE * (work - self._mean_work)
         return self._number
 

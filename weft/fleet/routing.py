@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from weft.base.grid import CELL
-from weft.engine.protocol import News
+from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
 from weft.fleet.member import Member
 from weft.fleet.router import Choice, FleetRouter
@@ -32,7 +32,7 @@ class RoutedChoice:
         self._form: str | None = None
         self._wanted = WantedPrefixes()
         self._ranked: dict[int, Ranked] = {}
-        self._listening: dict[str, Callable[[News], None]] = {}
+        self._listening: dict[str, Callable[[EngineNews], None]] = {}
         # Members that were asked to start over and have not done so yet.
         self._starting_over: set[str] = set()
 
@@ -89,7 +89,7 @@ class RoutedChoice:
             member.backend.unsubscribe(hear)
             self.router.remove(member.name)
 
-    def _hear(self, member: Member, news: News) -> None:
+    def _hear(self, member: Member, news: EngineNews) -> None:
         name, changes = member.name, news.changes
         if name not in self._listening:
             return

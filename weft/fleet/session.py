@@ -15,14 +15,14 @@ from weft.engine.events import Output, Report
 from weft.engine.protocol import (
     Command,
     End,
+    EngineNews,
     Event,
-    Failed,
-    News,
     Outputs,
     Question,
     Refusal,
     Refuse,
     Replies,
+    RequestFailed,
     Submit,
     Subscribe,
     Topic,
@@ -123,7 +123,7 @@ class RouterSession:
             self._send(Replies(refused=[Refusal(number, str(error), error.status, error.field)]))
         except EngineStopped as error:
             self._flush()
-            self._send(Failed(number, str(error)))
+            self._send(RequestFailed(number, str(error)))
         finally:
             self._streams.pop(number, None)
             self._ending.pop(number, None)
@@ -182,7 +182,7 @@ class RouterSession:
             self._questions -= 1
         self._send(Replies(answers={question.number: answer}))
 
-    def _send_news(self, news: News) -> None:
+    def _send_news(self, news: EngineNews) -> None:
         if self._unread() <= MAX_UNREAD_NEWS:
             self._send(news)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from weft.engine.protocol import News
+from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
 from weft.server.output_stream import OutputStream
 
@@ -64,13 +64,13 @@ class Backend(Protocol):
         """Return the largest shared prefixes with their resume points, bytes, age and hits."""
         ...
 
-    def subscribe(self, hear: Callable[[News], None]) -> None:
+    def subscribe(self, hear: Callable[[EngineNews], None]) -> None:
         """Call `hear` with changes of the cache and the load, beginning with everything that is held.
 
         Calling it again starts over. The subscription survives restarts of the engine, which start over too.
         """
 
-    def unsubscribe(self, hear: Callable[[News], None]) -> None:
+    def unsubscribe(self, hear: Callable[[EngineNews], None]) -> None:
         """Call `hear` no longer."""
 
     async def wait_failed(self) -> str:

@@ -17,14 +17,14 @@ from weft.engine.events import Output, PromptScores, Report
 from weft.engine.protocol import (
     Command,
     End,
+    EngineNews,
     Event,
-    Failed,
-    News,
     Outputs,
     Question,
     Refusal,
     Refuse,
     Replies,
+    RequestFailed,
     Shutdown,
     Stopped,
     Submit,
@@ -198,9 +198,9 @@ def encode_event(event: Event) -> bytes:
         case Replies(accepted, refused, answers):
             refusals = [_refusal(each) for each in refused]
             return frame(wire.RepliesMessage(accepted, refusals, answers))
-        case Failed(number, message):
+        case RequestFailed(number, message):
             return frame(wire.FailedMessage(number, message[:MAX_WORDS]))
-        case News(changes, load):
+        case EngineNews(changes, load):
             return frame(wire.NewsMessage(None if changes is None else _changes_body(changes), load))
         case Stopped(message):
             return frame(wire.StoppedMessage(message))
@@ -300,9 +300,9 @@ class EventReader:
             case wire.StoppedMessage(message=text):
                 return Stopped(text)
             case wire.FailedMessage(number, text):
-                return Failed(number, text)
+                return RequestFailed(number, text)
             case wire.NewsMessage(changes, load):
-                return News(None if changes is None else _changes(changes), load)
+                return EngineNews(None if changes is None else _changes(changes), load)
             case wire.Ready():
                 return ModelInfo(**msgspec.structs.asdict(message))
         assert isinstance(message, wire.Unloadable)

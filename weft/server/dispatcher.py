@@ -17,12 +17,12 @@ from weft.base.errors import EngineStopped, RequestError
 from weft.engine.protocol import (
     Command,
     End,
+    EngineNews,
     Event,
-    Failed,
-    News,
     Outputs,
     Question,
     Replies,
+    RequestFailed,
     Stopped,
     Submit,
     Subscribe,
@@ -64,7 +64,7 @@ class Dispatcher(ABC):
         self._streams: dict[int, OutputStream] = {}
         self._submitting: dict[int, asyncio.Future[None]] = {}
         self._asking: dict[int, asyncio.Future[Any]] = {}
-        self._subscribers: list[Callable[[News], None]] = []
+        self._subscribers: list[Callable[[EngineNews], None]] = []
         self._numbers = itertools.count()
         self._emptied = asyncio.Event()
         self._failed = asyncio.Event()
@@ -128,12 +128,12 @@ class Dispatcher(ABC):
     async def cache_report(self, limit: int) -> dict[str, Any]:
         return dict(await self._ask(Topic.CACHE, limit))
 
-    def subscribe(self, hear: Callable[[News], None]) -> None:
+    def subscribe(self, hear: Callable[[EngineNews], None]) -> None:
         if hear not in self._subscribers:
             self._subscribers.append(hear)
         self._subscribe_again()
 
-    def unsubscribe(self, hear: Callable[[News], None]) -> None:
+    def unsubscribe(self, hear: Callable[[EngineNews], None]) -> None:
         if hear in self._subscribers:
             self._subscribers.remove(hear)
             if not self._subscribers and self._closed is None:
@@ -215,9 +215,9 @@ class Dispatcher(ABC):
                     stream.push(output)
             case Replies():
                 self._hear(event)
-            case Failed(number, message):
+            case RequestFailed(number, message):
                 self._fail(number, message)
-            case News():
+            case EngineNews():
                 for hear in list(self._subscribers):
                     hear(event)
             case Stopped(message):

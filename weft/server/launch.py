@@ -138,13 +138,8 @@ async def serve(
     if place.tls is not None and tls is not None:
         orders.on_hangup(partial(reread_certificate, place.tls, tls))
     backend = served.backend()
-    starting = asyncio.create_task(backend.start())
-    await orders.or_done(starting)
-    if not starting.done():
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
+    if not await started(backend, orders):
         return 0
-    await starting
     companions = AsyncExitStack()
     try:
         texts = served.texts(backend.info)
@@ -184,6 +179,18 @@ async def serve(
         watchdog.stop()
         await companions.aclose()
         pool.stop()
+
+
+async def started(backend: Running, orders: Orders) -> bool:
+    """Start a backend; return False if a signal came first."""
+    starting = asyncio.create_task(backend.start())
+    await orders.or_done(starting)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return False
+    await starting
+    return True
 
 
 def serving_engines(options: Options, settings: ServerSettings, place: LaunchSettings) -> Served:

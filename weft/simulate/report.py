@@ -38,6 +38,7 @@ def summary(found: Found) -> dict[str, Any]:
         "ttft_seconds": {f"p{share}": found.first_token(share / 100) for share in (50, 90, 99)},
         "seconds": found.seconds,
         "busy_seconds": found.busy_seconds,
+        "imbalance": found.imbalance if found.replicas else None,
         "tokens_per_second": (found.prompt_tokens + found.answer_tokens) / max(found.seconds, 1e-9),
         "tokens_per_busy_second": (found.prompt_tokens + found.answer_tokens) / max(found.busy_seconds, 1e-9),
         "most_bytes": {kind: max(used[kind] for _, used in found.course) for kind in _kinds(found)},
@@ -66,12 +67,15 @@ ROWS = (
     ("Tokens per busy second", "tokens_per_busy_second", ",.0f"),
 )
 
+FLEET_ROWS = (("Busiest replica / average", "imbalance", ".2f"),)
+
 
 def table(rows: Mapping[str, Found]) -> str:
     """Return a table with a column for every policy; below it, why requests were not served."""
     summaries = {name: summary(found) for name, found in rows.items()}
     lines = ["".join([f"{'':<28}", *(f"{name:>16}" for name in summaries)])]
-    for label, name, form in ROWS:
+    fleet = any(found.replicas for found in rows.values())
+    for label, name, form in ROWS + FLEET_ROWS * fleet:
         lines.append(_line(label, [each[name] for each in summaries.values()], form))
     for share in ("p50", "p90", "p99"):
         values = [1000 * each["ttft_seconds"][share] for each in summaries.values()]
