@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import fields
 from types import SimpleNamespace
 
 import httpx
@@ -12,13 +13,15 @@ import pytest
 from tests import tiny_model
 from tests.test_backends import in_loop
 from weft.base.errors import EngineStopped, OptionError
+from weft.base.options import Options
+from weft.cli.serve import FrontOptions, ServeOptions
 from weft.fleet.member import MemberState
 from weft.ray import build
 from weft.ray.ingress import IngressApp
 from weft.ray.members import LIFE_SECONDS, Announcement, Follower, MemberList
 from weft.ray.replica import EngineReplica
 from weft.ray.scaling import LOAD, QueueMeter, load_of, wanted_replicas
-from weft.ray.settings import MAX_BYTES, Autoscaling, parse, read
+from weft.ray.settings import ELSEWHERE, MAX_BYTES, Autoscaling, parse, read
 
 SMALL = {**tiny_model.OPTIONS, "memory": "16MiB", "max_length": 512, "max_sequences": 4, "in_process": True}
 
@@ -86,6 +89,12 @@ def test_a_file_that_is_no_plain_small_yaml_is_refused(tmp_path, text, complaint
     path.write_text(text)
     with pytest.raises(OptionError, match=complaint):
         read({"config": str(path)})
+
+
+def test_every_option_of_weft_serve_has_an_effect_or_is_refused():
+    known = {each.name for options in (Options, FrontOptions) for each in fields(options)}
+    others = {each.name for each in fields(ServeOptions)} - known - ELSEWHERE.keys()
+    assert others == {"engine_timeout", "in_process"}, "an option that weft.ray must honour, or refuse by its name"
 
 
 def test_an_engine_gets_its_device_and_threads_by_its_resources_and_a_seed_of_its_own():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -46,13 +47,12 @@ SETTINGS = {
 
 
 @pytest.fixture
-def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Deploy the fleet on a cluster of this process, and end every process of it afterwards."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'weft-serve[ray]'")
-    # Ray reads them when it is imported, and its processes inherit them.
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    # Without one, Ray writes a token into the home folder.
-    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    # Ray writes a token into the home folder; compiled kernels stay where they are.
+    monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")

@@ -33,6 +33,7 @@ ELSEWHERE = dict.fromkeys(
     "front_timeout": "is not needed: Ray Serve restarts an ingress that does not respond",
     "disk": "is not supported on Ray, where a new replica has no place of its own; use host_memory",
     "disk_size": "is not supported on Ray, where a new replica has no place of its own; use host_memory",
+    "kv_events": "is not supported on Ray, where a new replica has no address of its own",
     "fleet_listen": "is not needed: replicas and ingress find each other through Ray",
     "fleet_secret": "is not needed: every replica makes its own secret",
 }
