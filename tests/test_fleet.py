@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from weft.engine.events import FinishReason
 from weft.fleet.backend import FleetBackend
 from weft.fleet.choosing import LeastOpen
 from weft.fleet.member import MemberState
+from weft.fleet.routing import RoutedChoice
 from weft.fleet.warming import WantedPrefixes
 from weft.server.output_stream import OutputStream
 
@@ -333,3 +335,29 @@ def test_prefixes_that_were_hit_most_are_wanted_first_and_their_number_is_bounde
     assert all(request.params.max_tokens == 1 and request.priority > 1 << 20 for request in found)
     wanted.note(b"e", np.zeros(1 << 20, np.int32), b"")
     assert len(wanted) == 3, "it is too long to remember"
+
+
+@in_loop
+async def test_routed_requests_without_a_common_prefix_are_spread_and_full_members_come_last():
+    async with fleet_of(3, chooser=RoutedChoice()) as fleet:
+        # Their first tokens have arrived, so no prompt waits anywhere.
+        streams = [await fleet.submit([20], 90) for _ in range(6)]
+        assert sorted(stream.member.name for stream in streams) == ["0", "0", "1", "1", "2", "2"]
+    members = [FakeMember(replace(fake_info(exact=False), max_sequences=1)) for _ in range(2)]
+    fleet = Fleet()
+    fleet.members = members
+    named = [(str(place), member) for place, member in enumerate(members)]
+    fleet.backend = FleetBackend(named, chooser=RoutedChoice(), check_seconds=None)
+    await fleet.backend.start()
+    first = await fleet.submit(list(range(20, 90)), 50)
+    second = await fleet.submit(list(range(20, 90)), 50)
+    assert first.member is not second.member, "a seat is free there"
+    await fleet.backend.stop(0)
+
+
+@in_loop
+async def test_random_deaths_leave_nothing_in_the_router():
+    choice = RoutedChoice()
+    await random_traffic(5, 150, choice=choice)
+    assert choice.router.pending == 0
+    assert not choice._ranked

@@ -16,7 +16,8 @@ from tests.held_steps import SECONDS
 from tests.test_backends import LONG, alone, ask, collect, in_loop, instant, real, started, tokens_of, varied_requests
 from weft.base.errors import EngineStopped, OptionError, RequestError
 from weft.engine.events import FinishReason
-from weft.engine.protocol import EngineNews, Question, Shutdown, Topic
+from weft.engine.load import ReplicaLoad
+from weft.engine.protocol import EngineNews, Question, RequestFailed, Shutdown, Subscribe, Topic
 from weft.fleet import listener as listener_module
 from weft.fleet.backend import FleetBackend
 from weft.fleet.handshake import (
@@ -32,8 +33,10 @@ from weft.fleet.handshake import (
 from weft.fleet.listener import FleetDoor, FleetListener
 from weft.fleet.remote import RemoteBackend, ReplicaAddress
 from weft.fleet.routing import RoutedChoice
+from weft.memory.journal import CacheChanges
+from weft.server import messages as wire
 from weft.server.backend import Backend
-from weft.server.codec import Frames, encode_command
+from weft.server.codec import EventReader, Frames, ProtocolError, decode_command, encode_command, encode_event, frame
 from weft.server.dispatcher import Dispatcher
 from weft.server.tls import TlsFiles
 
@@ -449,3 +452,22 @@ def test_a_secret_must_be_private_and_long(tmp_path):
 def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(OptionError, match="tcp://HOST:PORT"):
         ReplicaAddress.parse(url)
+
+
+# messages -------------------------------------------------------------------------------------------------------------
+
+
+def test_news_and_failures_of_requests_survive_the_wire_and_damaged_columns_are_refused():
+    load = ReplicaLoad(prompt_tokens=7, waiting=2, prefill_tokens_per_second=3.5)
+    changes = CacheChanges(5, 9, True, (b"k" * 32, b"l" * 32), (64, 128), b"\0\3", b"\1\0")
+    events = [EngineNews(changes, load), EngineNews(None, load), RequestFailed(3, "gone")]
+    assert [EventReader().read(bodies_of(encode_event(event))[0]) for event in events] == events
+    assert [decode_command(bodies_of(encode_command(each))[0]) for each in (Subscribe(), Subscribe(False))] == [
+        Subscribe(),
+        Subscribe(False),
+    ]
+    damaged = ((b"k" * 31, bytes(4), b"\0"), (b"k" * 32, bytes(3), b"\0"), (b"k" * 32, bytes(4), b"\x09"))
+    for keys, tokens, tiers in damaged:
+        body = wire.NewsMessage(wire.ChangesBody(1, 0, False, keys, tokens, tiers, b"\1"), load)
+        with pytest.raises(ProtocolError):
+            EventReader().read(bodies_of(frame(body))[0])

@@ -14,6 +14,10 @@ from weft.fleet.router import Choice, FleetRouter
 from weft.fleet.warming import WantedPrefixes
 from weft.memory.keys import Key, chain, root_key
 
+# Costs that differ by less than a millisecond count as equal: then the number of open answers decides, which the
+# router's prices, made of prompts alone, leave out.
+COST_DIGITS = 3
+
 
 @dataclass(slots=True)
 class Ranked:
@@ -22,6 +26,11 @@ class Ranked:
     keys: list[Key]
     choices: dict[str, Choice]
     assigned: int | None = None
+
+
+def _order(choice: Choice, member: Member) -> tuple[bool, float, int]:
+    """Return the order of choices: a member without a free seat last, and of equals the one with fewer answers."""
+    return member.open >= member.backend.info.max_sequences, round(choice.cost, COST_DIGITS), member.open
 
 
 class RoutedChoice:
@@ -44,7 +53,8 @@ class RoutedChoice:
         without = self.router.replicas.keys() - by_name.keys()
         choices = self.router.choose(keys, len(prompt), request.priority, limit, without)
         self._ranked[number] = Ranked(keys, {choice.replica: choice for choice in choices})
-        return [by_name[choice.replica] for choice in choices]
+        ranked = sorted(choices, key=lambda choice: _order(choice, by_name[choice.replica]))
+        return [by_name[choice.replica] for choice in ranked]
 
     def placed(self, number: int, request: Request, member: Member) -> None:
         ranked = self._ranked[number]

@@ -227,6 +227,8 @@ def _changes_body(changes: CacheChanges) -> wire.ChangesBody:
 
 def _changes(body: wire.ChangesBody) -> CacheChanges:
     size = wire.KEY_BYTES
+    if len(body.keys) % size:
+        raise ProtocolError(f"keys must have {size} bytes each")
     keys = tuple(body.keys[start : start + size] for start in range(0, len(body.keys), size))
     try:
         tokens = tuple(np.frombuffer(body.tokens, "<i4").tolist())

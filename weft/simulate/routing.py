@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from weft.engine.load import ReplicaLoad
-from weft.fleet.router import FleetRouter
+from weft.fleet.router import Choice, FleetRouter
 from weft.memory.journal import CacheChanges, Journal, Tier
 from weft.memory.keys import Key
 from weft.simulate.engine import SimulatedEngine
@@ -91,6 +91,7 @@ class Mirrored:
         self._started: list[list[int]] = [[] for _ in engines]
         self._ended: list[list[int]] = [[] for _ in engines]
         self._numbers: dict[int, int] = {}
+        self.last: Choice | None = None
         for place in range(len(engines)):
             self.router.add(str(place))
             self._journals[place].restart()
@@ -101,9 +102,9 @@ class Mirrored:
             while news and news[0].seconds <= now:
                 self._hear(str(place), news.popleft())
         keys, prompt = sequence.ask.keys, sequence.ask.prompt
-        best = self.router.choose(keys, prompt)[0]
-        self._numbers[sequence.id] = self.router.assign(best, keys, prompt)
-        return int(best.replica)
+        self.last = self.router.choose(keys, prompt)[0]
+        self._numbers[sequence.id] = self.router.assign(self.last, keys, prompt)
+        return int(self.last.replica)
 
     def _hear(self, name: str, news: News) -> None:
         for changes in news.changes:
