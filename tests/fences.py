@@ -55,6 +55,8 @@ MAY_IMPORT = {
     # Loading, and the offline API: above everything but the command line.
     "weft": ["weft"],
 }
+# Ways into Weft from outside, which read the command line's options.
+ENTRIES = ("weft.cli", "weft.__main__", "weft.ray")
 # Packages that an allowed one above them does not bring along.
 APART = ["weft.memory.device"]
 WITH_TENSORS = ("weft.memory.device", "weft.kernels", "weft.models", "weft.runner", "weft.loading", "weft.offline.llm")
@@ -130,7 +132,7 @@ def wrong_imports(modules: dict[str, str], known: Iterable[str]) -> list[str]:
         for other in sorted(imports(text) & known):
             if not _allowed(other, MAY_IMPORT[layer]):
                 complaints.append(f"{module} imports {other}")
-            if within(other, "weft.cli") and not within(module, "weft.cli") and module != "weft.__main__":
+            if within(other, "weft.cli") and not any(within(module, entry) for entry in ENTRIES):
                 complaints.append(f"{module} imports {other}: nothing is above the command line")
     return complaints
 

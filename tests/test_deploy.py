@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib
 import re
 import shlex
 import shutil
@@ -13,10 +14,13 @@ import zipfile
 from itertools import pairwise
 
 import pytest
+import yaml
 
 from tests.deployment import DEPLOY, complaints, documents, instructions, is_sent, served
 from tests.fences import ROOT
 from weft.cli.serve import trusted_hosts
+from weft.ray.deployments import MARGIN_SECONDS
+from weft.ray.settings import parse as parse_fleet
 from weft.server.guard import OPEN_ROUTES
 
 DOCKERFILES = ("Dockerfile", "Dockerfile.cuda")
@@ -93,8 +97,10 @@ def test_images_install_what_the_project_asks_for():
     cpu, cuda = ((DEPLOY / name).read_text() for name in DOCKERFILES)
     [torch] = [each for each in PROJECT["dependencies"] if each.startswith("torch")]
     assert f'"{torch}"' in cpu
-    [extra] = re.findall(r'"\.\[(\w+)\]"', cuda)
-    assert extra in PROJECT["optional-dependencies"]
+    assert '".[${EXTRAS}]"' in cuda
+    offered = re.findall(r"EXTRAS=([\w,]+)", cuda + (DEPLOY / "kubernetes/weft-ray.yaml").read_text())
+    assert {"cuda", "ray"} == {extra for each in offered for extra in each.split(",")}
+    assert {"cuda", "ray"} <= PROJECT["optional-dependencies"].keys()
 
 
 @pytest.mark.slow
@@ -255,6 +261,93 @@ def test_the_service_sends_requests_to_the_pods_port():
     assert service["spec"]["selector"] == labels == OBJECTS["Deployment"]["spec"]["selector"]["matchLabels"]
     assert service["spec"]["ports"][0]["targetPort"] == CONTAINER["ports"][0]["name"]
     assert service["metadata"]["annotations"]["prometheus.io/port"] == str(options_of_pod().port)
+
+
+# KubeRay --------------------------------------------------------------------------------------------------------------
+
+# What the operator knows of the parts that the file uses, by the reference of its API (KubeRay 1.6).
+RAY_SERVICE = {"serveConfigV2", "rayClusterConfig", "serviceUnhealthySecondThreshold"}
+RAY_SERVICE |= {"deploymentUnhealthySecondThreshold", "upgradeStrategy", "serveService", "excludeHeadPodFromServeSvc"}
+RAY_CLUSTER = {"rayVersion", "authOptions", "enableInTreeAutoscaling", "autoscalerOptions", "headGroupSpec"}
+RAY_CLUSTER |= {"workerGroupSpecs", "headServiceAnnotations", "gcsFaultToleranceOptions", "suspend"}
+HEAD_GROUP = {"rayStartParams", "template", "serviceType", "headService", "enableIngress"}
+WORKER_GROUP = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template", "numOfHosts"}
+SERVE_CONFIG = {"proxy_location", "http_options", "grpc_options", "logging_config", "applications"}
+APPLICATION = {"name", "route_prefix", "import_path", "args", "runtime_env", "deployments"}
+
+RAY = {each["kind"]: each for each in documents("kubernetes/weft-ray.yaml")}
+CLUSTER = RAY["RayService"]["spec"]["rayClusterConfig"]
+HEAD, [WORKERS] = CLUSTER["headGroupSpec"], CLUSTER["workerGroupSpecs"]
+SERVE = yaml.safe_load(RAY["RayService"]["spec"]["serveConfigV2"])
+[APPLIED] = SERVE["applications"]
+
+
+def pod_of(group):
+    spec = group["template"]["spec"]
+    [container] = spec["containers"]
+    return spec, container
+
+
+def test_the_operator_knows_every_key():
+    assert RAY["RayService"]["apiVersion"] == "ray.io/v1"
+    assert RAY["RayService"]["spec"].keys() <= RAY_SERVICE
+    assert CLUSTER.keys() <= RAY_CLUSTER
+    assert HEAD.keys() <= HEAD_GROUP
+    assert WORKERS.keys() <= WORKER_GROUP
+    assert SERVE.keys() <= SERVE_CONFIG
+    assert APPLIED.keys() <= APPLICATION
+
+
+def test_the_application_is_one_that_can_be_built():
+    module, name = APPLIED["import_path"].split(":")
+    assert callable(getattr(importlib.import_module(module), name))
+    settings = parse_fleet(APPLIED["args"])
+    assert settings.engine_options("a").model == settings.serve_options.model
+
+
+def test_replicas_fit_on_the_workers_and_the_ingress_beside_them():
+    settings = parse_fleet(APPLIED["args"])
+    _, worker = pod_of(WORKERS)
+    room = worker["resources"]["limits"]
+    assert settings.gpus_per_replica == room["nvidia.com/gpu"]
+    assert settings.cpus + settings.ingress.cpus <= int(room["cpu"])
+    assert WORKERS["minReplicas"] <= settings.autoscaling.min <= settings.autoscaling.max <= WORKERS["maxReplicas"]
+    assert HEAD["rayStartParams"]["num-cpus"] == "0"
+
+
+def test_workers_find_keys_and_caches_and_drain_before_they_end():
+    settings = parse_fleet(APPLIED["args"])
+    pod, worker = pod_of(WORKERS)
+    mounts = {mount["name"]: mount["mountPath"] for mount in worker["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert settings.serve_options.api_key_file == f"{mounts['keys']}/keys"
+    assert volumes["keys"]["secret"] == POD["volumes"][-1]["secret"]
+    assert mounts["cache"] == "/cache"
+    assert mounts.keys() == volumes.keys()
+    assert pod["terminationGracePeriodSeconds"] > settings.serve_options.drain_seconds + MARGIN_SECONDS
+
+
+@pytest.mark.parametrize("group", [HEAD, WORKERS], ids=["head", "worker"])
+def test_pods_of_ray_have_no_more_rights_than_they_need(group):
+    pod, container = pod_of(group)
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert f"USER {pod['securityContext']['runAsUser']}:" in (DEPLOY / "Dockerfile.cuda").read_text()
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports["serve"] == SERVE["http_options"]["port"]
+    for probe in ("readinessProbe", "livenessProbe"):
+        port = container[probe]["httpGet"]["port"]
+        assert isinstance(port, int) or port in ports
+
+
+def test_only_the_api_of_a_ray_cluster_is_open():
+    policy = RAY["NetworkPolicy"]["spec"]
+    labels = policy["podSelector"]["matchLabels"]
+    assert all(group["template"]["metadata"]["labels"] == labels for group in (HEAD, WORKERS))
+    open_to_all = [rule["ports"] for rule in policy["ingress"] if "from" not in rule]
+    assert open_to_all == [[{"protocol": "TCP", "port": SERVE["http_options"]["port"]}]]
+    assert CLUSTER["authOptions"] == {"mode": "token"}
 
 
 # systemd --------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from weft.base.errors import InvalidOption, ModelError
 from weft.base.options import option
 from weft.cli.options import argument
-from weft.cli.serve import FrontOptions, place_of, read_again, set_up_logs, settings_of
+from weft.cli.serve import FrontOptions, ServeOptions, place_of, read_again, set_up_logs, settings_of
 
 if TYPE_CHECKING:
     from weft.fleet.remote import RemoteBackend, ReplicaAddress
@@ -91,7 +91,7 @@ def file_watcher(path: str, connect: Callable[[ReplicaAddress], RemoteBackend], 
     return companion
 
 
-def texts_of(options: RouteOptions, info: ModelInfo) -> Texts:
+def texts_of(options: RouteOptions | ServeOptions, info: ModelInfo) -> Texts:
     """Load tokenizer and template from this machine. Raises if they are not those of the replicas' model."""
     from weft import builtin
     from weft.server.launch import load_texts

@@ -32,6 +32,11 @@ class OutputStream:
         """Whether an output has arrived."""
         return self._begun
 
+    @property
+    def waits(self) -> bool:
+        """Whether the request is open and has no output yet."""
+        return not self._begun and not self._ended
+
     def __aiter__(self) -> OutputStream:
         return self
 

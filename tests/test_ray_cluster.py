@@ -1,0 +1,244 @@
+"""A fleet on a local Ray cluster: streams, loses a replica and no other request, and scales with its queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests import tiny_model
+from tests.fences import ROOT
+from weft.fleet.remote import RemoteBackend, ReplicaAddress
+from weft.ray import build
+
+WAIT = 60
+ENDLESS = 60_000
+SEATS = 2
+Replicas = dict[str, dict[str, Any]]
+SETTINGS = {
+    "options": {
+        **tiny_model.OPTIONS,
+        "served_model_name": "tiny",
+        "memory": "256MiB",
+        "max_length": 65536,
+        "max_sequences": SEATS,
+        "threads": 1,
+        "drain_seconds": 5,
+        "log_level": "warning",
+    },
+    "autoscaling": {
+        "min": 2,
+        "max": 3,
+        "target_open": 3,
+        "window_seconds": 11,
+        "upscale_seconds": 0,
+        "downscale_seconds": 1,
+    },
+    "cpus": 0.25,
+    "ingress": {"cpus": 0.25},
+}
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Deploy the fleet on a cluster of this process, and end every process of it afterwards."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'weft-serve[ray]'")
+    # Ray writes a token into the home folder; compiled kernels stay where they are.
+    monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray import serve
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.run(build(SETTINGS), name="weft")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
+    async with asyncio.timeout(WAIT):
+        while True:
+            found = holds()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def announced() -> Replicas:
+    from ray import serve
+
+    found = await serve.get_deployment_handle("members", "weft").members.remote()
+    return {each["name"]: each for each in found if not each["leaving"]}
+
+
+async def open_requests(replica: dict[str, Any]) -> int:
+    """Ask an engine itself, as another router does."""
+    backend = RemoteBackend(ReplicaAddress(replica["host"], replica["port"]), replica["secret"].encode())
+    await backend.start()
+    try:
+        return int((await backend.stats())["open"])
+    finally:
+        await backend.stop(0)
+
+
+class Reader:
+    """A client that reads an answer until it ends or is told to stop: `end` is "done", "error", or None.
+
+    `chunks` counts what has arrived; `tokens` is the length of the answer, which arrives last.
+    """
+
+    def __init__(self, client: httpx.AsyncClient, prompt: str, tokens: int = ENDLESS) -> None:
+        self.chunks = self.tokens = 0
+        self.end: str | None = None
+        self.reading = asyncio.ensure_future(self._read(client, prompt, tokens))
+
+    async def _read(self, client: httpx.AsyncClient, prompt: str, tokens: int) -> None:
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            assert response.status_code == 200, await response.aread()
+            async for line in response.aiter_lines():
+                if not line.startswith("data: "):
+                    continue
+                text = line.removeprefix("data: ")
+                if text == "[DONE]":
+                    self.end = self.end or "done"
+                    break
+                event = json.loads(text)
+                if "error" in event:
+                    self.end = "error"
+                elif event.get("usage"):
+                    self.tokens = event["usage"]["completion_tokens"]
+                else:
+                    self.chunks += 1
+
+    async def stop(self) -> None:
+        """Disconnect, as a client does that has gone."""
+        self.reading.cancel()
+        await asyncio.wait([self.reading])
+
+    async def whole(self) -> tuple[int, str | None]:
+        async with asyncio.timeout(WAIT):
+            await self.reading
+        return self.tokens, self.end
+
+
+def kill(replica: str) -> None:
+    import ray
+
+    [name] = [each for each in ray.util.list_named_actors(all_namespaces=True) if each["name"].endswith(replica)]
+    ray.kill(ray.get_actor(name["name"], namespace=name["namespace"]))
+
+
+@pytest.mark.slow
+# Ray's own, of libraries that it uses.
+@pytest.mark.filterwarnings("ignore")
+def test_a_fleet_on_ray_streams_survives_a_death_and_scales_with_its_queue(url):
+    asyncio.run(live_through_everything(url))
+
+
+async def live_through_everything(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(WAIT)) as client:
+        before = await announced()
+        assert len(before) == 2
+        await answers_stream_and_end_with_their_clients(client, before)
+        await a_death_fails_only_what_the_replica_had_begun(client, before)
+        await more_requests_bring_a_replica_and_none_take_it_away(client)
+
+
+async def answers_stream_and_end_with_their_clients(client: httpx.AsyncClient, replicas: Replicas) -> None:
+    assert await Reader(client, "one", tokens=8).whole() == (8, "done")
+    reader = Reader(client, "two")
+    # The answer never ends by itself, so its tokens arrive before its end.
+    await until(lambda: reader.chunks >= 3)
+    assert await total_open(replicas) == 1
+    await reader.stop()
+    await until(lambda: nothing_open(replicas))
+
+
+async def a_death_fails_only_what_the_replica_had_begun(client: httpx.AsyncClient, replicas: Replicas) -> None:
+    readers = [Reader(client, f"{number} is a prompt of its own") for number in range(8)]
+    await until(lambda: all_seats_taken(readers, replicas))
+    begun = [reader for reader in readers if reader.chunks]
+    victim = next(iter(replicas))
+    assert await open_requests(replicas[victim]) > SEATS, "or none waits there that must be tried elsewhere"
+    kill(victim)
+    await until(lambda: sum(reader.end == "error" for reader in readers) == SEATS)
+    others = [reader for reader in begun if reader.end is None]
+    assert len(others) == SEATS, "the other replica's answers go on, and nothing that had not begun has failed"
+    had = sum(reader.chunks for reader in others)
+    await until(lambda: sum(reader.chunks for reader in others) > had + 100)
+    # Each client that leaves frees a seat: all that waited begin, whichever replica they waited at.
+    await leave_as_they_begin([reader for reader in readers if reader.end is None])
+    assert sum(reader.end == "error" for reader in readers) == SEATS
+    await until(lambda: are_announced(2, {victim}))
+    await until(lambda: are_up(client, 2))
+
+
+async def more_requests_bring_a_replica_and_none_take_it_away(client: httpx.AsyncClient) -> None:
+    readers = [Reader(client, f"{number} of many") for number in range(8)]
+    await until(lambda: are_up(client, 3))
+    # The third replica has free seats, the others have none.
+    assert await Reader(client, "a late one", tokens=8).whole() == (8, "done")
+    await leave_as_they_begin(readers)
+    await until(lambda: are_running(2))
+    assert await Reader(client, "after", tokens=8).whole() == (8, "done")
+
+
+# conditions -----------------------------------------------------------------------------------------------------------
+
+
+async def total_open(replicas: Replicas) -> int:
+    return sum([await open_requests(each) for each in replicas.values()])
+
+
+async def nothing_open(replicas: Replicas) -> bool:
+    return not await total_open(replicas)
+
+
+async def all_seats_taken(readers: list[Reader], replicas: Replicas) -> bool:
+    begun = sum(bool(reader.chunks) for reader in readers)
+    return begun == len(replicas) * SEATS and await total_open(replicas) == len(readers)
+
+
+async def leave_as_they_begin(readers: list[Reader]) -> None:
+    left = list(readers)
+    while left:
+        await until(lambda: any(reader.chunks for reader in left))
+        for reader in [reader for reader in left if reader.chunks]:
+            assert reader.end is None
+            left.remove(reader)
+            await reader.stop()
+
+
+async def are_announced(count: int, without: set[str]) -> bool:
+    return len((await announced()).keys() - without) >= count
+
+
+async def are_up(client: httpx.AsyncClient, count: int) -> bool:
+    """Return whether the ingress sends requests to this many replicas."""
+    text = (await client.get("/metrics")).text
+    return sum(line.startswith("weft_replica_up{") and line.endswith(" 1.0") for line in text.splitlines()) == count
+
+
+async def are_running(count: int) -> bool:
+    from ray import serve
+
+    status = await asyncio.to_thread(serve.status)
+    return status.applications["weft"].deployments["engine"].replica_states.get("RUNNING", 0) == count
