@@ -21,6 +21,7 @@ from weft.cli.generate import GenerateOptions, show_all, show_stream, stats
 from weft.cli.main import COMMANDS, build_parser, main
 from weft.cli.options import complaint, flag, read_options
 from weft.cli.reference import reference
+from weft.cli.route import RouteOptions
 from weft.cli.serve import ServeOptions
 from weft.offline.result import Chunk, Result
 from weft.text.template import ChatTemplate
@@ -165,7 +166,7 @@ def test_only_an_error_that_names_its_option_is_rewritten_as_a_flag():
 def test_an_answer_cannot_control_the_terminal(monkeypatch, capsys, terminal):
     """A file or pipe gets the answer as it is."""
     evil, shown = "a\x1b]0;title\x07b\u202e\n", "a]0;titleb\n" if terminal else "a\x1b]0;title\x07b\u202e\n"
-    result = Result(evil, [], "stop", None, None, None, [], 0, 0, None)
+    result = Result(evil, [], "stop", None, None, None, [], 0, 0, 0, None)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     show_stream([Chunk(evil[:2], (), None), Chunk(evil[2:], (), None, "stop", result)])
     show_all([result])
@@ -201,9 +202,17 @@ def read(name: str, *arguments: str) -> Any:
     return read_options(COMMANDS[name].options, found)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "route"])
 def test_without_arguments_every_option_has_its_default(name):
     assert read(name) == COMMANDS[name].options()
+
+
+def test_a_router_needs_replicas_and_a_secret():
+    given = ["tcp://a:1", "tcp://b:1", "--fleet-secret", "file"]
+    assert read("route", *given) == RouteOptions(replica=("tcp://a:1", "tcp://b:1"), fleet_secret="file")
+    for arguments in ([], given[:2], given[2:], [*given, "--replicas-file", "list"]):
+        with pytest.raises(InvalidOption, match=r"replicas_file|fleet_secret"):
+            read("route", *arguments)
 
 
 @pytest.mark.parametrize("name", ["serve", "chat", "doctor"])
