@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +16,7 @@ from tests import tiny_model
 from tests.fake_engines import PROGRAM, answer
 from tests.held_steps import SECONDS
 from tests.test_backends import alone, ask, collect, in_loop, started, tokens_of, varied_requests
-from weft.base.errors import EngineStopped, InvalidOption
+from weft.base.errors import EngineStopped, InvalidOption, RequestError
 from weft.base.grid import CELL
 from weft.base.options import Options, SizingFacts, resolve
 from weft.cli.main import main
@@ -134,3 +136,40 @@ async def test_a_killed_replica_costs_only_what_it_has_begun_and_comes_back():
                 await asyncio.sleep(0.01)
         assert fleet.members[0].ejections == 1
         assert fleet.open == 0
+
+
+@pytest.mark.slow
+@in_loop
+async def test_processes_killed_at_random_lose_no_request_that_has_not_begun():
+    choose = random.Random(7)
+    members = [ProcessBackend(Options(model="0.001"), program=PROGRAM, restart=True) for _ in range(3)]
+    ends: Counter[str] = Counter()
+    async with started(fleet_of(*members, chooser=RoutedChoice(), check_seconds=0.01)) as fleet:
+
+        async def client(place: int) -> None:
+            prompt, count, found = [20 + place % 200], choose.randrange(1, 200), []
+            try:
+                async for batch in await fleet.submit(ask(prompt, count)):
+                    found += [output.token for output in batch]
+            except (EngineStopped, RequestError):
+                # Refused while no replica was left, or cut off after it had begun.
+                ends["cut" if found else "refused"] += 1
+            else:
+                assert len(found) == count
+                ends["answered"] += 1
+            assert found == answer(prompt, count)[: len(found)]
+
+        for place in range(0, 2000, 20):
+            running = [asyncio.ensure_future(client(place + each)) for each in range(20)]
+            victim = choose.choice(members)
+            if choose.random() < 0.05 and victim.healthy:
+                os.kill(victim.process_id, signal.SIGKILL)
+            await asyncio.gather(*running)
+        assert sum(ends.values()) == 2000
+        assert ends["answered"] > 1500
+        assert fleet.open == 0
+        for member in members:
+            async with asyncio.timeout(SECONDS):
+                while not member.healthy:
+                    await asyncio.sleep(0.01)
+            assert (member.open, (await member.stats())["open"]) == (0, 0)
