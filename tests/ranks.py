@@ -19,7 +19,7 @@ from weft.kernels.choosing import choose
 from weft.memory.spec import MemorySpec
 from weft.models.sharding import Shard
 from weft.models.weights import load_model
-from weft.runner.rank_runner import RankRunner
+from weft.runner.ranks.runner import RankRunner
 
 
 class Meeting:
@@ -105,8 +105,6 @@ def threaded_engine(
         operations = choose("cpu", torch.float32, model.memories).operations
         spec = replace(MemorySpec(model.memories(operations)), draft_room=draft_room)
         group = ThreadGroup(meeting, rank)
-        runner = RankRunner(
-            group, model, spec, memory_bytes, config.max_sequences, threads=1, operations=operations
-        )
+        runner = RankRunner(group, operations, model, spec, memory_bytes, config.max_sequences, threads=1)
         runners.append(runner)
     return Engine(spec, ThreadedRanks(runners, meeting), config, drafting=drafting)

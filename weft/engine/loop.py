@@ -20,7 +20,7 @@ from weft.base.plan import Landing, Scores
 from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import Copier
-from weft.engine.device import Device
+from weft.engine.device import ClosableDevice, Device
 from weft.engine.events import FinishReason, Output, Report, Top
 from weft.engine.planner import Planner
 from weft.engine.request import Request
@@ -162,9 +162,11 @@ class Engine:
         return not (busy or (self.copier is not None and self.copier.busy))
 
     def close(self) -> None:
-        """Land the copies that are under way, and close the tier below."""
+        """Land the copies that are under way, and close the tier below and the device."""
         if self.copier is not None:
             self.copier.close()
+        elif isinstance(self._device, ClosableDevice):
+            self._device.close()
 
     # inspection -----------------------------------------------------------------------------------------------------
 

@@ -69,7 +69,10 @@ class ClampedExperts(ExpertLayer):
     def __init__(self, config: Config, count: int) -> None:
         super().__init__()
         shard, hidden = current_shard(), config.integer("hidden_size")
-        self.cut, self.bias_of = shard.cut(config.integer("intermediate_size"), "channels of an expert"), only_once(shard)
+        self.cut, self.bias_of = (
+            shard.cut(config.integer("intermediate_size"), "channels of an expert"),
+            only_once(shard),
+        )
         inner = self.cut.kept
         if config.fields.get("quantization_config") and inner % BLOCK and shard.ranks > 1:
             raise ModelError(

@@ -81,8 +81,7 @@ class Shard:
         """
         if count % self.ranks:
             raise ModelError(
-                f"tensor_parallel is {self.ranks} but must divide the model's {count} {what}; "
-                f"pass a divisor of {count}"
+                f"tensor_parallel is {self.ranks} but must divide the model's {count} {what}; pass a divisor of {count}"
             )
         share = count // self.ranks
         return Cut(count, ((self.rank * share, (self.rank + 1) * share),))

@@ -121,7 +121,7 @@ class InnerNorm(GatedRMSNorm):
 
     def __init__(self, size: int, eps: float, groups: int = 1, gate_first: bool = False) -> None:
         shard = current_shard()
-        own = shard.cut_or_repeat(groups, "norm groups")
+        own = shard.cut_or_repeat(groups, "Mamba2 groups")
         cut = shard.cut(size, "inner channels")
         super().__init__(cut.kept, eps, own.kept, gate_first)
         self.cut = cut

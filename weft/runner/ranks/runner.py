@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -20,10 +18,17 @@ class RankRunner(Runner):
     """Executes plans together with the runners of the other ranks, which launch the same plans in the same order."""
 
     def __init__(
-        self, group: RankGroup, model: CausalModel, spec: MemorySpec, budget_bytes: int, seats: int, **more: Any
+        self,
+        group: RankGroup,
+        operations: Operations,
+        model: CausalModel,
+        spec: MemorySpec,
+        budget_bytes: int,
+        seats: int,
+        device: str = "cpu",
+        threads: int | None = None,
     ) -> None:
-        operations: Operations = more.pop("operations")
-        super().__init__(model, spec, budget_bytes, seats, operations=over_ranks(operations, group), **more)
+        super().__init__(model, spec, budget_bytes, seats, device, threads, over_ranks(operations, group))
         self.group = group
 
     def decide(self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling) -> Int[Tensor, " rows"]:
