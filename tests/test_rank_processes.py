@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
+import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -20,6 +23,7 @@ from weft.base.options import Options
 from weft.base.plan import Captures, Plan, Sampling
 from weft.runner.ranks.channel import Channel, ChannelClosed, Launch, ToRank, decode_plan, encode_plan
 from weft.runner.ranks.processes import RankProcesses
+from weft.server.process_backend import ProcessBackend
 
 OPTIONS = {"memory": "32MiB", "max_length": 256, "threads": 1, "dtype": "float32", "progress": False}
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, logprobs=0)
@@ -154,3 +158,30 @@ def make_plan() -> Plan:
     engine._device.launch = lambda plan: plans.append(plan) or launch(plan)
     serve(engine, [Ask(tokens(3, 1), greedy(1))])
     return plans[0]
+
+
+async def server(folder: Path, ends: Callable[[subprocess.Popen[bytes], int], None]) -> None:
+    """Start a server's engine process with two ranks, and end it in some way."""
+    options = Options(model=str(folder), tensor_parallel=2, memory="32MiB", max_length=256, threads=1)
+    backend = ProcessBackend(options, progress=False)
+    await backend.start()
+    engine = backend._process
+    [rank] = Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text().split()
+    await asyncio.to_thread(ends, engine, int(rank))
+    await backend.stop(0)
+    assert engine.poll() is not None
+    assert not is_alive(int(rank))
+
+
+@pytest.mark.slow
+def test_a_servers_engine_process_ends_with_its_rank(folder):
+    def ends(engine: subprocess.Popen[bytes], rank: int) -> None:
+        os.kill(rank, signal.SIGKILL)
+        assert engine.wait(60) == 1
+
+    asyncio.run(server(folder, ends))
+
+
+@pytest.mark.slow
+def test_a_servers_ranks_end_with_it(folder):
+    asyncio.run(server(folder, lambda engine, rank: None))

@@ -20,10 +20,10 @@ from weft.runner.ranks.channel import (
     ChannelClosed,
     Join,
     Launch,
-    Loaded,
     LoadPart,
+    PartLoaded,
+    PartUnloadable,
     ToRank,
-    Unloadable,
     decode_plan,
 )
 
@@ -40,9 +40,9 @@ def run_rank(channel: Channel) -> int:
     try:
         part = load_part(begin.options, begin.rank, begin.ranks)
     except (OptionError, ModelError) as error:
-        channel.send(Unloadable(str(error), isinstance(error, OptionError)))
+        channel.send(PartUnloadable(str(error), isinstance(error, OptionError)))
         return 1
-    channel.send(Loaded())
+    channel.send(PartLoaded())
     join: Join = channel.receive(Join)
     runner = part.runner(begin.meeting, join.config, join.draft_room, join.threads)
     while True:

@@ -18,7 +18,7 @@ from weft.kernels.stream import Residual
 from weft.memory.device.store import View
 from weft.models.config import Config
 from weft.models.layers.attention import AttentionShape
-from weft.models.layers.embedding import Embedding, Head
+from weft.models.layers.embedding import Embedding, VocabularyHead
 from weft.models.layers.mamba2 import UNLIMITED, Mamba2Shape, head_dim_of, time_step_limit
 from weft.models.layers.mlp import ACTIVATIONS, GatedMLP
 from weft.models.layers.norm import RMSNorm
@@ -81,7 +81,7 @@ class DecoderModel(CausalModel):
         self.model = model
         self.shard = current_shard()
         hidden = config.integer("hidden_size")
-        self.lm_head: Head | None = None if tied else Head(hidden, self.vocab_size, self.shard)
+        self.lm_head: VocabularyHead | None = None if tied else VocabularyHead(hidden, self.vocab_size, self.shard)
         model.embed_tokens.tied = tied
         self.mixers()
 
@@ -91,7 +91,7 @@ class DecoderModel(CausalModel):
 
     def untie(self) -> None:
         weight = self.model.embed_tokens.weight
-        self.lm_head = Head(weight.shape[1], self.vocab_size, self.shard).to(weight)
+        self.lm_head = VocabularyHead(weight.shape[1], self.vocab_size, self.shard).to(weight)
         self.model.embed_tokens.tied = False
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:

@@ -18,7 +18,7 @@ from weft.models.layers.linear import Linear, only_once
 from weft.models.layers.moe import ExpertLayer, Route, SparseMLP
 from weft.models.layers.rotary import Rotary
 from weft.models.model import Source
-from weft.models.sharding import Cut, current_shard
+from weft.models.sharding import RankCut, current_shard
 
 KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 YARN = {
@@ -110,12 +110,12 @@ class ClampedExperts(ExpertLayer):
             yield packed(prefix + "down_proj", self.second, (count, hidden, inner), in_blocks(self.cut), dim=2)
 
 
-def packed(name: str, target: Tensor, shape: tuple[int, int, int], cut: Cut, dim: int) -> Source:
+def packed(name: str, target: Tensor, shape: tuple[int, int, int], cut: RankCut, dim: int) -> Source:
     count, outputs, inputs = shape
     blocks = (count, outputs, inputs // BLOCK, BLOCK // 2)
     return Source(name + "_blocks", target, mxfp4.decode, blocks, (name + "_scales",), cut=cut, dim=dim)
 
 
-def in_blocks(cut: Cut) -> Cut:
+def in_blocks(cut: RankCut) -> RankCut:
     """Return a cut of numbers as one of their blocks."""
-    return Cut(cut.size // BLOCK, tuple((start // BLOCK, end // BLOCK) for start, end in cut.ranges))
+    return RankCut(cut.size // BLOCK, tuple((start // BLOCK, end // BLOCK) for start, end in cut.ranges))

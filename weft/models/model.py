@@ -17,7 +17,7 @@ from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Addend, Normed
 from weft.memory.device.store import View
 from weft.memory.spec import Memory
-from weft.models.sharding import ALONE, Cut, Shard
+from weft.models.sharding import ALONE, RankCut, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Source:
     companions: tuple[str, ...] = ()
     # The tensor and its companions are concatenated; the checkpoint decides where they are cut.
     concatenated: bool = False
-    cut: Cut | None = None
+    cut: RankCut | None = None
     dim: int = 0
 
     @property

@@ -16,16 +16,16 @@ from weft.base.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class RankCut:
     """The part of a dimension that a rank holds: ranges of the whole, in order."""
 
     size: int  # of the whole
     ranges: tuple[tuple[int, int], ...]
 
     @staticmethod
-    def whole(size: int | Cut) -> Cut:
+    def whole(size: int | RankCut) -> RankCut:
         """Return a dimension that every rank holds completely."""
-        return size if isinstance(size, Cut) else Cut(size, ((0, size),))
+        return size if isinstance(size, RankCut) else RankCut(size, ((0, size),))
 
     @property
     def kept(self) -> int:
@@ -35,20 +35,20 @@ class Cut:
     def is_whole(self) -> bool:
         return self.kept == self.size
 
-    def times(self, width: int) -> Cut:
+    def times(self, width: int) -> RankCut:
         """Return the same part of a dimension in which every entry is `width` adjacent ones.
 
-        >>> Cut(4, ((2, 4),)).times(8)
-        Cut(size=32, ranges=((16, 32),))
+        >>> RankCut(4, ((2, 4),)).times(8)
+        RankCut(size=32, ranges=((16, 32),))
         """
-        return Cut(self.size * width, tuple((start * width, end * width) for start, end in self.ranges))
+        return RankCut(self.size * width, tuple((start * width, end * width) for start, end in self.ranges))
 
 
-def side_by_side(*sections: Cut) -> Cut:
+def side_by_side(*sections: RankCut) -> RankCut:
     """Return the cut of sections that follow one another, adjacent ranges merged.
 
-    >>> side_by_side(Cut(4, ((2, 4),)), Cut.whole(3), Cut(4, ((2, 4),)))
-    Cut(size=11, ranges=((2, 7), (9, 11)))
+    >>> side_by_side(RankCut(4, ((2, 4),)), RankCut.whole(3), RankCut(4, ((2, 4),)))
+    RankCut(size=11, ranges=((2, 7), (9, 11)))
     """
     ranges: list[tuple[int, int]] = []
     offset = 0
@@ -59,7 +59,7 @@ def side_by_side(*sections: Cut) -> Cut:
             else:
                 ranges.append((offset + start, offset + end))
         offset += section.size
-    return Cut(offset, tuple(ranges))
+    return RankCut(offset, tuple(ranges))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +73,24 @@ class Shard:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def cut(self, count: int, what: str) -> Cut:
+    def cut(self, count: int, what: str) -> RankCut:
         """Return this rank's equal part of `count` things, or raise with their name.
 
         >>> Shard(1, 2).cut(8, "heads")
-        Cut(size=8, ranges=((4, 8),))
+        RankCut(size=8, ranges=((4, 8),))
         """
         if count % self.ranks:
             raise ModelError(
                 f"tensor_parallel is {self.ranks} but must divide the model's {count} {what}; pass a divisor of {count}"
             )
         share = count // self.ranks
-        return Cut(count, ((self.rank * share, (self.rank + 1) * share),))
+        return RankCut(count, ((self.rank * share, (self.rank + 1) * share),))
 
-    def cut_or_repeat(self, count: int, what: str) -> Cut:
+    def cut_or_repeat(self, count: int, what: str) -> RankCut:
         """Return this rank's part of things that several ranks may hold, if there are fewer than ranks.
 
         >>> Shard(3, 4).cut_or_repeat(2, "groups")
-        Cut(size=2, ranges=((1, 2),))
+        RankCut(size=2, ranges=((1, 2),))
         """
         if count % self.ranks == 0:
             return self.cut(count, what)
@@ -99,19 +99,19 @@ class Shard:
                 f"tensor_parallel is {self.ranks} but must divide the model's {count} {what}, or be a multiple of them"
             )
         own = self.rank * count // self.ranks
-        return Cut(count, ((own, own + 1),))
+        return RankCut(count, ((own, own + 1),))
 
-    def padded(self, count: int) -> tuple[Cut, int]:
+    def padded(self, count: int) -> tuple[RankCut, int]:
         """Return this rank's part of `count` things that need not be even, and the size of every rank's part.
 
         The last parts may have fewer things, or none.
 
         >>> Shard(1, 2).padded(7)
-        (Cut(size=7, ranges=((4, 7),)), 4)
+        (RankCut(size=7, ranges=((4, 7),)), 4)
         """
         share = -(-count // self.ranks)
         start = min(count, self.rank * share)
-        return Cut(count, ((start, min(count, start + share)),)), share
+        return RankCut(count, ((start, min(count, start + share)),)), share
 
 
 ALONE = Shard()

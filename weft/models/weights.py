@@ -33,7 +33,7 @@ from weft.models.layers.linear import Linear
 from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel, Source, pin, sources
 from weft.models.registry import family_of
-from weft.models.sharding import ALONE, Cut, Shard, building_for
+from weft.models.sharding import ALONE, RankCut, Shard, building_for
 
 log = logging.getLogger("weft")
 
@@ -275,7 +275,7 @@ def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progr
                 bar.update(source.target.numel() * source.target.element_size())
 
 
-def read_part(stored: Any, cut: Cut, dim: int) -> Tensor:
+def read_part(stored: Any, cut: RankCut, dim: int) -> Tensor:
     """Read a rank's part of a stored tensor, and nothing else of it."""
     before = (slice(None),) * dim
     return torch.cat([stored[(*before, slice(start, end))] for start, end in cut.ranges], dim)

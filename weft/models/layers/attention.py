@@ -18,7 +18,7 @@ from weft.memory.spec import AttentionMemory, Memory
 from weft.models.layers.linear import OutputLinear, PackedLinear, parent_of
 from weft.models.layers.norm import AcrossHeadsNorm, QueryKeyNorm
 from weft.models.model import ProjectedMixer, Source, sources
-from weft.models.sharding import ALONE, Cut, Shard, current_shard
+from weft.models.sharding import ALONE, RankCut, Shard, current_shard
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -45,11 +45,11 @@ class AttentionShape:
     shard: Shard = field(default_factory=current_shard)
 
     @property
-    def head_cut(self) -> Cut:
+    def head_cut(self) -> RankCut:
         return self.shard.cut(self.heads, "attention heads")
 
     @property
-    def kv_cut(self) -> Cut:
+    def kv_cut(self) -> RankCut:
         """Return the rank's key and value heads: those that its query heads read."""
         return self.shard.cut_or_repeat(self.kv_heads, "key and value heads")
 
@@ -59,12 +59,12 @@ class AttentionShape:
         return replace(self, heads=self.head_cut.kept, kv_heads=self.kv_cut.kept, shard=ALONE)
 
     @property
-    def inner(self) -> Cut:
+    def inner(self) -> RankCut:
         """Return the inputs of the output projection."""
         return self.head_cut.times(self.head_dim)
 
     @property
-    def sections(self) -> dict[str, Cut]:
+    def sections(self) -> dict[str, RankCut]:
         """Return the input projection's outputs by checkpoint name: queries, keys, values; without gates."""
         keys = self.kv_cut.times(self.head_dim)
         return {"q_proj": self.inner, "k_proj": keys, "v_proj": keys}
@@ -139,7 +139,7 @@ class GatedProjection(PackedLinear):
     head.
     """
 
-    def __init__(self, inputs: int, parts: dict[str, Cut], bias: bool, heads: int) -> None:
+    def __init__(self, inputs: int, parts: dict[str, RankCut], bias: bool, heads: int) -> None:
         super().__init__(inputs, {**parts, "gate": parts["q_proj"]}, bias)
         self.heads = heads
 

@@ -14,7 +14,7 @@ from weft.kernels.stream import Normed
 from weft.memory.device.store import RecurrentView
 from weft.models.layers.linear import Linear, parent_of
 from weft.models.model import Layer, Source
-from weft.models.sharding import Cut
+from weft.models.sharding import RankCut
 
 
 class CausalConv(Layer):
@@ -24,12 +24,12 @@ class CausalConv(Layer):
     """
 
     def __init__(
-        self, channels: int | Cut, width: int, bias: bool, activation: bool, parts: tuple[str, ...] = ()
+        self, channels: int | RankCut, width: int, bias: bool, activation: bool, parts: tuple[str, ...] = ()
     ) -> None:
         super().__init__()
         assert not (parts and bias)
         self.parts = parts
-        self.cut = Cut.whole(channels)
+        self.cut = RankCut.whole(channels)
         kept = self.cut.kept
         # Sums are float32, so the taps are too. They lie by channel, like a token's inputs.
         self.taps = nn.Parameter(torch.empty(width, kept, dtype=torch.float32), requires_grad=False)

@@ -54,7 +54,7 @@ class Embedding(Layer):
         yield Source(prefix + "weight", padded_rows(self.weight, self.cut.kept), cut=self.cut)
 
 
-class Head(Linear):
+class VocabularyHead(Linear):
     """Logits of this rank's part of the vocabulary. Every rank has as many rows; the last ones may be unused."""
 
     def __init__(self, hidden: int, vocab: int, shard: Shard) -> None:

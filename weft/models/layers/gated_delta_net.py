@@ -21,7 +21,7 @@ from weft.models.layers.causal_conv import CausalConv
 from weft.models.layers.linear import OutputLinear, PackedLinear
 from weft.models.layers.norm import GatedRMSNorm
 from weft.models.model import ProjectedMixer, Source, sources
-from weft.models.sharding import ALONE, Cut, Shard, current_shard, side_by_side
+from weft.models.sharding import ALONE, RankCut, Shard, current_shard, side_by_side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +45,12 @@ class GatedDeltaShape:
             )
 
     @property
-    def head_cut(self) -> Cut:
+    def head_cut(self) -> RankCut:
         """Return the rank's value heads."""
         return self.shard.cut(self.value_heads, "value heads of the gated delta rule")
 
     @property
-    def key_cut(self) -> Cut:
+    def key_cut(self) -> RankCut:
         """Return the rank's key heads: those that its value heads read. Several ranks may have the same one."""
         return self.shard.cut_or_repeat(self.key_heads, "key heads of the gated delta rule")
 
@@ -60,22 +60,22 @@ class GatedDeltaShape:
         return replace(self, key_heads=self.key_cut.kept, value_heads=self.head_cut.kept, shard=ALONE)
 
     @property
-    def keys(self) -> Cut:
+    def keys(self) -> RankCut:
         return self.key_cut.times(self.key_dim)
 
     @property
-    def values(self) -> Cut:
+    def values(self) -> RankCut:
         return self.head_cut.times(self.value_dim)
 
     @property
-    def conv_channels(self) -> Cut:
+    def conv_channels(self) -> RankCut:
         return side_by_side(self.keys, self.keys, self.values)
 
 
 class InterleavedLinear(PackedLinear):
     """Qwen3-Next's projections: the checkpoint sorts rows by key head, this layer by output."""
 
-    def __init__(self, inputs: int, parts: dict[str, Cut], key_heads: int, sections: dict[str, list[int]]) -> None:
+    def __init__(self, inputs: int, parts: dict[str, RankCut], key_heads: int, sections: dict[str, list[int]]) -> None:
         super().__init__(inputs, parts)
         self.key_heads = key_heads
         self.sections = sections
@@ -101,22 +101,22 @@ def interleaved_projection(shape: GatedDeltaShape) -> InterleavedLinear:
     shared = local.value_heads // local.key_heads
     values = shared * shape.value_dim
     by_head = {"in_proj_qkvz": [shape.key_dim, shape.key_dim, values, values], "in_proj_ba": [shared, shared]}
-    keys = Cut.whole(shape.key_dim)
+    keys = RankCut.whole(shape.key_dim)
     parts = {"in_proj_qkvz": (keys, keys, shape.value_dim, shape.value_dim), "in_proj_ba": (1, 1)}
     cuts = {name: interleaved_cut(shape, sections) for name, sections in parts.items()}
     return InterleavedLinear(shape.hidden, cuts, local.key_heads, by_head)
 
 
-def interleaved_cut(shape: GatedDeltaShape, sections: tuple[Cut | int, ...]) -> Cut:
+def interleaved_cut(shape: GatedDeltaShape, sections: tuple[RankCut | int, ...]) -> RankCut:
     """Return the rank's rows where each key head has all sections: a cut of its own, or rows per value head."""
     shared, [(first, end)] = shape.value_heads // shape.key_heads, shape.head_cut.ranges
 
-    def own(key_head: int, section: Cut | int) -> Cut:
-        if isinstance(section, Cut):
+    def own(key_head: int, section: RankCut | int) -> RankCut:
+        if isinstance(section, RankCut):
             mine = key_head in range(*shape.key_cut.ranges[0])
-            return section if mine else Cut(section.size, ())
+            return section if mine else RankCut(section.size, ())
         low, high = (min(max(edge - key_head * shared, 0), shared) for edge in (first, end))
-        return Cut(shared, ((low, high),) if low < high else ()).times(section)
+        return RankCut(shared, ((low, high),) if low < high else ()).times(section)
 
     return side_by_side(*(own(key_head, section) for key_head in range(shape.key_heads) for section in sections))
 

@@ -14,7 +14,7 @@ from weft.kernels.stream import Addend, Normed
 from weft.kernels.weight import Weight
 from weft.models.dummy import fill
 from weft.models.model import Layer, Source, sources
-from weft.models.sharding import Cut, Shard, current_shard
+from weft.models.sharding import RankCut, Shard, current_shard
 
 
 def parent_of(prefix: str) -> str:
@@ -33,9 +33,9 @@ class Linear(Layer):
     # Whether the results of all ranks are added up: one of them then has the bias.
     summed = False
 
-    def __init__(self, inputs: int | Cut, outputs: int | Cut, bias: bool = False) -> None:
+    def __init__(self, inputs: int | RankCut, outputs: int | RankCut, bias: bool = False) -> None:
         super().__init__()
-        self.inputs, self.outputs = Cut.whole(inputs), Cut.whole(outputs)
+        self.inputs, self.outputs = RankCut.whole(inputs), RankCut.whole(outputs)
         self.weight = nn.Parameter(torch.empty(self.outputs.kept, self.inputs.kept), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(self.outputs.kept), requires_grad=False) if bias else None
         self.bias_of = only_once(current_shard()) if self.summed else None
@@ -67,7 +67,7 @@ class Linear(Layer):
             yield Source(prefix + "bias", self.bias, self.bias_of, cut=self.outputs)
 
     def part_of_weight(
-        self, name: str, target: Tensor, rows: Cut, transform: Callable[..., Tensor] | None = None
+        self, name: str, target: Tensor, rows: RankCut, transform: Callable[..., Tensor] | None = None
     ) -> Source:
         """Return the source of some rows of the weight, or of this rank's columns of them."""
         cut, dim = (rows, 0) if self.inputs.is_whole else (self.inputs, 1)
@@ -99,8 +99,8 @@ class PackedLinear(Linear):
     `self_attn` is filled from `self_attn.q_proj.weight` and so on.
     """
 
-    def __init__(self, inputs: int | Cut, parts: Mapping[str, int | Cut], bias: bool = False) -> None:
-        cuts = {name: Cut.whole(outputs) for name, outputs in parts.items()}
+    def __init__(self, inputs: int | RankCut, parts: Mapping[str, int | RankCut], bias: bool = False) -> None:
+        cuts = {name: RankCut.whole(outputs) for name, outputs in parts.items()}
         super().__init__(inputs, sum(cut.kept for cut in cuts.values()), bias)
         self.cuts = cuts
         self.parts = {name: cut.kept for name, cut in cuts.items()}

@@ -21,7 +21,7 @@ from weft.models.layers.attention import DTYPE_NAMES
 from weft.models.layers.causal_conv import CausalConv
 from weft.models.layers.linear import Linear, OutputLinear
 from weft.models.model import ProjectedMixer, Source, sources
-from weft.models.sharding import ALONE, Cut, Shard, current_shard, side_by_side
+from weft.models.sharding import ALONE, RankCut, Shard, current_shard, side_by_side
 
 __all__ = ["UNLIMITED", "Mamba2", "Mamba2Shape", "head_dim_of", "time_step_limit"]
 
@@ -46,11 +46,11 @@ class Mamba2Shape:
             raise ModelError(f"config.json: the {self.heads} heads must be a multiple of the {self.groups} groups")
 
     @property
-    def head_cut(self) -> Cut:
+    def head_cut(self) -> RankCut:
         return self.shard.cut(self.heads, "Mamba2 heads")
 
     @property
-    def group_cut(self) -> Cut:
+    def group_cut(self) -> RankCut:
         """Return the rank's groups: those that its heads read. Several ranks may have the same one."""
         return self.shard.cut_or_repeat(self.groups, "Mamba2 groups")
 
@@ -68,7 +68,7 @@ class Mamba2Shape:
         return self.conv_cut.size
 
     @property
-    def conv_cut(self) -> Cut:
+    def conv_cut(self) -> RankCut:
         """Return the rank's part of the convolution's channels: x, B, C."""
         width = self.group_cut.times(self.state)
         return side_by_side(self.head_cut.times(self.head_dim), width, width)

@@ -13,7 +13,7 @@ from weft.kernels.interface import Batch
 from weft.kernels.outputs import placed
 from weft.models.layers.linear import parent_of
 from weft.models.model import Layer, Source
-from weft.models.sharding import Cut, current_shard
+from weft.models.sharding import RankCut, current_shard
 
 
 def one_plus(stored: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class QueryKeyNorm(Layer):
 class AcrossHeadsNorm(Layer):
     """Norms of queries and keys, each over all its heads together; checkpoint names as of `QueryKeyNorm`."""
 
-    def __init__(self, queries: Cut, keys: Cut, eps: float) -> None:
+    def __init__(self, queries: RankCut, keys: RankCut, eps: float) -> None:
         super().__init__()
         self.cuts, self.eps = (queries, keys), eps
         self.sizes = [queries.kept, keys.kept]

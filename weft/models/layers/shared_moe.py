@@ -13,7 +13,7 @@ from weft.kernels.stream import Normed
 from weft.models.layers.linear import PackedLinear
 from weft.models.layers.moe import Experts, Route
 from weft.models.model import Layer
-from weft.models.sharding import Cut, current_shard, side_by_side
+from weft.models.sharding import RankCut, current_shard, side_by_side
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class SharedSparseMLP(Layer):
         self.sizes = [count, 0 if names.opening is None else 1, cut.kept, cut.kept]
         opening = {} if names.opening is None else {names.opening: 1}
         both = side_by_side(*[cut] * (2 // len(names.first)))
-        parts: dict[str, int | Cut] = {names.router: count, **opening, **dict.fromkeys(names.first, both)}
+        parts: dict[str, int | RankCut] = {names.router: count, **opening, **dict.fromkeys(names.first, both)}
         self.packed = PackedLinear(hidden, parts)
         self.second = PackedLinear(cut, {names.second: hidden})
         self.experts = experts

@@ -60,11 +60,11 @@ class Launch(RankMessage, tag="launch"):
     plan: list[Any]
 
 
-class Loaded(RankMessage, tag="loaded"):
+class PartLoaded(RankMessage, tag="loaded"):
     """A rank has loaded its part."""
 
 
-class Unloadable(RankMessage, tag="unloadable"):
+class PartUnloadable(RankMessage, tag="unloadable"):
     """A rank cannot load its part. `option`: because of an option, not of the model."""
 
     message: str
@@ -72,7 +72,7 @@ class Unloadable(RankMessage, tag="unloadable"):
 
 
 ToRank = LoadPart | Join | Launch
-FromRank = Loaded | Unloadable
+FromRank = PartLoaded | PartUnloadable
 
 
 class Channel:

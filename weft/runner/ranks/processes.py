@@ -31,9 +31,9 @@ from weft.runner.ranks.channel import (
     FromRank,
     Join,
     Launch,
-    Loaded,
     LoadPart,
-    Unloadable,
+    PartLoaded,
+    PartUnloadable,
     encode_plan,
 )
 from weft.runner.runner import Runner
@@ -89,9 +89,9 @@ class RankProcesses:
                 found: FromRank = channel.receive(FromRank)
             except ChannelClosed as error:
                 raise ModelError(f"{self._described(rank)} while it loaded the model; see its log") from error
-            if isinstance(found, Unloadable):
+            if isinstance(found, PartUnloadable):
                 raise (OptionError if found.option else ModelError)(f"rank {rank}: {found.message}")
-            assert isinstance(found, Loaded)
+            assert isinstance(found, PartLoaded)
         threading.Thread(target=self._watch, name="weft-ranks", daemon=True).start()
         self.send(Join(config, draft_room, threads))
 

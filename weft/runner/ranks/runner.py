@@ -35,4 +35,4 @@ class RankRunner(Runner):
         """Return the tokens that the first rank chose: ties and rounding are decided once."""
         if self.group.rank == 0:
             return self.group.from_first(super().decide(logits, sampling).long())
-        return self.group.from_first(torch.empty(len(logits), dtype=torch.int64, device=logits.device))
+        return self.group.from_first(logits.new_empty(len(logits), dtype=torch.int64))
