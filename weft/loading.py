@@ -21,7 +21,7 @@ from weft.base.sampling import SamplingParams
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
 from weft.kernels.choosing import Chosen, begin_compiling, choose
-from weft.kernels.devices import choose_device, device_name, free_bytes
+from weft.kernels.devices import choose_device, device_name, free_bytes, gpu_count, use_gpu
 from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
 from weft.memory.ledger import Ledger
@@ -29,11 +29,15 @@ from weft.memory.spec import MemorySpec
 from weft.models.config import Config, read_config, shown, text_part
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
-from weft.models.weights import find_checkpoint, load_head, load_model
+from weft.models.sharding import Shard
+from weft.models.weights import build, find_checkpoint, load_head, load_model
 from weft.runner.cuda.compiling import compile_once, warm_mixers
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory
 from weft.runner.exact import ExactRunner
 from weft.runner.head import HeadRunner, HiddenStates
+from weft.runner.ranks.group import ProcessRanks
+from weft.runner.ranks.processes import LeadingRunner, RankProcesses
+from weft.runner.ranks.runner import RankRunner
 from weft.runner.runner import Runner
 from weft.text.grammar import Grammars
 from weft.text.suggestions import suggested_params
@@ -73,6 +77,7 @@ class Loaded:
     draft: LoadedDraft | None = None
     disk: Path | None = None  # file of the disk tier
     fingerprint: bytes = b""  # of the model, for that file
+    others: RankProcesses | None = None  # the other ranks of a model that is cut over several
 
     @property
     def dtype(self) -> str:
@@ -84,10 +89,12 @@ class Loaded:
         """The weights' data type and the device, for people to read."""
         return f"{self.dtype} on {device_name(self.device)}"
 
-    def runner(self, threads: int = 0, progress: bool = False) -> Runner:
+    def runner(self, threads: int = 0, progress: bool = False) -> Runner | LeadingRunner:
         """Return the device that executes the engine's plans. `threads` are a CPU's; 0: all available."""
         free = free_bytes(self.device)
         try:
+            if self.others is not None:
+                return self._leading_runner(self.others, threads)
             runner = self._runner(threads, progress)
             if self.config.host_bytes:
                 runner.add_host_memory(self.config.host_bytes)
@@ -100,6 +107,15 @@ class Loaded:
                 f"cannot allocate memory of {asked}: {free_gib} are free; pass a smaller --memory"
             ) from error
 
+    def _leading_runner(self, others: RankProcesses, threads: int) -> LeadingRunner:
+        try:
+            others.join(self.config, self.spec.draft_room, threads)
+            part = LoadedPart(self.model, self.chosen.operations, self.device, 0, others.ranks)
+            return LeadingRunner(part.runner(str(others.meeting), self.config, self.spec.draft_room, threads), others)
+        except BaseException:
+            others.close()
+            raise
+
     def _runner(self, threads: int, progress: bool) -> Runner:
         config = self.config
         parts, operations = (self.model, self.spec, config.memory_bytes, config.max_sequences), self.chosen.operations
@@ -111,10 +127,11 @@ class Loaded:
 
         return CudaRunner(*parts, config.max_length, progress=progress, operations=operations)
 
-    def draft_model(self, runner: Runner, threads: int = 0) -> DraftModel | None:
+    def draft_model(self, runner: Runner | LeadingRunner, threads: int = 0) -> DraftModel | None:
         """Return the draft model or MTP head with its own memory, if there is one. `runner` executes the target."""
         if self.draft is None:
             return None
+        assert isinstance(runner, Runner), "a model that is cut over ranks has no draft model"
         config, spec, model = self.config, self.draft.spec, self.draft.model
         size, seats, step = config.draft_bytes, config.max_sequences, config.max_tokens_per_step
         ledger = Ledger(
@@ -145,11 +162,79 @@ class Loaded:
         return grammars
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedPart:
+    """One rank's part of a model, and what executes plans with it."""
+
+    model: CausalModel
+    operations: Operations
+    device: str
+    rank: int
+    ranks: int
+
+    def runner(self, meeting: str, config: EngineConfig, draft_room: int, threads: int) -> RankRunner:
+        """Join the group and return the device that executes its plans on this rank."""
+        spec = MemorySpec(self.model.memories(self.operations), draft_room=draft_room)
+        group = ProcessRanks(self.rank, self.ranks, Path(meeting), self.device)
+        threads = threads or max(1, available_cores() // self.ranks)
+        sizes = (spec, config.memory_bytes, config.max_sequences)
+        on_cpu = threads if self.device == "cpu" else None
+        return RankRunner(group, self.operations, self.model, *sizes, self.device, on_cpu)
+
+
+def load_part(options: Options, rank: int, ranks: int) -> LoadedPart:
+    """Load the part of a rank other than the first, which loads its own with `load`."""
+    folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
+    dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
+    use_gpu_of(rank, ranks, device)
+    shard = Shard(rank, ranks)
+    model, _ = load_model(folder, dtype, device, False, options.weights, options.seed, spare_bytes(ranks), shard=shard)
+    return LoadedPart(model, choose(device, dtype, model.memories).operations, device, rank, ranks)
+
+
+def spare_bytes(ranks: int) -> int:
+    """Return the host memory that a rank may use for second copies of its weights."""
+    return free_bytes() // ranks
+
+
+def use_gpu_of(rank: int, ranks: int, device: str) -> None:
+    """Use a rank's own GPU, if the device is one. Not tested: it needs several GPUs."""
+    if device == "cpu":
+        return
+    if ranks > gpu_count():
+        raise OptionError(f"tensor_parallel is {ranks} but needs a GPU for each rank, and there are {gpu_count()}")
+    use_gpu(rank)
+
+
 def load(options: Options, progress: bool = True) -> Loaded:
+    """Load a model, or the first rank's part of it while other processes load theirs."""
+    if options.tensor_parallel == 1:
+        return load_model_of(options, progress, None)
+    # Before any process starts: shapes that cannot be cut are refused from the configuration alone.
+    check_shapes(options)
+    others = RankProcesses(options)
+    try:
+        return load_model_of(options, progress, others)
+    except BaseException:
+        others.close()
+        raise
+
+
+def check_shapes(options: Options) -> None:
+    """Raise if the model cannot be cut over this many ranks."""
+    folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
+    config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
+    build(config, torch.float32, "meta", shard=Shard(0, options.tensor_parallel))
+
+
+def load_model_of(options: Options, progress: bool, others: RankProcesses | None) -> Loaded:
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
     # First, because it is quick: a wrong template or tokenizer is reported before the weights are loaded.
     tokenizer, template = load_text(options, folder)
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
+    shard = Shard(0, options.tensor_parallel)
+    if others is not None:
+        use_gpu_of(0, others.ranks, device)
     try:
         model, config = load_model(
             folder,
@@ -158,9 +243,10 @@ def load(options: Options, progress: bool = True) -> Loaded:
             progress,
             options.weights,
             options.seed,
-            free_bytes(),
+            spare_bytes(shard.ranks),
             partial(compile_early, exact=options.exact),
             exact=options.exact,
+            shard=shard,
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
@@ -176,7 +262,7 @@ def load(options: Options, progress: bool = True) -> Loaded:
     kind = "plain" if device != "cpu" and room is None else device
     spec = MemorySpec(model.memories(chosen.operations), draft_room=draft_tokens(options, kind))
     draft = load_drafter(options, tokenizer, model, chosen, progress)
-    facts = facts_of(spec, config, device, room, None if draft is None else draft.spec)
+    facts = facts_of(spec, config, device, room, None if draft is None else draft.spec, shard.ranks)
     engine_config, reasons = resolve(options, facts)
     if options.exact:
         engine_config = replace(engine_config, form=form_of(options, device, chosen))
@@ -189,7 +275,8 @@ def load(options: Options, progress: bool = True) -> Loaded:
     ends = end_tokens(beside)
     ends |= tokenizer.end_tokens if tokenizer else ends
     suggested = suggested_params(beside)
-    loaded = Loaded(model, spec, engine_config, tokenizer, template, ends, suggested, device, chosen, draft)
+    text = (tokenizer, template, ends, suggested)
+    loaded = Loaded(model, spec, engine_config, *text, device, chosen, draft, others=others)
     if options.disk is None:
         return loaded
     from weft.models.fingerprint import fingerprint
@@ -326,7 +413,12 @@ def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTem
 
 
 def facts_of(
-    spec: MemorySpec, config: dict[str, Any], device: str, room: GpuMemory | None, draft: MemorySpec | None = None
+    spec: MemorySpec,
+    config: dict[str, Any],
+    device: str,
+    room: GpuMemory | None,
+    draft: MemorySpec | None = None,
+    ranks: int = 1,
 ) -> SizingFacts:
     # Steps of plain PyTorch on a GPU are not measured, and take more memory for each token.
     kind = "plain" if device != "cpu" and room is None else device
@@ -337,7 +429,8 @@ def facts_of(
     return SizingFacts(
         device=kind,
         room="" if room is None else str(room),
-        free_bytes=free_bytes(device) if room is None else room.arena,
+        # Ranks on a CPU share its memory.
+        free_bytes=free_bytes(device) // ranks if room is None else room.arena,
         model_length=Config(config).integer("max_position_embeddings", default=None),
         longest=lambda memory: longest_alone(spec, memory - share(memory)),
         least_bytes=least_bytes(spec) + (0 if draft is None else least_bytes(draft)),

@@ -21,6 +21,7 @@ AUTO_MAX_LENGTH = 32768
 PAGE_BYTES = 4096
 # More bytes than any machine can address.
 MOST_BYTES = 1 << 60
+MOST_RANKS = 64
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 # The meaning of "auto" by device. A GPU step carries more tokens and is planned while the previous step runs. On a GPU
@@ -99,6 +100,12 @@ class Options:
         "CPU only); auto: off",
         metavar="auto|off|suffix|mtp|MODEL",
     )
+    tensor_parallel: int = option(
+        1,
+        "processes over which the model is cut, each with a part of every layer (docs/parallel.md); --memory and "
+        "--threads are those of each",
+        metavar="RANKS",
+    )
     paranoid: bool = option(False, "audit every step and fill freed memory with NaN (slow)")
     seed: int = option(0, "seed for requests that set none")
     threads: int = option(0, "CPU threads; 0: one for each core that this process may use")
@@ -119,7 +126,7 @@ class Options:
         share = self.memory_fraction
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise InvalidOption("memory_fraction", f"must be greater than 0 and at most 1, got {share!r}")
-        for name in ("capture_every", "seed", "threads"):
+        for name in ("capture_every", "seed", "threads", "tensor_parallel"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise InvalidOption(name, f"must be an integer, got {value!r}")
@@ -136,6 +143,7 @@ class Options:
                 raise InvalidOption(name, f"must be a {what}, got {getattr(self, name)!r}")
         if self.threads < 0:
             raise InvalidOption("threads", f"must not be negative, got {self.threads}")
+        check_ranks(self)
         memory_bytes(self.memory)
         if self.disk_size is not None:
             if self.disk is None:
@@ -144,6 +152,22 @@ class Options:
         if self.host_memory != "off":
             memory_bytes(self.host_memory, "host_memory")
         length_limit(self.max_length)
+
+
+def check_ranks(options: Options) -> None:
+    """Raise if a model cannot be cut over ranks with these options."""
+    ranks = options.tensor_parallel
+    if not 1 <= ranks <= MOST_RANKS:
+        raise InvalidOption("tensor_parallel", f"must be from 1 to {MOST_RANKS}, got {ranks}")
+    if ranks == 1:
+        return
+    drafter = draft_of(options) in ("mtp", "model")
+    given = {"exact": options.exact, "disk": options.disk, "host_memory": options.host_memory, "draft": drafter}
+    for name, value in given.items():
+        if value not in (False, None, "off"):
+            raise InvalidOption(
+                "tensor_parallel", f"must be 1 with {name}, got {ranks}: it is not supported for a model cut over ranks"
+            )
 
 
 def memory_bytes(value: str | int, name: str = "memory") -> int | None:

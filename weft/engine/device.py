@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from weft.base.copies import CopyPlan
 from weft.base.plan import Landing, Plan
@@ -17,6 +17,13 @@ class Device(Protocol):
     def launch(self, plan: Plan) -> Any: ...
 
     def land(self, flight: Any) -> Landing: ...
+
+
+@runtime_checkable
+class ClosableDevice(Protocol):
+    """A device that holds more than memory: a file, other processes."""
+
+    def close(self) -> None: ...
 
 
 class CopyingDevice(Device, Protocol):

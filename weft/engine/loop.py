@@ -20,7 +20,7 @@ from weft.base.plan import Landing, Scores
 from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import Copier
-from weft.engine.device import Device
+from weft.engine.device import ClosableDevice, Device
 from weft.engine.draft_model import DraftModel
 from weft.engine.events import FinishReason, Output, Report, Top
 from weft.engine.load import ReplicaLoad, StepClock, load_of
@@ -180,9 +180,11 @@ class Engine:
             self.copier.launch(idle=True)
 
     def close(self) -> None:
-        """Save what outlives the process, land the copies that are under way, and close the tiers below."""
+        """Save what outlives the process, land the copies that are under way, close the tiers below and the device."""
         if self.copier is not None:
             self.copier.close()
+        elif isinstance(self._device, ClosableDevice):
+            self._device.close()
 
     # inspection -----------------------------------------------------------------------------------------------------
 

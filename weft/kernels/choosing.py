@@ -31,6 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "gated_delta": ("gated_delta_memory", "gated_delta"),
     "moe": ("prepare_experts", "score_experts", "route_softmax", "route_top", "route_sigmoid", "experts"),
     "together": ("run_together", "side_by_side", "record_decodes"),
+    "ranks": ("add_ranks", "gather_ranks"),
     "sampling": ("for_sampling", "likeliest", "take_likeliest", "read_board", "unpack_bits", "draw", "score", "digest"),
 }
 # Groups whose module has a different name in a package.

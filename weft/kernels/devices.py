@@ -17,6 +17,15 @@ def choose_device(asked: str) -> str:
     return "cuda" if found and asked != "cpu" else "cpu"
 
 
+def gpu_count() -> int:
+    return torch.cuda.device_count()
+
+
+def use_gpu(number: int) -> None:
+    """Let "cuda" mean this GPU in this process."""
+    torch.cuda.set_device(number)
+
+
 def device_name(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" else device
 

@@ -287,6 +287,14 @@ class Operations(Protocol):
         `compute` returns the final hidden states of a step, always of the same model on the same memory.
         """
 
+    # ranks
+
+    def add_ranks(self, x: Tensor) -> Tensor:
+        """Return the sum of x over all ranks of a tensor-parallel group; alone, x itself."""
+
+    def gather_ranks(self, x: Float[Tensor, "n part"], size: int) -> Float[Tensor, "n size"]:
+        """Return the first `size` of all ranks' columns side by side; alone, x itself."""
+
     # sampling
 
     def for_sampling(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:

@@ -71,6 +71,8 @@ class Residual:
         self.pending: list[Change] = []
         self._join = join
         self._add = add
+        # What blocks add may be one rank's summand: this returns the sum.
+        self.sum_up: Callable[[Addend], Addend] | None = None
 
     def read(self, norm: Norm) -> Normed:
         """Return the norm of the stream for a block."""
@@ -91,5 +93,7 @@ class Residual:
 
     def add(self, addend: Addend, factor: float = 1.0, norm: Norm | None = None) -> None:
         """Add `factor` times the addend, or times its norm if it has its own."""
+        if self.sum_up is not None:
+            addend = self.sum_up(addend)
         own = Change(addend, factor) if norm is None else Change(addend, factor, norm.weight, norm.eps)
         self.pending.append(own)

@@ -18,13 +18,13 @@ from weft.kernels.stream import Residual
 from weft.memory.device.store import View
 from weft.models.config import Config
 from weft.models.layers.attention import AttentionShape
-from weft.models.layers.embedding import Embedding
-from weft.models.layers.linear import Linear
+from weft.models.layers.embedding import Embedding, VocabularyHead
 from weft.models.layers.mamba2 import UNLIMITED, Mamba2Shape, head_dim_of, time_step_limit
 from weft.models.layers.mlp import ACTIVATIONS, GatedMLP
 from weft.models.layers.norm import RMSNorm
 from weft.models.layers.rotary import Rotary
 from weft.models.model import CausalModel, Layer
+from weft.models.sharding import current_shard
 
 
 class Block(Layer):
@@ -79,7 +79,9 @@ class DecoderModel(CausalModel):
         super().__init__()
         self.vocab_size = config.integer("vocab_size")
         self.model = model
-        self.lm_head: Linear | None = None if tied else Linear(config.integer("hidden_size"), self.vocab_size)
+        self.shard = current_shard()
+        hidden = config.integer("hidden_size")
+        self.lm_head: VocabularyHead | None = None if tied else VocabularyHead(hidden, self.vocab_size, self.shard)
         model.embed_tokens.tied = tied
         self.mixers()
 
@@ -89,7 +91,7 @@ class DecoderModel(CausalModel):
 
     def untie(self) -> None:
         weight = self.model.embed_tokens.weight
-        self.lm_head = Linear(weight.shape[1], weight.shape[0]).to(weight)
+        self.lm_head = VocabularyHead(weight.shape[1], self.vocab_size, self.shard).to(weight)
         self.model.embed_tokens.tied = False
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
@@ -97,7 +99,7 @@ class DecoderModel(CausalModel):
 
     def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
         head = self.model.embed_tokens.scores if self.lm_head is None else self.lm_head.forward
-        return head(hidden, batch)
+        return batch.operations.gather_ranks(head(hidden, batch), self.vocab_size)
 
 
 def attention_shape(config: Config, dtype: torch.dtype, **more: Any) -> AttentionShape:

@@ -24,7 +24,7 @@ from weft.models.decoder import DecoderModel, attention_shape, frame, mamba2_sha
 from weft.models.layers.attention import Attention
 from weft.models.layers.mamba2 import Mamba2, Mamba2Shape
 from weft.models.layers.mlp import GatedMLP
-from weft.models.layers.norm import GatedRMSNorm, RMSNorm
+from weft.models.layers.norm import InnerNorm, RMSNorm
 from weft.models.layers.parallel import Parallel
 from weft.models.layers.rotary import Rotary
 from weft.models.model import Layer, Source, sources
@@ -74,7 +74,7 @@ class ParallelBlock(Layer):
         bias = config.flag("mlp_bias", default=False)
         self.feed_forward = GatedMLP(hidden, config.integer("intermediate_size"), bias=bias)
         gate, self.mlp_factor = config.numbers("mlp_multipliers", length=2, default=[1.0, 1.0])
-        self.folded = folded_factors(config, shape, gate)
+        self.folded = folded_factors(config, shape.local, gate)
 
     def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
         stream.add(self.mixers(stream.read(self.input_layernorm), rotation, batch, views))
@@ -118,8 +118,8 @@ def multiplier(config: Config, name: str) -> float:
     return factor
 
 
-def mamba_norm(config: Config, shape: Mamba2Shape, eps: float) -> GatedRMSNorm | None:
+def mamba_norm(config: Config, shape: Mamba2Shape, eps: float) -> InnerNorm | None:
     if not config.flag("mamba_rms_norm", default=False):
         return None
     gate_first = not config.flag("mamba_norm_before_gate", default=True)
-    return GatedRMSNorm(shape.inner, eps, shape.groups, gate_first)
+    return InnerNorm(shape.inner, eps, shape.groups, gate_first)

@@ -8,15 +8,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from weft.base.errors import ModelError
 from weft.kernels.experts import clamped
 from weft.models import mxfp4
 from weft.models.config import Config
 from weft.models.decoder import Block, DecoderModel, attention_shape, frame
 from weft.models.layers.attention import Attention
-from weft.models.layers.linear import Linear
+from weft.models.layers.linear import Linear, only_once
 from weft.models.layers.moe import ExpertLayer, Route, SparseMLP
 from weft.models.layers.rotary import Rotary
 from weft.models.model import Source
+from weft.models.sharding import RankCut, current_shard
 
 KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 YARN = {
@@ -27,6 +29,10 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
+
+
+# Numbers with a common scale in MXFP4.
+BLOCK = 32
 
 
 class GptOss(DecoderModel):
@@ -62,7 +68,17 @@ class ClampedExperts(ExpertLayer):
 
     def __init__(self, config: Config, count: int) -> None:
         super().__init__()
-        hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
+        shard, hidden = current_shard(), config.integer("hidden_size")
+        self.cut, self.bias_of = (
+            shard.cut(config.integer("intermediate_size"), "channels of an expert"),
+            only_once(shard),
+        )
+        inner = self.cut.kept
+        if config.fields.get("quantization_config") and inner % BLOCK and shard.ranks > 1:
+            raise ModelError(
+                f"tensor_parallel is {shard.ranks} but must cut the {self.cut.size} channels of a quantised expert at "
+                f"multiples of {BLOCK}; pass a smaller one"
+            )
         self.first = nn.Parameter(torch.empty(count, 2 * inner, hidden), requires_grad=False)
         self.first_bias = nn.Parameter(torch.empty(count, 2 * inner), requires_grad=False)
         self.second = nn.Parameter(torch.empty(count, hidden, inner), requires_grad=False)
@@ -83,17 +99,23 @@ class ClampedExperts(ExpertLayer):
         inner = outer // 2
         # [experts, gate or up, inner, hidden] -> interleaved outputs
         turns = self.first.unflatten(1, (2, inner)).transpose(1, 2)
-        yield Source(prefix + "gate_up_proj", turns.permute(0, 3, 1, 2), shape=(count, hidden, outer))
+        both = self.cut.times(2)
+        yield Source(prefix + "gate_up_proj", turns.permute(0, 3, 1, 2), shape=(count, hidden, outer), cut=both, dim=2)
         bias_turns = self.first_bias.unflatten(1, (2, inner)).transpose(1, 2)
-        yield Source(prefix + "gate_up_proj_bias", bias_turns, shape=(count, outer))
-        yield Source(prefix + "down_proj", self.second.transpose(1, 2))
-        yield Source(prefix + "down_proj_bias", self.second_bias)
-        if hidden % 32 == 0 and inner % 32 == 0:
-            yield packed(prefix + "gate_up_proj", turns, (count, outer, hidden))
-            yield packed(prefix + "down_proj", self.second, (count, hidden, inner))
+        yield Source(prefix + "gate_up_proj_bias", bias_turns, shape=(count, outer), cut=both, dim=1)
+        yield Source(prefix + "down_proj", self.second.transpose(1, 2), cut=self.cut, dim=1)
+        yield Source(prefix + "down_proj_bias", self.second_bias, self.bias_of)
+        if hidden % BLOCK == 0 and inner % BLOCK == 0:
+            yield packed(prefix + "gate_up_proj", turns, (count, outer, hidden), both, dim=1)
+            yield packed(prefix + "down_proj", self.second, (count, hidden, inner), in_blocks(self.cut), dim=2)
 
 
-def packed(name: str, target: Tensor, shape: tuple[int, int, int]) -> Source:
+def packed(name: str, target: Tensor, shape: tuple[int, int, int], cut: RankCut, dim: int) -> Source:
     count, outputs, inputs = shape
-    blocks = (count, outputs, inputs // 32, 16)
-    return Source(name + "_blocks", target, mxfp4.decode, blocks, companions=(name + "_scales",))
+    blocks = (count, outputs, inputs // BLOCK, BLOCK // 2)
+    return Source(name + "_blocks", target, mxfp4.decode, blocks, (name + "_scales",), cut=cut, dim=dim)
+
+
+def in_blocks(cut: RankCut) -> RankCut:
+    """Return a cut of numbers as one of their blocks."""
+    return RankCut(cut.size // BLOCK, tuple((start // BLOCK, end // BLOCK) for start, end in cut.ranges))

@@ -16,7 +16,7 @@ from weft.models.layers.attention import Attention
 from weft.models.layers.mamba2 import Mamba2
 from weft.models.layers.mlp import GatedMLP
 from weft.models.layers.moe import Experts, Route
-from weft.models.layers.norm import GatedRMSNorm
+from weft.models.layers.norm import InnerNorm
 from weft.models.layers.rotary import Rotary
 from weft.models.layers.shared_moe import SharedNames, SharedSparseMLP
 
@@ -69,7 +69,7 @@ def mamba(config: Config, dtype: torch.dtype) -> Mamba2:
     inner = config.integer("mamba_expand", default=2) * config.integer("hidden_size")
     shape = mamba2_shape(config, dtype, inner, out_bias=config.flag("mamba_proj_bias", default=False))
     eps = config.number("rms_norm_eps", default=1e-6)
-    return Mamba2(shape, GatedRMSNorm(shape.inner, eps, gate_first=True))
+    return Mamba2(shape, InnerNorm(shape.inner, eps, gate_first=True))
 
 
 def attention(config: Config, dtype: torch.dtype) -> Attention:

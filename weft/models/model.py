@@ -17,6 +17,7 @@ from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Addend, Normed
 from weft.memory.device.store import View
 from weft.memory.spec import Memory
+from weft.models.sharding import ALONE, RankCut, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,9 @@ class Source:
     `transform` computes the target's values from the checkpoint's tensor (and its `companions`, if any): a factor
     folded into a weight, rows in another order, a decay rate from its logarithm. `shape` is the checkpoint's if it
     differs from the target's; the tensor is then reshaped or, if it is smaller, repeated.
+
+    `cut` is the part of dimension `dim` of every stored tensor that this rank reads, before the transform; of
+    concatenated tensors, it is a part of the result. Target and `shape` are this rank's.
     """
 
     name: str
@@ -35,10 +39,13 @@ class Source:
     companions: tuple[str, ...] = ()
     # The tensor and its companions are concatenated; the checkpoint decides where they are cut.
     concatenated: bool = False
+    cut: RankCut | None = None
+    dim: int = 0
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        return tuple(self.target.shape) if self.shape is None else self.shape
+        shape = tuple(self.target.shape) if self.shape is None else self.shape
+        return shape if self.cut is None else (*shape[: self.dim], self.cut.size, *shape[self.dim + 1 :])
 
 
 class Layer(nn.Module):
@@ -93,10 +100,12 @@ class CausalModel(Layer):
     """Language model: tokens in, final hidden states out; `logits` turns some of those into scores over the vocabulary.
 
     A family is constructed from its configuration and the dtype of its activations, inside `weights.build`, which
-    sets torch's default dtype and device: parameters use them unless they name their own.
+    sets torch's default dtype and device: parameters use them unless they name their own. It also sets the rank whose
+    part of the model is built (`sharding.current_shard`).
     """
 
     vocab_size: int
+    shard: Shard = ALONE
     # Regular expressions on checkpoint names: (pattern, replacement), applied in order; and names that are not needed.
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()
     ignored: ClassVar[tuple[str, ...]] = (r"\.rotary_emb\.inv_freq$",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -18,12 +18,12 @@ from weft.models.config import Config, shown
 from weft.models.decoder import Decoder, DecoderModel
 from weft.models.layers.attention import Attention, AttentionShape
 from weft.models.layers.embedding import Embedding
-from weft.models.layers.linear import Linear
+from weft.models.layers.linear import Linear, SummandLinear
 from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, time_step_limit
 from weft.models.layers.mlp import ACTIVATIONS, PlainMLP
 from weft.models.layers.moe import Experts, Route
-from weft.models.layers.norm import GatedRMSNorm, RMSNorm
-from weft.models.model import Layer, Mixer
+from weft.models.layers.norm import InnerNorm, RMSNorm
+from weft.models.model import Layer, Mixer, Source
 
 # A letter each in `hybrid_override_pattern`, a word in `layers_block_type`.
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -112,7 +112,7 @@ def mamba(config: Config, dtype: torch.dtype) -> Mamba2:
     )
     config.choice("mamba_hidden_act", among=("silu",), default="silu")
     eps = config.number("layer_norm_epsilon", "norm_eps", default=1e-5)
-    return Mamba2(shape, GatedRMSNorm(shape.inner, eps, shape.groups, gate_first=True))
+    return Mamba2(shape, InnerNorm(shape.inner, eps, shape.groups, gate_first=True))
 
 
 def attention(config: Config, dtype: torch.dtype) -> Attention:
@@ -150,6 +150,10 @@ class Router(Linear):
     def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens experts"]:
         return batch.operations.score_experts(x, self.weights)
 
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        yield from super().checkpoint_sources(prefix)
+        yield Source(prefix + "e_score_correction_bias", self.e_score_correction_bias)
+
     def initialise(self, generator: torch.Generator) -> None:
         self.weight.normal_(std=self.weight.shape[1] ** -0.5, generator=generator)
         self.e_score_correction_bias.normal_(std=0.1, generator=generator)
@@ -170,7 +174,7 @@ class SparseSquaredMLP(Layer):
         bias = config.flag("mlp_bias", default=False)
         self.gate = Router(hidden, count)
         self.fc1_latent_proj = None if latent is None else Linear(hidden, latent, bias)
-        self.fc2_latent_proj = None if latent is None else Linear(latent, hidden, bias)
+        self.fc2_latent_proj = None if latent is None else SummandLinear(latent, hidden, bias)
         self.experts = Experts(
             count,
             latent or hidden,

@@ -87,7 +87,7 @@ def delta(config: Config, dtype: torch.dtype) -> GatedDeltaNet:
         # Rates of correction above one flip a key's content: eigenvalues below zero.
         most_correction=2.0 if config.flag("linear_allow_neg_eigval", default=True) else 1.0,
     )
-    sizes = [shape.keys, shape.keys, shape.values, shape.values, shape.value_heads, shape.value_heads]
+    sizes = [shape.keys, shape.keys, shape.values, shape.values, shape.head_cut, shape.head_cut]
     names = ["q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"]
     return GatedDeltaNet(shape, PackedLinear(hidden, dict(zip(names, sizes))), CONVOLUTIONS)
 

@@ -35,6 +35,7 @@ from weft.models.model import CausalModel, Source, pin, sources
 from weft.models.mtp import MtpHead, check_head
 from weft.models.qwen3_next import Qwen3Next
 from weft.models.registry import family_of
+from weft.models.sharding import ALONE, RankCut, Shard, building_for
 
 log = logging.getLogger("weft")
 
@@ -58,6 +59,7 @@ def load_model(
     when_built: Callable[[CausalModel, str, torch.dtype], None] = lambda model, device, dtype: None,
     operations: Operations | None = None,
     exact: bool = False,
+    shard: Shard = ALONE,
 ) -> tuple[CausalModel, dict[str, Any]]:
     """Load the model of a folder or hub id; return it with the configuration of its text part.
 
@@ -66,11 +68,12 @@ def load_model(
     chosen for the device, for `exact` answers or not.
 
     With `weights="dummy"` only the configuration is read (a folder with config.json, the file itself, or the name of
-    a packaged one), and the weights are random, the same for the same seed.
+    a packaged one), and the weights are random, the same for the same seed. Of a model that is cut over ranks, only
+    the part of `shard` is built and read; random weights are then the same on every rank.
     """
     folder = find_checkpoint(path, with_weights=weights != "dummy")
     config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
-    model = build(config, dtype, device)
+    model = build(config, dtype, device, shard=shard)
     when_built(model, str(device), dtype)
     if weights == "dummy":
         fill_randomly(model, seed)
@@ -157,11 +160,12 @@ def build(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     family: type[CausalModel] | None = None,
+    shard: Shard = ALONE,
 ) -> CausalModel:
-    """Return the model of a configuration, its parameters not filled yet."""
+    """Return a rank's part of the model of a configuration, its parameters not filled yet."""
     family = family or family_of(config)
     try:
-        with defaults(dtype, device):
+        with defaults(dtype, device), building_for(shard):
             model = family(config, dtype)
     except (ModelError, torch.OutOfMemoryError):
         raise
@@ -175,7 +179,7 @@ def check_size(model: CausalModel, device: torch.device | str) -> None:
     """Raise if the machine has less memory than the weights take. On a CPU, unfilled weights take no memory yet."""
     if torch.device(device).type != "cpu":
         return
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) * model.shard.ranks
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > memory:
         taken, there = (f"{n / 2**30:.1f} GiB" for n in (size, memory))
@@ -282,20 +286,28 @@ def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progr
     total = sum(source.target.numel() * source.target.element_size() for source in filling)
     readers: dict[Path, Any] = {}
 
-    def read(name: str) -> Tensor:
+    def read(name: str, source: Source) -> Tensor:
         entry = stored[name]
         if entry.file not in readers:
             readers[entry.file] = safe_open(entry.file, framework="pt")
-        tensor: Tensor = readers[entry.file].get_tensor(entry.name)
-        return tensor
+        if source.cut is None or source.cut.is_whole or source.concatenated:
+            tensor: Tensor = readers[entry.file].get_tensor(entry.name)
+            return tensor
+        return read_part(readers[entry.file].get_slice(entry.name), source.cut, source.dim)
 
     # Small models load before the bar appears.
     bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=not progress, delay=1.0)
     with bar:
         for group in by_file.values():
             for source in group:
-                copy(source, [read(name) for name in (source.name, *source.companions)])
+                copy(source, [read(name, source) for name in (source.name, *source.companions)])
                 bar.update(source.target.numel() * source.target.element_size())
+
+
+def read_part(stored: Any, cut: RankCut, dim: int) -> Tensor:
+    """Read a rank's part of a stored tensor, and nothing else of it."""
+    before = (slice(None),) * dim
+    return torch.cat([stored[(*before, slice(start, end))] for start, end in cut.ranges], dim)
 
 
 def settle_head(model: CausalModel, stored: dict[str, Stored]) -> None:
@@ -322,6 +334,8 @@ def read_tensor(entry: Stored) -> Tensor:
 
 def copy(source: Source, tensors: list[Tensor]) -> None:
     values = tensors[0] if source.transform is None else source.transform(*tensors)
+    if source.concatenated and source.cut is not None:
+        values = torch.cat([values[start:end] for start, end in source.cut.ranges])
     if values.numel() == source.target.numel():
         values = values.reshape(source.target.shape)
     source.target.copy_(values)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.base.copies import CopyPlan
@@ -156,13 +156,17 @@ class Runner:
         """Choose a token for every sampled row; write it to the board and download it."""
         logits = self.operations.for_sampling(logits)
         digests = self.operations.digest(logits) if sampling.digests else None
-        tokens = sample(logits, sampling, self.board, self.operations)
+        tokens = self.decide(logits, sampling)
         if sampling.boarded is None:
             self.board[sampling.seat] = tokens
         else:
             self.board[sampling.seat[sampling.boarded]] = tokens[sampling.boarded]
         scores = None if sampling.top is None else DeviceScores(*self.operations.score(logits, tokens, sampling.top))
         return fly(tokens, scores, prompt_scores, digests)
+
+    def decide(self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling) -> Int[Tensor, " rows"]:
+        """Return the token of every sampled row."""
+        return sample(logits, sampling, self.board, self.operations)
 
     def land(self, flight: RunnerFlight) -> Landing:
         arrays = flight.download.arrays()

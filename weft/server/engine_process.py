@@ -150,6 +150,12 @@ def _end_with_front(connection: socket.socket) -> None:
     os._exit(1)
 
 
+def _end_with_rank(failure: str) -> None:
+    """End the process: without a rank, no step can be computed."""
+    logging.shutdown()
+    os._exit(1)
+
+
 def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
     """Load a model and return its engine and facts. Everything with tensors is imported here."""
     from weft.engine.loop import Engine
@@ -158,6 +164,8 @@ def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
 
     loaded = load(options, progress)
     config, model = loaded.config, loaded.model
+    if loaded.others is not None:
+        loaded.others.on_death = _end_with_rank
     runner = loaded.runner(options.threads, progress)
     drafter = loaded.draft_model(runner, options.threads)
     engine = Engine(loaded.spec, runner, config, loaded.grammars(), draft_model=drafter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -17,14 +17,15 @@ from weft.memory.device.store import AttentionView, View
 from weft.memory.spec import AttentionMemory, Memory
 from weft.models.layers.linear import OutputLinear, PackedLinear, parent_of
 from weft.models.layers.norm import AcrossHeadsNorm, QueryKeyNorm
-from weft.models.model import ProjectedMixer, Source
+from weft.models.model import ProjectedMixer, Source, sources
+from weft.models.sharding import ALONE, RankCut, Shard, current_shard
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """Sizes and options of an attention layer."""
+    """Sizes and options of an attention layer, and the rank whose heads are computed."""
 
     hidden: int
     heads: int
@@ -41,16 +42,31 @@ class AttentionShape:
     softcap: float | None = None
     sinks: bool = False
     gated: bool = False  # the output is multiplied by a sigmoid of gates that `q_proj` also computes, head by head
+    shard: Shard = field(default_factory=current_shard)
 
     @property
-    def inner(self) -> int:
-        """Return the input size of the output projection."""
-        return self.heads * self.head_dim
+    def head_cut(self) -> RankCut:
+        return self.shard.cut(self.heads, "attention heads")
 
     @property
-    def sections(self) -> dict[str, int]:
+    def kv_cut(self) -> RankCut:
+        """Return the rank's key and value heads: those that its query heads read."""
+        return self.shard.cut_or_repeat(self.kv_heads, "key and value heads")
+
+    @property
+    def local(self) -> AttentionShape:
+        """Return the sizes of the rank's part."""
+        return replace(self, heads=self.head_cut.kept, kv_heads=self.kv_cut.kept, shard=ALONE)
+
+    @property
+    def inner(self) -> RankCut:
+        """Return the inputs of the output projection."""
+        return self.head_cut.times(self.head_dim)
+
+    @property
+    def sections(self) -> dict[str, RankCut]:
         """Return the input projection's outputs by checkpoint name: queries, keys, values; without gates."""
-        keys = self.kv_heads * self.head_dim
+        keys = self.kv_cut.times(self.head_dim)
         return {"q_proj": self.inner, "k_proj": keys, "v_proj": keys}
 
 
@@ -61,8 +77,9 @@ class Attention(ProjectedMixer):
 
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__()
-        heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
-        self.shape = shape
+        self.shape = shape.local
+        self.head_cut = shape.head_cut
+        heads, kv_heads, head_dim = self.shape.heads, self.shape.kv_heads, shape.head_dim
         self.form = AttentionForm(
             heads,
             kv_heads,
@@ -77,7 +94,7 @@ class Attention(ProjectedMixer):
         self.o_proj = OutputLinear(shape.inner, shape.hidden, shape.output_bias)
         self.qk_norm = self.wide_norm = None
         if shape.norm_eps is not None and shape.norm_across_heads:
-            self.wide_norm = AcrossHeadsNorm(shape.inner, kv_heads * head_dim, shape.norm_eps)
+            self.wide_norm = AcrossHeadsNorm(shape.inner, shape.sections["k_proj"], shape.norm_eps)
         elif shape.norm_eps is not None:
             self.qk_norm = QueryKeyNorm(heads, kv_heads, head_dim, shape.norm_zero_centred)
         self.sinks = nn.Parameter(torch.empty(heads), requires_grad=False) if shape.sinks else None
@@ -104,10 +121,16 @@ class Attention(ProjectedMixer):
     def warm(self, operations: Operations) -> None:
         operations.warm_attention([self.form], self.shape.dtype)
 
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        if self.sinks is not None:
+            yield Source(prefix + "sinks", self.sinks, cut=self.head_cut)
+        for name, child in self.named_children():
+            yield from sources(child, f"{prefix}{name}.")
+
 
 def projection(shape: AttentionShape) -> PackedLinear:
     if shape.gated:
-        return GatedProjection(shape.hidden, shape.sections, shape.bias, shape.heads)
+        return GatedProjection(shape.hidden, shape.sections, shape.bias, shape.local.heads)
     return PackedLinear(shape.hidden, shape.sections, shape.bias)
 
 
@@ -116,7 +139,7 @@ class GatedProjection(PackedLinear):
     head.
     """
 
-    def __init__(self, inputs: int, parts: dict[str, int], bias: bool, heads: int) -> None:
+    def __init__(self, inputs: int, parts: dict[str, RankCut], bias: bool, heads: int) -> None:
         super().__init__(inputs, {**parts, "gate": parts["q_proj"]}, bias)
         self.heads = heads
 
@@ -129,7 +152,8 @@ class GatedProjection(PackedLinear):
                 continue
             stored = (2 * source.target.shape[0], *source.target.shape[1:])
             take = partial(half_of_heads, heads=self.heads, second=part == "gate")
-            yield Source(f"{siblings}q_proj.{leaf}", source.target, take, stored)
+            both = self.cuts["q_proj"].times(2)
+            yield Source(f"{siblings}q_proj.{leaf}", source.target, take, stored, cut=both)
 
 
 def half_of_heads(stored: Tensor, heads: int, second: bool) -> Tensor:

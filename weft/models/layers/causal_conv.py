@@ -14,6 +14,7 @@ from weft.kernels.stream import Normed
 from weft.memory.device.store import RecurrentView
 from weft.models.layers.linear import Linear, parent_of
 from weft.models.model import Layer, Source
+from weft.models.sharding import RankCut
 
 
 class CausalConv(Layer):
@@ -22,13 +23,17 @@ class CausalConv(Layer):
     A checkpoint may store it whole, or in `parts` that are siblings of this module.
     """
 
-    def __init__(self, channels: int, width: int, bias: bool, activation: bool, parts: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, channels: int | RankCut, width: int, bias: bool, activation: bool, parts: tuple[str, ...] = ()
+    ) -> None:
         super().__init__()
         assert not (parts and bias)
         self.parts = parts
+        self.cut = RankCut.whole(channels)
+        kept = self.cut.kept
         # Sums are float32, so the taps are too. They lie by channel, like a token's inputs.
-        self.taps = nn.Parameter(torch.empty(width, channels, dtype=torch.float32), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(channels, dtype=torch.float32), requires_grad=False) if bias else None
+        self.taps = nn.Parameter(torch.empty(width, kept, dtype=torch.float32), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(kept, dtype=torch.float32), requires_grad=False) if bias else None
         self.activation = activation
 
     def forward(
@@ -49,12 +54,12 @@ class CausalConv(Layer):
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         # Checkpoints keep the middle dimension of a one-dimensional convolution: input channels per group.
         whole = self.taps.t().unsqueeze(1)
-        yield Source(prefix + "weight", whole)
+        yield Source(prefix + "weight", whole, cut=self.cut)
         if self.parts:
             first, *others = (f"{parent_of(prefix)}{name}.weight" for name in self.parts)
-            yield Source(first, whole, concatenate, companions=tuple(others), concatenated=True)
+            yield Source(first, whole, concatenate, companions=tuple(others), concatenated=True, cut=self.cut)
         if self.bias is not None:
-            yield Source(prefix + "bias", self.bias)
+            yield Source(prefix + "bias", self.bias, cut=self.cut)
 
     def initialise(self, generator: torch.Generator) -> None:
         self.taps.normal_(0.0, 0.5, generator=generator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
@@ -10,17 +11,22 @@ from torch import Tensor, nn
 
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.weight import Weight
-from weft.models.model import Layer
+from weft.models.layers.linear import Linear
+from weft.models.model import Layer, Source
+from weft.models.sharding import Shard, current_shard
 
 
 class Embedding(Layer):
-    """Token embedding. `scale` multiplies the vectors (Gemma, Granite, Falcon-H1), rounded to their dtype as in
+    """Token embedding of this rank's part of the vocabulary; other tokens have the embedding zero.
+
+    `scale` multiplies the vectors (Gemma, Granite, Falcon-H1), rounded to their dtype as in
     training.
     """
 
     def __init__(self, vocab: int, size: int, scale: float = 1.0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab, size), requires_grad=False)
+        self.cut, rows = current_shard().padded(vocab)
+        self.weight = nn.Parameter(torch.empty(rows, size), requires_grad=False)
         # The weights as matmuls read them, once filled, if the model is tied.
         self.head: Weight | None = None
         self.tied = False  # whether the embedding is also the head
@@ -30,7 +36,7 @@ class Embedding(Layer):
         return batch.operations.look_up(batch.token_ids, self.weight, self.scale)
 
     def scores(self, hidden: Float[Tensor, "n size"], batch: Batch) -> Float[Tensor, "n vocab"]:
-        """Return the logits of a tied model, whose head is this embedding."""
+        """Return this rank's logits of a tied model, whose head is this embedding."""
         return batch.operations.linear(hidden, Weight(self.weight) if self.head is None else self.head)
 
     def prepare(self, operations: Operations, twice: bool = False) -> None:
@@ -43,3 +49,24 @@ class Embedding(Layer):
         # vectors would make the model repeat the last token, regardless of its layers.
         size = math.sqrt(self.weight.shape[1]) if self.tied else self.scale
         self.weight.normal_(std=1 / size, generator=generator)
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        yield Source(prefix + "weight", padded_rows(self.weight, self.cut.kept), cut=self.cut)
+
+
+class VocabularyHead(Linear):
+    """Logits of this rank's part of the vocabulary. Every rank has as many rows; the last ones may be unused."""
+
+    def __init__(self, hidden: int, vocab: int, shard: Shard) -> None:
+        cut, rows = shard.padded(vocab)
+        super().__init__(hidden, rows)
+        self.cut = cut
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        yield Source(prefix + "weight", padded_rows(self.weight, self.cut.kept), cut=self.cut)
+
+
+def padded_rows(weight: Tensor, used: int) -> Tensor:
+    """Return the used rows, after filling the others with zeros."""
+    weight[used:].zero_()
+    return weight[:used]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -21,6 +21,7 @@ from weft.models.layers.causal_conv import CausalConv
 from weft.models.layers.linear import OutputLinear, PackedLinear
 from weft.models.layers.norm import GatedRMSNorm
 from weft.models.model import ProjectedMixer, Source, sources
+from weft.models.sharding import ALONE, RankCut, Shard, current_shard, side_by_side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class GatedDeltaShape:
     eps: float
     dtype: torch.dtype
     most_correction: float = 1.0  # maximum rate at which a key's content is corrected; the minimum is zero
+    shard: Shard = field(default_factory=current_shard)
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
@@ -43,22 +45,37 @@ class GatedDeltaShape:
             )
 
     @property
-    def keys(self) -> int:
-        return self.key_heads * self.key_dim
+    def head_cut(self) -> RankCut:
+        """Return the rank's value heads."""
+        return self.shard.cut(self.value_heads, "value heads of the gated delta rule")
 
     @property
-    def values(self) -> int:
-        return self.value_heads * self.value_dim
+    def key_cut(self) -> RankCut:
+        """Return the rank's key heads: those that its value heads read. Several ranks may have the same one."""
+        return self.shard.cut_or_repeat(self.key_heads, "key heads of the gated delta rule")
 
     @property
-    def conv_channels(self) -> int:
-        return 2 * self.keys + self.values
+    def local(self) -> GatedDeltaShape:
+        """Return the sizes of the rank's part."""
+        return replace(self, key_heads=self.key_cut.kept, value_heads=self.head_cut.kept, shard=ALONE)
+
+    @property
+    def keys(self) -> RankCut:
+        return self.key_cut.times(self.key_dim)
+
+    @property
+    def values(self) -> RankCut:
+        return self.head_cut.times(self.value_dim)
+
+    @property
+    def conv_channels(self) -> RankCut:
+        return side_by_side(self.keys, self.keys, self.values)
 
 
 class InterleavedLinear(PackedLinear):
     """Qwen3-Next's projections: the checkpoint sorts rows by key head, this layer by output."""
 
-    def __init__(self, inputs: int, parts: dict[str, int], key_heads: int, sections: dict[str, list[int]]) -> None:
+    def __init__(self, inputs: int, parts: dict[str, RankCut], key_heads: int, sections: dict[str, list[int]]) -> None:
         super().__init__(inputs, parts)
         self.key_heads = key_heads
         self.sections = sections
@@ -67,7 +84,7 @@ class InterleavedLinear(PackedLinear):
         for source in super().checkpoint_sources(prefix):
             sections = self.sections[source.name.split(".")[-2]]
             sort = partial(sorted_by_yield, key_heads=self.key_heads, sections=sections)
-            yield Source(source.name, source.target, sort)
+            yield replace(source, transform=sort)
 
 
 def sorted_by_yield(
@@ -80,19 +97,33 @@ def sorted_by_yield(
 
 def interleaved_projection(shape: GatedDeltaShape) -> InterleavedLinear:
     """Return `in_proj_qkvz` and `in_proj_ba`, stored head by head: a key head's outputs, then its value heads'."""
-    shared = shape.value_heads // shape.key_heads
+    local = shape.local
+    shared = local.value_heads // local.key_heads
     values = shared * shape.value_dim
-    return InterleavedLinear(
-        shape.hidden,
-        {"in_proj_qkvz": shape.conv_channels + shape.values, "in_proj_ba": 2 * shape.value_heads},
-        shape.key_heads,
-        {"in_proj_qkvz": [shape.key_dim, shape.key_dim, values, values], "in_proj_ba": [shared, shared]},
-    )
+    by_head = {"in_proj_qkvz": [shape.key_dim, shape.key_dim, values, values], "in_proj_ba": [shared, shared]}
+    keys = RankCut.whole(shape.key_dim)
+    parts = {"in_proj_qkvz": (keys, keys, shape.value_dim, shape.value_dim), "in_proj_ba": (1, 1)}
+    cuts = {name: interleaved_cut(shape, sections) for name, sections in parts.items()}
+    return InterleavedLinear(shape.hidden, cuts, local.key_heads, by_head)
+
+
+def interleaved_cut(shape: GatedDeltaShape, sections: tuple[RankCut | int, ...]) -> RankCut:
+    """Return the rank's rows where each key head has all sections: a cut of its own, or rows per value head."""
+    shared, [(first, end)] = shape.value_heads // shape.key_heads, shape.head_cut.ranges
+
+    def own(key_head: int, section: RankCut | int) -> RankCut:
+        if isinstance(section, RankCut):
+            mine = key_head in range(*shape.key_cut.ranges[0])
+            return section if mine else RankCut(section.size, ())
+        low, high = (min(max(edge - key_head * shared, 0), shared) for edge in (first, end))
+        return RankCut(shared, ((low, high),) if low < high else ()).times(section)
+
+    return side_by_side(*(own(key_head, section) for key_head in range(shape.key_heads) for section in sections))
 
 
 def split_projection(shape: GatedDeltaShape) -> PackedLinear:
     """Return `in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`, each sorted by output."""
-    parts = [shape.conv_channels, shape.values, shape.value_heads, shape.value_heads]
+    parts = [shape.conv_channels, shape.values, shape.head_cut, shape.head_cut]
     return PackedLinear(shape.hidden, dict(zip(["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"], parts)))
 
 
@@ -104,21 +135,23 @@ class GatedDeltaNet(ProjectedMixer):
 
     def __init__(self, shape: GatedDeltaShape, projection: PackedLinear, convolutions: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape = local = shape.local
+        self.head_cut = shape.head_cut
         self.in_proj = projection
         self.conv1d = CausalConv(shape.conv_channels, shape.conv_width, bias=False, activation=True, parts=convolutions)
         # A and the bias of dt stay float32 in models of any dtype: decays are products of many factors.
         self.A, self.dt_bias = (
-            nn.Parameter(torch.empty(shape.value_heads, dtype=torch.float32), requires_grad=False) for _ in range(2)
+            nn.Parameter(torch.empty(local.value_heads, dtype=torch.float32), requires_grad=False) for _ in range(2)
         )
-        self.sections = [shape.conv_channels, shape.values, shape.value_heads, shape.value_heads]
+        self.sections = [shape.conv_channels.kept, shape.values.kept, local.value_heads, local.value_heads]
+        self.conv_sections = [shape.keys.kept, shape.keys.kept, shape.values.kept]
         self.norm = GatedRMSNorm(shape.value_dim, shape.eps)
         self.out_proj = OutputLinear(shape.values, shape.hidden)
 
     def memory(self, operations: Operations) -> Memory:
         shape = self.shape
         keys, values = (shape.key_heads, shape.key_dim), (shape.value_heads, shape.value_dim)
-        sizes = DeltaShape(*keys, *values, shape.conv_channels, shape.conv_width)
+        sizes = DeltaShape(*keys, *values, shape.conv_channels.kept, shape.conv_width)
         return operations.gated_delta_memory(sizes, DTYPE_NAMES[shape.dtype])
 
     def mix(
@@ -134,7 +167,7 @@ class GatedDeltaNet(ProjectedMixer):
         heads = shape.value_heads
         mixed, gate, strength, step = projected.split_with_sizes(self.sections, -1)
         mixed = self.conv1d(mixed, batch, view)
-        query, key, value = mixed.split_with_sizes([shape.keys, shape.keys, shape.values], -1)
+        query, key, value = mixed.split_with_sizes(self.conv_sections, -1)
         inputs = DeltaInputs(
             query.view(-1, shape.key_heads, shape.key_dim),
             key.view(-1, shape.key_heads, shape.key_dim),
@@ -151,8 +184,8 @@ class GatedDeltaNet(ProjectedMixer):
         return normed.flatten(-2)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
-        yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp())
-        yield Source(prefix + "dt_bias", self.dt_bias)
+        yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp(), cut=self.head_cut)
+        yield Source(prefix + "dt_bias", self.dt_bias, cut=self.head_cut)
         for name, child in self.named_children():
             yield from sources(child, f"{prefix}{name}.")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from weft.kernels.stream import Addend, Normed
 from weft.kernels.weight import Weight
 from weft.models.dummy import fill
 from weft.models.model import Layer, Source, sources
+from weft.models.sharding import RankCut, Shard, current_shard
 
 
 def parent_of(prefix: str) -> str:
@@ -27,10 +28,17 @@ def parent_of(prefix: str) -> str:
 
 
 class Linear(Layer):
-    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+    """A matmul. A rank may hold a part of its outputs or of its inputs; in the second case it returns a summand."""
+
+    # Whether the results of all ranks are added up: one of them then has the bias.
+    summed = False
+
+    def __init__(self, inputs: int | RankCut, outputs: int | RankCut, bias: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
+        self.inputs, self.outputs = RankCut.whole(inputs), RankCut.whole(outputs)
+        self.weight = nn.Parameter(torch.empty(self.outputs.kept, self.inputs.kept), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(self.outputs.kept), requires_grad=False) if bias else None
+        self.bias_of = only_once(current_shard()) if self.summed else None
         # The weights as operations read them, once filled.
         self.prepared: Weight | None = None
 
@@ -53,8 +61,31 @@ class Linear(Layer):
         if self.prepared.matrix is not self.weight:
             self.weight = nn.Parameter(self.prepared.matrix, requires_grad=False)
 
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        yield self.part_of_weight(prefix + "weight", self.weight, self.outputs)
+        if self.bias is not None:
+            yield Source(prefix + "bias", self.bias, self.bias_of, cut=self.outputs)
 
-class OutputLinear(Linear):
+    def part_of_weight(
+        self, name: str, target: Tensor, rows: RankCut, transform: Callable[..., Tensor] | None = None
+    ) -> Source:
+        """Return the source of some rows of the weight, or of this rank's columns of them."""
+        cut, dim = (rows, 0) if self.inputs.is_whole else (self.inputs, 1)
+        return Source(name, target, transform, cut=cut, dim=dim)
+
+
+def only_once(shard: Shard) -> Callable[[Tensor], Tensor] | None:
+    """Return the transform of a bias that only the first rank adds."""
+    return None if shard.is_first else torch.zeros_like
+
+
+class SummandLinear(Linear):
+    """A projection whose results on all ranks are summands of one."""
+
+    summed = True
+
+
+class OutputLinear(SummandLinear):
     """Last projection of a block's mixer or MLP: its output goes only into the residual stream."""
 
     def forward(self, x: Normed, batch: Batch) -> Addend:
@@ -62,15 +93,17 @@ class OutputLinear(Linear):
 
 
 class PackedLinear(Linear):
-    """Matrices with the same input, as one matmul: `parts` maps their checkpoint names to their output sizes.
+    """Matrices with the same input, as one matmul: `parts` maps their checkpoint names to their outputs.
 
     The names are siblings of this module: `qkv = PackedLinear(h, {"q_proj": 8, "k_proj": 4, "v_proj": 4})` inside
     `self_attn` is filled from `self_attn.q_proj.weight` and so on.
     """
 
-    def __init__(self, inputs: int, parts: dict[str, int], bias: bool = False) -> None:
-        super().__init__(inputs, sum(parts.values()), bias)
-        self.parts = parts
+    def __init__(self, inputs: int | RankCut, parts: Mapping[str, int | RankCut], bias: bool = False) -> None:
+        cuts = {name: RankCut.whole(outputs) for name, outputs in parts.items()}
+        super().__init__(inputs, sum(cut.kept for cut in cuts.values()), bias)
+        self.cuts = cuts
+        self.parts = {name: cut.kept for name, cut in cuts.items()}
 
     def split(self, x: Normed, batch: Batch) -> tuple[Tensor, ...]:
         return self.forward(x, batch).split_with_sizes(list(self.parts.values()), dim=-1)
@@ -79,9 +112,10 @@ class PackedLinear(Linear):
         siblings = parent_of(prefix)
         first = 0
         for name, outputs in self.parts.items():
-            yield Source(f"{siblings}{name}.weight", self.weight[first : first + outputs])
+            cut = self.cuts[name]
+            yield self.part_of_weight(f"{siblings}{name}.weight", self.weight[first : first + outputs], cut)
             if self.bias is not None:
-                yield Source(f"{siblings}{name}.bias", self.bias[first : first + outputs])
+                yield Source(f"{siblings}{name}.bias", self.bias[first : first + outputs], cut=cut)
             first += outputs
 
 
@@ -131,6 +165,7 @@ class SummedLinear(OutputLinear):
         outputs = len(next(iter(parts.values())).weight)
         super().__init__(sum(sizes), outputs, any(part.bias is not None for part in parts.values()))
         self.sizes = sizes
+        self.columns = {name: part.inputs for name, part in parts.items()}
         self.factors = dict(zip(parts, factors, strict=True))
         self.biased = [name for name, part in parts.items() if part.bias is not None]
 
@@ -138,10 +173,12 @@ class SummedLinear(OutputLinear):
         around = parent_of(prefix)
         columns = self.weight.split(self.sizes, 1)
         for (name, factor), target in zip(self.factors.items(), columns, strict=True):
-            yield Source(f"{around}{name}.weight", target, partial(weighed_sum, factors=[factor]))
+            scale = partial(weighed_sum, factors=[factor])
+            yield Source(f"{around}{name}.weight", target, scale, cut=self.columns[name], dim=1)
         if self.bias is not None:
             first, *others = (f"{around}{name}.bias" for name in self.biased)
-            add = partial(weighed_sum, factors=[self.factors[name] for name in self.biased])
+            once = 1.0 if self.bias_of is None else 0.0
+            add = partial(weighed_sum, factors=[once * self.factors[name] for name in self.biased])
             yield Source(first, self.bias, add, companions=tuple(others))
 
 

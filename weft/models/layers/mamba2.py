@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from weft.models.layers.attention import DTYPE_NAMES
 from weft.models.layers.causal_conv import CausalConv
 from weft.models.layers.linear import Linear, OutputLinear
 from weft.models.model import ProjectedMixer, Source, sources
+from weft.models.sharding import ALONE, RankCut, Shard, current_shard, side_by_side
 
 __all__ = ["UNLIMITED", "Mamba2", "Mamba2Shape", "head_dim_of", "time_step_limit"]
 
@@ -38,10 +39,25 @@ class Mamba2Shape:
     out_bias: bool
     time_step_limit: tuple[float, float]
     dtype: torch.dtype
+    shard: Shard = field(default_factory=current_shard)
 
     def __post_init__(self) -> None:
         if self.heads % self.groups:
             raise ModelError(f"config.json: the {self.heads} heads must be a multiple of the {self.groups} groups")
+
+    @property
+    def head_cut(self) -> RankCut:
+        return self.shard.cut(self.heads, "Mamba2 heads")
+
+    @property
+    def group_cut(self) -> RankCut:
+        """Return the rank's groups: those that its heads read. Several ranks may have the same one."""
+        return self.shard.cut_or_repeat(self.groups, "Mamba2 groups")
+
+    @property
+    def local(self) -> Mamba2Shape:
+        """Return the sizes of the rank's part."""
+        return replace(self, heads=self.head_cut.kept, groups=self.group_cut.kept, shard=ALONE)
 
     @property
     def inner(self) -> int:
@@ -49,7 +65,13 @@ class Mamba2Shape:
 
     @property
     def conv_channels(self) -> int:
-        return self.inner + 2 * self.groups * self.state
+        return self.conv_cut.size
+
+    @property
+    def conv_cut(self) -> RankCut:
+        """Return the rank's part of the convolution's channels: x, B, C."""
+        width = self.group_cut.times(self.state)
+        return side_by_side(self.head_cut.times(self.head_dim), width, width)
 
     @property
     def sections(self) -> list[int]:
@@ -83,15 +105,17 @@ class Mamba2(ProjectedMixer):
 
     def __init__(self, shape: Mamba2Shape, norm: nn.Module | None) -> None:
         super().__init__()
-        self.shape = shape
-        self.in_proj = Linear(shape.hidden, sum(shape.sections), shape.in_bias)
-        self.conv1d = CausalConv(shape.conv_channels, shape.conv_width, shape.conv_bias, activation=True)
+        self.shape = shape.local
+        self.head_cut = heads = shape.head_cut
+        inner = heads.times(shape.head_dim)
+        self.in_proj = Linear(shape.hidden, side_by_side(inner, shape.conv_cut, heads), shape.in_bias)
+        self.conv1d = CausalConv(shape.conv_cut, shape.conv_width, shape.conv_bias, activation=True)
         # A, the bias of dt and D stay float32 in models of any dtype: decays are products of many factors.
         self.A, self.dt_bias, self.D = (
-            nn.Parameter(torch.empty(shape.heads, dtype=torch.float32), requires_grad=False) for _ in range(3)
+            nn.Parameter(torch.empty(heads.kept, dtype=torch.float32), requires_grad=False) for _ in range(3)
         )
         self.norm = norm
-        self.out_proj = OutputLinear(shape.inner, shape.hidden, shape.out_bias)
+        self.out_proj = OutputLinear(inner, shape.hidden, shape.out_bias)
 
     def memory(self, operations: Operations) -> Memory:
         shape = self.shape
@@ -128,9 +152,9 @@ class Mamba2(ProjectedMixer):
         return y if self.norm is None else self.norm(y, gate, batch, out)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
-        yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp())
-        yield Source(prefix + "dt_bias", self.dt_bias)
-        yield Source(prefix + "D", self.D)
+        yield Source(prefix + "A_log", self.A, lambda logarithm: -logarithm.float().exp(), cut=self.head_cut)
+        yield Source(prefix + "dt_bias", self.dt_bias, cut=self.head_cut)
+        yield Source(prefix + "D", self.D, cut=self.head_cut)
         for name, child in self.named_children():
             yield from sources(child, f"{prefix}{name}.")
 

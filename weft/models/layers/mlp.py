@@ -10,8 +10,9 @@ from torch import Tensor
 from weft.kernels.activations import gelu_tanh, squared_relu
 from weft.kernels.interface import Batch
 from weft.kernels.stream import Addend, Normed
-from weft.models.layers.linear import Linear, OutputLinear, PackedLinear
+from weft.models.layers.linear import Linear, OutputLinear, PackedLinear, SummandLinear
 from weft.models.model import Layer
+from weft.models.sharding import current_shard, side_by_side
 
 # By their names in configurations (`hidden_act`).
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -39,8 +40,10 @@ class GatedMLP(Layer):
         names: tuple[str, ...] = ("gate_proj", "up_proj"),
     ) -> None:
         super().__init__()
-        self.gate_up = PackedLinear(hidden, dict.fromkeys(names, 2 * inner // len(names)), bias)
-        self.down_proj = OutputLinear(inner, hidden, bias)
+        cut = current_shard().cut(inner, "MLP channels")
+        both = side_by_side(*[cut] * (2 // len(names)))
+        self.gate_up = PackedLinear(hidden, dict.fromkeys(names, both), bias)
+        self.down_proj = OutputLinear(cut, hidden, bias)
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Normed, batch: Batch) -> Addend:
@@ -54,8 +57,9 @@ class PlainMLP(Layer):
         self, hidden: int, inner: int, activation: str = "relu2", bias: bool = False, into_stream: bool = True
     ) -> None:
         super().__init__()
-        self.up_proj = Linear(hidden, inner, bias)
-        self.down_proj = (OutputLinear if into_stream else Linear)(inner, hidden, bias)
+        cut = current_shard().cut(inner, "MLP channels")
+        self.up_proj = Linear(hidden, cut, bias)
+        self.down_proj = (OutputLinear if into_stream else SummandLinear)(cut, hidden, bias)
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Normed, batch: Batch) -> Addend:

@@ -15,6 +15,7 @@ from weft.kernels.stream import Normed
 from weft.models.layers.linear import Linear
 from weft.models.layers.mlp import ACTIVATIONS
 from weft.models.model import Layer, Source
+from weft.models.sharding import current_shard, side_by_side
 
 
 class ExpertLayer(Layer):
@@ -67,21 +68,23 @@ class Experts(ExpertLayer):
         super().__init__()
         self.first_bias = self.second_bias = None
         *self.first_names, self.second_name = names
-        self.inner = inner
-        outer = inner * len(self.first_names)
+        self.cut = current_shard().cut(inner, "channels of an expert")
+        self.inner = self.cut.kept
+        outer = self.inner * len(self.first_names)
         self.first = nn.Parameter(torch.empty(count, outer, hidden), requires_grad=False)
-        self.second = nn.Parameter(torch.empty(count, hidden, inner), requires_grad=False)
+        self.second = nn.Parameter(torch.empty(count, hidden, self.inner), requires_grad=False)
         kind = gated if len(self.first_names) == 2 else plain
         self.activation = kind(ACTIVATIONS[activation])
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
-        yield Source(prefix + ("gate_up_proj" if len(self.first_names) == 2 else "up_proj"), self.first)
-        yield Source(prefix + "down_proj", self.second)
+        fused = "gate_up_proj" if len(self.first_names) == 2 else "up_proj"
+        yield Source(prefix + fused, self.first, cut=side_by_side(*[self.cut] * len(self.first_names)), dim=1)
+        yield Source(prefix + "down_proj", self.second, cut=self.cut, dim=2)
         for number in range(self.first.shape[0]):
             for part, name in enumerate(self.first_names):
                 rows = self.first[number, part * self.inner : (part + 1) * self.inner]
-                yield Source(f"{prefix}{number}.{name}.weight", rows)
-            yield Source(f"{prefix}{number}.{self.second_name}.weight", self.second[number])
+                yield Source(f"{prefix}{number}.{name}.weight", rows, cut=self.cut)
+            yield Source(f"{prefix}{number}.{self.second_name}.weight", self.second[number], cut=self.cut, dim=1)
 
 
 class Route:

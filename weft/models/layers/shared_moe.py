@@ -13,6 +13,7 @@ from weft.kernels.stream import Normed
 from weft.models.layers.linear import PackedLinear
 from weft.models.layers.moe import Experts, Route
 from weft.models.model import Layer
+from weft.models.sharding import RankCut, current_shard, side_by_side
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,13 @@ class SharedSparseMLP(Layer):
     def __init__(self, hidden: int, inner: int, names: SharedNames, experts: Experts, route: Route) -> None:
         super().__init__()
         count = experts.first.shape[0]
-        self.sizes = [count, 0 if names.opening is None else 1, inner, inner]
+        cut = current_shard().cut(inner, "channels of the shared expert")
+        self.sizes = [count, 0 if names.opening is None else 1, cut.kept, cut.kept]
         opening = {} if names.opening is None else {names.opening: 1}
-        parts = {names.router: count, **opening, **dict.fromkeys(names.first, 2 * inner // len(names.first))}
+        both = side_by_side(*[cut] * (2 // len(names.first)))
+        parts: dict[str, int | RankCut] = {names.router: count, **opening, **dict.fromkeys(names.first, both)}
         self.packed = PackedLinear(hidden, parts)
-        self.second = PackedLinear(inner, {names.second: hidden})
+        self.second = PackedLinear(cut, {names.second: hidden})
         self.experts = experts
         self.route = route
 

@@ -14,6 +14,7 @@ from weft.models.layers.attention import DTYPE_NAMES
 from weft.models.layers.causal_conv import CausalConv
 from weft.models.layers.linear import Linear, OutputLinear
 from weft.models.model import Mixer
+from weft.models.sharding import current_shard, side_by_side
 
 
 class ShortConv(Mixer):
@@ -21,10 +22,11 @@ class ShortConv(Mixer):
 
     def __init__(self, hidden: int, width: int, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()
-        self.in_proj = Linear(hidden, 3 * hidden, bias)
-        self.conv = CausalConv(hidden, width, bias, activation=False)
-        self.out_proj = OutputLinear(hidden, hidden, bias)
-        self.sizes = (hidden, width, DTYPE_NAMES[dtype])
+        channels = current_shard().cut(hidden, "convolution channels")
+        self.in_proj = Linear(hidden, side_by_side(channels, channels, channels), bias)
+        self.conv = CausalConv(channels, width, bias, activation=False)
+        self.out_proj = OutputLinear(channels, hidden, bias)
+        self.sizes = (channels.kept, width, DTYPE_NAMES[dtype])
 
     def memory(self, operations: Operations) -> Memory:
         return short_conv_memory(*self.sizes)

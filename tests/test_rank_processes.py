@@ -1,0 +1,187 @@
+"""Ranks as processes: they answer like one engine, none outlives the group, and a death is one clear error."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.engines import TINY, Ask, greedy, make_engine, seeded, serve, tokens
+from tests.oracle import Oracle
+from weft import LLM, SamplingParams
+from weft.base.errors import EngineStopped, ModelError
+from weft.base.options import Options
+from weft.base.plan import Captures, Plan, Sampling
+from weft.runner.ranks.channel import Channel, ChannelClosed, Launch, ToRank, decode_plan, encode_plan
+from weft.runner.ranks.processes import RankProcesses
+from weft.server.process_backend import ProcessBackend
+
+OPTIONS = {"memory": "32MiB", "max_length": 256, "threads": 1, "dtype": "float32", "progress": False}
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, logprobs=0)
+PROMPTS = [tokens(90, 1), tokens(7, 2)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return Oracle(TINY["nemotron_h"]).save(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def pair(folder):
+    with LLM(str(folder), tensor_parallel=2, **OPTIONS) as llm:
+        yield llm
+
+
+def is_alive(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def loopback_only(number: int) -> bool:
+    """Whether every TCP socket on which a process listens is bound to 127.0.0.1."""
+    own = set()
+    for name in os.listdir(f"/proc/{number}/fd"):
+        # The descriptor of the listing itself is gone by now.
+        with suppress(FileNotFoundError):
+            own.add(os.readlink(f"/proc/{number}/fd/{name}"))
+    lines = [line.split() for line in Path(f"/proc/{number}/net/tcp").read_text().splitlines()[1:]]
+    listening = [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]
+    return bool(listening) and all(address.startswith("0100007F:") for address in listening)
+
+
+def test_two_processes_answer_like_one_and_end_with_the_llm(folder):
+    with LLM(str(folder), **OPTIONS) as llm:
+        alone = llm.generate(PROMPTS, GREEDY, progress=False)
+    with LLM(str(folder), tensor_parallel=2, **OPTIONS) as llm:
+        numbers = [process.pid for process in llm.engine._device.others.processes]
+        meeting = llm.engine._device.others.meeting.parent
+        assert [is_alive(number) for number in numbers] == [True]
+        assert loopback_only(numbers[0])
+        assert loopback_only(os.getpid())
+        found = llm.generate(PROMPTS, GREEDY, progress=False)
+    assert [each.token_ids for each in found] == [each.token_ids for each in alone]
+    assert not any(map(is_alive, numbers))
+    assert not meeting.exists()
+
+
+def test_a_rank_that_dies_ends_the_group_with_one_error_that_names_it(pair, caplog):
+    others = pair.engine._device.others
+    pair.generate(PROMPTS, GREEDY, progress=False)
+    os.kill(others.processes[0].pid, signal.SIGKILL)
+    with pytest.raises(EngineStopped, match=r"rank 1 of 2 \(process \d+\) has ended with exit code -9"):
+        pair.generate(PROMPTS, GREEDY, progress=False)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [others.failure]
+    assert others.processes[0].poll() is not None
+    with pytest.raises(EngineStopped, match="no longer answers"):
+        pair.generate(PROMPTS, GREEDY, progress=False)
+
+
+def test_a_model_that_cannot_be_cut_is_refused_before_any_process_starts(folder, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(RankProcesses, "__init__", never)
+    with pytest.raises(ModelError, match="tensor_parallel is 3 but must divide the model's"):
+        LLM(str(folder), tensor_parallel=3, **OPTIONS)
+
+
+def test_a_rank_that_cannot_load_is_reported_with_its_number(folder):
+    others = RankProcesses(Options(model=str(folder / "absent"), tensor_parallel=2))
+    try:
+        with pytest.raises(ModelError, match=r"rank 1: .*absent"):
+            others.join(make_engine("llama").config, 0, 1)
+    finally:
+        others.close()
+    assert others.processes[0].poll() is not None
+
+
+# Plans on the wire ---------------------------------------------------------------------------------------------------
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, Plan | Sampling | Captures):
+        return all(same(getattr(one, each.name), getattr(other, each.name)) for each in fields(one))
+    return type(one) is type(other) and one == other
+
+
+def test_a_plan_arrives_as_it_was_sent(monkeypatch):
+    engine = make_engine("falcon_h1", max_tokens_per_step=96)
+    plans, launch = [], engine._device.launch
+    monkeypatch.setattr(engine._device, "launch", lambda plan: plans.append(plan) or launch(plan))
+    asks = [
+        Ask(tokens(130, 1), greedy(4, logit_bias={5: 2.0}, repetition_penalty=1.2)),
+        Ask(tokens(5, 2), seeded(4, 1, top_k=5, allowed_token_ids=range(90), bad_words=((3, 4),))),
+        Ask(tokens(70, 3), greedy(2, prompt_logprobs=1), abort_after=2),
+    ]
+    serve(engine, asks)
+    ours, theirs = map(Channel, socket.socketpair())
+    for plan in plans:
+        ours.send(Launch(encode_plan(plan)))
+        assert same(plan, decode_plan(theirs.receive(ToRank).plan))
+    assert len(plans) > 4
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x01\xc1", b"\x00\x00", b""])
+def test_bytes_that_are_no_message_close_the_channel(data):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.sendall(data)
+        ours.close()
+        with pytest.raises(ChannelClosed):
+            Channel(theirs).receive(ToRank)
+
+
+def test_an_array_of_an_unknown_kind_is_refused():
+    plan = encode_plan(make_plan())
+    plan[1] = plan[1] | {"kind": "|O"}
+    with pytest.raises(ChannelClosed, match="an array must be one of"):
+        decode_plan(plan)
+
+
+def make_plan() -> Plan:
+    engine, plans = make_engine("llama"), []
+    launch = engine._device.launch
+    engine._device.launch = lambda plan: plans.append(plan) or launch(plan)
+    serve(engine, [Ask(tokens(3, 1), greedy(1))])
+    return plans[0]
+
+
+async def server(folder: Path, ends: Callable[[subprocess.Popen[bytes], int], None]) -> None:
+    """Start a server's engine process with two ranks, and end it in some way."""
+    options = Options(model=str(folder), tensor_parallel=2, memory="32MiB", max_length=256, threads=1)
+    backend = ProcessBackend(options, progress=False)
+    await backend.start()
+    engine = backend._process
+    [rank] = Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text().split()
+    await asyncio.to_thread(ends, engine, int(rank))
+    await backend.stop(0)
+    assert engine.poll() is not None
+    assert not is_alive(int(rank))
+
+
+@pytest.mark.slow
+def test_a_servers_engine_process_ends_with_its_rank(folder):
+    def ends(engine: subprocess.Popen[bytes], rank: int) -> None:
+        os.kill(rank, signal.SIGKILL)
+        assert engine.wait(60) == 1
+
+    asyncio.run(server(folder, ends))
+
+
+@pytest.mark.slow
+def test_a_servers_ranks_end_with_it(folder):
+    asyncio.run(server(folder, lambda engine, rank: None))

@@ -1,0 +1,84 @@
+"""A process that holds one rank's part of a model and executes the plans of the first rank.
+
+Started as `python -m weft.rank_process FD` by the first rank, with one end of a socket pair as file descriptor FD: it
+has no name in the file system, and no other process can connect. The process ends when the first rank does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+
+from weft.base.errors import ModelError, OptionError
+from weft.runner.ranks.channel import (
+    Channel,
+    ChannelClosed,
+    Join,
+    Launch,
+    LoadPart,
+    PartLoaded,
+    PartUnloadable,
+    ToRank,
+    decode_plan,
+)
+
+log = logging.getLogger("weft")
+
+
+def run_rank(channel: Channel) -> int:
+    """Load a part, join the group and execute plans until the first rank ends; return the process's exit code."""
+    from weft.loading import load_part
+
+    begin: LoadPart = channel.receive(LoadPart)
+    logging.basicConfig(level=begin.log_level, format=f"%(levelname)s %(name)s: rank {begin.rank}: %(message)s")
+    threading.Thread(target=_end_with_first, args=(channel.connection,), daemon=True).start()
+    try:
+        part = load_part(begin.options, begin.rank, begin.ranks)
+    except (OptionError, ModelError) as error:
+        channel.send(PartUnloadable(str(error), isinstance(error, OptionError)))
+        return 1
+    channel.send(PartLoaded())
+    join: Join = channel.receive(Join)
+    runner = part.runner(begin.meeting, join.config, join.draft_room, join.threads)
+    while True:
+        try:
+            message: Launch = channel.receive(ToRank)
+        except ChannelClosed:
+            return 0
+        runner.launch(decode_plan(message.plan))
+
+
+def _end_with_first(connection: socket.socket) -> None:
+    """End the process as soon as the first rank has ended, even while loading or during a step."""
+    hangup = select.poll()
+    hangup.register(connection, 0)
+    hangup.poll()
+    os._exit(0)
+
+
+def main() -> None:
+    # A terminal or a service manager signals every process; only the first rank decides when to end.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    try:
+        code = run_rank(Channel(connection))
+    except ChannelClosed:
+        code = 0
+    except Exception:
+        log.exception("the rank failed and has stopped")
+        code = 1
+    # Threads of libraries must not delay the exit.
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Tensor parallelism: a model cut over processes that execute the same plans."""

@@ -1,0 +1,155 @@
+"""Messages between the first rank and the others: frames of MessagePack on a private socket pair.
+
+Decoding runs no code and is bounded in size. A plan travels as its numbers; the other end rebuilds the same value.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from weft.base.config import EngineConfig
+from weft.base.errors import WeftError
+from weft.base.options import Options
+from weft.base.plan import Captures, Plan, Sampling
+
+HEADER_BYTES = 4
+# A plan has the page tables of all rows and, with grammars, a mask over the vocabulary for each.
+MAX_FRAME_BYTES = 1 << 28
+READ_BYTES = 1 << 20
+KINDS = ("<i4", "<i8", "<f4")
+NESTED: dict[str, type[Any]] = {"captures": Captures, "sampling": Sampling}
+
+T = TypeVar("T")
+
+
+class ChannelClosed(WeftError):
+    """The process at the other end has ended, or sent what is no message."""
+
+
+class RankMessage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages: the fields in order, after the tag."""
+
+
+class LoadPart(RankMessage, tag="load"):
+    """The first message to a rank: what to load, and where to meet the others."""
+
+    options: Options
+    rank: int
+    ranks: int
+    meeting: str
+    log_level: int
+
+
+class Join(RankMessage, tag="join"):
+    """Create the memory and join the group. `draft_room` is that of the memory's specification."""
+
+    config: EngineConfig
+    draft_room: int
+    threads: int
+
+
+class Launch(RankMessage, tag="launch"):
+    """Execute a plan, encoded by `encode_plan`."""
+
+    plan: list[Any]
+
+
+class PartLoaded(RankMessage, tag="loaded"):
+    """A rank has loaded its part."""
+
+
+class PartUnloadable(RankMessage, tag="unloadable"):
+    """A rank cannot load its part. `option`: because of an option, not of the model."""
+
+    message: str
+    option: bool
+
+
+ToRank = LoadPart | Join | Launch
+FromRank = PartLoaded | PartUnloadable
+
+
+class Channel:
+    """One end of a socket pair."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+
+    def send(self, message: RankMessage) -> None:
+        body = msgspec.msgpack.encode(message)
+        assert len(body) <= MAX_FRAME_BYTES, f"message has {len(body)} bytes"
+        try:
+            self.connection.sendall(len(body).to_bytes(HEADER_BYTES, "big") + body)
+        except OSError as error:
+            raise ChannelClosed(f"the process at the other end has ended: {error}") from error
+
+    def receive(self, kind: Any) -> Any:
+        """Return the next message of a kind; wait for it."""
+        size = int.from_bytes(self._read(HEADER_BYTES), "big")
+        if size > MAX_FRAME_BYTES:
+            raise ChannelClosed(f"a frame must have at most {MAX_FRAME_BYTES} bytes, got {size}")
+        try:
+            return msgspec.msgpack.decode(self._read(size), type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ChannelClosed(f"not a message: {error}") from error
+
+    def _read(self, count: int) -> bytes:
+        found = bytearray()
+        while len(found) < count:
+            try:
+                piece = self.connection.recv(min(READ_BYTES, count - len(found)))
+            except OSError as error:
+                raise ChannelClosed(f"the process at the other end has ended: {error}") from error
+            if not piece:
+                raise ChannelClosed("the process at the other end has ended")
+            found += piece
+        return bytes(found)
+
+    def shut_down(self) -> None:
+        """End the connection; the other end sees it."""
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def encode_plan(value: Any) -> list[Any]:
+    """Return a plan, or a part of one, as the values of its fields; arrays as kind, shape and bytes."""
+    return [_encoded(getattr(value, each.name)) for each in fields(value)]
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return {"kind": value.dtype.str, "shape": value.shape, "data": np.ascontiguousarray(value).tobytes()}
+    if isinstance(value, Captures | Sampling):
+        return encode_plan(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def decode_plan(values: list[Any]) -> Plan:
+    return _decoded(Plan, values)
+
+
+def _decoded(kind: type[T], values: list[Any]) -> T:
+    found: dict[str, Any] = {}
+    for each, value in zip(fields(kind), values, strict=True):  # type: ignore[arg-type]
+        if each.name in NESTED:
+            found[each.name] = _decoded(NESTED[each.name], value)
+        elif isinstance(value, dict):
+            found[each.name] = _array(value)
+        else:
+            found[each.name] = tuple(map(tuple, value)) if isinstance(value, list) else value
+    return kind(**found)
+
+
+def _array(value: dict[str, Any]) -> np.ndarray[Any, Any]:
+    if value["kind"] not in KINDS:
+        raise ChannelClosed(f"an array must be one of {', '.join(KINDS)}, got {value['kind']!r}")
+    return np.frombuffer(value["data"], value["kind"]).reshape(value["shape"])
