@@ -7,6 +7,7 @@ kind.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
@@ -77,7 +78,7 @@ class Arena:
         self._empty = list(range(self.slabs))
         self.used_slabs = 0
         self._kind_of: list[Kind | None] = [None] * self.slabs
-        self._free_units: list[list[int]] = [[] for _ in range(self.slabs)]
+        self._free_units: defaultdict[int, list[int]] = defaultdict(list)
         self._live = [0] * self.slabs
         # Slabs with room, lowest first, so that high ones drain. May name a slab that has filled or changed its kind.
         self._with_room: dict[Kind, list[int]] = {kind: [] for kind in unit_bytes}
@@ -103,20 +104,19 @@ class Arena:
         # A slab offers the units that lie wholly inside it.
         first, end = -(-slab * self.slab_bytes // size), (slab + 1) * self.slab_bytes // size
         inside = (slab < self.slabs) & (found >= first) & (found < end)
+        blocked = np.array([known is not None for known in self._kind_of])
+        inside &= ~blocked[np.minimum(slab, self.slabs - 1)]
         slabs, starts, counts = np.unique(slab[inside], return_index=True, return_counts=True)
-        found, room = found[inside], (end - first)[inside][starts]
-        taken: set[int] = set(found.tolist())
-        for each, start, count, most in zip(*(a.tolist() for a in (slabs, starts, counts, room)), strict=True):
-            if self._kind_of[each] is not None:
-                taken.difference_update(found[start : start + count].tolist())
-                continue
+        room = (end - first)[inside][starts]
+        taken: set[int] = set(found[inside].tolist())
+        for each, count in zip(slabs.tolist(), counts.tolist(), strict=True):
             self._kind_of[each] = kind
             self._live[each] = count
-            self.used_slabs += 1
-            if count < most:
-                free = reversed(units_in_slab(each, self.slab_bytes, size))
-                self._free_units[each] = [unit for unit in free if unit not in taken]
-                self._with_room[kind].append(each)
+        self.used_slabs += len(slabs)
+        for each in slabs[counts < room].tolist():
+            free = reversed(units_in_slab(each, self.slab_bytes, size))
+            self._free_units[each] = [unit for unit in free if unit not in taken]
+            self._with_room[kind].append(each)
         heapify(self._with_room[kind])
         self.owners[kind].update(dict.fromkeys(taken, 1))
         return taken

@@ -49,11 +49,11 @@ class Result:
     prompt_token_ids: list[int]
     cached_tokens: int
     loaded_tokens: int
-    disk_tokens: int
     miss: Miss | None
     preemptions: int = 0
     error: str | None = None
     digests: list[str] | None = None  # of the logits of each token, if asked for
+    disk_tokens: int = 0  # of the loaded ones
 
     @property
     def why_not_more(self) -> str:

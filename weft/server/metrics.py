@@ -213,7 +213,7 @@ TIER_COUNTERS = {
     "unsaved": ("weft_tier_unsaved", "Paths that were evicted or found no room before they were saved"),
     "unworthy": (
         "weft_tier_unworthy",
-        "Resume points that were evicted without a copy, because such are seldom wanted",
+        "Resume points not copied to a tier, because such are seldom wanted",
     ),
     "failures": ("weft_tier_failures", "Copies that failed, most often because a unit on disk is damaged"),
     "cancelled_loads": ("weft_tier_cancelled_loads", "Loads that were no longer wanted or found no memory"),

@@ -43,9 +43,11 @@ class Restoring:
         taken = self.cache.arena.claim_all(kind, units)
         keys = rows["key"][of_kind].tolist()
         index = self._pages if kind is Kind.PAGE else self._states
-        if kind is not Kind.WINDOW and len(taken) == len(units) == len(set(keys)):
+        if kind is not Kind.WINDOW and len(taken) == len(units):
             index.update(zip(keys, of_kind.tolist(), strict=True))
-            return
+            if len(index) == len(units):
+                return
+            index.clear()
         for row, unit, key in zip(of_kind.tolist(), units, keys, strict=True):
             if unit not in taken:
                 continue
