@@ -113,7 +113,7 @@ def test_each_of_two_ranks_holds_about_half_of_a_published_model(name):
     config = text_part(read_config(configurations.find(name)))
 
     def size(shard: Shard) -> int:
-        model = build(config, torch.bfloat16, "meta", shard)
+        model = build(config, torch.bfloat16, "meta", shard=shard)
         return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
     assert size(Shard(1, 2)) <= 0.55 * size(Shard())
@@ -195,12 +195,21 @@ def test_a_shape_that_cannot_be_cut_is_refused_by_name(family, ranks, what, fold
 def test_quantised_experts_are_cut_at_their_blocks_only():
     config = text_part(read_config(configurations.find("gpt-oss-20b")))
     config["quantization_config"] = {"quant_method": "mxfp4"}
-    build(config, torch.bfloat16, "meta", Shard(0, 2))
+    build(config, torch.bfloat16, "meta", shard=Shard(0, 2))
     with pytest.raises(ModelError, match="channels of a quantised expert at multiples of 32"):
-        build(config | {"intermediate_size": 2880 + 32}, torch.bfloat16, "meta", Shard(0, 2))
+        build(config | {"intermediate_size": 2880 + 32}, torch.bfloat16, "meta", shard=Shard(0, 2))
 
 
-@pytest.mark.parametrize("other", [{"exact": True}, {"disk": "file", "disk_size": "1GiB"}, {"host_memory": "1GiB"}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"exact": True},
+        {"disk": "file", "disk_size": "1GiB"},
+        {"host_memory": "1GiB"},
+        {"draft": "mtp"},
+        {"draft": "owner/small"},
+    ],
+)
 def test_options_that_do_not_work_with_ranks_are_refused_by_name(other):
     with pytest.raises(InvalidOption, match=f"tensor_parallel must be 1 with {next(iter(other))}"):
         Options(tensor_parallel=2, **other)
