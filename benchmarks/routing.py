@@ -23,7 +23,7 @@ from weft.memory.journal import MOST_IN_BATCH, CacheChanges, Tier
 from weft.memory.keys import Key, chain, root_key
 
 CELL = 64
-# Of the cells of a cached prefix, every so many-th is also a resume point.
+# One of this many cells of a cached prefix is also a resume point.
 CELLS_PER_POINT = 4
 
 

@@ -174,6 +174,22 @@ async def test_a_request_at_fault_is_refused_once_and_a_full_member_is_passed_ov
 
 
 @in_loop
+async def test_a_request_that_ends_engines_is_not_tried_on_all_of_them():
+    async with fleet_of(4) as fleet:
+        task = asyncio.ensure_future(fleet.backend.submit(ask([20], 4)))
+        deaths = 0
+        while not task.done():
+            await turns()
+            for member in fleet.members:
+                if member.inbox:
+                    member.die()
+                    deaths += 1
+        with pytest.raises(EngineStopped):
+            await task
+        assert deaths == 2
+
+
+@in_loop
 async def test_the_fleets_own_queue_is_bounded():
     async with fleet_of(max_open=2) as fleet:
         first, _ = await fleet.submit([1], 9), await fleet.submit([2], 9)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests import tiny_model
-from tests.fake_engines import POISON, PROGRAM, answer
+from tests.fake_engines import PROGRAM, answer
 from tests.held_steps import SECONDS
 from tests.test_backends import alone, ask, collect, in_loop, started, tokens_of, varied_requests
-from weft.base.errors import EngineStopped, InvalidOption
+from weft.base.errors import EngineStopped, InvalidOption, RequestError
+from weft.base.grid import CELL
 from weft.base.options import Options, SizingFacts, resolve
 from weft.cli.main import main
 from weft.fleet.backend import FleetBackend
 from weft.fleet.local import divide, visible_gpus
 from weft.fleet.member import MemberState
 from weft.fleet.routing import RoutedChoice
+from weft.memory.keys import chain, root_key
 from weft.server.process_backend import ProcessBackend
 
 SMALL = Options(**tiny_model.OPTIONS, memory="16MiB", max_length=512, max_sequences=4, threads=1)
@@ -80,10 +84,9 @@ def fleet_of(*members: ProcessBackend, **more: object) -> FleetBackend:
 @in_loop
 async def test_answers_of_two_replicas_are_those_of_one_engine():
     expected = alone(varied_requests())
-    cores = sorted(os.sched_getaffinity(0))[:1]
-    members = [ProcessBackend(SMALL, progress=False, cores=cores), ProcessBackend(SMALL, progress=False)]
-    async with started(fleet_of(*members, chooser=RoutedChoice())) as fleet:
-        assert os.sched_getaffinity(members[0].process_id) == set(cores)
+    members = [ProcessBackend(SMALL, progress=False) for _ in range(2)]
+    choice = RoutedChoice()
+    async with started(fleet_of(*members, chooser=choice)) as fleet:
         requests = varied_requests()
         # Random numbers are drawn per engine; these answers depend on the request alone.
         streams = await asyncio.gather(*(fleet.submit(request) for request in requests))
@@ -91,32 +94,29 @@ async def test_answers_of_two_replicas_are_those_of_one_engine():
         for (found, _), (outputs, _) in zip(await asyncio.gather(*map(collect, streams)), expected, strict=True):
             assert [output.token for output in found] == [output.token for output in outputs]
         assert used == {"0", "1"}
-        first, second = varied_requests()[0], varied_requests()[0]
-        stream = await fleet.submit(first)
-        holder = stream.member.name
+        fresh = ask(list(range(50, 200)), 3)
+        stream = await fleet.submit(fresh)
+        holder = stream.member
         await collect(stream)
-        stream = await fleet.submit(replace(second, prompt=np.append(second.prompt, 7).astype(np.int32)))
-        assert stream.member.name == holder, "its prefix is cached there"
+        mirror, keys = choice.router.replicas[holder.name].mirror, chain(root_key(b"", CELL), fresh.prompt, CELL)
+        async with asyncio.timeout(SECONDS):
+            while keys[-1] not in choice.router.index.held(mirror):
+                await asyncio.sleep(0.001)
+        stream = await fleet.submit(replace(fresh, prompt=np.append(fresh.prompt, 7).astype(np.int32)))
+        assert stream.member is holder, "its prefix is cached there"
         assert (await collect(stream))[1].cached_tokens == 128
 
 
 @in_loop
-async def test_a_request_that_kills_engines_is_not_tried_on_all_of_them():
-    members = [ProcessBackend(Options(model="0"), program=PROGRAM) for _ in range(3)]
-    async with started(fleet_of(*members)) as fleet:
-        with pytest.raises(EngineStopped):
-            await collect(await fleet.submit(ask([POISON], 5)))
-        assert await tokens_of(fleet, ask([20], 5)) == answer([20], 5)
-
-
-@in_loop
 async def test_a_killed_replica_costs_only_what_it_has_begun_and_comes_back():
-    members = [ProcessBackend(Options(model="0.002"), program=PROGRAM, restart=True) for _ in range(2)]
+    cores = sorted(os.sched_getaffinity(0))[:1]
+    members = [ProcessBackend(Options(model="0.002"), program=PROGRAM, restart=True, cores=cores) for _ in range(2)]
     async with started(fleet_of(*members, check_seconds=0.01)) as fleet:
         streams = [await fleet.submit(ask([index], LONG)) for index in range(20, 26)]
         for stream in streams:
             await anext(stream)
         victim = members[0]
+        assert os.sched_getaffinity(victim.process_id) == set(cores)
         lost = [stream for stream in streams if stream.member.name == "0"]
         kept = [stream for stream in streams if stream.member.name == "1"]
         assert len(lost) == 3
@@ -136,3 +136,40 @@ async def test_a_killed_replica_costs_only_what_it_has_begun_and_comes_back():
                 await asyncio.sleep(0.01)
         assert fleet.members[0].ejections == 1
         assert fleet.open == 0
+
+
+@pytest.mark.slow
+@in_loop
+async def test_processes_killed_at_random_lose_no_request_that_has_not_begun():
+    choose = random.Random(7)
+    members = [ProcessBackend(Options(model="0.001"), program=PROGRAM, restart=True) for _ in range(3)]
+    ends: Counter[str] = Counter()
+    async with started(fleet_of(*members, chooser=RoutedChoice(), check_seconds=0.01)) as fleet:
+
+        async def client(place: int) -> None:
+            prompt, count, found = [20 + place % 200], choose.randrange(1, 200), []
+            try:
+                async for batch in await fleet.submit(ask(prompt, count)):
+                    found += [output.token for output in batch]
+            except (EngineStopped, RequestError):
+                # Refused while no replica was left, or cut off after it had begun.
+                ends["cut" if found else "refused"] += 1
+            else:
+                assert len(found) == count
+                ends["answered"] += 1
+            assert found == answer(prompt, count)[: len(found)]
+
+        for place in range(0, 2000, 20):
+            running = [asyncio.ensure_future(client(place + each)) for each in range(20)]
+            victim = choose.choice(members)
+            if choose.random() < 0.05 and victim.healthy:
+                os.kill(victim.process_id, signal.SIGKILL)
+            await asyncio.gather(*running)
+        assert sum(ends.values()) == 2000
+        assert ends["answered"] > 1500
+        assert fleet.open == 0
+        for member in members:
+            async with asyncio.timeout(SECONDS):
+                while not member.healthy:
+                    await asyncio.sleep(0.01)
+            assert (member.open, (await member.stats())["open"]) == (0, 0)

@@ -39,10 +39,6 @@ class RouteOptions(FrontOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if bool(self.replica) == (self.replicas_file is not None):
-            raise InvalidOption("replicas_file", "or addresses must be given, and not both")
-        if self.fleet_secret is None:
-            raise InvalidOption("fleet_secret", "is required: the file with the secret of the replicas")
         if not 0 < self.replica_timeout <= 86400:
             raise InvalidOption(
                 "replica_timeout", f"must be greater than 0 and at most 86400, got {self.replica_timeout}"
@@ -56,6 +52,7 @@ def run(options: RouteOptions) -> int:
     from weft.fleet.routing import RoutedChoice
     from weft.server.launch import Served, launch
 
+    check_given(options)
     settings, connect = settings_of(options), connector(options)
     file = options.replicas_file
     urls = parse_replicas(list(options.replica)) if file is None else read_replicas(file)
@@ -68,6 +65,14 @@ def run(options: RouteOptions) -> int:
     companions = () if file is None else (file_watcher(file, connect, options.drain_seconds),)
     served = Served(backend, lambda info: texts_of(options, info), companions)
     return launch(served, settings, place_of(options), read_again(options))
+
+
+def check_given(options: RouteOptions) -> None:
+    """Raise unless replicas and the secret are given: these options have no default that works."""
+    if bool(options.replica) == (options.replicas_file is not None):
+        raise InvalidOption("replicas_file", "or addresses must be given, and not both")
+    if options.fleet_secret is None:
+        raise InvalidOption("fleet_secret", "is required: the file with the secret of the replicas")
 
 
 def connector(options: RouteOptions) -> Callable[[ReplicaAddress], RemoteBackend]:
