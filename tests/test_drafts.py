@@ -42,6 +42,10 @@ class Script(SequenceDrafts):
         self.answer = answer
         self.wrong = random.choice([0.0, 0.1, 0.3, 1.0])
 
+    def pause(self) -> int:
+        """Never pause, so that drafts are refused in every step."""
+        return 0
+
     def propose(self, answer: list[int], most: int, shared: SharedTexts) -> Proposal | None:
         count = self.random.randint(0, min(most, self.most)) if most > 0 else 0
         tokens = (self.answer[len(answer) :] + [0] * count)[:count]
