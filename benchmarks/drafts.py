@@ -77,9 +77,15 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
 class ScriptedDrafts(SequenceDrafts):
     """Any tokens, as many as there are chances. The engine learns their acceptance, from that of a grammar on."""
 
-    def __init__(self, prompt: np.ndarray, chances: Sequence[float], overall: dict[str, Acceptance]) -> None:
+    def __init__(
+        self, prompt: np.ndarray, chances: Sequence[float], overall: dict[str, Acceptance], fixed: bool
+    ) -> None:
         super().__init__(prompt, b"", len(chances), suffixes=False, overall=overall)
         self.chances = chances
+        self.fixed = fixed
+
+    def pause(self) -> int:
+        return 0 if self.fixed else super().pause()
 
     def propose(self, answer: list[int], most: int, shared: SharedTexts) -> Proposal | None:
         count = min(most, len(self.chances))
@@ -97,7 +103,7 @@ class ScriptedDrafting(Drafting):
         self.fixed = fixed
 
     def begin(self, prompt: Any, salt: bytes, most: int | None, prediction: Any) -> SequenceDrafts:
-        return ScriptedDrafts(prompt, self.chances, self.overall)
+        return ScriptedDrafts(prompt, self.chances, self.overall, self.fixed)
 
     def choose(self, proposals: Sequence[Proposal], rows: int, most: int) -> list[int]:
         return [len(p.tokens) for p in proposals] if self.fixed else super().choose(proposals, rows, most)

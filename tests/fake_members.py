@@ -17,7 +17,7 @@ from tests.fake_engines import answer, fake_info
 from weft.base.errors import EngineStopped, RequestError
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Output, Report
-from weft.engine.protocol import Command, End, Outputs, Question, Refusal, Replies, Submit, Topic
+from weft.engine.protocol import Command, Drop, End, Outputs, Question, Refusal, Replies, Submit, Topic
 from weft.engine.request import Request
 from weft.fleet.backend import FleetBackend
 from weft.fleet.choosing import LeastOpen
@@ -106,6 +106,8 @@ class FakeMember(Dispatcher):
                     self.aborted.append(request)
                 reason = FinishReason.STOP if stopped else FinishReason.ABORT
                 outputs.append(Output(number, None, finish=reason))
+            case Drop(number, _, _):
+                replies.answers[number] = {"dropped_tokens": {"device": 64}, "left_tokens": 0}
             case Question(number, topic):
                 replies.answers[number] = self._answer(topic)
 

@@ -91,7 +91,7 @@ def makers(name: str, modules: dict[str, str]) -> set[str]:
 
 def test_requests_are_built_and_answers_are_followed_in_one_place():
     weft = fences.sources("weft")
-    # The codec rebuilds, on the engine's side, what was built on the other.
-    assert makers("Request", weft) == {"weft.answers.requests", "weft.server.codec"}
+    # The codec rebuilds, on the engine's side, what was built on the other; warming repeats what was built here before.
+    assert makers("Request", weft) == {"weft.answers.requests", "weft.server.codec", "weft.fleet.warming"}
     assert makers("Answer", weft) == {"weft.answers.followed"}
     assert makers("Request", {"weft.server.front": "x = engine.Request(1)"})

@@ -21,7 +21,7 @@ from weft.cli.generate import GenerateOptions, show_all, show_stream, stats
 from weft.cli.main import COMMANDS, build_parser, main
 from weft.cli.options import complaint, flag, read_options
 from weft.cli.reference import reference
-from weft.cli.route import RouteOptions
+from weft.cli.route import RouteOptions, check_given
 from weft.cli.serve import ServeOptions
 from weft.offline.result import Chunk, Result
 from weft.text.template import ChatTemplate
@@ -202,7 +202,7 @@ def read(name: str, *arguments: str) -> Any:
     return read_options(COMMANDS[name].options, found)
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "route"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_without_arguments_every_option_has_its_default(name):
     assert read(name) == COMMANDS[name].options()
 
@@ -212,7 +212,7 @@ def test_a_router_needs_replicas_and_a_secret():
     assert read("route", *given) == RouteOptions(replica=("tcp://a:1", "tcp://b:1"), fleet_secret="file")
     for arguments in ([], given[:2], given[2:], [*given, "--replicas-file", "list"]):
         with pytest.raises(InvalidOption, match=r"replicas_file|fleet_secret"):
-            read("route", *arguments)
+            check_given(read("route", *arguments))
 
 
 @pytest.mark.parametrize("name", ["serve", "chat", "doctor"])

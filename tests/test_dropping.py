@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.engines import Ask, serve, tokens
+from tests.engines import Ask, greedy, serve, tokens
 from tests.http_server import serving
 from tests.test_chain import chained_engine, save_all
 from tests.test_demotion import ask as ask_for
@@ -87,6 +88,37 @@ def test_what_a_running_sequence_uses_is_counted_as_left(tmp_path: Path) -> None
     engine.close()
 
 
+def test_answers_to_prompts_shorter_than_a_cell_belong_to_their_tenant_too(tmp_path: Path) -> None:
+    engine = chained_engine("llama", tmp_path / "tier")
+    first = serve(engine, [Ask(tokens(40, 1), greedy(200), salt=ONE)])[0]
+    again = Ask(tokens(40, 1) + first.tokens, salt=ONE)
+    save_all(engine)
+    assert engine.drop(tenant=tenant_digest(ONE))["dropped_tokens"]["disk"] >= 192
+    assert serve(engine, [again])[0].report.cached_tokens == 0
+    engine.close()
+
+
+def test_bytes_that_could_not_be_overwritten_are_reported_and_overwritten_by_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = chained_engine("llama", tmp_path / "tier")
+    serve(engine, [Ask(tokens(300, 1), salt=ONE)])
+    save_all(engine)
+    blocks = type(engine.copier._device.disk._blocks)
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks, "write", failing)
+        assert engine.drop(tenant=tenant_digest(ONE))["erased"] is False
+    assert engine.drop(tenant=tenant_digest(ONE))["erased"] is True
+    engine.close()
+    engine = chained_engine("llama", tmp_path / "tier")
+    assert serve(engine, [Ask(tokens(300, 1), salt=ONE)])[0].report.cached_tokens == 0
+    engine.close()
+
+
+def failing(*_: object) -> None:
+    raise OSError(errno.EIO, "no such luck")
+
+
 def test_a_copy_that_was_under_way_does_not_bring_back_what_is_dropped() -> None:
     engine, device = engine_with(memory_bytes=6 << 10)
     for number in range(6):
@@ -141,5 +173,5 @@ def test_the_tenants_of_cells_that_are_cached_nowhere_are_forgotten(monkeypatch:
     monkeypatch.setattr("weft.memory.tenancy.LEAST_NOTED", 4)
     tenancy = Tenancy(list)
     for number in range(100):
-        tenancy.note([bytes([number])], lambda: b"t")
+        tenancy.note(bytes([number]), lambda: b"t")
     assert sum(tenancy.of(Node(bytes([number]), None, None, 0)) == b"t" for number in range(100)) <= 4

@@ -21,6 +21,7 @@ from weft.fleet.backend import FleetBackend
 from weft.fleet.choosing import LeastOpen
 from weft.fleet.member import MemberState
 from weft.fleet.routing import RoutedChoice
+from weft.fleet.totals import merged_reports
 from weft.fleet.warming import WantedPrefixes
 from weft.server.output_stream import OutputStream
 
@@ -336,6 +337,54 @@ async def test_a_new_member_computes_what_is_wanted_before_it_takes_requests():
             await fleet.step()
         assert [request.prompt.tolist() for request in new.accepted] == [[5], [6]]
         assert (await fleet.submit([20], 3)).member.name == "2"
+
+
+@in_loop
+async def test_a_member_that_is_alone_takes_requests_before_it_computes_what_is_wanted():
+    class Wanting(LeastOpen):
+        def wanted(self):
+            return [ask([5], 1)] * 9
+
+    async with fleet_of(1, patient=True, chooser=Wanting()) as fleet:
+        await turns()
+        fleet.members[0].die()
+        await turns()
+        fleet.backend.check()
+        fleet.members[0].revive()
+        fleet.members[0].info = replace(fleet.members[0].info)
+        fleet.clock.now += 1000.0
+        fleet.backend.check()
+        while fleet.backend.members[0].state is not MemberState.UP:
+            await fleet.step()
+        assert fleet.members[0].accepted == []
+
+
+@in_loop
+async def test_a_drop_ends_the_computing_of_what_is_wanted():
+    class Wanting(LeastOpen):
+        def wanted(self):
+            return [ask([number], 1) for number in range(5, 9)]
+
+    async with fleet_of(1, patient=True, chooser=Wanting()) as fleet:
+        await turns()
+        new = FakeMember()
+        fleet.backend.add("1", new)
+        await turns()
+        fleet.members.append(new)
+        dropping = asyncio.ensure_future(fleet.backend.drop(None, None))
+        while fleet.backend.members[1].state is MemberState.WARMING or not dropping.done():
+            await fleet.step()
+        assert len(new.accepted) == 1
+        assert (await dropping)["erased"] is True
+
+
+def test_the_tenants_of_all_members_are_reported():
+    reports = {
+        "a": {"tenants": [{"digest": "01", "tokens": 64}]},
+        "b": {"tenants": [{"digest": "02", "tokens": 640}, {"digest": "01", "tokens": 128}]},
+    }
+    expected = [{"digest": "02", "tokens": 640}, {"digest": "01", "tokens": 192}]
+    assert merged_reports(reports, 5)["tenants"] == expected
 
 
 def test_prefixes_that_were_hit_most_are_wanted_first_and_their_number_is_bounded():

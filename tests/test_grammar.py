@@ -18,12 +18,11 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tests import tiny_model
 from tests.operations import CPU, GPU, PLAIN
-from tests.plans import greedy as greedy_sampling
 from tests.rolling import VOCABULARY, RollingDevice, oracle
 from tests.workloads import random_workload
 from weft import LLM, RequestError, SamplingParams
 from weft.base.grammar import Grammar
-from weft.base.plan import Plan
+from weft.base.plan import Plan, Sampling
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -195,7 +194,7 @@ def test_banned_tokens_are_minus_infinity_and_nothing_else_changes(operations, v
 
 
 def test_a_plan_without_grammars_carries_no_masks():
-    plain = greedy_sampling(3)
+    plain = Sampling.greedy(3)
     assert len(plain.mask_row) == 0
     assert plain.mask_bits.size == 0
     assert not plain.mask_bits.flags.writeable

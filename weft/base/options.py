@@ -236,12 +236,13 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
     """Return the engine's configuration, and the reason for each resolved "auto"."""
     reasons: dict[str, str] = {}
     memory = memory_bytes(options.memory)
-    if memory is None and facts.device == "cuda":
-        memory, reasons["memory"] = facts.free_bytes, facts.room
-    elif memory is None:
+    if memory is None:
         share = auto_share(options.memory) or 1
-        memory = min(AUTO_MEMORY_BYTES, facts.free_bytes // 2) // share
-        reasons["memory"] = f"{memory >> 20} MiB: half of the {facts.free_bytes >> 20} MiB free, up to 4096 MiB"
+        if facts.device == "cuda":
+            memory, reasons["memory"] = facts.free_bytes // share, facts.room
+        else:
+            memory = min(AUTO_MEMORY_BYTES, facts.free_bytes // 2) // share
+            reasons["memory"] = f"{memory >> 20} MiB: half of the {facts.free_bytes >> 20} MiB free, up to 4096 MiB"
         reasons["memory"] += f", divided by {share}" if share > 1 else ""
     # Round down to whole pages of the machine, so that every item of the store is aligned.
     memory -= memory % PAGE_BYTES

@@ -21,8 +21,8 @@ from weft.memory.tiers.tiers import Tiers, empty_tier
 
 log = logging.getLogger("weft")
 
-# A closing engine saves what was kept for up to this time.
-CLOSING_SECONDS = 20.0
+# A closing engine saves what was kept for up to this time. Servers kill an engine that does not end within ten seconds.
+CLOSING_SECONDS = 6.0
 
 
 class Copier:

@@ -6,7 +6,7 @@ and its steps are planned as if there were none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,8 +170,8 @@ class DraftRows:
                 if accepted == len(proposal.tokens):
                     self._waiting.add(seat)
 
-    def awaits(self, decoding: list[int], landed: int) -> bool:
+    def awaits(self, decoding: Collection[Sequence], landed: int) -> bool:
         """Return whether enough of the decoding seats drafted in the step in flight that the next one waits for it."""
         if self._drafted_in <= landed:
             return False
-        return int(self.off_board[decoding].sum()) >= LAND_FIRST_SHARE * len(decoding)
+        return int(self.off_board[[sequence.seat for sequence in decoding]].sum()) >= LAND_FIRST_SHARE * len(decoding)

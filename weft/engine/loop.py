@@ -190,10 +190,7 @@ class Engine:
 
     def flush(self) -> int:
         """Drop everything that no running sequence uses; return how many cached tokens are left."""
-        if self.planner.drafting is not None:
-            self.planner.drafting.shared.clear()
-        if self.planner.drafts.model is not None:
-            self.planner.drafts.model.flush()
+        self._flush_drafts()
         self.ledger.cache.clear()
         if self.ledger.tiers is not None:
             self.ledger.tiers.clear()
@@ -202,17 +199,26 @@ class Engine:
     def drop(self, tenant: bytes | None = None, prefix: bytes | None = None) -> dict[str, Any]:
         """Drop prefixes from all tiers and overwrite them on disk; return the tokens dropped, and those still in use.
 
+        `erased` is false if overwriting failed: the next drop tries it again.
+
         `tenant` is a tenant's digest, `prefix` the beginning of a cell's key; without either, everything is dropped.
         """
-        if self.planner.drafting is not None:
-            self.planner.drafting.shared.clear()
+        self._flush_drafts()
         if self.copier is not None:
             # A copy that lands later would bring back what is dropped here.
             self.copier.finish()
         found = self.ledger.drop(tenant, prefix)
         if self.copier is not None:
             self.copier.finish()
+            found["erased"] = not any(link.erases for link in self.copier.tiers.links)
         return found
+
+    def _flush_drafts(self) -> None:
+        """Drop all texts and states that drafts come from."""
+        if self.planner.drafting is not None:
+            self.planner.drafting.shared.clear()
+        if self.planner.drafts.model is not None:
+            self.planner.drafts.model.flush()
 
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges by name: the planner's and the memory's."""

@@ -6,6 +6,7 @@ queue. When memory runs out, the youngest sequence is preempted and resumes late
 
 from __future__ import annotations
 
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
@@ -188,7 +189,7 @@ class Planner:
     @property
     def awaits_drafts(self) -> bool:
         """Return whether enough rows drafted in the step in flight that the next one should wait for it."""
-        return self.drafts.awaits([s.seat for s in self.decoding], self.landed)
+        return self.drafts.awaits(self.decoding, self.landed)
 
     # prompts --------------------------------------------------------------------------------------------------------
 
@@ -274,7 +275,7 @@ class Planner:
         sequence.seat, sequence.lease = seat, lease
         again = sequence.report.preemptions > 0
         self.ledger.cache.count(lease.miss if again else sequence.note_start(lease.miss), again)
-        self.ledger.tenancy.note(sequence.keys, lambda: tenant_digest(request.salt))
+        lease.tenant = partial(tenant_digest, request.salt)
         if self.ledger.tiers is not None:
             loaded = self.ledger.tiers.leave(sequence.id, lease.miss.cached)
             sequence.report.loaded_tokens += sum(loaded.values())

@@ -36,6 +36,8 @@ WARM_SECONDS = 60.0
 # A request may be what ends engines, so it is not tried on all of them.
 MOST_FAILURES = 2
 NONE_AVAILABLE = "no replica is available"
+# Members in these states never take requests again.
+GONE = (MemberState.DRAINING, MemberState.FAILED)
 ALL_ENDED = "all replicas have ended"
 
 
@@ -70,6 +72,8 @@ class FleetBackend:
         self._admitted = asyncio.Event()
         self._failed = asyncio.Event()
         self._failure = ""
+        # How often prefixes were dropped.
+        self._drops = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     # start and stop -------------------------------------------------------------------------------------------------
@@ -136,21 +140,34 @@ class FleetBackend:
         log.info("replica %s is ready (%d of %d)", member.name, len(self._in_state(MemberState.UP)), len(self.members))
 
     async def _warm(self, member: Member) -> None:
-        """Let a new engine compute the prefixes that are wanted most, for a while, before it takes requests."""
-        if member.state is MemberState.DRAINING or self._mismatch(member) is not None:
+        """Let a new engine compute the prefixes that are wanted most, for a while, before it takes requests.
+
+        Not if requests wait for it because no other member takes any.
+        """
+        if member.state in GONE or self._mismatch(member) is not None:
             return
-        member.state, count = MemberState.WARMING, 0
+        member.state, count, drops = MemberState.WARMING, 0, self._drops
         with suppress(TimeoutError, WeftError):
             async with asyncio.timeout(WARM_SECONDS):
                 for request in self.chooser.wanted():
-                    async for _ in await member.backend.submit(request):
-                        pass
+                    if drops != self._drops or not any(each.takes_requests for each in self.members):
+                        break
+                    await self._compute(member, request)
                     count += 1
         log.info("replica %s has computed %d wanted prefixes", member.name, count)
 
+    async def _compute(self, member: Member, request: Request) -> None:
+        stream = await member.backend.submit(request)
+        try:
+            async for _ in stream:
+                pass
+        except asyncio.CancelledError:
+            member.backend.abort(stream)
+            raise
+
     def _admit(self, member: Member) -> None:
         """Let a member take requests, if it serves the same model as the others."""
-        if member.state is MemberState.DRAINING:
+        if member.state in GONE:
             return
         if (wrong := self._mismatch(member)) is not None:
             log.error("%s; it gets no requests", wrong)
@@ -186,7 +203,7 @@ class FleetBackend:
     def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        task.add_done_callback(_log_failure)
         return task
 
     # requests -------------------------------------------------------------------------------------------------------
@@ -220,6 +237,8 @@ class FleetBackend:
         """Submit a request to the best member that has not had it; raises if none accepts it."""
         available = [member for member in self.members if member.takes_requests and member.name not in stream.tried]
         for member in self.chooser.rank(stream.id, stream.request, available):
+            if stream.is_closed:
+                raise error
             if not member.takes_requests or stream.failures >= MOST_FAILURES:
                 continue
             stream.tried.add(member.name)
@@ -240,6 +259,9 @@ class FleetBackend:
                 self.chooser.left(stream.id)
             else:
                 stream.enter(member, inner)
+                if not member.takes_requests:
+                    # It was ejected while it accepted the request.
+                    stream.abandon()
                 if stream.is_closed:
                     self.chooser.ended(stream.id)
                 return
@@ -341,13 +363,16 @@ class FleetBackend:
         return sum((await self._ask(lambda member: member.backend.flush())).values())
 
     async def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
-        # A new member that is warmed must not bring back what is dropped here.
+        # A member that is being warmed must not bring back what is dropped here.
+        self._drops += 1
         self.chooser.forget_wanted()
         found = await self._ask(lambda member: member.backend.drop(tenant, prefix))
+        # Requests that were placed meanwhile may have named a dropped prefix.
+        self.chooser.forget_wanted()
         silent = [member.name for member in self.members if member.name not in found]
         if silent:
             raise EngineStopped(f"dropped, but not from replicas that do not respond: {', '.join(silent)}; try again")
-        return summed(list(found.values()))
+        return summed(list(found.values())) | {"erased": all(each.get("erased", True) for each in found.values())}
 
     async def stats(self) -> dict[str, Any]:
         found = await self._ask(lambda member: member.backend.stats())
@@ -391,3 +416,9 @@ class FleetBackend:
         if not found:
             raise EngineStopped(NONE_AVAILABLE)
         return found
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, WeftError):
+        log.error("a task of the fleet failed", exc_info=error)

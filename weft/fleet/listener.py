@@ -90,10 +90,14 @@ class FleetListener:
                 await asyncio.sleep(0.1)
                 continue
             if len(self._strangers) >= MAX_STRANGERS:
-                next(iter(self._strangers)).cancel()
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.cancel()
             task = asyncio.ensure_future(self._greet(client))
             self._strangers[task] = None
             task.add_done_callback(lambda done: self._strangers.pop(done, None))
+            # Connections that wait to be accepted must not keep the loop from closing others.
+            await asyncio.sleep(0)
 
     async def _greet(self, client: socket.socket) -> None:
         """Authenticate a peer; it becomes a router, or the connection is closed."""
@@ -186,6 +190,10 @@ class RouterLink(asyncio.Protocol):
         if self.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             log.error("a router does not read its answers: closing its connection")
             self.abort()
+
+    def resume_writing(self) -> None:
+        if self._session is not None:
+            self._session.drained()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._owner.routers.discard(self)

@@ -44,7 +44,7 @@ def divide(
     if found:
         if count > len(found):
             raise InvalidOption("replicas", f"is {count} but {len(found)} GPUs are visible; pass at most {len(found)}")
-        return [Replica(_own(options, i, count), variables=((VISIBLE, found[i]),)) for i in range(count)]
+        return [Replica(_own(options, i, count, gpu=True), variables=((VISIBLE, found[i]),)) for i in range(count)]
     most = usable()
     if count > most:
         raise InvalidOption("replicas", f"is {count} but {most} cores are usable; pass at most {most}")
@@ -56,14 +56,14 @@ def divide(
     ]
 
 
-def _own(options: Options, place: int, count: int) -> Options:
+def _own(options: Options, place: int, count: int, gpu: bool = False) -> Options:
     """Return the options of one replica: its share of sizes that are derived from the machine, its own file and seed.
 
-    With one seed, replicas would draw the same numbers for different answers to one prompt. Dummy weights are drawn
-    from the seed too, and must be the same.
+    The memory of its own GPU is not shared. With one seed, replicas would draw the same numbers for different answers
+    to one prompt. Dummy weights are drawn from the seed too, and must be the same.
     """
     changes: dict[str, object] = {"seed": options.seed + (place if options.weights == "checkpoint" else 0)}
-    for name in ("memory", "host_memory"):
+    for name in ("host_memory",) if gpu else ("memory", "host_memory"):
         if getattr(options, name) == "auto":
             changes[name] = f"auto/{count}"
     if options.disk is not None:

@@ -102,7 +102,7 @@ class RemoteBackend(Dispatcher):
         while True:
             try:
                 await self._connect()
-            except (OSError, TimeoutError, HandshakeError, ProtocolError) as error:
+            except Exception as error:  # whatever went wrong, the next try may succeed
                 reason = str(error) or "no answer"
                 if reason != logged:
                     log.warning("cannot connect to %s:%d: %s; trying again", *self._where, reason)

@@ -38,7 +38,7 @@ log = logging.getLogger("weft")
 
 # Questions of one router that wait for an answer.
 MAX_QUESTIONS = 64
-# A router with more unread bytes gets no news until it has read them; it then asks to start over.
+# A router with more unread bytes gets no news until it has read them; its news then start over.
 MAX_UNREAD_NEWS = 1 << 20
 BUSY = "the replica has too many open requests; try again later"
 
@@ -66,6 +66,7 @@ class RouterSession:
         self._reports: dict[int, Report] = {}
         self._flushing: asyncio.Handle | None = None
         self._hear = self._send_news
+        self._lost_news = False
 
     @property
     def open(self) -> int:
@@ -186,8 +187,16 @@ class RouterSession:
         self._send(Replies(answers={question.number: answer}))
 
     def _send_news(self, news: EngineNews) -> None:
-        if self._unread() <= MAX_UNREAD_NEWS:
+        if self._unread() <= MAX_UNREAD_NEWS and not self._lost_news:
             self._send(news)
+        else:
+            self._lost_news = True
+
+    def drained(self) -> None:
+        """Start over with news that were lost while the router did not read."""
+        if self._lost_news:
+            self._lost_news = False
+            self._backend.subscribe(self._hear)
 
     def _send(self, event: Event) -> None:
         self._write(encode_event(event))

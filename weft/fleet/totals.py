@@ -65,20 +65,20 @@ def merged_reports(reports: Mapping[str, Mapping[str, Any]], limit: int) -> dict
             held["saved_tokens"] = held.get("saved_tokens", 0) + prefix["saved_tokens"]
             held.setdefault("replicas", {})[member] = prefix
     largest = sorted(prefixes.values(), key=lambda prefix: -prefix["saved_tokens"])[:limit]
-    listed = ("prefixes", "misses")
+    listed = ("prefixes", "misses", "tenants")
     rest = [{name: report[name] for name in report if name not in listed} for report in reports.values()]
     replicas = {member: {"cached_tokens": report.get("cached_tokens", 0)} for member, report in reports.items()}
-    return summed(rest) | {"misses": _merged_misses(reports), "replicas": replicas, "prefixes": largest}
+    misses = sorted(_merged(reports, "misses", "reason"), key=lambda miss: -miss.get("lost_tokens", 0))
+    tenants = sorted(_merged(reports, "tenants", "digest"), key=lambda tenant: -tenant.get("tokens", 0))
+    return summed(rest) | {"misses": misses, "tenants": tenants, "replicas": replicas, "prefixes": largest}
 
 
-def _merged_misses(reports: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _merged(reports: Mapping[str, Mapping[str, Any]], table: str, name: str) -> list[dict[str, Any]]:
+    """Return a table of all reports as one, with the numbers of rows that have the same name added up."""
     found: dict[str, dict[str, Any]] = {}
     for report in reports.values():
-        for miss in report.get("misses", ()):
-            known = found.setdefault(miss["reason"], {"reason": miss["reason"]})
-            for name, value in miss.items():
-                if _is_number(value):
-                    known[name] = known.get(name, 0) + value
-                else:
-                    known.setdefault(name, value)
-    return sorted(found.values(), key=lambda miss: -miss.get("lost_tokens", 0))
+        for row in report.get(table, ()):
+            known = found.setdefault(row[name], {})
+            for column, value in row.items():
+                known[column] = known.get(column, 0) + value if _is_number(value) else known.get(column, value)
+    return list(found.values())

@@ -8,6 +8,7 @@ up those of all ranks. So no layer knows about other ranks, except norms over he
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, cast
 
 import torch
@@ -43,12 +44,12 @@ def over_ranks(operations: Operations, group: RankGroup) -> Operations:
 
     def residual(x: Float[Tensor, "tokens hidden"]) -> Residual:
         stream = operations.residual(group.sum(x))
-        stream.sum_up = sum_up
+        stream.sum_up = partial(sum_up, dtype=x.dtype)
         return stream
 
-    def sum_up(addend: Addend) -> Addend:
-        # Partial sums of a matmul are added first: fewer bytes travel.
-        return group.sum((addend if addend.ndim == 2 else addend.sum(0)).contiguous())
+    def sum_up(addend: Addend, dtype: torch.dtype) -> Addend:
+        # Partial sums of a matmul, which may be wider, are added first: fewer bytes travel.
+        return group.sum((addend if addend.ndim == 2 else addend.sum(0)).to(dtype).contiguous())
 
     def look_up(
         tokens: Int[Tensor, " n"], table: Float[Tensor, "part size"], scale: float = 1.0

@@ -144,6 +144,11 @@ class Arena:
             heappush(self._with_room[kind], slab)
         self._free_units[slab].append(unit)
 
+    def is_free(self, kind: Kind, unit: int) -> bool:
+        """Return whether nothing owns a unit, or other units that lie in its place."""
+        slab = unit * self.unit_bytes[kind] // self.slab_bytes
+        return self._kind_of[slab] in (None, kind) and unit not in self.owners[kind]
+
     def used(self, kind: Kind) -> int:
         return len(self.owners.get(kind, ()))
 

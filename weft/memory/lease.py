@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.memory.keys import Key
@@ -56,6 +57,7 @@ class Lease:
         "shared",
         "slot",
         "tail",
+        "tenant",
         "window_first",
     )
 
@@ -70,6 +72,8 @@ class Lease:
     ) -> None:
         self.seat = seat
         self.keys = keys
+        # Returns the digest of the tenant; None if the cache does not know tenants.
+        self.tenant: Callable[[], bytes] | None = None
         self.prompt = prompt
         self.asked = asked
         self.boundaries = boundaries

@@ -286,6 +286,8 @@ class Ledger:
         pages = self.page_table[lease.seat, first:end].tolist() if paged else [None] * max(0, end - first)
         for depth, page in enumerate(pages, first):
             key = lease.keys[depth]
+            if not depth and lease.tenant is not None:
+                self.tenancy.note(key, lease.tenant)
             node = self.cache.publish(key, node, page)
             if node.page != page:
                 # Another sequence published the same cell first: use its page from now on.

@@ -7,7 +7,7 @@ of its tenant.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from weft.base.tenants import TENANT_BYTES
 from weft.memory.keys import Key
@@ -26,12 +26,12 @@ class Tenancy:
         self._digest_of: dict[Key, bytes] = {}
         self._most = LEAST_NOTED
 
-    def note(self, keys: Sequence[Key], digest: Callable[[], bytes]) -> None:
-        """Note the tenant of a path, by its first cell."""
-        if keys and keys[0] not in self._digest_of:
+    def note(self, first: Key, digest: Callable[[], bytes]) -> None:
+        """Note the tenant of a path, by its first cell, which is about to be published."""
+        if first not in self._digest_of:
             if len(self._digest_of) >= self._most:
                 self._forget_uncached()
-            self._digest_of[keys[0]] = digest()
+            self._digest_of[first] = digest()
 
     def _forget_uncached(self) -> None:
         tries = list(self._tries())

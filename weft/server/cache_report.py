@@ -33,13 +33,16 @@ def routes(backend: Backend, keys: Keys) -> list[Route]:
         return answer(report)
 
     async def drop(request: Request) -> Response:
-        return answer(await backend.drop(**chosen(dict(request.query_params), keys)))
+        found = await backend.drop(**chosen(dict(request.query_params), keys))
+        # A whole answer even so: what is no longer in memory cannot be hit.
+        return answer(found, 200 if found.get("erased", True) else 500)
 
     return [Route("/cache", show, methods=["GET"]), Route("/cache", drop, methods=["DELETE"])]
 
 
-def answer(value: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"})
+def answer(value: dict[str, Any], status: int = 200) -> Response:
+    headers = {"cache-control": "no-store"}
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
 
 
 def limit_of(text: str | None) -> int:

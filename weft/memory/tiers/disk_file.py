@@ -225,12 +225,12 @@ class DiskFile:
     ) -> None:
         """Write units: payloads, then, when these are durable, headers.
 
-        Before, units are `cleared` that exist no more, and those of them that are `erased` are overwritten. The
+        Before, those of the `cleared` units that are `erased` are overwritten, and all of them are forgotten. The
         checksum and the size of a header given here are ignored; those of the payload are written.
         """
-        self.clear(cleared)
         if erased:
             self.erase(erased)
+        self.clear(cleared)
         headers = []
         for header, payload in units:
             staged = self._stage(header.kind, payload)
@@ -275,13 +275,14 @@ class DiskFile:
             self._blocks.write(self.layout.entry_of(kind, unit), bytes(ENTRY))
 
     def erase(self, units: Iterable[tuple[Kind, int]]) -> None:
-        """Forget units and overwrite their bytes with zeros."""
+        """Overwrite units with zeros, and then forget them: a unit that still has a header can be found again."""
         chosen = list(units)
-        self.clear(chosen)
         for kind, unit in chosen:
             staged = self._buffer(kind)
             staged[:] = bytes(len(staged))
             self._blocks.write(self.layout.offset_of(kind, unit), staged)
+        self._blocks.sync()
+        self.clear(chosen)
         self._blocks.sync()
 
     def sync(self) -> None:

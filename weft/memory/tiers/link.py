@@ -91,9 +91,16 @@ class TierLink:
 
     def failed(self, plan: CopyPlan) -> None:
         """Give up what a plan could not copy."""
-        copies = self.saves if plan.direction is Direction.SAVE else self.loads
-        copies.failed()
+        if plan.direction is Direction.SAVE:
+            self.saves.failed(plan)
+        else:
+            self.loads.failed()
         self.failures += 1
+
+    @property
+    def erases(self) -> bool:
+        """Whether units that were dropped are still to be overwritten."""
+        return self.saves.erases
 
     def restore_some(self, most: int) -> None:
         """Enter a part of what the lower tier's file holds."""

@@ -100,7 +100,7 @@ class Restoring:
             self._drop(row)
             return None
         if parent is None:
-            self.tenancy.note([key], _tenant_of(header))
+            self.tenancy.note(key, _tenant_of(header))
         return self.cache.publish(key, parent, header.unit)
 
     def _enter_point(self, node: Node) -> None:

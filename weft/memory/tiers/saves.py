@@ -92,6 +92,11 @@ class Saves:
         return self._forgetting or any(not saving.planned for saving in self._active)
 
     @property
+    def erases(self) -> bool:
+        """Whether units that were freed are still to be overwritten."""
+        return bool(self._erasing)
+
+    @property
     def in_flight(self) -> int:
         return len(self._flights)
 
@@ -233,8 +238,11 @@ class Saves:
 
     # landing --------------------------------------------------------------------------------------------------------
 
-    def failed(self) -> None:
-        """Give up the oldest flight, whose copies could not be made."""
+    def failed(self, plan: CopyPlan) -> None:
+        """Give up the oldest flight, whose copies could not be made. What it was to forget waits for the next plan."""
+        arena = self.lower.arena
+        arena.freed += [(kind, unit) for kind, unit in plan.cleared if arena.is_free(Kind(kind), unit)]
+        self._erasing += [(kind, unit) for kind, unit in plan.erased if arena.is_free(Kind(kind), unit)]
         for saving, batch in self._flights[0].parts:
             # Without the cells above it, nothing of this path is entered from here on.
             self.lower.unpin(saving.tip)

@@ -100,12 +100,12 @@ class RankProcesses:
             for channel in self.channels:
                 channel.send(message)
         except ChannelClosed as error:
-            raise self.stopped() from error
+            raise self.stopped(error) from error
 
-    def stopped(self) -> EngineStopped:
-        """Return the error after a call has failed, which is the death of a rank if there was one."""
+    def stopped(self, error: Exception) -> Exception:
+        """Return why a call has failed with this error: the death of a rank if there was one, else the error itself."""
         self._settled.wait(GOODBYE_SECONDS)
-        return EngineStopped(self.failure or "the ranks no longer answer; see the log")
+        return error if self.failure is None else EngineStopped(self.failure)
 
     def _watch(self) -> None:
         """Wait for the end of any rank, and then end the others, which wait for it."""
@@ -163,7 +163,7 @@ class LeadingRunner:
             return self.runner.launch(plan)
         except RuntimeError as error:
             # Connections to a rank that has ended close.
-            raise self.others.stopped() from error
+            raise self.others.stopped(error) from error
 
     def land(self, flight: Any) -> Landing:
         return self.runner.land(flight)
