@@ -158,7 +158,7 @@ def test_only_the_admin_drops_and_only_what_the_query_names() -> None:
             return answer.status_code, answer.text
 
         assert drop("?tenant=key-1", "first-key")[0] == 403
-        for wrong in ("", "?tenant=nobody", "?prefix=zz", "?digest=00", "?all=yes", "?all=true&tenant=key-1", "?x=1"):
+        for wrong in ("", "?tenant=unknown", "?prefix=zz", "?digest=00", "?all=yes", "?all=true&tenant=key-1", "?x=1"):
             assert drop(wrong)[0] == 400, wrong
         tenants = server.client.get("/cache", headers=bearer("admin-key")).json()["tenants"]
         assert {each["name"] for each in tenants} == {"key-1", "key-2"}

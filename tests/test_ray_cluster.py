@@ -98,7 +98,7 @@ async def open_requests(replica: dict[str, Any]) -> int:
 
 
 class Reader:
-    """A client that reads an answer until it ends or is told to stop: `end` is "done", "error", or None.
+    """Reads an answer until it ends or `stop` is called: `end` is "done", "error", or None.
 
     `chunks` counts what has arrived; `tokens` is the length of the answer, which arrives last.
     """

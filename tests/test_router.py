@@ -112,7 +112,7 @@ def test_a_conversation_stays_where_it_is_until_waiting_there_costs_more_than_mo
         # Something else is sent to the holder.
         other = next(c for c in router.choose(keys(f"y{number}", 8), 500) if c.replica == "b")
         router.assign(other, keys(f"y{number}", 8), 500)
-    # Recomputing costs 1,920 tokens: nobody moves because of one request of 500, everybody because of a hundred.
+    # Recomputing costs 1,920 tokens: more than one queued request of 500 tokens, less than a hundred of them.
     assert 4 <= moved <= 100
 
 

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import cast
 
-import weft
+from weft.base.child_processes import child_environment
 from weft.base.errors import EngineStopped, ModelError, OptionError, WeftError
 from weft.base.options import Options
 from weft.engine.protocol import Command, Event, Shutdown, Stopped
@@ -141,7 +139,7 @@ class ProcessBackend(Dispatcher):
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__,
-                env=environment() | self._variables,
+                env=child_environment() | self._variables,
                 # Not in the terminal's group: Ctrl-C is for the front.
                 process_group=0,
             )
@@ -234,10 +232,3 @@ class ProcessBackend(Dispatcher):
                 self._subscribe_again()
                 return
         self._stopped(f"{DIED} {MAX_RESTARTS} times")
-
-
-def environment() -> dict[str, str]:
-    """Return this process's environment, with the path on which a child process finds the same Weft."""
-    root = str(Path(weft.__file__).parent.parent)
-    path = os.environ.get("PYTHONPATH")
-    return os.environ | {"PYTHONPATH": root if not path else root + os.pathsep + path}

@@ -17,8 +17,8 @@ from contextlib import AbstractAsyncContextManager, suppress
 
 import msgspec
 
+from weft.base.child_processes import child_environment
 from weft.base.errors import EngineStopped, RequestError
-from weft.server.process_backend import environment
 from weft.server.prompt_builder import PromptFacts
 from weft.server.settings import Limits
 from weft.server.text_messages import (
@@ -72,7 +72,7 @@ class TextWorker:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=sys.__stderr__,
-                    env=environment() | ENVIRONMENT,
+                    env=child_environment() | ENVIRONMENT,
                     process_group=0,
                 )
             )

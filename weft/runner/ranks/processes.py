@@ -7,7 +7,6 @@ other end closes. The death of any rank ends the group: no rank can compute with
 from __future__ import annotations
 
 import logging
-import os
 import select
 import shutil
 import socket
@@ -20,7 +19,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import weft
+from weft.base.child_processes import child_environment
 from weft.base.config import EngineConfig
 from weft.base.errors import EngineStopped, ModelError, OptionError
 from weft.base.options import Options
@@ -74,7 +73,7 @@ class RankProcesses:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__,
-                env=_environment(),
+                env=child_environment(),
                 # Not in the terminal's group: Ctrl-C is for the front.
                 process_group=0,
             )
@@ -172,10 +171,3 @@ class LeadingRunner:
         """End the other ranks."""
         self.others.close()
         self.runner.close()
-
-
-def _environment() -> dict[str, str]:
-    """Return this process's environment, with the path on which a child process finds the same Weft."""
-    root = str(Path(weft.__file__).parent.parent)
-    path = os.environ.get("PYTHONPATH")
-    return os.environ | {"PYTHONPATH": root if not path else root + os.pathsep + path}
