@@ -240,7 +240,7 @@ def test_experts_are_spread_only_if_there_are_ranks_and_experts_for_them(folder_
     with pytest.raises(InvalidOption, match="expert_parallel needs --tensor-parallel 2 or more"):
         Options(expert_parallel=True)
     with pytest.raises(OptionError, match="needs a mixture of experts"):
-        check_shapes(Options(str(folder_of("llama")), device="cpu", tensor_parallel=2, expert_parallel=True))
+        check_shapes(Options(model=str(folder_of("llama")), device="cpu", tensor_parallel=2, expert_parallel=True))
     with pytest.raises(ModelError, match="must divide the model's 8 experts"):
         Shard(0, 3, whole_experts=True).cut_experts(8, 64)
 
