@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from dataclasses import replace
@@ -80,6 +81,35 @@ def test_a_costly_grammar_is_served_or_refused_but_never_blocks(grammar):
     except RequestError:
         pass
     assert perf_counter() - began < 5
+
+
+def test_an_answer_whose_masks_take_too_long_ends_with_an_error(monkeypatch):
+    """`a: a a` has ever more ways to read what was written. Every look takes longer than the budget of a token here."""
+    guide = Grammars(tiny_model.tokenizer(), 259)(Grammar("lark", 'start: a\na: a a | "x"'))
+    seconds = itertools.count(0, 1.5 * limits.TOKEN_SECONDS)
+    monkeypatch.setattr(limits, "thread_time", lambda: next(seconds))
+    taken = 0
+    with pytest.raises(RequestError, match="grammar is too ambiguous"):
+        for taken in range(10_000):  # noqa: B007 (read below)
+            guide.take(ord("x"))
+    assert taken == pytest.approx(limits.ANSWER_SECONDS / (0.5 * limits.TOKEN_SECONDS), abs=2)
+
+
+def test_an_answer_whose_masks_take_a_tokens_budget_never_ends_for_that(monkeypatch):
+    guide = Grammars(tiny_model.tokenizer(), 259)(Grammar("regex", "x*"))
+    seconds = itertools.count(0, limits.TOKEN_SECONDS / 2)
+    monkeypatch.setattr(limits, "thread_time", lambda: next(seconds))
+    for _ in range(2000):
+        guide.take(ord("x"))
+
+
+def test_as_many_optional_properties_as_are_accepted_can_be_answered():
+    names = [f"p{number}" for number in range(limits.MAX_PROPERTIES)]
+    schema = {"properties": {name: {"type": "integer"} for name in names}, "additionalProperties": False}
+    guide = Grammars(tiny_model.tokenizer(), 259)(Grammar("json_schema", json.dumps({"type": "object", **schema})))
+    for byte in json.dumps({name: 1 for name in names[::50]}).encode():
+        guide.take(byte)
+    assert guide.ended
 
 
 def test_terminals_that_double_are_refused_before_they_are_built():

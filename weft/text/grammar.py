@@ -43,10 +43,19 @@ MAX_COMPILED = 32
 # Processor time that looking ahead of an answer may take in a step. Masks of an ambiguous grammar take longer and
 # longer, and all other answers wait for them.
 LOOK_AHEAD_SECONDS = 0.01
+# Processor time for the masks of an answer: at first, and more with each token. Those of `a: a a | "x"` take time that
+# grows with the square of the answer's length, and all other answers wait for them. Schemas take 0.1 ms on average.
+ANSWER_SECONDS = 1.0
+TOKEN_SECONDS = 0.005
 
 # A lexer state takes one or two kB; a step's budgets are tens of milliseconds at worst, compiling takes seconds.
 _LIMITS = LLParserLimits(
-    initial_lexer_fuel=200_000, max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False
+    initial_lexer_fuel=200_000,
+    max_lexer_states=20_000,
+    max_grammar_size=200_000,
+    # Four for each optional property of an object, and as many again for what surrounds it.
+    max_items_in_row=8 * MAX_PROPERTIES,
+    verbose_errors=False,
 )
 FIELDS: dict[GrammarKind, str] = {
     "json_schema": "json_schema",
@@ -136,6 +145,7 @@ class Guide:
         # The last look ahead: tokens, and the masks after them as far as it got.
         self._ahead: tuple[tuple[int, ...], list[NDArray[np.int32]]] = ((), [])
         self._look_seconds = 0.0
+        self._seconds_left = ANSWER_SECONDS
         self.mask = self._look()
 
     def take(self, token: int) -> None:
@@ -149,6 +159,9 @@ class Guide:
             raise InvalidField(self._field, f"has failed on the answer: {_first_words(self._matcher.get_error())}")
         self.mask = self._look()
         self._look_seconds = thread_time() - began
+        self._seconds_left += TOKEN_SECONDS - self._look_seconds
+        if self._seconds_left < 0:
+            raise InvalidField(self._field, "is too ambiguous: finding the next tokens of this answer takes too long")
 
     def forced(self) -> list[int]:
         """Return tokens that spell what must come next; none if there is a choice. The position stays."""
