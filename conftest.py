@@ -9,8 +9,14 @@ from typing import Any
 import hypothesis
 import pytest
 
-# The same examples in every run: a failure is one of the change, not of luck.
-hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
+# The same examples in every run, however long they take: a failure is one of the change, not of luck.
+hypothesis.settings.register_profile(
+    "same",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("same")
 
 # Test processes run side by side: one thread each, or they would fight for the cores and take ten times as long.
