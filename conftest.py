@@ -65,6 +65,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)
+    copying = sys.modules.get("weft.engine.copying")
+    if copying is not None:
+        # How much a busy machine writes within seconds must not decide what an engine finds in its next life.
+        copying.CLOSING_SECONDS = 300.0
     if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
         from tests import interpreter
 

@@ -48,7 +48,8 @@ LONG = {"prompt": "Once upon a time", "max_tokens": 3500, "ignore_eos": True, "s
 
 @pytest.fixture(scope="module")
 def served():
-    with serving() as found:
+    # A busy machine may need long for what runs when the server is stopped.
+    with serving("--drain-seconds", str(SECONDS)) as found:
         yield found
 
 
