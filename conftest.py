@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Random numbers of a test do not depend on which tests the same process has run before."""
+    """What a test finds does not depend on which tests the same process has run before, or on how busy the disk is."""
     if item.get_closest_marker("gpu"):
         from tests import gpu_memory
 
