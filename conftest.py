@@ -4,6 +4,7 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hypothesis
@@ -24,6 +25,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Without a GPU, Triton's kernels are run by its interpreter, on tensors of the CPU.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# Modules whose tests depend on how the operating system schedules threads and processes.
+OUTSIDE = {
+    "asyncio",
+    "multiprocessing",
+    "pty",
+    "signal",
+    "socket",
+    "subprocess",
+    "threading",
+    "tests.fake_members",
+    "tests.held_steps",
+    "tests.http_server",
+    "tests.ranks",
+    "tests.serving",
+    "tests.wire_server",
+}
 collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "tests/*_cuda*.py"]
 
 
@@ -50,9 +67,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of a model on a GPU side by side: a process holds one model at a time."""
     from tests.gpu_memory import group_of
 
+    for item in items:
+        if uses(item, OUTSIDE):
+            item.add_marker(pytest.mark.flaky(reruns=1))
     first: dict[str, int] = {}
     places = {item: first.setdefault(group_of(item.nodeid) or item.nodeid, n) for n, item in enumerate(items)}
     items.sort(key=places.__getitem__)
+
+
+def uses(item: pytest.Item, modules: set[str]) -> bool:
+    """Return whether the module of a test has imported one of these modules, or something from one."""
+    if not isinstance(item, pytest.Function):
+        return False
+    found = vars(item.module).values()
+    names = {value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in found}
+    return not names.isdisjoint(modules)
 
 
 @pytest.hookimpl(tryfirst=True)

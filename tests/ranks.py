@@ -94,14 +94,20 @@ class ThreadedRanks:
 
 
 def threaded_engine(
-    folder: Path, ranks: int, memory_bytes: int = 64 << 20, draft_room: int = 0, drafting: Any = None, **settings: Any
+    folder: Path,
+    ranks: int,
+    memory_bytes: int = 64 << 20,
+    draft_room: int = 0,
+    drafting: Any = None,
+    whole_experts: bool = False,
+    **settings: Any,
 ) -> Engine:
     """An engine whose model is cut over threads."""
     meeting, runners = Meeting(ranks), []
     options = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=memory_bytes, **options)
     for rank in range(ranks):
-        model, _ = load_model(folder, torch.float32, progress=False, shard=Shard(rank, ranks))
+        model, _ = load_model(folder, torch.float32, progress=False, shard=Shard(rank, ranks, whole_experts))
         operations = choose("cpu", torch.float32, model.memories).operations
         spec = replace(MemorySpec(model.memories(operations)), draft_room=draft_room)
         group = ThreadGroup(meeting, rank)

@@ -86,6 +86,20 @@ def test_experts_equal_their_definition(operations, tokens, name, biased):
         torch.testing.assert_close(ours[token], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 50, 300])
+@pytest.mark.parametrize("operations", [CPU, PLAIN])
+def test_parts_of_the_experts_add_up_to_all(operations, tokens):
+    """Each half leaves out what the other one holds."""
+    first, second, x = random(6, 16, 8, seed=1), random(6, 8, 8, seed=2), random(tokens, 8, seed=3)
+    weights, chosen = route_top(random(tokens, 6, seed=4), 3)
+    chosen[0] = torch.tensor([0, 1, 2])
+    together = experts(x, weights, chosen, first, second, gated(F.silu), by=operations)
+    low = experts(x, weights, chosen, first[:3], second[:3], gated(F.silu), by=operations)
+    high = experts(x, weights, chosen - 3, first[3:], second[3:], gated(F.silu), by=operations)
+    torch.testing.assert_close(low + high, together, rtol=1e-4, atol=1e-5)
+    assert not high[0].any()
+
+
 def test_a_token_is_worth_the_same_in_any_company():
     first, second = random(6, 16, 8, seed=1), random(6, 8, 8, seed=2)
     x, logits = random(40, 8, seed=3), random(40, 6, seed=4)

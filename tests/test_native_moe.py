@@ -162,6 +162,14 @@ def test_experts_that_no_row_has_chosen_are_not_read(rows):
     assert torch.equal(mix(x, (weights, chosen), in_panels(layer)), expected)
 
 
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_experts_of_other_ranks_add_nothing(rows):
+    layer, x = make_layer(3, 40, 24, gated(F.silu), True), random(rows, 40, seed=6)
+    weights, chosen = choices(rows, 9, 4)
+    routing = weights, chosen - 3
+    assert_close(mix(x, routing, in_panels(layer)), PLAIN.experts(x, routing, layer), torch.float32)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 4, 13, 64])
 def test_all_rows_may_choose_one_expert(rows):
     layer, x = make_layer(6, 70, 40, gated(F.silu), True), random(rows, 70, seed=6)

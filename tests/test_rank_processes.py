@@ -61,10 +61,11 @@ def loopback_only(number: int) -> bool:
     return bool(listening) and all(address.startswith("0100007F:") for address in listening)
 
 
-def test_two_processes_answer_like_one_and_end_with_the_llm(folder):
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_two_processes_answer_like_one_and_end_with_the_llm(expert_parallel, folder):
     with LLM(str(folder), **OPTIONS) as llm:
         alone = llm.generate(PROMPTS, GREEDY, progress=False)
-    with LLM(str(folder), tensor_parallel=2, **OPTIONS) as llm:
+    with LLM(str(folder), tensor_parallel=2, expert_parallel=expert_parallel, **OPTIONS) as llm:
         numbers = [process.pid for process in llm.engine._device.others.processes]
         meeting = llm.engine._device.others.meeting.parent
         assert [is_alive(number) for number in numbers] == [True]

@@ -14,10 +14,11 @@ import pytest
 import trustme
 from starlette.requests import Request
 
-from tests.held_steps import wait_until
+from tests.held_steps import SECONDS, wait_until
 from tests.http_server import Served, serving
 from tests.wire_server import (
     LOOPS,
+    WireServer,
     drip_until_closed,
     get,
     json_of,
@@ -186,6 +187,19 @@ def authority():
     return trustme.CA()
 
 
+def test_a_client_within_its_handshake_makes_room_for_another(loop, authority):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    with wire_server(hurried(connections=1), loop, tls=context) as server, server.connect() as silent:
+        wait_until(lambda: server.call(server.server.servers[0]._connections.cut_longest_waiting))
+        assert rest_of(silent) == b""
+        with trusting.wrap_socket(server.connect(), server_hostname="localhost") as wire:
+            wire.sendall(get("/", "1.1", "Connection: close"))
+            assert b" 200 " in rest_of(wire)
+
+
 def test_a_handshake_that_drips_is_late_in_all(loop, authority):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
@@ -287,7 +301,30 @@ def test_refused_clients_that_stay_do_not_pile_up(loop):
         staying = [server.connect() for _ in range(30)]
         for wire in staying:
             receive_until(wire, b"}}")
-        assert len(server.open) <= 1 + 8
+        # One that was cut leaves in a later iteration of the loop. No deadline ends the others.
+        wait_until(lambda: len(server.open) <= 1 + 8)
+        for wire in staying:
+            wire.close()
+
+
+def test_refused_clients_that_are_cut_while_they_are_accepted_do_not_stay(loop):
+    # In every turn of the loop five more clients come, so that some are cut between two turns of being accepted.
+    staying = []
+
+    def come(server: WireServer, turns: int, done: threading.Event) -> None:
+        staying.extend(server.connect() for _ in range(5))
+        server.server.servers[0]._accept()
+        server.loop.call_soon(*((come, server, turns - 1, done) if turns else (done.set,)))
+
+    with wire_server(hurried(connections=1), loop) as server, server.connect() as holding:
+        holding.sendall(get("/hold"))
+        wait_until(lambda: server.app.held == 1)
+        done = threading.Event()
+        server.loop.call_soon_threadsafe(come, server, 6, done)
+        assert done.wait(SECONDS)
+        for wire in staying:
+            receive_until(wire, b"}}")
+        wait_until(lambda: len(server.open) <= 1 + 8)
         for wire in staying:
             wire.close()
 

@@ -14,9 +14,10 @@ import torch
 from tests.engines import FAMILIES, TINY, Ask, greedy, seeded, serve, tokens
 from tests.oracle import Oracle
 from tests.ranks import Meeting, ThreadGroup, threaded_engine
-from weft.base.errors import InvalidOption, ModelError
+from weft.base.errors import InvalidOption, ModelError, OptionError
 from weft.base.options import Options
 from weft.engine.events import Output
+from weft.loading import check_shapes
 from weft.models import configurations, weights
 from weft.models.config import Config, read_config, text_part
 from weft.models.gpt_oss import ClampedExperts
@@ -39,6 +40,8 @@ ODD = [
     "qwen3_5, attention bias, tied",
     "lfm2, adjusted feed-forward, conv bias and width 4, untied",
 ]
+
+MIXTURES = ["lfm2_moe", "nemotron_h", "qwen3_moe", "qwen3_next", "granite_moe_hybrid", "gpt_oss"]
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,17 @@ def test_four_ranks_answer_like_one_even_with_fewer_keys_or_groups(family, folde
 @pytest.mark.parametrize("family", [*FAMILIES, *ODD])
 def test_four_ranks_answer_like_one(family, folder_of):
     assert_same(folder_of(family), 4)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "nemotron_h", "qwen3_next"])
+def test_two_ranks_with_whole_experts_answer_like_one(family, folder_of):
+    assert_same(folder_of(family), 2, whole_experts=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*MIXTURES, ODD[1]])
+def test_four_ranks_with_whole_experts_answer_like_one(family, folder_of):
+    assert_same(folder_of(family), 4, whole_experts=True)
 
 
 def test_chunks_hits_preemption_and_drafts_work_with_ranks(folder_of, monkeypatch):
@@ -111,13 +125,12 @@ def test_a_step_sums_once_for_each_part_of_a_block_and_once_for_the_embedding(fo
 
 @pytest.mark.parametrize("name", [name for name in configurations.names() if name != "qwen3-next-mini"])
 def test_each_of_two_ranks_holds_about_half_of_a_published_model(name):
-    config = text_part(read_config(configurations.find(name)))
+    assert size_of(name, Shard(1, 2)) <= 0.55 * size_of(name, Shard())
 
-    def size(shard: Shard) -> int:
-        model = build(config, torch.bfloat16, "meta", shard=shard)
-        return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
-    assert size(Shard(1, 2)) <= 0.55 * size(Shard())
+def size_of(name: str, shard: Shard) -> int:
+    model = build(text_part(read_config(configurations.find(name))), torch.bfloat16, "meta", shard=shard)
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 class CountedFile:
@@ -157,14 +170,21 @@ class CountedSlice:
         return self.file.count(self.part[index])
 
 
-def test_a_rank_reads_its_part_of_the_checkpoint_only(folder_of, monkeypatch):
+def test_a_rank_with_whole_experts_holds_about_half_of_a_mixture():
+    name = "granite-4.0-h-tiny"
+    assert size_of(name, Shard(1, 2, whole_experts=True)) <= 0.55 * size_of(name, Shard())
+
+
+@pytest.mark.parametrize("whole_experts", [False, True])
+def test_a_rank_reads_its_part_of_the_checkpoint_only(whole_experts, folder_of, monkeypatch):
     counts: list[int] = []
     original = weights.safe_open
     monkeypatch.setattr(weights, "safe_open", lambda *a, **more: CountedFile(original(*a, **more), counts))
     load_model(folder_of("nemotron_h"), torch.float32, progress=False)
     everything = sum(counts)
     counts.clear()
-    load_model(folder_of("nemotron_h"), torch.float32, progress=False, shard=Shard(1, 2))
+    shard = Shard(1, 2, whole_experts)
+    load_model(folder_of("nemotron_h"), torch.float32, progress=False, shard=shard)
     assert 0 < sum(counts) <= 0.55 * everything
 
 
@@ -214,6 +234,15 @@ def test_quantised_experts_are_cut_at_their_blocks_only():
 def test_options_that_do_not_work_with_ranks_are_refused_by_name(other):
     with pytest.raises(InvalidOption, match=f"tensor_parallel must be 1 with {next(iter(other))}"):
         Options(tensor_parallel=2, **other)
+
+
+def test_experts_are_spread_only_if_there_are_ranks_and_experts_for_them(folder_of):
+    with pytest.raises(InvalidOption, match="expert_parallel needs --tensor-parallel 2 or more"):
+        Options(expert_parallel=True)
+    with pytest.raises(OptionError, match="needs a mixture of experts"):
+        check_shapes(Options(model=str(folder_of("llama")), device="cpu", tensor_parallel=2, expert_parallel=True))
+    with pytest.raises(ModelError, match="must divide the model's 8 experts"):
+        Shard(0, 3, whole_experts=True).cut_experts(8, 64)
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 65, True, "2"])

@@ -27,6 +27,7 @@ from weft.memory.capacity import draft_share, least_bytes, longest_alone
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.models.config import Config, read_config, shown, text_part
+from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.models.sharding import Shard
@@ -187,7 +188,7 @@ def load_part(options: Options, rank: int, ranks: int) -> LoadedPart:
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
     use_gpu_of(rank, ranks, device)
-    shard = Shard(rank, ranks)
+    shard = shard_of(options, rank)
     model, _ = load_model(folder, dtype, device, False, options.weights, options.seed, spare_bytes(ranks), shard=shard)
     return LoadedPart(model, choose(device, dtype, model.memories).operations, device, rank, ranks)
 
@@ -224,7 +225,16 @@ def check_shapes(options: Options) -> None:
     """Raise if the model cannot be cut over this many ranks."""
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
     config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
-    build(config, torch.float32, "meta", shard=Shard(0, options.tensor_parallel))
+    model = build(config, torch.float32, "meta", shard=shard_of(options, 0))
+    if options.expert_parallel and not any(isinstance(module, ExpertLayer) for module in model.modules()):
+        raise OptionError("expert_parallel needs a mixture of experts, and this model has none; leave it out")
+    if options.expert_parallel and choose_device(options.device) != "cpu":
+        raise OptionError("expert_parallel is supported on CPUs only; leave it out, and experts are cut by channels")
+
+
+def shard_of(options: Options, rank: int) -> Shard:
+    """Return a rank's part of the model."""
+    return Shard(rank, options.tensor_parallel, options.expert_parallel)
 
 
 def load_model_of(options: Options, progress: bool, others: RankProcesses | None) -> Loaded:
@@ -232,7 +242,7 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     # First, because it is quick: a wrong template or tokenizer is reported before the weights are loaded.
     tokenizer, template = load_text(options, folder)
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
-    shard = Shard(0, options.tensor_parallel)
+    shard = shard_of(options, 0)
     if others is not None:
         use_gpu_of(0, others.ranks, device)
     try:

@@ -106,6 +106,9 @@ class Options:
         "--threads are those of each",
         metavar="RANKS",
     )
+    expert_parallel: bool = option(
+        False, "with --tensor-parallel, on CPUs: each rank holds whole experts, not parts of every expert"
+    )
     paranoid: bool = option(False, "audit every step and fill freed memory with NaN (slow)")
     seed: int = option(0, "seed for requests that set none")
     threads: int = option(0, "CPU threads; 0: one for each core that this process may use")
@@ -130,7 +133,7 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise InvalidOption(name, f"must be an integer, got {value!r}")
-        for name in ("cache", "exact", "paranoid"):
+        for name in ("cache", "exact", "expert_parallel", "paranoid"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(name, f"must be True or False, got {getattr(self, name)!r}")
         for name, what in (
@@ -160,6 +163,10 @@ def check_ranks(options: Options) -> None:
     if not 1 <= ranks <= MOST_RANKS:
         raise InvalidOption("tensor_parallel", f"must be from 1 to {MOST_RANKS}, got {ranks}")
     if ranks == 1:
+        if options.expert_parallel:
+            raise InvalidOption(
+                "expert_parallel", "needs --tensor-parallel 2 or more, over whose ranks experts are spread"
+            )
         return
     drafter = draft_of(options) in ("mtp", "model")
     given = {"exact": options.exact, "disk": options.disk, "host_memory": options.host_memory, "draft": drafter}

@@ -14,7 +14,8 @@ from torch import Tensor
 from weft.kernels.activations import NAMES
 from weft.kernels.weight import Weight
 
-# Weights and indices of the chosen experts, both [tokens, k].
+# Weights and indices of the chosen experts, both [tokens, k]. On CPUs, an index that is not one of the layer's experts
+# stands for an expert of another rank, which adds nothing here.
 Routing: TypeAlias = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
 
 

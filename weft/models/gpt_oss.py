@@ -69,20 +69,19 @@ class ClampedExperts(ExpertLayer):
     def __init__(self, config: Config, count: int) -> None:
         super().__init__()
         shard, hidden = current_shard(), config.integer("hidden_size")
-        self.cut, self.bias_of = (
-            shard.cut(config.integer("intermediate_size"), "channels of an expert"),
-            only_once(shard),
-        )
-        inner = self.cut.kept
-        if config.fields.get("quantization_config") and inner % BLOCK and shard.ranks > 1:
+        self.numbers, self.channels = shard.cut_experts(count, config.integer("intermediate_size"))
+        held, inner = self.numbers.kept, self.channels.kept
+        # An expert that all ranks share adds its bias once.
+        self.bias_of = only_once(shard) if self.numbers.is_whole else None
+        if config.fields.get("quantization_config") and inner % BLOCK and not self.channels.is_whole:
             raise ModelError(
-                f"tensor_parallel is {shard.ranks} but must cut the {self.cut.size} channels of a quantised expert at "
-                f"multiples of {BLOCK}; pass a smaller one"
+                f"tensor_parallel is {shard.ranks} but must cut the {self.channels.size} channels of a quantised "
+                f"expert at multiples of {BLOCK}; pass a smaller one"
             )
-        self.first = nn.Parameter(torch.empty(count, 2 * inner, hidden), requires_grad=False)
-        self.first_bias = nn.Parameter(torch.empty(count, 2 * inner), requires_grad=False)
-        self.second = nn.Parameter(torch.empty(count, hidden, inner), requires_grad=False)
-        self.second_bias = nn.Parameter(torch.empty(count, hidden), requires_grad=False)
+        self.first = nn.Parameter(torch.empty(held, 2 * inner, hidden), requires_grad=False)
+        self.first_bias = nn.Parameter(torch.empty(held, 2 * inner), requires_grad=False)
+        self.second = nn.Parameter(torch.empty(held, hidden, inner), requires_grad=False)
+        self.second_bias = nn.Parameter(torch.empty(held, hidden), requires_grad=False)
         self.activation = clamped(
             alpha=config.number("swiglu_alpha", default=1.702),
             limit=config.number("swiglu_limit", default=7.0),
@@ -99,15 +98,17 @@ class ClampedExperts(ExpertLayer):
         inner = outer // 2
         # [experts, gate or up, inner, hidden] -> interleaved outputs
         turns = self.first.unflatten(1, (2, inner)).transpose(1, 2)
-        both = self.cut.times(2)
-        yield Source(prefix + "gate_up_proj", turns.permute(0, 3, 1, 2), shape=(count, hidden, outer), cut=both, dim=2)
+        both = self.channels.times(2)
+        columns = turns.permute(0, 3, 1, 2)
+        yield Source(prefix + "gate_up_proj", columns, shape=(count, hidden, outer), **self.cut_of(both, dim=2))
         bias_turns = self.first_bias.unflatten(1, (2, inner)).transpose(1, 2)
-        yield Source(prefix + "gate_up_proj_bias", bias_turns, shape=(count, outer), cut=both, dim=1)
-        yield Source(prefix + "down_proj", self.second.transpose(1, 2), cut=self.cut, dim=1)
-        yield Source(prefix + "down_proj_bias", self.second_bias, self.bias_of)
+        yield Source(prefix + "gate_up_proj_bias", bias_turns, shape=(count, outer), **self.cut_of(both, dim=1))
+        yield Source(prefix + "down_proj", self.second.transpose(1, 2), **self.cut_of(self.channels, dim=1))
+        yield Source(prefix + "down_proj_bias", self.second_bias, self.bias_of, cut=self.numbers)
         if hidden % BLOCK == 0 and inner % BLOCK == 0:
-            yield packed(prefix + "gate_up_proj", turns, (count, outer, hidden), both, dim=1)
-            yield packed(prefix + "down_proj", self.second, (count, hidden, inner), in_blocks(self.cut), dim=2)
+            yield packed(prefix + "gate_up_proj", turns, (count, outer, hidden), **self.cut_of(both, dim=1))
+            blocks = in_blocks(self.channels)
+            yield packed(prefix + "down_proj", self.second, (count, hidden, inner), **self.cut_of(blocks, dim=2))
 
 
 def packed(name: str, target: Tensor, shape: tuple[int, int, int], cut: RankCut, dim: int) -> Source:

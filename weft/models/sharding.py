@@ -68,6 +68,8 @@ class Shard:
 
     rank: int = 0
     ranks: int = 1
+    # Spread whole experts over the ranks, instead of the channels of each.
+    whole_experts: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -100,6 +102,18 @@ class Shard:
             )
         own = self.rank * count // self.ranks
         return RankCut(count, ((own, own + 1),))
+
+    def cut_experts(self, count: int, channels: int) -> tuple[RankCut, RankCut]:
+        """Return this rank's part of a layer's experts, and its part of each one's channels.
+
+        >>> Shard(1, 2).cut_experts(8, 64)
+        (RankCut(size=8, ranges=((0, 8),)), RankCut(size=64, ranges=((32, 64),)))
+        >>> Shard(1, 2, whole_experts=True).cut_experts(8, 64)
+        (RankCut(size=8, ranges=((4, 8),)), RankCut(size=64, ranges=((0, 64),)))
+        """
+        if self.whole_experts:
+            return self.cut(count, "experts"), RankCut.whole(channels)
+        return RankCut.whole(count), self.cut(channels, "channels of an expert")
 
     def padded(self, count: int) -> tuple[RankCut, int]:
         """Return this rank's part of `count` things that need not be even, and the size of every rank's part.

@@ -90,6 +90,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport: Any = None
         # Cancelling it ends a connection that has no transport yet.
         self.opening: asyncio.Task[None] | None = None
+        self._cut = False
         self._timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._writable = asyncio.Event()
@@ -111,6 +112,9 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        if self._cut:
+            transport.abort()
+            return
         self.write = transport.write
         self._local = transport.get_extra_info("sockname")
         self._shared.server.connections.add(self)  # type: ignore[arg-type]  # uvicorn only shuts them down
@@ -139,9 +143,11 @@ class HttpConnection(asyncio.Protocol):
 
     def cut(self) -> None:
         """Close at once and drop unsent bytes."""
+        self._cut = True
         if self._transport is not None:
             self._transport.abort()
         elif self.opening is not None:
+            # uvloop establishes the connection nevertheless if it has begun: `connection_made` ends it.
             self.opening.cancel()
 
     def _enter(self, state: State) -> None:

@@ -100,6 +100,8 @@ def routed_sum(x: Tensor, routing: Routing, layer: ExpertWeights) -> Float[Tenso
     hidden, inner = x.shape[1], layer.second.shape[2]
 
     def expert(number: int, rows: Tensor) -> Tensor:
+        if not 0 <= number < len(layer.first):
+            return rows.new_zeros(rows.shape)
         first_shift = None if first_bias is None else first_bias[number]
         second_shift = None if second_bias is None else second_bias[number]
         first = Weight(layer.first[number], first_shift, size=inner * layer.activation.parts)

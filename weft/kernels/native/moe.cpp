@@ -22,7 +22,7 @@ constexpr long MOST_BLOCKS = 16;
 struct Mixture {
     const void* x;
     const float* weights;   // [rows, k]
-    const int64_t* chosen;  // [rows, k]
+    const int64_t* chosen;  // [rows, k]; experts of other ranks have numbers outside [0, experts)
     const void *first, *first_bias, *second, *second_bias;  // biases may be null
     const void* shared;   // [rows, hidden]; may be null
     const void* opening;  // logits of the shared expert's weight, which is 1 if this is null
@@ -48,7 +48,7 @@ struct Grouping {
     Group* groups;  // of the chosen experts
     Block* blocks;
     long* pairs;   // row * k + choice, by place
-    long* places;  // by row * k + choice
+    long* places;  // by row * k + choice; -1: of another rank
 
     Grouping(const Mixture& call, Work& work) {
         long count = call.rows * call.k, *next = work.take<long>(call.experts + 1);
@@ -57,7 +57,8 @@ struct Grouping {
         pairs = work.take<long>(count);
         places = work.take<long>(count);
         std::fill_n(next, call.experts + 1, 0);
-        for (long pair = 0; pair < count; pair++) next[call.chosen[pair] + 1]++;
+        for (long pair = 0; pair < count; pair++) 
+            if (is_here(call, pair)) next[call.chosen[pair] + 1]++;
         for (long expert = 0, first = 0; expert < call.experts; expert++) {
             long rows = next[expert + 1];
             if (rows) add({expert, first, rows});
@@ -65,9 +66,13 @@ struct Grouping {
             first += rows;
         }
         for (long pair = 0; pair < count; pair++) {
-            places[pair] = next[call.chosen[pair]]++;
-            pairs[places[pair]] = pair;
+            places[pair] = is_here(call, pair) ? next[call.chosen[pair]]++ : -1;
+            if (places[pair] >= 0) pairs[places[pair]] = pair;
         }
+    }
+
+    static bool is_here(const Mixture& call, long pair) {
+        return call.chosen[pair] >= 0 && call.chosen[pair] < call.experts;
     }
 
     void add(Group group) {
@@ -202,7 +207,7 @@ void sum_row(const Mixture& call, const long* places, const float* outputs, long
         long count = call.hidden - i;
         Vector total = {};
         for (long choice = 0; choice < call.k; choice++)
-            total += weights[choice] * load(outputs + places[choice] * call.hidden + i, count);
+            if (places[choice] >= 0) total += weights[choice] * load(outputs + places[choice] * call.hidden + i, count);
         if (shared) total += open * load(shared + row * call.hidden + i, count);
         store(static_cast<Value*>(call.y) + row * call.hidden + i, total, count);
     }

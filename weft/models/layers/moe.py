@@ -15,7 +15,7 @@ from weft.kernels.stream import Normed
 from weft.models.layers.linear import Linear
 from weft.models.layers.mlp import ACTIVATIONS
 from weft.models.model import Layer, Source
-from weft.models.sharding import current_shard, side_by_side
+from weft.models.sharding import RankCut, current_shard, side_by_side
 
 
 class ExpertLayer(Layer):
@@ -23,6 +23,10 @@ class ExpertLayer(Layer):
 
     # The weights as operations read them, once filled.
     prepared: ExpertWeights | None = None
+
+    # The experts that this rank holds, and its part of the channels of each.
+    numbers: RankCut
+    channels: RankCut
 
     first: nn.Parameter
     second: nn.Parameter
@@ -39,7 +43,15 @@ class ExpertLayer(Layer):
     def forward(
         self, x: Normed, routing: Routing, batch: Batch, shared: SharedExpert | None = None
     ) -> Float[Tensor, "tokens hidden"]:
-        return batch.operations.experts(x, routing, self.weights, shared)
+        weights, chosen = routing
+        if not self.numbers.is_whole:
+            # Other ranks' experts get numbers outside the range of this rank's, and are left out.
+            chosen = chosen - self.numbers.ranges[0][0]
+        return batch.operations.experts(x, (weights, chosen), self.weights, shared)
+
+    def cut_of(self, channels: RankCut, dim: int) -> dict[str, Any]:
+        """Return the part of a tensor of all experts that this rank reads: its experts, or its channels of each."""
+        return {"cut": channels, "dim": dim} if self.numbers.is_whole else {"cut": self.numbers, "dim": 0}
 
     def prepare(self, operations: Operations, twice: bool = False) -> None:
         """Convert the filled weights to the fastest layout of these operations; `twice`: also to one for few rows."""
@@ -68,23 +80,29 @@ class Experts(ExpertLayer):
         super().__init__()
         self.first_bias = self.second_bias = None
         *self.first_names, self.second_name = names
-        self.cut = current_shard().cut(inner, "channels of an expert")
-        self.inner = self.cut.kept
+        self.numbers, self.channels = current_shard().cut_experts(count, inner)
+        held, self.inner = self.numbers.kept, self.channels.kept
         outer = self.inner * len(self.first_names)
-        self.first = nn.Parameter(torch.empty(count, outer, hidden), requires_grad=False)
-        self.second = nn.Parameter(torch.empty(count, hidden, self.inner), requires_grad=False)
+        self.first = nn.Parameter(torch.empty(held, outer, hidden), requires_grad=False)
+        self.second = nn.Parameter(torch.empty(held, hidden, self.inner), requires_grad=False)
         kind = gated if len(self.first_names) == 2 else plain
         self.activation = kind(ACTIVATIONS[activation])
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         fused = "gate_up_proj" if len(self.first_names) == 2 else "up_proj"
-        yield Source(prefix + fused, self.first, cut=side_by_side(*[self.cut] * len(self.first_names)), dim=1)
-        yield Source(prefix + "down_proj", self.second, cut=self.cut, dim=2)
-        for number in range(self.first.shape[0]):
+        outputs = side_by_side(*[self.channels] * len(self.first_names))
+        yield Source(prefix + fused, self.first, **self.cut_of(outputs, dim=1))
+        yield Source(prefix + "down_proj", self.second, **self.cut_of(self.channels, dim=2))
+        (start, end), nothing = self.numbers.ranges[0], RankCut(self.channels.size, ((0, 0),))
+        for number in range(self.numbers.size):
+            mine = start <= number < end
+            # Of another rank's expert nothing is read.
+            place, inner, cut = (number - start, self.inner, self.channels) if mine else (0, 0, nothing)
             for part, name in enumerate(self.first_names):
-                rows = self.first[number, part * self.inner : (part + 1) * self.inner]
-                yield Source(f"{prefix}{number}.{name}.weight", rows, cut=self.cut)
-            yield Source(f"{prefix}{number}.{self.second_name}.weight", self.second[number], cut=self.cut, dim=1)
+                rows = self.first[place, part * inner : (part + 1) * inner]
+                yield Source(f"{prefix}{number}.{name}.weight", rows, cut=cut)
+            second = self.second[place, :, :inner]
+            yield Source(f"{prefix}{number}.{self.second_name}.weight", second, cut=cut, dim=1)
 
 
 class Route:

@@ -31,7 +31,7 @@ class SharedSparseMLP(Layer):
 
     def __init__(self, hidden: int, inner: int, names: SharedNames, experts: Experts, route: Route) -> None:
         super().__init__()
-        count = experts.first.shape[0]
+        count = experts.numbers.size
         cut = current_shard().cut(inner, "channels of the shared expert")
         self.sizes = [count, 0 if names.opening is None else 1, cut.kept, cut.kept]
         opening = {} if names.opening is None else {names.opening: 1}
