@@ -10,8 +10,14 @@ from typing import Any
 import hypothesis
 import pytest
 
-# The same examples in every run: a failure is one of the change, not of luck.
-hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
+# The same examples in every run, however long they take: a failure is one of the change, not of luck.
+hypothesis.settings.register_profile(
+    "same",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("same")
 
 # Test processes run side by side: one thread each, or they would fight for the cores and take ten times as long.
@@ -80,7 +86,7 @@ def uses(item: pytest.Item, modules: set[str]) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Random numbers of a test do not depend on which tests the same process has run before."""
+    """What a test finds does not depend on which tests the same process has run before, or on how busy the disk is."""
     if item.get_closest_marker("gpu"):
         from tests import gpu_memory
 
@@ -88,6 +94,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)
+    copying = sys.modules.get("weft.engine.copying")
+    if copying is not None:
+        # How much a busy machine writes within seconds must not decide what an engine finds in its next life.
+        copying.CLOSING_SECONDS = 300.0
     if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
         from tests import interpreter
 

@@ -11,11 +11,15 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import httpx
+import pytest
 from tokenizers.processors import TemplateProcessing
 
 from tests import tiny_model
+from tests.fake_members import turns
 from tests.held_steps import SECONDS
 from weft.base.options import Options
+from weft.engine.events import Output
+from weft.engine.loop import Engine
 from weft.server.app import create_app
 from weft.server.connections import bounded_connections
 from weft.server.front import pool_for
@@ -138,6 +142,16 @@ class Served:
 
     def stats(self) -> dict[str, Any]:
         return self.on_loop(self.backend.stats)
+
+    def pace(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let each step of the engine wait until the tokens before it have left, each on its own."""
+        step = Engine.step
+
+        def paced(engine: Engine) -> list[Output]:
+            self.on_loop(turns)
+            return step(engine)
+
+        monkeypatch.setattr(Engine, "step", paced)
 
 
 def raw(server: Served, *sent: bytes) -> bytes:

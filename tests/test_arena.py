@@ -107,7 +107,8 @@ def test_claiming_a_full_file_takes_time_in_proportion_to_its_slabs() -> None:
             assert arena.used_slabs == arena.slabs
         return thread_time() - began
 
-    assert seconds(1, 20_000) < 10 * seconds(100, 200)
+    # Quadratic work is seen in every attempt, a processor that others slow down in one.
+    assert any(seconds(1, 20_000) < 10 * seconds(100, 200) for _ in range(5))
 
 
 def test_a_claimed_slab_is_not_taken_again() -> None:

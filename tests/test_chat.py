@@ -344,8 +344,9 @@ def test_interrupts_in_every_step_from_the_third_on_end_one_answer_only(interrup
         assert chat.turns[-2]["content"] == "two"
 
 
-def test_interrupts_of_a_remote_answer_leave_the_client_usable(interruptible_process):
+def test_interrupts_of_a_remote_answer_leave_the_client_usable(interruptible_process, monkeypatch):
     with serving() as server, closing(Remote(small_options(url=server.url, model=None))) as partner:
+        server.pace(monkeypatch)
         check_interrupts(partner)
         assert partner.models() == ["tiny"]
         assert any("context 2048 tokens" in fact for fact in partner.settings())

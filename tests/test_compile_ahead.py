@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 
 from tests.cuda_engines import for_each, load_tiny, release
 from tests.engines import model_of
+from tests.held_steps import SECONDS
 from tests.operations import CPU
 from tests.test_cuda_attention import LAYER
 from weft import loading
@@ -117,7 +118,7 @@ class Module:
         self.may_end, self.built = threading.Event(), 0
 
     def build(self, verbose: bool) -> None:
-        assert self.may_end.wait(30)
+        assert self.may_end.wait(SECONDS)
         self.built += 1
         if self.error is not None:
             raise self.error
@@ -176,7 +177,10 @@ def test_a_module_that_fails_to_compile_in_the_background_is_reported_once_and_n
 
 
 def test_a_server_that_stops_does_not_wait_for_flashinfer(library):
-    library(Module())
+    module, others = Module(), set(threading.enumerate())
+    library(module)
     flashinfer.warm([LAYER], "fa3", torch.device("cpu"))
-    [thread] = [each for each in threading.enumerate() if each.name == "weft-flashinfer" and each.is_alive()][-1:]
+    [thread] = [each for each in threading.enumerate() if each.name == "weft-flashinfer" and each not in others]
     assert thread.daemon
+    module.may_end.set()
+    thread.join()

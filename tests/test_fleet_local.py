@@ -20,9 +20,11 @@ from weft.base.errors import EngineStopped, InvalidOption, RequestError
 from weft.base.grid import CELL
 from weft.base.options import Options, SizingFacts, resolve
 from weft.cli.main import main
+from weft.engine.load import ReplicaLoad
 from weft.fleet.backend import FleetBackend
 from weft.fleet.local import divide, visible_gpus
 from weft.fleet.member import MemberState
+from weft.fleet.router import FleetRouter
 from weft.fleet.routing import RoutedChoice
 from weft.memory.keys import chain, root_key
 from weft.server.process_backend import ProcessBackend
@@ -81,11 +83,18 @@ def fleet_of(*members: ProcessBackend, **more: object) -> FleetBackend:
     return FleetBackend([(str(place), member) for place, member in enumerate(members)], **more)
 
 
+class EqualReplicas(FleetRouter):
+    """A router that ignores measured rates: on a busy machine they would decide where requests go."""
+
+    def report(self, name: str, load: ReplicaLoad) -> None:
+        super().report(name, replace(load, prefill_tokens_per_second=None))
+
+
 @in_loop
 async def test_answers_of_two_replicas_are_those_of_one_engine():
     expected = alone(varied_requests())
     members = [ProcessBackend(SMALL, progress=False) for _ in range(2)]
-    choice = RoutedChoice()
+    choice = RoutedChoice(EqualReplicas(CELL))
     async with started(fleet_of(*members, chooser=choice)) as fleet:
         requests = varied_requests()
         # Random numbers are drawn per engine; these answers depend on the request alone.
@@ -132,10 +141,9 @@ async def test_a_killed_replica_costs_only_what_it_has_begun_and_comes_back():
             assert await anext(stream)
             fleet.abort(stream)
         async with asyncio.timeout(SECONDS):
-            while fleet.members[0].state is not MemberState.UP:
+            while fleet.open or fleet.members[0].state is not MemberState.UP:
                 await asyncio.sleep(0.01)
         assert fleet.members[0].ejections == 1
-        assert fleet.open == 0
 
 
 @pytest.mark.slow

@@ -41,7 +41,6 @@ from weft.server.codec import EventReader, Frames, ProtocolError, decode_command
 from weft.server.dispatcher import Dispatcher
 from weft.server.tls import TlsFiles
 
-WAIT = 20
 SECRET = b"a secret of at least thirty-two characters"
 
 
@@ -71,7 +70,7 @@ async def connected(backend: Dispatcher, **more: object) -> AsyncIterator[tuple[
 
 
 async def until(condition: object) -> None:
-    async with asyncio.timeout(WAIT):
+    async with asyncio.timeout(SECONDS):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -261,7 +260,7 @@ async def exchange(found: FleetListener, data: bytes) -> tuple[bytes, bytes]:
     writer.write(data)
     try:
         rest = await asyncio.wait_for(reader.read(), SECONDS)
-    except ConnectionResetError:
+    except ConnectionError:
         rest = b""
     writer.close()
     return hello, rest

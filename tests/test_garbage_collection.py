@@ -9,6 +9,7 @@ import sys
 import weakref
 
 from tests.fake_engines import PROGRAM
+from tests.held_steps import SECONDS
 from weft.base.garbage_collection import freeze_heap
 from weft.base.options import Options
 from weft.server.process_backend import ProcessBackend
@@ -41,7 +42,7 @@ def test_an_engine_process_keeps_what_it_has_loaded():
         finally:
             await backend.stop(0)
 
-    assert asyncio.run(asyncio.wait_for(frozen(), 60)) > 1000
+    assert asyncio.run(asyncio.wait_for(frozen(), SECONDS)) > 1000
 
 
 def test_a_servers_front_keeps_what_it_has_loaded_before_it_listens():
@@ -58,5 +59,5 @@ launch.Server.__init__ = listen
 from weft.cli.main import main
 main(["serve", "--port", "0"])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
     assert done.stdout.split() == ["True", "False"], done.stderr

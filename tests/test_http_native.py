@@ -13,11 +13,13 @@ from tests.http_server import Served, serving
 from weft.server.settings import ServerSettings
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 6
+# Tokens of an answer that cannot be complete before the test ends it.
+ENDLESS = 30_000
 
 
 @pytest.fixture(scope="module")
 def served():
-    with serving(ServerSettings(), max_sequences=16) as server:
+    with serving(ServerSettings(), max_sequences=16, max_length=32768, memory="64MiB") as server:
         yield server
 
 
@@ -172,7 +174,7 @@ def test_abort_ends_a_request_by_its_name(served: Served):
     found = {}
 
     def work() -> None:
-        sampling = {"max_new_tokens": 1500, "ignore_eos": True}
+        sampling = {"max_new_tokens": ENDLESS, "ignore_eos": True}
         found.update(served.generate("x", sampling=sampling, rid="mine"))
 
     thread = threading.Thread(target=work)
@@ -188,7 +190,7 @@ def test_abort_ends_a_request_by_its_name(served: Served):
 
 def test_abort_all_ends_all(served: Served):
     answers = []
-    body = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True}
+    body = {"prompt": "x", "max_tokens": ENDLESS, "ignore_eos": True}
     threads = [threading.Thread(target=lambda: answers.append(served.post("/v1/completions", body))) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -212,7 +214,7 @@ def test_facts_about_server_and_model(served: Served):
         info = served.client.get(path).json()
         assert (info["vocab_size"], info["is_generation"], info["has_tokenizer"]) == (259, True, True)
     facts = served.client.get("/server_info").json()
-    assert facts["max_length"] == 2048
+    assert facts["max_length"] == 32768
     assert facts["stats"]["steps"] > 0
     # What SGLang's own tests ask before they look for hits.
     assert served.client.get("/get_server_info").json()["disable_radix_cache"] is False

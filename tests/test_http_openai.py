@@ -10,6 +10,7 @@ import threading
 import openai
 import pytest
 
+from tests.held_steps import SECONDS
 from tests.http_server import Served, serving
 from tests.http_values import PATH, RICH, TOOLS, saying
 from weft.server import openai_completions
@@ -325,9 +326,9 @@ def test_the_openai_client_is_told_what_is_wrong(client: openai.OpenAI):
 def test_curl_gets_an_answer(served: Served):
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "temperature": 0})
     command = ["curl", "-sS", served.url + PATH, "-d", body]
-    found = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=30).stdout)
+    found = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=SECONDS).stdout)
     assert found["choices"][0]["message"]["content"] == served.say(max_tokens=3)
-    streamed = subprocess.run([*command[:-1], body[:-1] + ', "stream": true}'], capture_output=True, timeout=30)
+    streamed = subprocess.run([*command[:-1], body[:-1] + ', "stream": true}'], capture_output=True, timeout=SECONDS)
     assert streamed.stdout.endswith(b"data: [DONE]\n\n")
 
 

@@ -161,8 +161,9 @@ def test_a_client_that_hangs_up_frees_memory_within_a_step(monkeypatch, streams,
 
 
 def test_when_the_engine_stops_everybody_gets_an_error_and_health_is_red():
-    with serving(max_sequences=4) as server:
-        body = {"prompt": "x", "max_tokens": 1800, "ignore_eos": True}
+    with serving(max_sequences=4, max_length=32768, memory="64MiB") as server:
+        # They cannot be complete before the engine stops.
+        body = {"prompt": "x", "max_tokens": 30_000, "ignore_eos": True}
         answers: dict[bool, httpx.Response] = {}
 
         def ask(streams: bool) -> None:

@@ -262,7 +262,8 @@ def growth(work: Work, make: Make, size: int = SIZE) -> float:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_time_grows_with_the_text_and_not_with_its_square(name):
-    assert growth(*TABLE[name]) < 10
+    # Quadratic work is seen in every attempt, a processor that others slow down in one.
+    assert any(growth(*TABLE[name]) < 10 for _ in range(5))
 
 
 @pytest.mark.parametrize("form", [*FORMATS, *REASONING])

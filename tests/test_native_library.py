@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests import tiny_model
+from tests.held_steps import SECONDS
 from tests.operations import gated_delta_memory, ssd_memory
 from weft import LLM, SamplingParams
 from weft.kernels.choosing import DECODES
@@ -211,7 +212,7 @@ def test_kernels_compile_while_weights_load_and_once(fresh, monkeypatch):
     compile_library = library.compile_library
 
     def compile_later(*arguments):
-        assert may_end.wait(60)
+        assert may_end.wait(SECONDS)
         compile_library(*arguments)
 
     monkeypatch.setattr(library, "compile_library", compile_later)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests import tiny_model
+from tests.held_steps import SECONDS, HeldSteps
 from tests.test_backends import in_loop
 from weft.base.errors import EngineStopped, OptionError
 from weft.base.options import Options
@@ -148,14 +149,16 @@ def test_the_wanted_number_of_replicas_is_the_sum_of_their_loads():
 
 
 @in_loop
-async def test_a_replica_reports_waiting_tokens_until_the_first_output_and_fails_its_check_at_its_end():
+async def test_a_replica_reports_waiting_tokens_until_the_first_output_and_fails_its_check_at_its_end(monkeypatch):
+    steps = HeldSteps(monkeypatch)
     replica = engine_replica("a", MemberList())
     await replica.backend.start()
     try:
         meter: QueueMeter = replica.backend
+        steps.hold()
         stream = await meter.submit(request := tiny_request())
-        # Outputs arrive in this thread only when it waits.
         assert meter.waiting_tokens == len(request.prompt)
+        steps.release()
         await anext(stream)
         assert meter.waiting_tokens == 0
         replica.check()
@@ -280,6 +283,9 @@ async def test_an_ingress_serves_what_its_replicas_answer_while_they_come_and_go
         assert answer["usage"]["completion_tokens"] == 4
         second = engine_replica("second", members)
         await second.start()
+        async with asyncio.timeout(SECONDS):
+            while 'weft_replica_up{replica="second"} 1.0' not in (await client.get("/metrics")).text:
+                await asyncio.sleep(0.01)
         # Ends when no router sends it anything any more.
         await first.stop()
         again = await client.post("/v1/completions", json=body)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import configparser
 import os
+import queue
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -62,21 +65,35 @@ def test_a_watch_that_is_off_or_was_stopped_ends_nothing(seconds):
 
 
 class Manager:
-    """The socket of a service manager."""
+    """The socket of a service manager. It is read all the time: a full one loses what is sent."""
 
     def __init__(self, folder: Path) -> None:
         self.address = str(folder / "notify")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.address)
-        self._socket.settimeout(SECONDS)
+        self._heard: queue.Queue[str] = queue.Queue()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        while state := self._socket.recv(1000).decode():
+            self._heard.put(state)
 
     def hear(self) -> str:
-        return self._socket.recv(1000).decode()
+        return self._heard.get(timeout=SECONDS)
+
+    def close(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
+            last.sendto(b"", self.address)
+        self._reading.join()
+        self._socket.close()
 
 
 def test_a_service_manager_hears_that_the_server_is_ready_lives_and_stops(tmp_path):
-    manager = Manager(tmp_path)
-    with serving("--front-timeout", "0", NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="400000") as served:
+    with (
+        closing(Manager(tmp_path)) as manager,
+        serving("--front-timeout", "0", NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="2000000") as served,
+    ):
         heard = [manager.hear() for _ in range(4)]
         assert sorted(set(heard)) == ["READY=1", "WATCHDOG=1"]
         assert heard.count("READY=1") == 1
