@@ -201,14 +201,18 @@ def main() -> None:
         direct = statistics.median(times["serve"])
         for name, found in times.items():
             median, high = statistics.median(found), sorted(found)[int(0.9 * len(found))]
-            print(f"{name}: first token {1e3 * median:.2f} ms, p90 {1e3 * high:.2f} ms, {1e3 * (median - direct):+.2f} ms")
+            print(
+                f"{name}: first token {1e3 * median:.2f} ms, p90 {1e3 * high:.2f} ms, {1e3 * (median - direct):+.2f} ms"
+            )
         rates: dict[str, list[tuple[float, float]]] = {front.name: [] for front in fronts}
         for _ in range(args.rounds):
             for front in fronts:
                 rates[front.name].append(throughput(front, args.streams, args.answer))
         for name, each in rates.items():
             speed, cpu = (statistics.median(values) for values in zip(*each, strict=True))
-            print(f"{name}: {speed:.0f} tokens/s with {args.streams} streams, {cpu:.0f} us of the front's CPU per token")
+            print(
+                f"{name}: {speed:.0f} tokens/s with {args.streams} streams, {cpu:.0f} us of the front's CPU per token"
+            )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from weft.memory.keys import Key
 # Assumed until a replica has measured its own: the speed of prefill, and how long a request keeps its seat.
 PROMPT_SPEED = PromptSpeed(1e-4)
 ANSWER_SECONDS = 10.0
+NOTHING = PromptWork(0, 0.0)
 # Weight of a new request in the mean work, and of an answer in the mean time that a request keeps its seat.
 WORK_SHARE = 0.05
 ANSWER_SHARE = 0.02
@@ -87,7 +88,7 @@ class ReplicaView:
     # How long a request keeps its seat after its first token; None until it was measured.
     answer_seconds: float | None = None
     # What it had computed when the last request got its first token.
-    computed_before: PromptWork = PromptWork(0, 0.0)
+    computed_before: PromptWork = NOTHING
     # When it last reported, or got a request while it had none: since then it has computed without a report.
     since: float = 0.0
 
@@ -150,9 +151,7 @@ class HeldTokens:
 class FleetRouter:
     """`cell` is the length of a cell. Replicas are known by name; ties go to the one that was added first."""
 
-    def __init__(
-        self, cell: int, policy: RoutingPolicy | None = None, clock: Callable[[], float] = monotonic
-    ) -> None:
+    def __init__(self, cell: int, policy: RoutingPolicy | None = None, clock: Callable[[], float] = monotonic) -> None:
         self.cell = cell
         self.policy = policy or RoutingPolicy()
         self.clock = clock
