@@ -80,7 +80,7 @@ def main() -> None:
     router = FleetRouter(CELL)
     for number in range(args.replicas):
         router.add(str(number))
-        router.report(str(number), ReplicaLoad(prefill_tokens_per_second=1e4 + number))
+        router.report(str(number), ReplicaLoad(token_seconds=1 / (1e4 + number), pair_seconds=1e-9, max_sequences=64))
     fill(router, cached, args.keys)
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

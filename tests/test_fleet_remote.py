@@ -482,7 +482,7 @@ def test_an_address_that_is_none_is_refused(url):
 
 
 def test_news_and_failures_of_requests_survive_the_wire_and_damaged_columns_are_refused():
-    load = ReplicaLoad(prompt_tokens=7, waiting=2, prefill_tokens_per_second=3.5)
+    load = ReplicaLoad(prompt_tokens=7, prompt_pairs=1.5, waiting=2, held_bytes=9, token_seconds=3.5)
     changes = CacheChanges(5, 9, True, (b"k" * 32, b"l" * 32), (64, 128), b"\0\3", b"\1\0")
     events = [EngineNews(changes, load), EngineNews(None, load), RequestFailed(3, "gone")]
     assert [EventReader().read(bodies_of(encode_event(event))[0]) for event in events] == events

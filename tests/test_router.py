@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,11 +27,11 @@ def changes(points: dict[bytes, Tier], epoch: int = 1) -> CacheChanges:
 
 
 def fleet(*names: str, policy: RoutingPolicy | None = None, **load: object) -> FleetRouter:
-    """Replicas that compute a thousand tokens a second."""
-    router = FleetRouter(CELL, policy)
+    """Replicas that compute a thousand tokens a second. Time stands still."""
+    router = FleetRouter(CELL, policy, clock=lambda: 0.0)
     for name in names:
         router.add(name)
-        router.report(name, ReplicaLoad(prefill_tokens_per_second=RATE, max_sequences=8, **load))
+        router.report(name, ReplicaLoad(token_seconds=1 / RATE, **load))
     return router
 
 
@@ -73,7 +74,7 @@ def test_the_expected_time_is_what_waits_and_what_is_left_to_compute():
     router.apply("a", changes({prompt[3]: Tier.DEVICE}))
     router.assign(router.choose(keys("y", 2), 500)[0], keys("y", 2), 500)
     (choice,) = router.choose(prompt, 1000)
-    assert choice.seconds == (500 + 1000 - 4 * CELL) / RATE
+    assert choice.seconds == pytest.approx((500 + 1000 - 4 * CELL) / RATE)
 
 
 def test_two_requests_with_the_same_new_prefix_go_to_the_same_replica():
@@ -131,21 +132,21 @@ def test_only_requests_of_the_same_or_a_higher_priority_are_waited_for():
     router.assign(router.choose([], 500, 5)[0], [], 500, 5)
     router.assign(router.choose([], 300, 1)[0], [], 300, 1)
     waits = {priority: router.choose([], 100, priority)[0].seconds for priority in (0, 1, 5)}
-    assert waits == {0: 100 / RATE, 1: 400 / RATE, 5: 900 / RATE}
+    assert waits == pytest.approx({0: 100 / RATE, 1: 400 / RATE, 5: 900 / RATE})
 
 
 def test_progress_that_a_replica_reports_shortens_the_wait():
     router = fleet("a")
     router.assign(router.choose([], 5000)[0], [], 5000)
-    router.report("a", ReplicaLoad(prompt_tokens=4000, prefill_tokens_per_second=RATE))
-    assert router.choose([], 100)[0].seconds == (1000 + 100) / RATE
+    router.report("a", ReplicaLoad(prompt_tokens=4000, token_seconds=1 / RATE))
+    assert router.choose([], 100)[0].seconds == pytest.approx((1000 + 100) / RATE)
 
 
 def test_requests_of_another_router_count_too():
     router = fleet("a", "b")
     send(router, keys("x", 10))
-    router.report("a", ReplicaLoad(prefill_tokens_per_second=RATE, waiting=5))
-    router.report("b", ReplicaLoad(prefill_tokens_per_second=RATE, waiting=0))
+    router.report("a", ReplicaLoad(token_seconds=1 / RATE, waiting=5))
+    router.report("b", ReplicaLoad(token_seconds=1 / RATE, waiting=0))
     assert router.choose(keys("y", 10), 650)[0].replica == "b"
 
 

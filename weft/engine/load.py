@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from time import perf_counter
 
+import numpy as np
+
 from weft.base.plan import Plan
 from weft.engine.planner import Planner
-from weft.memory.tiers.rates import Rates
+from weft.engine.prompt_costs import PromptCosts
 from weft.memory.tiers.tiers import Tiers
 
 # Weight of a new step in the mean duration.
@@ -18,17 +20,21 @@ SHARE = 0.1
 class ReplicaLoad:
     """A counter since the engine's start, current gauges, and measured rates. None: not measured yet.
 
-    `prompt_tokens` counts prompt tokens computed. Loading `n` tokens from a lower tier takes `n * token_bytes +
-    point_bytes` divided by the rate of loads.
+    `prompt_tokens` counts prompt tokens computed, and `prompt_pairs` the pairs of each with an earlier token. Loading
+    `n` tokens from a lower tier takes `n * token_bytes + point_bytes` divided by the rate of loads.
     """
 
     prompt_tokens: int = 0
+    prompt_pairs: float = 0.0
     running: int = 0
     waiting: int = 0
-    max_sequences: int = 1
+    max_sequences: int = 0  # seats; 0: not known
     used_memory: float = 0.0  # share of the memory that holds something, cached or in use
+    memory_bytes: int = 0
+    held_bytes: int = 0  # of it, what running sequences need: it cannot be evicted
     step_seconds: float = 0.0  # of the last steps, on average
-    prefill_tokens_per_second: float | None = None
+    token_seconds: float | None = None  # to compute a prompt token, without its pairs
+    pair_seconds: float = 0.0
     load_bytes_per_second: float | None = None
     token_bytes: float = 0.0
     point_bytes: int = 0
@@ -42,10 +48,11 @@ class ReplicaLoad:
 class StepClock:
     """Measures steps: the time from one landing, or a launch into an idle device, to the next landing."""
 
-    def __init__(self, rates: Rates, tiers: Tiers | None) -> None:
+    def __init__(self, tiers: Tiers | None) -> None:
         self.prompt_tokens = 0
+        self.prompt_pairs = 0.0
         self.step_seconds = 0.0
-        self._rates = rates
+        self.costs = PromptCosts()
         self._tiers = tiers
         self._since: float | None = None
 
@@ -54,27 +61,36 @@ class StepClock:
             self._since = perf_counter()
 
     def landed(self, plan: Plan) -> None:
-        now, tokens = perf_counter(), len(plan.tokens) - plan.decode_rows
+        now, first = perf_counter(), plan.decode_rows
+        start, end = plan.start[first:].astype(np.float64), plan.end[first:].astype(np.float64)
+        tokens, pairs = len(plan.tokens) - first, float(((end - start) * (start + end)).sum() / 2)
         if self._since is not None:
-            self._rates.computed(tokens, now - self._since)
+            self.costs.computed(tokens, pairs, now - self._since)
             if self._tiers is not None:
                 self._tiers.computed(tokens, now - self._since)
             self.step_seconds += SHARE * (now - self._since - self.step_seconds)
         self._since = now
         self.prompt_tokens += tokens
+        self.prompt_pairs += pairs
 
 
-def load_of(planner: Planner, prompt_tokens: int, step_seconds: float, rates: Rates) -> ReplicaLoad:
-    """Return the load of an engine that has computed this many prompt tokens, with steps of this length."""
+def load_of(
+    planner: Planner, prompt_tokens: int, prompt_pairs: float, step_seconds: float, costs: PromptCosts
+) -> ReplicaLoad:
+    """Return the load of an engine that has computed these prompt tokens and pairs, with steps of this length."""
     arena, spec, tiers = planner.ledger.arena, planner.ledger.spec, planner.ledger.tiers
     return ReplicaLoad(
         prompt_tokens=prompt_tokens,
+        prompt_pairs=prompt_pairs,
         running=planner.running + len(planner.leaving),
         waiting=len(planner.queue),
         max_sequences=planner.config.max_sequences,
         used_memory=arena.used_slabs / arena.slabs,
+        memory_bytes=arena.slabs * arena.slab_bytes,
+        held_bytes=planner.ledger.held_slabs() * arena.slab_bytes,
         step_seconds=step_seconds,
-        prefill_tokens_per_second=rates.prefill_tokens,
+        token_seconds=costs.token_seconds,
+        pair_seconds=costs.pair_seconds,
         load_bytes_per_second=None if tiers is None else tiers.links[0].rates.load_bytes,
         token_bytes=spec.page_bytes / spec.cell,
         point_bytes=planner.ledger.cache.point_bytes,

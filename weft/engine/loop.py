@@ -32,7 +32,6 @@ from weft.memory.journal import Journal
 from weft.memory.ledger import Ledger
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers.rates import Rates
 from weft.speculate.drafting import Drafting, SequenceDrafts
 
 
@@ -63,9 +62,8 @@ class Engine:
             private_answers=config.exact,
         )
         tiered = config.cache and (config.host_bytes or config.disk_bytes)
-        self.rates = Rates()
         self.copier = Copier.attach(self.ledger, device, config) if tiered else None
-        self.clock = StepClock(self.rates, self.ledger.tiers)
+        self.clock = StepClock(self.ledger.tiers)
         # Starts when a router subscribes; until then nothing is recorded.
         self.journal = Journal(self.ledger)
         if drafting is None and config.draft != "off":
@@ -236,7 +234,8 @@ class Engine:
 
     def load(self) -> ReplicaLoad:
         """Return how busy the engine is, for a router."""
-        return load_of(self.planner, self.clock.prompt_tokens, self.clock.step_seconds, self.rates)
+        clock = self.clock
+        return load_of(self.planner, clock.prompt_tokens, clock.prompt_pairs, clock.step_seconds, clock.costs)
 
     def cache_report(self, limit: int) -> dict[str, Any]:
         return cache_report(self.ledger, limit)

@@ -1,27 +1,33 @@
 """Chooses the replica for a request: the one with the shortest expected time to the first token.
 
 Weighs the tokens that a replica would save, because it holds a resume point of the prompt, against the work that waits
-there. Pure logic: it has no sockets, no clock and no randomness, so the same calls give the same choices.
+there. Pure logic: it has no sockets and no randomness, and its caller's clock, so the same calls at the same times give
+the same choices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 from weft.engine.load import ReplicaLoad
 from weft.fleet.index import Mirror, PointIndex
+from weft.fleet.pricing import PromptSpeed, PromptWork, mean_speed, seconds_until_released, seconds_until_room
 from weft.memory.journal import CacheChanges, Tier
 from weft.memory.keys import Key
 
-# Assumed until a replica has measured its own.
-PREFILL_TOKENS_PER_SECOND = 10_000.0
-# Weight of a new request in the mean work, and of a new report in a replica's rate of prefill, which varies from step
-# to step with the lengths of the prompts.
+# Assumed until a replica has measured its own: the speed of prefill, and how long a request keeps its seat.
+PROMPT_SPEED = PromptSpeed(1e-4)
+ANSWER_SECONDS = 10.0
+NOTHING = PromptWork(0, 0.0)
+# Weight of a new request in the mean work, and of an answer in the mean time that a request keeps its seat.
 WORK_SHARE = 0.05
-RATE_SHARE = 0.02
+ANSWER_SHARE = 0.02
 # What is left of the recent work with each further request.
 RECENT_SHARE = 0.995
+# A replica that works reports more often than this. Without a report for longer, no further progress is assumed.
+SILENT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +62,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A request that was sent to a replica and has not ended. `work` is the tokens that it was expected to compute."""
+    """A request that was sent to a replica and has not ended. `work` is what it was expected to compute there."""
 
     replica: str
     priority: int
-    work: int
+    work: PromptWork
     claimed: tuple[Key, ...]
 
 
@@ -77,28 +83,54 @@ class ReplicaView:
     open: int = 0
     # Tokens to compute of the requests that it got lately.
     recent: float = 0.0
-    # Prompt tokens per second, smoothed; None until it was measured.
-    rate: float | None = None
-    # Prompt tokens that it had computed when the last request got its first token.
-    computed_before: int = 0
+    # None until it was measured.
+    speed: PromptSpeed | None = None
+    # How long a request keeps its seat after its first token; None until it was measured.
+    answer_seconds: float | None = None
+    # What it had computed when the last request got its first token.
+    computed_before: PromptWork = NOTHING
+    # When it last reported, or got a request while it had none: since then it has computed without a report.
+    since: float = 0.0
 
-    def queued(self, priority: int, mean_work: float) -> float:
-        """Return the tokens to compute before a new request of this priority; lower numbers go first."""
-        ahead = sum(each.work for each in self.unstarted.values() if each.priority <= priority)
-        progress = self.load.prompt_tokens - self.computed_before
+    def queued(self, priority: int, mean_work: float) -> PromptWork:
+        """Return what was to be computed at the last report before a new request; lower priorities go first."""
+        tokens = pairs = 0.0
+        for each in self.unstarted.values():
+            if each.priority <= priority:
+                tokens += each.work.tokens
+                pairs += each.work.pairs
+        tokens = max(0.0, tokens - self.load.prompt_tokens + self.computed_before.tokens)
+        pairs = max(0.0, pairs - self.load.prompt_pairs + self.computed_before.pairs)
         # Requests that wait there without our doing were sent by another router.
         others = max(0, self.load.waiting - len(self.unstarted))
-        return max(0, ahead - progress) + others * mean_work
+        return PromptWork(tokens + others * mean_work, pairs)
+
+    def seat_seconds(self, priority: int, keeping: float) -> float:
+        """Return the expected time until a new request gets a seat; each is kept for `keeping` seconds on average."""
+        seats, sent = self.load.max_sequences, max(self.open, self.load.running + self.load.waiting)
+        if sent < seats or not seats:
+            return 0.0
+        # Requests of a lower priority let it pass, unless they have a seat already.
+        passed = min(sent - seats, sum(each.priority > priority for each in self.unstarted.values()))
+        return seconds_until_released(sent - seats - passed, 1, seats, keeping)
+
+    def memory_seconds(self, queued: float, prompt: int, keeping: float) -> float:
+        """Return the expected time until running sequences leave room for the queued tokens and then for the prompt."""
+        load = self.load
+        free, own = load.memory_bytes - load.held_bytes, prompt * load.token_bytes + 2 * load.point_bytes
+        return seconds_until_room(queued * load.token_bytes, own, free, load.held_bytes, load.running, keeping)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """The mean rate of prefill, how busy the fleet is (1: a request waits or is computed at each replica), and the
-    fewest new tokens that a replica got lately."""
+    """Means of what replicas have measured, how busy the fleet is (1: a request waits or is computed at each replica),
+    and the fewest new tokens that a replica got lately."""
 
-    rate: float
+    speed: PromptSpeed
+    answer_seconds: float
     busy: float
     least_recent: float
+    now: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +151,17 @@ class HeldTokens:
 class FleetRouter:
     """`cell` is the length of a cell. Replicas are known by name; ties go to the one that was added first."""
 
-    def __init__(self, cell: int, policy: RoutingPolicy | None = None) -> None:
+    def __init__(self, cell: int, policy: RoutingPolicy | None = None, clock: Callable[[], float] = monotonic) -> None:
         self.cell = cell
         self.policy = policy or RoutingPolicy()
+        self.clock = clock
         self.index = PointIndex()
         self.replicas: dict[str, ReplicaView] = {}
         self._requests: dict[int, Assignment] = {}
         self._number = 0
         self._mean_work = 0.0
+        # When requests that have not ended got their first token.
+        self._started: dict[int, float] = {}
         # Cells that assigned requests are about to compute, with the bits of their replicas.
         self._claims: dict[Key, int] = {}
 
@@ -147,6 +182,7 @@ class FleetRouter:
         self.index.remove(replica.mirror)
         for number in [number for number, each in self._requests.items() if each.replica == name]:
             self._unclaim(self._requests.pop(number), replica.bit)
+            self._started.pop(number, None)
 
     def apply(self, name: str, changes: CacheChanges) -> bool:
         """Mirror changes of a replica's cache; return False if its journal must start over."""
@@ -157,11 +193,10 @@ class FleetRouter:
         replica = self.replicas[name]
         if load.prompt_tokens < replica.load.prompt_tokens:
             # It has started again.
-            replica.computed_before = load.prompt_tokens
-        if load.prefill_tokens_per_second is not None:
-            known = replica.rate or load.prefill_tokens_per_second
-            replica.rate = known + RATE_SHARE * (load.prefill_tokens_per_second - known)
-        replica.load = load
+            replica.computed_before = PromptWork(load.prompt_tokens, load.prompt_pairs)
+        if load.token_seconds is not None:
+            replica.speed = PromptSpeed(load.token_seconds, load.pair_seconds)
+        replica.load, replica.since = load, self.clock()
 
     @property
     def pending(self) -> int:
@@ -196,31 +231,49 @@ class FleetRouter:
         return sorted(choices, key=lambda choice: choice.cost)
 
     def _price(self, replica: ReplicaView, fleet: FleetState, request: RequestFacts, held: HeldTokens) -> Choice:
-        rate, policy = replica.rate or fleet.rate, self.policy
+        speed, policy = replica.speed or fleet.speed, self.policy
         saved, loading = held.ready, 0.0
         if held.lower > held.ready:
             loading = replica.load.load_seconds(held.lower - held.ready)
-            if loading < (held.lower - held.ready) / rate:
+            if loading < speed.seconds(PromptWork.between(held.ready, held.lower)):
                 saved = held.lower
             else:
                 loading = 0.0
-        left, waiting = request.prompt - saved, replica.queued(request.priority, self._mean_work)
-        computing = left / rate + loading
-        seconds = waiting / rate + computing
-        # The rest is the same for replicas that hold the same, however their rates were measured.
-        shared = policy.work * left - policy.pages * max(0, held.paged - saved)
-        extra = fleet.busy * shared + policy.crowd * len(replica.unstarted) * left
-        extra += policy.fill * (replica.recent - fleet.least_recent)
-        return Choice(replica.name, saved, saved - held.ready, seconds, seconds + extra / fleet.rate)
+        work = PromptWork.between(saved, request.prompt)
+        seconds = self._waiting(replica, fleet, request) + speed.seconds(work) + loading
+        # The rest is the same for replicas that hold the same, however their speeds were measured.
+        computing = fleet.speed.seconds(work)
+        paged = fleet.speed.seconds(PromptWork.between(saved, max(saved, held.paged)))
+        extra = fleet.busy * (policy.work * computing - policy.pages * paged)
+        extra += policy.crowd * len(replica.unstarted) * computing
+        extra += policy.fill * (replica.recent - fleet.least_recent) * fleet.speed.token_seconds
+        return Choice(replica.name, saved, saved - held.ready, seconds, seconds + extra)
+
+    def _waiting(self, replica: ReplicaView, fleet: FleetState, request: RequestFacts) -> float:
+        """Return the expected time until a replica can start on a request.
+
+        Prompts ahead of it are computed while seats and memory become free, so the longest of these waits counts.
+        """
+        queued = replica.queued(request.priority, self._mean_work)
+        done = min(fleet.now - replica.since, SILENT_SECONDS) if replica.unstarted else 0.0
+        keeping = fleet.answer_seconds if replica.answer_seconds is None else replica.answer_seconds
+        return max(
+            0.0,
+            (replica.speed or fleet.speed).seconds(queued) - done,
+            replica.seat_seconds(request.priority, keeping),
+            replica.memory_seconds(queued.tokens, request.prompt, keeping),
+        )
 
     def _state(self) -> FleetState:
         replicas = self.replicas.values()
-        rates = [replica.rate for replica in replicas if replica.rate is not None]
         unstarted = sum(len(replica.unstarted) for replica in replicas)
+        answers = [each.answer_seconds for each in replicas if each.answer_seconds is not None]
         return FleetState(
-            sum(rates) / len(rates) if rates else PREFILL_TOKENS_PER_SECOND,
+            mean_speed([replica.speed for replica in replicas if replica.speed is not None]) or PROMPT_SPEED,
+            sum(answers) / len(answers) if answers else ANSWER_SECONDS,
             min(1.0, unstarted / max(1, len(replicas))),
             min((replica.recent for replica in replicas), default=0.0),
+            self.clock(),
         )
 
     # requests -------------------------------------------------------------------------------------------------------
@@ -230,19 +283,21 @@ class FleetRouter:
 
         From now on its work counts there, and the cells that it will compute count as held.
         """
-        replica, work = self.replicas[choice.replica], prompt - choice.saved
+        replica, work = self.replicas[choice.replica], PromptWork.between(choice.saved, prompt)
         cells = keys[choice.saved // self.cell : prompt // self.cell]
         claimed = tuple(key for key in cells if not self._claims.get(key, 0) & replica.bit)
         for key in claimed:
             self._claims[key] = self._claims.get(key, 0) | replica.bit
         self._number += 1
         self._requests[self._number] = Assignment(choice.replica, priority, work, claimed)
+        if not replica.unstarted:
+            replica.since = self.clock()
         replica.unstarted[self._number] = self._requests[self._number]
         replica.open += 1
         for each in self.replicas.values():
             each.recent *= RECENT_SHARE
-        replica.recent += work
-        self._mean_work += WORK_SHARE * (work - self._mean_work)
+        replica.recent += work.tokens
+        self._mean_work += WORK_SHARE * (work.tokens - self._mean_work)
         return self._number
 
     def started(self, number: int) -> None:
@@ -252,15 +307,24 @@ class FleetRouter:
             return
         replica = self.replicas[assignment.replica]
         if replica.unstarted.pop(number, None) is not None:
-            replica.computed_before = replica.load.prompt_tokens
+            replica.computed_before = PromptWork(replica.load.prompt_tokens, replica.load.prompt_pairs)
+            self._started[number] = self.clock()
             self._unclaim(assignment, replica.bit)
 
     def ended(self, number: int) -> None:
         """Record the end of a request, for whatever reason. Ignores unknown numbers."""
+        answering, now = self._started.pop(number, None), self.clock()
         self.started(number)
         assignment = self._requests.pop(number, None)
-        if assignment is not None:
-            self.replicas[assignment.replica].open -= 1
+        if assignment is None:
+            return
+        self._started.pop(number, None)
+        replica = self.replicas[assignment.replica]
+        replica.open -= 1
+        # A request without a first token says nothing about how long answers take.
+        if answering is not None:
+            known = now - answering if replica.answer_seconds is None else replica.answer_seconds
+            replica.answer_seconds = known + ANSWER_SHARE * (now - answering - known)
 
     def _unclaim(self, assignment: Assignment, bit: int) -> None:
         for key in assignment.claimed:

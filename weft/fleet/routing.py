@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from weft.base.grid import CELL
+from weft.engine.load import ReplicaLoad
 from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
 from weft.fleet.member import Member
@@ -28,9 +29,9 @@ class Ranked:
     assigned: int | None = None
 
 
-def _order(choice: Choice, member: Member) -> tuple[bool, float, int]:
-    """Return the order of choices: a member without a free seat last, and of equals the one with fewer answers."""
-    return member.open >= member.backend.info.max_sequences, round(choice.cost, COST_DIGITS), member.open
+def _order(choice: Choice, member: Member) -> tuple[float, int]:
+    """Return the order of choices: the cheapest first, and of equals the one with fewer answers."""
+    return round(choice.cost, COST_DIGITS), member.open
 
 
 class RoutedChoice:
@@ -92,6 +93,7 @@ class RoutedChoice:
         self._form = settings["form"] if settings.get("exact") else None
         self.removed(member)
         self.router.add(member.name)
+        self.router.report(member.name, ReplicaLoad(max_sequences=member.backend.info.max_sequences))
         self._listening[member.name] = partial(self._hear, member)
         self._starting_over.add(member.name)
         member.backend.subscribe(self._listening[member.name])

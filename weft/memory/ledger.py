@@ -421,16 +421,23 @@ class Ledger:
         """
         node = self.cache.trie.nodes[keys[cached // self.cell - 1]] if cached else None
         new = cells_covering(tokens + self.cell, self.cell) - cached // self.cell
+        window = min(cells_covering(tokens, self.cell), self.window_cells + 2)
+        return self._slabs_beside_leases(cells_without_holders(node) + new, window, 1) <= self.arena.slabs
+
+    def held_slabs(self) -> int:
+        """Return the slabs that running sequences and a further cell of each need; the cache has the others."""
+        return self._slabs_beside_leases(0, 0, 0)
+
+    def _slabs_beside_leases(self, pages: int, window: int, sequences: int) -> int:
         leases = self.leases.values()
-        pages = self.cache.trie.held + sum(lease.cells - lease.published + 1 for lease in leases)
-        window = sum(lease.cells - lease.window_first + 1 for lease in leases)
+        count = len(leases) + sequences
         units = {
-            Kind.PAGE: pages + cells_without_holders(node) + new,
-            Kind.WINDOW: window + min(cells_covering(tokens, self.cell), self.window_cells + 2),
-            Kind.STATE: 2 * len(leases) + 2,
-            Kind.TAIL: len(leases) + 1,
+            Kind.PAGE: pages + self.cache.trie.held + sum(lease.cells - lease.published + 1 for lease in leases),
+            Kind.WINDOW: window + sum(lease.cells - lease.window_first + 1 for lease in leases),
+            Kind.STATE: 2 * count,
+            Kind.TAIL: count,
         }
-        return sum(self.arena.slabs_for(kind, units[kind]) for kind in self.arena.unit_bytes) <= self.arena.slabs
+        return sum(self.arena.slabs_for(kind, units[kind]) for kind in self.arena.unit_bytes)
 
 
 def _to_land(grant: Grant) -> int:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from weft.base.config import EngineConfig
 from weft.engine.events import FinishReason
 from weft.engine.load import ReplicaLoad, load_of
+from weft.engine.prompt_costs import PromptCosts
 from weft.memory.captures import ALL_CAPTURES, CaptureReasons
 from weft.memory.ledger import Ledger
 from weft.memory.report import memory_stats
-from weft.memory.tiers.rates import Rates
 from weft.simulate.costs import CostModel, Work
 from weft.simulate.found import Found, Refusals
 from weft.simulate.stepping import Simulated, Stride, StridingPlanner, for_planner, from_planner, settle
@@ -51,10 +51,10 @@ class SimulatedEngine:
         self.planner = StridingPlanner(self.ledger, config)
         self.found = Found(Refusals(config.max_length), Refusals(config.memory_bytes))
         self.now = 0.0
-        self.rates = Rates()
+        self.costs = PromptCosts()
         self._stride = stride
         self._started, self._ended = started, ended
-        self._prompt_tokens = 0
+        self._prompt_tokens, self._prompt_pairs = 0, 0.0
         self._next_sample = 0.0
         self._last_seconds = 0.0
         self._arrived = False
@@ -85,7 +85,7 @@ class SimulatedEngine:
         self._arrived = True
 
     def load(self) -> ReplicaLoad:
-        return load_of(self.planner, self._prompt_tokens, self._last_seconds, self.rates)
+        return load_of(self.planner, self._prompt_tokens, self._prompt_pairs, self._last_seconds, self.costs)
 
     def _end(self, sequence: Simulated, reason: FinishReason) -> None:
         sequence.reason = reason
@@ -154,8 +154,10 @@ class SimulatedEngine:
         self.now += seconds
         self.found.busy_seconds += seconds
         computed = sum(end - start for _, start, end, _ in step.prefills)
+        pairs = sum((end - start) * (start + end) / 2 for _, start, end, _ in step.prefills)
         self._prompt_tokens += computed
-        self.rates.computed(computed, seconds)
+        self._prompt_pairs += pairs
+        self.costs.computed(computed, pairs, seconds)
         for planned, _, _, samples in step.prefills:
             if samples and from_planner(planned).first_seconds is None:
                 from_planner(planned).first_seconds = self.now

@@ -84,7 +84,8 @@ class Mirrored:
     """The real router, fed by journals of this class."""
 
     def __init__(self, engines: Sequence[SimulatedEngine], journals: type[Journal] = Journal) -> None:
-        self.router = FleetRouter(engines[0].ledger.spec.cell)
+        self._now = 0.0
+        self.router = FleetRouter(engines[0].ledger.spec.cell, clock=lambda: self._now)
         self._engines = engines
         self._journals = [journals(engine.ledger, epoch=place) for place, engine in enumerate(engines)]
         self._news: list[deque[News]] = [deque() for _ in engines]
@@ -101,12 +102,14 @@ class Mirrored:
         for place, news in enumerate(self._news):
             while news and news[0].seconds <= now:
                 self._hear(str(place), news.popleft())
+        self._now = now
         keys, prompt = sequence.ask.keys, sequence.ask.prompt
         self.last = self.router.choose(keys, prompt)[0]
         self._numbers[sequence.id] = self.router.assign(self.last, keys, prompt)
         return int(self.last.replica)
 
     def _hear(self, name: str, news: News) -> None:
+        self._now = news.seconds
         for changes in news.changes:
             assert self.router.apply(name, changes), "the simulation loses no changes"
         self.router.report(name, news.load)
