@@ -430,8 +430,8 @@ def test_a_mac_is_good_for_one_role_one_channel_and_one_handshake():
     [proof] = bodies_of(there.proof(hello))
     with pytest.raises(HandshakeError, match="channel"):
         here.welcome(proof)
-    with pytest.raises(HandshakeError, match="version 2"):
-        there.proof(msgspec.msgpack.encode(Hello(2, bytes(32))))
+    with pytest.raises(HandshakeError, match="version 1 of the fleet protocol"):
+        there.proof(msgspec.msgpack.encode(Hello(1, bytes(32))))
 
 
 @in_loop

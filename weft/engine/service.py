@@ -181,6 +181,8 @@ class Service:
             case Drop(number, tenant, prefix):
                 self._land_rest()
                 self._replies.answers[number] = self._engine.drop(tenant, prefix)
+                # Routers learn of it before the caller does.
+                self._publish()
             case _:
                 self._running = False
 
