@@ -33,7 +33,6 @@ from weft.fleet.handshake import (
 from weft.fleet.listener import FleetDoor, FleetListener
 from weft.fleet.remote import RemoteBackend, ReplicaAddress
 from weft.fleet.routing import RoutedChoice
-from weft.fleet.session import RouterSession
 from weft.memory.journal import CacheChanges
 from weft.server import messages as wire
 from weft.server.backend import Backend
@@ -225,30 +224,6 @@ async def test_a_gap_in_the_news_starts_the_mirror_over():
             kept = (await backend.stats())["resume_points"]
             await until(lambda: len(choice.router.index.held(mirror)) == kept)
             assert fresh.count(True) == 1
-
-
-@in_loop
-async def test_news_that_a_slow_router_lost_start_over_when_it_has_read_the_rest():
-    async with started(real("thread")) as backend:
-        unread, sent = [0], []
-        session = RouterSession(backend, sent.append, lambda: unread[0])
-        heard: list[EngineNews] = []
-        backend.subscribe(heard.append)
-        session.receive(Subscribe())
-        await until(lambda: sent)
-        unread[0] = 1 << 30
-        sent.clear()
-        await collect(await backend.submit(varied_requests()[0]))
-        await until(lambda: any(news.changes is not None and news.changes.keys for news in heard))
-        session.drained()
-        unread[0] = 0
-        session.drained()
-        await until(lambda: any(news.changes is not None and news.changes.fresh for news in map(read_news, sent)))
-        session.close()
-
-
-def read_news(data: bytes) -> EngineNews:
-    return EventReader().read(Frames().feed(data)[0])
 
 
 # peers that do not know the secret ------------------------------------------------------------------------------------

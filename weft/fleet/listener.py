@@ -20,7 +20,7 @@ from typing import cast
 
 from weft.base.errors import OptionError
 from weft.fleet.handshake import MAX_BYTES, PLAIN, HandshakeError, ReplicaSide
-from weft.fleet.session import RouterSession
+from weft.fleet.session import MAX_UNREAD_NEWS, RouterSession
 from weft.fleet.sockets import notice_death
 from weft.server import messages as wire
 from weft.server.backend import Backend
@@ -204,6 +204,8 @@ class RouterLink(asyncio.Protocol):
         if len(self._owner.routers) >= self._owner.door.max_routers:
             raise HandshakeError(f"the limit of {self._owner.door.max_routers} routers is reached")
         assert self.transport is not None
+        # Below this size, the session is asked for more.
+        self.transport.set_write_buffer_limits(high=MAX_UNREAD_NEWS)
         self._owner.routers.add(self)
         self._frames = Frames()
         self._session = RouterSession(self._owner.backend, self._write, self.transport.get_write_buffer_size)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -38,8 +39,10 @@ log = logging.getLogger("weft")
 
 # Questions of one router that wait for an answer.
 MAX_QUESTIONS = 64
-# A router with more unread bytes gets no news until it has read them; its news then start over.
-MAX_UNREAD_NEWS = 1 << 20
+# A router with more unread bytes gets no news until it has read them, so that outputs do not wait behind news.
+MAX_UNREAD_NEWS = 1 << 16
+# Changes of the cache that wait for a router; with more, its news start over. Routers share the memory of changes.
+MOST_WAITING_CHANGES = 1 << 21
 BUSY = "the replica has too many open requests; try again later"
 
 
@@ -66,6 +69,8 @@ class RouterSession:
         self._reports: dict[int, Report] = {}
         self._flushing: asyncio.Handle | None = None
         self._hear = self._send_news
+        self._news: deque[EngineNews] = deque()
+        self._waiting_changes = 0
         self._lost_news = False
 
     @property
@@ -85,6 +90,8 @@ class RouterSession:
             case Question() | Drop():
                 self._ask(command)
             case Subscribe(wanted):
+                # They belong to a stream that the router has given up.
+                self._forget_news()
                 (self._backend.subscribe if wanted else self._backend.unsubscribe)(self._hear)
             case _:
                 raise ProtocolError("a router cannot shut a replica down")
@@ -187,13 +194,31 @@ class RouterSession:
         self._send(Replies(answers={question.number: answer}))
 
     def _send_news(self, news: EngineNews) -> None:
-        if self._unread() <= MAX_UNREAD_NEWS and not self._lost_news:
-            self._send(news)
-        else:
+        if self._lost_news:
+            return
+        if self._news and self._news[-1].changes is None:
+            # A later report of the load replaces it.
+            self._news.pop()
+        self._news.append(news)
+        self._waiting_changes += 0 if news.changes is None else len(news.changes.keys)
+        self._send_waiting_news()
+        if self._waiting_changes > MOST_WAITING_CHANGES:
+            self._forget_news()
             self._lost_news = True
 
+    def _send_waiting_news(self) -> None:
+        while self._news and self._unread() <= MAX_UNREAD_NEWS:
+            news = self._news.popleft()
+            self._waiting_changes -= 0 if news.changes is None else len(news.changes.keys)
+            self._send(news)
+
+    def _forget_news(self) -> None:
+        self._news.clear()
+        self._waiting_changes = 0
+
     def drained(self) -> None:
-        """Start over with news that were lost while the router did not read."""
+        """Send news that wait until the router has read; if they were too many, start over."""
+        self._send_waiting_news()
         if self._lost_news:
             self._lost_news = False
             self._backend.subscribe(self._hear)

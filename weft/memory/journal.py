@@ -93,8 +93,8 @@ class Journal:
         self._keys: list[Key] = []
         self._tokens: list[int] = []
         self._tiers, self._held = bytearray(), bytearray()
-        # Keys that were held when the stream started and are still to be listed, with their tier.
-        self._unlisted: list[tuple[Tier, Cache, list[Key]]] = []
+        # Caches with cells that were held when the stream started and are still to be listed, from their cursors on.
+        self._unlisted: list[tuple[Tier, Cache]] = []
         # The last drops, and how many of them the stream has not sent.
         self._drops = self._unsent_drops = 0
         self._dropped: deque[Dropped] = deque(maxlen=MOST_DROPS)
@@ -111,7 +111,8 @@ class Journal:
         self._unsent_drops = len(self._dropped)
         for tier, cache in self._caches():
             cache.watch = partial(self.note, tier)
-            self._unlisted.append((tier, cache, list(cache.trie.nodes)))
+            cache.trie.cursor = cache.trie.newest
+            self._unlisted.append((tier, cache))
 
     def stop(self) -> None:
         """Record nothing more: the last reader has left."""
@@ -119,15 +120,19 @@ class Journal:
         self._fresh = False
         self._unsent_drops = 0
         for _, cache in self._caches():
-            cache.watch = None
+            cache.watch = cache.trie.cursor = None
 
     def take(self, most: int = MOST_IN_BATCH) -> CacheChanges | None:
-        """Return the next changes, or None if there are none. Call it between steps."""
+        """Return up to `most` changes, or None if there are none. Call it between steps.
+
+        Listing what is held looks at up to `most` cells, so that a large cache does not delay a step.
+        """
         if not self.waiting:
             return None
         # What happened comes before what is held now: a point that was dropped meanwhile is no longer listed.
-        while self._unlisted and len(self._keys) < most:
-            self._list_some(most - len(self._keys))
+        looks = most
+        while self._unlisted and looks and len(self._keys) < most:
+            looks -= self._list_some(min(looks, most - len(self._keys)))
         columns = tuple(self._keys[:most]), tuple(self._tokens[:most]), self._tiers[:most], self._held[:most]
         for column in (self._keys, self._tokens, self._tiers, self._held):
             del column[:most]
@@ -169,15 +174,16 @@ class Journal:
         self._tiers.append(tier)
         self._held.append(held)
 
-    def _list_some(self, count: int) -> None:
-        """List up to `count` of the keys that were held when the stream started."""
-        tier, cache, keys = self._unlisted[-1]
-        for key in keys[-count:]:
-            node = cache.trie.nodes.get(key)
-            if node is not None and cache.point_bytes and tier is Tier.DEVICE:
-                self._add(Tier.PAGE, key, node.depth * cache.cell, held=True)
-            if node is not None and (node.resume is not None or not cache.point_bytes):
-                self._add(tier, key, node.depth * cache.cell, held=True)
-        del keys[-count:]
-        if not keys:
+    def _list_some(self, most: int) -> int:
+        """List the points of up to `most` cells that were held when the stream started; return how many cells."""
+        tier, cache = self._unlisted[-1]
+        trie, cell, looks = cache.trie, cache.cell, 0
+        while looks < most and (node := trie.cursor) is not None:
+            trie.cursor, looks = node.older, looks + 1
+            if cache.point_bytes and tier is Tier.DEVICE:
+                self._add(Tier.PAGE, node.key, node.depth * cell, held=True)
+            if node.resume is not None or not cache.point_bytes:
+                self._add(tier, node.key, node.depth * cell, held=True)
+        if trie.cursor is None:
             self._unlisted.pop()
+        return looks
