@@ -194,8 +194,7 @@ async def churn(folder: Path) -> Churn:
     # Half of them continue others, so that caches are hit.
     prompts += [prompt + [choose.randrange(256) for _ in range(9)] for prompt in prompts]
     bodies = [
-        {"prompt": p, "max_tokens": choose.choice([1, 4, 12, 40]), "temperature": 0, "ignore_eos": True}
-        for p in prompts
+        {"prompt": p, "max_tokens": choose.choice([1, 2, 4, 12]), "temperature": 0, "ignore_eos": True} for p in prompts
     ]
     run = Churn(fleet, choose, [Asked(body) for body in bodies])
     try:

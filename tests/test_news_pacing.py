@@ -162,6 +162,8 @@ def listed(events: list[Event]) -> int:
 class Subscriptions:
     """A backend that counts how often its news start over."""
 
+    info = None
+
     healthy = True
 
     def __init__(self) -> None:

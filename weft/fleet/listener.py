@@ -20,7 +20,7 @@ from typing import cast
 
 from weft.base.errors import OptionError
 from weft.fleet.handshake import MAX_BYTES, PLAIN, HandshakeError, ReplicaSide
-from weft.fleet.session import MAX_UNREAD_NEWS, RouterSession
+from weft.fleet.session import MAX_UNREAD_NEWS, EngineReplaced, RouterSession
 from weft.fleet.sockets import notice_death
 from weft.server import messages as wire
 from weft.server.backend import Backend
@@ -186,6 +186,9 @@ class RouterLink(asyncio.Protocol):
             else:
                 for body in self._frames.feed(data):
                     self._session.receive(decode_command(body))
+        except EngineReplaced as replaced:
+            log.info("%s: closing the connection of a router", replaced)
+            self.abort()
         except (HandshakeError, ProtocolError) as error:
             if self.known.done():
                 log.error("a router violated the protocol: %s", error)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from weft.base.errors import EngineStopped, RequestError
+from weft.base.errors import EngineStopped, RequestError, WeftError
 from weft.engine.events import Output, Report
 from weft.engine.protocol import (
     Command,
@@ -32,7 +32,7 @@ from weft.engine.protocol import (
 from weft.engine.request import Request
 from weft.server.backend import Backend
 from weft.server.codec import ProtocolError, encode_event
-from weft.server.dispatcher import MAX_OPEN
+from weft.server.dispatcher import MAX_OPEN, UNWELL
 from weft.server.output_stream import OutputStream
 
 log = logging.getLogger("weft")
@@ -46,6 +46,10 @@ MOST_WAITING_CHANGES = 1 << 21
 BUSY = "the replica has too many open requests; try again later"
 
 
+class EngineReplaced(WeftError):
+    """The engine is not the one that the router connected to."""
+
+
 class RouterSession:
     """`write` sends bytes to the router; `unread` returns how many it has not taken yet."""
 
@@ -57,6 +61,7 @@ class RouterSession:
         max_open: int = MAX_OPEN,
     ) -> None:
         self._backend = backend
+        self._info = backend.info
         self._write = write
         self._unread = unread
         self._max_open = max_open
@@ -79,7 +84,12 @@ class RouterSession:
         return len(self._streams)
 
     def receive(self, command: Command) -> None:
-        """Handle a command. Raises `ProtocolError` for one that only a front may send."""
+        """Handle a command. Raises `ProtocolError` for one that only a front may send.
+
+        Raises `EngineReplaced` if the engine was started again: a router must connect to it anew, and warm it.
+        """
+        if self._backend.info is not self._info:
+            raise EngineReplaced("the engine was started again")
         match command:
             case Submit(number, request):
                 self._submit(number, request)
@@ -169,9 +179,8 @@ class RouterSession:
 
     def _ask(self, question: Question | Drop) -> None:
         if isinstance(question, Question) and question.topic is Topic.PULSE:
-            # An unhealthy replica stays silent: the router then takes its requests elsewhere.
-            if self._backend.healthy:
-                self._send(Replies(answers={question.number: None}))
+            # A replica that does not serve says so at once: the router then takes its requests elsewhere.
+            self._send(Replies(answers={question.number: None if self._backend.healthy else UNWELL}))
         elif self._questions < MAX_QUESTIONS:
             self._questions += 1
             self._spawn(self._answer(question))
