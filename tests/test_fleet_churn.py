@@ -205,7 +205,9 @@ async def churn(folder: Path) -> Churn:
             for asked in run.questions:
                 answer = await http.post(f"{fleet.routers[0].url}/v1/completions", json=asked.body)
                 asked.text = answer.json()["choices"][0]["text"]
-        await asyncio.gather(*(run.disturb() for _ in range(DISTURBERS)), *(run.client() for _ in range(CLIENTS)))
+        async with asyncio.TaskGroup() as tasks:
+            for work in (*(run.disturb() for _ in range(DISTURBERS)), *(run.client() for _ in range(CLIENTS))):
+                tasks.create_task(work)
         await audit(fleet)
     except BaseException:
         for each in (*fleet.replicas, *fleet.routers):
